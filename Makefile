@@ -1,0 +1,66 @@
+# Everything a newcomer needs: `make serve` runs it, `make test` proves it.
+
+PYTHON  ?= $(shell command -v python3.11 || command -v python3)
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
+ARGS    ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint proof bench lock proto clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="--store sqlite:other.db")
+	@$(BIN)/tape serve $(ARGS)
+
+test: $(VENV)/.dev lint ## Install what the tests need and run them all (about ten minutes)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## Check style, types and the arrows between rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+proof: $(VENV)/.dev ## Run the slow proofs
+	$(BIN)/python -m pytest -m proof $(ARGS)
+
+bench: $(VENV)/.bench ## Measure, side by side with peers (make bench ARGS="append")
+	$(BIN)/python -m bench $(ARGS)
+
+lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
+	$(BIN)/uv pip compile $(LOCK) --group dev pyproject.toml -o requirements-dev.lock
+	$(BIN)/uv pip compile $(LOCK) -c requirements-dev.lock pyproject.toml -o requirements.lock
+
+proto: $(VENV)/.dev ## Generate Python from tape.proto
+	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src tape/proto/tape.proto
+
+clean: ## Remove the virtual environments and caches
+	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist
+
+LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --all-extras
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tape needs Python 3.11 or later: make PYTHON=/path/to/python3.11 ...")'
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: requirements.lock pyproject.toml | $(VENV)/pyvenv.cfg
+	@echo "Installing Tape (only the first time, and when its dependencies change)"
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/pyvenv.cfg
+	@echo "Installing Tape and the tools its tests need"
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(PIP) install --no-deps -e .
+	@touch $@ $(VENV)/.run
+
+# Peers and their clients live in an environment of their own, so that nothing of ours depends on them.
+$(VENV)/.bench: $(VENV)/.dev bench/requirements-peers.txt
+	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python -m pip --disable-pip-version-check --quiet install -r bench/requirements-peers.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""Who hears it: the hub and its subscriptions."""

@@ -1,0 +1,173 @@
+"""The hub: hands committed entries to the subscriptions of this process, strictly in order.
+
+Entries of this process arrive from memory right after their commit. When another process wrote in
+between, or calls for a look, the hub reads what it has not seen from the journal. `head` only ever
+grows by one entry at a time, so a subscription sees each entry once and in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tape.bus.ring import Ring
+from tape.bus.subscription import Subscription
+from tape.errors import CursorExpired, ServerStopping, StoreError, TapeError
+from tape.journal.entry import Entry
+from tape.journal.page import read_head
+from tape.journal.pattern import PatternSet
+from tape.journal.read import EVERYTHING, Cursor, Selection, SubjectCursor, checked_cursor
+from tape.store import Database
+from tape.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+RING_ENTRIES = 16_384
+RING_BYTES = 32 << 20
+RETRY_S = 0.2
+
+
+class Hub:
+    """One per process. `start()` it after the database is open."""
+
+    def __init__(self, database: Database, metrics: Metrics | None = None) -> None:
+        self.database = database
+        self.metrics = metrics or database.metrics
+        self.ring = Ring(RING_ENTRIES, RING_BYTES)
+        self.head = 0
+        self._by_subject: PatternSet[Subscription] = PatternSet()
+        self._by_run: dict[str, dict[Subscription, None]] = {}
+        self._open: dict[Subscription, None] = {}
+        self._cursor = SubjectCursor(EVERYTHING)
+        self._stale = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: TapeError | None = None
+
+    async def start(self) -> None:
+        """Begin at the journal's present head and follow it from there."""
+        self.head = (await self.database.read(read_head)).global_seq
+        self.metrics.head.set(self.head)
+        self.database.on_commit(self._committed)
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._catch_up())]
+
+    async def close(self) -> None:
+        """End every subscription with ServerStopping and stop following."""
+        self._closing = ServerStopping("The server is shutting down; resume from the last global_seq you have seen.")
+        for subscription in list(self._open):
+            subscription.fail(self._closing)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def subscribe(self, selection: Selection, after: int, cursor: Cursor | None = None) -> Subscription:
+        """Follow a selection after a global_seq: 0 is the oldest entry, -1 is from now on."""
+        if self._closing is not None:
+            raise self._closing
+        if after < 0:
+            after = self.head
+        else:
+            head = await self.database.read(read_head)
+            after = checked_cursor(after, head)
+        subscription = Subscription(self, selection, after, cursor)
+        self._open[subscription] = None
+        self.metrics.subscriptions.set(len(self._open))
+        return subscription
+
+    # ── subscriptions come and go ────────────────────────────────────────────────────────────────
+
+    def attach(self, subscription: Subscription) -> None:
+        """Push matching entries from now on."""
+        selection = subscription.selection
+        if selection.run_id:
+            self._by_run.setdefault(selection.run_id, {})[subscription] = None
+        else:
+            self._by_subject.add(selection.pattern, subscription)
+
+    def detach(self, subscription: Subscription) -> None:
+        """Push no more: the subscription reads for itself until it has caught up."""
+        selection = subscription.selection
+        if not selection.run_id:
+            self._by_subject.discard(selection.pattern, subscription)
+        elif (followers := self._by_run.get(selection.run_id)) is not None:
+            followers.pop(subscription, None)
+            if not followers:
+                del self._by_run[selection.run_id]
+
+    def leave(self, subscription: Subscription) -> None:
+        """Forget a subscription; leaves nothing behind."""
+        self.detach(subscription)
+        self._open.pop(subscription, None)
+        self.metrics.subscriptions.set(len(self._open))
+
+    # ── entries come in ──────────────────────────────────────────────────────────────────────────
+
+    def _committed(self, entries: list[Entry]) -> None:
+        """Entries of this process, in commit order. A gap before them means that others wrote too."""
+        self.metrics.entries.inc(len(entries))
+        self._pass_on(entries)
+
+    def _pass_on(self, entries: Sequence[Entry]) -> bool:
+        new = entries[max(self.head + 1 - entries[0].global_seq, 0) :] if entries else ()
+        if not new:
+            return False
+        if new[0].global_seq != self.head + 1:
+            self._stale.set()
+            return False
+        self.ring.extend(new)
+        matching, by_run = self._by_subject.matching, self._by_run
+        delivered = 0
+        for entry in new:
+            # The walk must be over before anything is pushed: a full subscription leaves the set.
+            for subscription in tuple(matching(entry.subject)):
+                if not subscription.selection.kind or subscription.selection.kind == entry.kind:
+                    subscription.push(entry)
+                    delivered += 1
+            if by_run and (followers := by_run.get(entry.run_id)) is not None:
+                for subscription in tuple(followers):
+                    if subscription.selection.matches(entry):
+                        subscription.push(entry)
+                        delivered += 1
+        self.head = new[-1].global_seq
+        self.metrics.delivered.inc(delivered)
+        self.metrics.head.set(self.head)
+        return True
+
+    async def _listen(self) -> None:
+        async for _ in self.database.changes():
+            self._stale.set()
+
+    async def _catch_up(self) -> None:
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                while await self._read_on():
+                    pass
+            except CursorExpired as error:
+                self._restart_at(error.oldest - 1)
+            except StoreError as error:
+                log.warning("following the journal failed, trying again: %s", error)
+                self.metrics.read_retries.inc()
+                await asyncio.sleep(RETRY_S)
+                self._stale.set()
+
+    async def _read_on(self) -> bool:
+        """Read what follows the head from the journal; False when there is nothing."""
+        found = await self.database.read(lambda reader: self._cursor.read(reader, self.head))
+        if found.entries and found.entries[0].global_seq > self.head + 1:
+            self._restart_at(found.entries[0].global_seq - 1)
+        before = self.head
+        if self._pass_on(found.entries):
+            self.metrics.foreign_entries.inc(self.head - before)
+            return True
+        return False
+
+    def _restart_at(self, position: int) -> None:
+        """Retention removed entries before they could be passed on; whoever still needed them is told."""
+        log.warning("retention removed entries %d to %d before they were passed on", self.head + 1, position)
+        self.ring.clear()
+        self.head = position
+        for subscription in list(self._open):
+            subscription.fall_behind()
+        self._stale.set()

@@ -1,0 +1,239 @@
+"""Every error that Tape raises: one tree, a stable code each, and what to do next in the message.
+
+`status` is the canonical gRPC status name; the doors of the server translate it.
+`retryable` says whether the same call may succeed later without being changed.
+`docs/errors.md` has one paragraph per code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TapeError(Exception):
+    """Anything that Tape refuses or fails to do."""
+
+    code: ClassVar[str] = "TAPE-1000"
+    status: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+
+# ── 10xx: the input is wrong; change it ──────────────────────────────────────────────────────────
+
+
+class InvalidInput(TapeError):
+    """A field has a value that Tape cannot accept."""
+
+    code = "TAPE-1001"
+    status = "INVALID_ARGUMENT"
+
+
+class InvalidSubject(InvalidInput):
+    """A subject does not follow `/tape/<kind>/<verb>/<dim>…`."""
+
+    code = "TAPE-1002"
+
+
+class InvalidPattern(InvalidInput):
+    """A subject pattern is malformed."""
+
+    code = "TAPE-1003"
+
+
+class InvalidJson(InvalidInput):
+    """A payload is not JSON."""
+
+    code = "TAPE-1004"
+
+
+class PayloadTooLarge(InvalidInput):
+    """A payload is larger than the server takes."""
+
+    code = "TAPE-1005"
+
+
+# ── 11xx: the cursor points outside the journal ──────────────────────────────────────────────────
+
+
+class CursorError(TapeError):
+    """A cursor that the journal cannot serve."""
+
+    code = "TAPE-1100"
+    status = "OUT_OF_RANGE"
+
+
+class CursorBeyondHead(CursorError):
+    """The cursor is ahead of the newest entry: it belongs to another journal."""
+
+    code = "TAPE-1101"
+
+    def __init__(self, cursor: int, head: int) -> None:
+        super().__init__(
+            f"from_global_seq {cursor} is beyond the head of this journal ({head}); it was probably taken "
+            f"from another journal. Use {head} to begin now, or 0 to begin with the oldest entry."
+        )
+        self.cursor = cursor
+        self.head = head
+
+
+class CursorExpired(CursorError):
+    """The cursor points to entries that retention has removed."""
+
+    code = "TAPE-1102"
+
+    def __init__(self, cursor: int, oldest: int) -> None:
+        super().__init__(
+            f"from_global_seq {cursor} is below the oldest retained entry ({oldest}): entries {cursor + 1} to "
+            f"{oldest - 1} were pruned. Use 0 to begin with the oldest entry that is left."
+        )
+        self.cursor = cursor
+        self.oldest = oldest
+
+
+# ── 12xx: it is not there ────────────────────────────────────────────────────────────────────────
+
+
+class NotFound(TapeError):
+    """Nothing has that name."""
+
+    code = "TAPE-1200"
+    status = "NOT_FOUND"
+
+
+# ── 13xx: somebody else was faster ───────────────────────────────────────────────────────────────
+
+
+class VersionConflict(TapeError):
+    """A compare-and-set found another version than the caller expected."""
+
+    code = "TAPE-1301"
+    status = "ABORTED"
+
+
+# ── 14xx: too much at once ───────────────────────────────────────────────────────────────────────
+
+
+class Overloaded(TapeError):
+    """The queue of writes is full; nothing was written. Slow down and try again."""
+
+    code = "TAPE-1401"
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+# ── 15xx: the database underneath ────────────────────────────────────────────────────────────────
+
+
+class StoreError(TapeError):
+    """The database refused or failed."""
+
+    code = "TAPE-1500"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached."""
+
+    code = "TAPE-1501"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class StoreFull(StoreError):
+    """The disk of the database is full. Make room; no restart is needed."""
+
+    code = "TAPE-1502"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class StoreBusy(StoreError):
+    """Another process held the database's write lock for too long."""
+
+    code = "TAPE-1503"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class StoreDamaged(StoreError):
+    """The database file is not what was written. `tape verify` says which entries are affected."""
+
+    code = "TAPE-1504"
+    status = "DATA_LOSS"
+
+
+class UnknownStore(StoreError):
+    """The store URL names no database that Tape knows."""
+
+    code = "TAPE-1505"
+    status = "INVALID_ARGUMENT"
+
+
+class SchemaOutdated(StoreError):
+    """The database lacks migrations that this version needs."""
+
+    code = "TAPE-1506"
+    status = "FAILED_PRECONDITION"
+
+
+class SchemaTooNew(StoreError):
+    """The database was migrated by a newer version of Tape."""
+
+    code = "TAPE-1507"
+    status = "FAILED_PRECONDITION"
+
+
+# ── 16xx: the server and the way to it ───────────────────────────────────────────────────────────
+
+
+class ServerStopping(TapeError):
+    """The server is shutting down; resume elsewhere or when it is back."""
+
+    code = "TAPE-1601"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class ServerUnreachable(TapeError):
+    """The client cannot reach the server."""
+
+    code = "TAPE-1602"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class NotImplementedYet(TapeError):
+    """The server knows the call but does not serve it."""
+
+    code = "TAPE-1603"
+    status = "UNIMPLEMENTED"
+
+
+# ── 17xx: the installation and its settings ──────────────────────────────────────────────────────
+
+
+class MissingExtra(TapeError):
+    """An optional client is not installed."""
+
+    code = "TAPE-1701"
+    status = "FAILED_PRECONDITION"
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional client: pip install 'tape[{extra}]'")
+
+
+class InvalidConfig(TapeError):
+    """A flag, a TAPE_* variable or tape.toml has a value that makes no sense."""
+
+    code = "TAPE-1702"
+    status = "INVALID_ARGUMENT"
+
+
+def all_errors() -> dict[str, type[TapeError]]:
+    """Every error class by its code."""
+    found: dict[str, type[TapeError]] = {}
+    waiting: list[type[TapeError]] = [TapeError]
+    while waiting:
+        error = waiting.pop()
+        found[error.code] = error
+        waiting.extend(error.__subclasses__())
+    return dict(sorted(found.items()))

@@ -1,0 +1,1 @@
+"""What happened: entries, subjects, and the one global order."""

@@ -1,0 +1,98 @@
+"""The journal as the rest of the house uses it: append durably, know its ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from tape.errors import InvalidInput
+from tape.journal.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
+from tape.journal.page import Head, Page, read_head
+from tape.store import Database, Transaction
+
+# Room that an entry takes beside its payload, for the limits of the writer.
+ENTRY_OVERHEAD_BYTES = 512
+# A repeated request is recognized for this long.
+REQUEST_MEMORY_MS = 24 * 3600 * 1000
+
+
+class AppendRequest(msgspec.Struct, frozen=True):
+    """Drafts to append together, all or none. A request id makes a repetition harmless."""
+
+    drafts: list[Draft]
+    request_id: str = ""
+
+
+class Journal:
+    """Appends to one database's journal."""
+
+    def __init__(self, database: Database, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+        self.database = database
+        self.max_payload_bytes = max_payload_bytes
+
+    async def append(self, drafts: Sequence[Draft], *, request_id: str = "") -> range:
+        """Append drafts in one operation; the `global_seq`s they got, once that is durable.
+
+        All or none: a bad draft refuses the whole request before anything is written.
+        """
+        if not drafts:
+            raise InvalidInput("drafts is empty; send at least one.")
+        check_id("request_id", request_id)
+        good = []
+        size = 0
+        for index, draft in enumerate(drafts):
+            try:
+                good.append(checked(draft, self.max_payload_bytes))
+            except InvalidInput as error:
+                if len(drafts) == 1:
+                    raise
+                raise type(error)(f"drafts[{index}]: {error}") from error
+            size += len(draft.payload_json) + ENTRY_OVERHEAD_BYTES
+        return await self.database.write_bulk(append_requests, AppendRequest(good, request_id), size)
+
+    async def head(self) -> Head:
+        """Both ends of the journal."""
+        return await self.database.read(read_head)
+
+
+def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[range]:
+    """Append several requests at once; those that were carried out before get their old answer."""
+    done = _carried_out(tx, [request.request_id for request in requests if request.request_id])
+    page = tx.enlist(Page)
+    drafts: list[Draft] = []
+    start = page.global_seq + 1
+    answers: list[range] = []
+    remembered = []
+    for request in requests:
+        if (answer := done.get(request.request_id)) is not None:
+            answers.append(answer)
+            continue
+        answer = range(start + len(drafts), start + len(drafts) + len(request.drafts))
+        drafts += request.drafts
+        answers.append(answer)
+        if request.request_id:
+            done[request.request_id] = answer
+            remembered.append((request.request_id, answer.start, len(answer), page.ts_ms))
+    page.append(drafts)
+    if remembered:
+        tx.insert("tape_append_requests", ("request_id", "first_global_seq", "entries", "ts_ms"), remembered)
+    return answers
+
+
+def forget_requests(tx: Transaction) -> int:
+    """Drop the memory of requests older than a day; the number of those."""
+    before = time.time_ns() // 1_000_000 - REQUEST_MEMORY_MS
+    return tx.execute("DELETE FROM tape_append_requests WHERE ts_ms < ?", before)
+
+
+def _carried_out(tx: Transaction, request_ids: list[str]) -> dict[str, range]:
+    if not request_ids:
+        return {}
+    condition, values = tx.is_any("request_id", request_ids)
+    rows = tx.query(
+        f"SELECT request_id, first_global_seq, entries FROM tape_append_requests WHERE {condition}",  # noqa: S608
+        values,
+    )
+    return {request_id: range(first, first + entries) for request_id, first, entries in rows}

@@ -1,0 +1,142 @@
+"""The page that one transaction writes: entries are numbered and chained in memory, written once.
+
+The head row of the journal gives out `global_seq`. The writer's transaction excludes every other
+writer of the database, so the numbers have no gap and their order is the order of commits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tape.journal.chain import canonical, link
+from tape.journal.entry import COLUMNS, Draft, Entry
+from tape.store import Reader, Transaction
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """Both ends of the journal. `anchor` is the chain value just before the oldest entry."""
+
+    global_seq: int
+    chain: bytes
+    ts_ms: int
+    oldest: int
+    anchor: bytes
+
+
+def read_head(reader: Reader | Transaction) -> Head:
+    """The journal's head as committed, or as this transaction sees it."""
+    row = reader.one("SELECT global_seq, chain, ts_ms, oldest, anchor FROM tape_head WHERE id = 1")
+    assert row is not None, "the migration puts the head row there"
+    return Head(*row)
+
+
+class Page:
+    """What the current transaction has appended so far; a participant of it."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        head = read_head(tx)
+        self._global_seq = head.global_seq
+        self._chain = head.chain
+        # Time never runs backwards along the journal, so a time can be found by bisection.
+        self._ts_ms = max(time.time_ns() // 1_000_000, head.ts_ms)
+        self._run_seqs: dict[str, int] = {}
+        self._entries: list[Entry] = []
+
+    def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Give checked drafts their places, one after the other."""
+        self._load_runs({draft.run_id for draft in drafts})
+        entries = []
+        global_seq, chain, ts_ms, run_seqs = self._global_seq, self._chain, self._ts_ms, self._run_seqs
+        for draft in drafts:
+            global_seq += 1
+            run_id = draft.run_id
+            seq = run_seqs[run_id] = run_seqs[run_id] + 1
+            texts = (
+                run_id,
+                draft.kind,
+                draft.subject,
+                draft.payload_json,
+                draft.trace_id,
+                draft.span_id,
+                draft.parent_span_id,
+                draft.tenant,
+                draft.user,
+                draft.session,
+            )
+            chain = link(chain, canonical(global_seq, seq, ts_ms, draft.schema_version, texts))
+            entries.append(
+                Entry(
+                    global_seq,
+                    run_id,
+                    seq,
+                    draft.kind,
+                    draft.subject,
+                    draft.payload_json,
+                    draft.schema_version,
+                    draft.trace_id,
+                    draft.span_id,
+                    draft.parent_span_id,
+                    ts_ms,
+                    draft.tenant,
+                    draft.user,
+                    draft.session,
+                    chain,
+                )
+            )
+        self._global_seq, self._chain = global_seq, chain
+        self._entries += entries
+        return entries
+
+    @property
+    def global_seq(self) -> int:
+        """The last number given out."""
+        return self._global_seq
+
+    @property
+    def ts_ms(self) -> int:
+        """The time of this transaction's entries."""
+        return self._ts_ms
+
+    def mark(self) -> object:
+        return (self._global_seq, self._chain, dict(self._run_seqs), len(self._entries))
+
+    def rewind(self, mark: object) -> None:
+        assert isinstance(mark, tuple)
+        self._global_seq, self._chain, self._run_seqs, count = mark
+        del self._entries[count:]
+
+    def flush(self) -> None:
+        """Write entries, run heads and the head, and announce the entries."""
+        if not self._entries:
+            return
+        tx = self._tx
+        tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
+        touched = {entry.run_id for entry in self._entries}
+        tx.upsert(
+            "tape_run_heads", ["run_id"], ["run_id", "seq"], [(run_id, self._run_seqs[run_id]) for run_id in touched]
+        )
+        tx.execute(
+            "UPDATE tape_head SET global_seq = ?, chain = ?, ts_ms = ? WHERE id = 1",
+            self._global_seq,
+            self._chain,
+            self._ts_ms,
+        )
+        tx.announce(self._entries)
+
+    def _load_runs(self, run_ids: Iterable[str]) -> None:
+        unknown = [run_id for run_id in run_ids if run_id not in self._run_seqs]
+        if unknown:
+            condition, values = self._tx.is_any("run_id", unknown)
+            self._run_seqs |= dict.fromkeys(unknown, 0)
+            self._run_seqs |= dict(
+                self._tx.query(f"SELECT run_id, seq FROM tape_run_heads WHERE {condition}", values)  # noqa: S608
+            )
+
+
+def append(tx: Transaction, drafts: Sequence[Draft]) -> list[Entry]:
+    """Append checked drafts within a transaction: the way in for every ledger."""
+    return tx.enlist(Page).append(drafts)

@@ -1,0 +1,1 @@
+"""The wire contract: `tape.proto` and what is generated from it (`make proto`)."""

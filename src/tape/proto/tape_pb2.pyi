@@ -1,0 +1,1404 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_STATUS_UNSPECIFIED: _ClassVar[RunStatus]
+    RUN_STATUS_RUNNABLE: _ClassVar[RunStatus]
+    RUN_STATUS_RUNNING: _ClassVar[RunStatus]
+    RUN_STATUS_WAITING: _ClassVar[RunStatus]
+    RUN_STATUS_TERMINAL: _ClassVar[RunStatus]
+    RUN_STATUS_FAILED: _ClassVar[RunStatus]
+    RUN_STATUS_COMPENSATING: _ClassVar[RunStatus]
+    RUN_STATUS_STUCK: _ClassVar[RunStatus]
+    RUN_STATUS_CANCELLED: _ClassVar[RunStatus]
+
+class EffectStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFECT_STATUS_UNSPECIFIED: _ClassVar[EffectStatus]
+    EFFECT_STATUS_PENDING: _ClassVar[EffectStatus]
+    EFFECT_STATUS_CONFIRMED: _ClassVar[EffectStatus]
+    EFFECT_STATUS_FAILED: _ClassVar[EffectStatus]
+    EFFECT_STATUS_UNKNOWN: _ClassVar[EffectStatus]
+
+class EffectSemantics(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFECT_SEMANTICS_UNSPECIFIED: _ClassVar[EffectSemantics]
+    EFFECT_SEMANTICS_IDEMPOTENT: _ClassVar[EffectSemantics]
+    EFFECT_SEMANTICS_NON_IDEMPOTENT: _ClassVar[EffectSemantics]
+    EFFECT_SEMANTICS_OBSERVE_ONLY: _ClassVar[EffectSemantics]
+
+class EffectDispatchMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFECT_DISPATCH_MODE_UNSPECIFIED: _ClassVar[EffectDispatchMode]
+    EFFECT_DISPATCH_MODE_INLINE: _ClassVar[EffectDispatchMode]
+    EFFECT_DISPATCH_MODE_OUTBOX: _ClassVar[EffectDispatchMode]
+
+class EffectResolution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFECT_RESOLUTION_UNSPECIFIED: _ClassVar[EffectResolution]
+    EFFECT_RESOLUTION_CONFIRMED: _ClassVar[EffectResolution]
+    EFFECT_RESOLUTION_FAILED: _ClassVar[EffectResolution]
+    EFFECT_RESOLUTION_ABSENT: _ClassVar[EffectResolution]
+    EFFECT_RESOLUTION_DUPLICATE: _ClassVar[EffectResolution]
+    EFFECT_RESOLUTION_STUCK: _ClassVar[EffectResolution]
+
+class ObligationStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OBLIGATION_STATUS_UNSPECIFIED: _ClassVar[ObligationStatus]
+    OBLIGATION_STATUS_PENDING: _ClassVar[ObligationStatus]
+    OBLIGATION_STATUS_COMMITTED: _ClassVar[ObligationStatus]
+    OBLIGATION_STATUS_COMPENSATED: _ClassVar[ObligationStatus]
+    OBLIGATION_STATUS_STUCK: _ClassVar[ObligationStatus]
+
+class HandlerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HANDLER_KIND_UNSPECIFIED: _ClassVar[HandlerKind]
+    HANDLER_KIND_AGENT: _ClassVar[HandlerKind]
+    HANDLER_KIND_TASK: _ClassVar[HandlerKind]
+    HANDLER_KIND_PUBLISH: _ClassVar[HandlerKind]
+
+class TaskStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_STATUS_UNSPECIFIED: _ClassVar[TaskStatus]
+    TASK_STATUS_PENDING: _ClassVar[TaskStatus]
+    TASK_STATUS_CLAIMED: _ClassVar[TaskStatus]
+    TASK_STATUS_DONE: _ClassVar[TaskStatus]
+    TASK_STATUS_FAILED: _ClassVar[TaskStatus]
+    TASK_STATUS_DLQ: _ClassVar[TaskStatus]
+RUN_STATUS_UNSPECIFIED: RunStatus
+RUN_STATUS_RUNNABLE: RunStatus
+RUN_STATUS_RUNNING: RunStatus
+RUN_STATUS_WAITING: RunStatus
+RUN_STATUS_TERMINAL: RunStatus
+RUN_STATUS_FAILED: RunStatus
+RUN_STATUS_COMPENSATING: RunStatus
+RUN_STATUS_STUCK: RunStatus
+RUN_STATUS_CANCELLED: RunStatus
+EFFECT_STATUS_UNSPECIFIED: EffectStatus
+EFFECT_STATUS_PENDING: EffectStatus
+EFFECT_STATUS_CONFIRMED: EffectStatus
+EFFECT_STATUS_FAILED: EffectStatus
+EFFECT_STATUS_UNKNOWN: EffectStatus
+EFFECT_SEMANTICS_UNSPECIFIED: EffectSemantics
+EFFECT_SEMANTICS_IDEMPOTENT: EffectSemantics
+EFFECT_SEMANTICS_NON_IDEMPOTENT: EffectSemantics
+EFFECT_SEMANTICS_OBSERVE_ONLY: EffectSemantics
+EFFECT_DISPATCH_MODE_UNSPECIFIED: EffectDispatchMode
+EFFECT_DISPATCH_MODE_INLINE: EffectDispatchMode
+EFFECT_DISPATCH_MODE_OUTBOX: EffectDispatchMode
+EFFECT_RESOLUTION_UNSPECIFIED: EffectResolution
+EFFECT_RESOLUTION_CONFIRMED: EffectResolution
+EFFECT_RESOLUTION_FAILED: EffectResolution
+EFFECT_RESOLUTION_ABSENT: EffectResolution
+EFFECT_RESOLUTION_DUPLICATE: EffectResolution
+EFFECT_RESOLUTION_STUCK: EffectResolution
+OBLIGATION_STATUS_UNSPECIFIED: ObligationStatus
+OBLIGATION_STATUS_PENDING: ObligationStatus
+OBLIGATION_STATUS_COMMITTED: ObligationStatus
+OBLIGATION_STATUS_COMPENSATED: ObligationStatus
+OBLIGATION_STATUS_STUCK: ObligationStatus
+HANDLER_KIND_UNSPECIFIED: HandlerKind
+HANDLER_KIND_AGENT: HandlerKind
+HANDLER_KIND_TASK: HandlerKind
+HANDLER_KIND_PUBLISH: HandlerKind
+TASK_STATUS_UNSPECIFIED: TaskStatus
+TASK_STATUS_PENDING: TaskStatus
+TASK_STATUS_CLAIMED: TaskStatus
+TASK_STATUS_DONE: TaskStatus
+TASK_STATUS_FAILED: TaskStatus
+TASK_STATUS_DLQ: TaskStatus
+
+class BeginRunRequest(_message.Message):
+    __slots__ = ("app_name", "user_id", "session_id", "invocation_id", "lease_owner", "lease_ttl_ms", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    AIPLEX_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ROUTE_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    session_id: str
+    invocation_id: str
+    lease_owner: str
+    lease_ttl_ms: int
+    tenant_id: str
+    actor: str
+    subject: str
+    agent_id: str
+    aiplex_instance_id: str
+    gateway_route: str
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class BeginRunResponse(_message.Message):
+    __slots__ = ("run_id", "resumed", "next_seq", "status")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    resumed: bool
+    next_seq: int
+    status: RunStatus
+    def __init__(self, run_id: _Optional[str] = ..., resumed: bool = ..., next_seq: _Optional[int] = ..., status: _Optional[_Union[RunStatus, str]] = ...) -> None: ...
+
+class ResumeRunRequest(_message.Message):
+    __slots__ = ("run_id", "lease_owner", "lease_ttl_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    lease_owner: str
+    lease_ttl_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+
+class ResumeRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: RunState
+    def __init__(self, run: _Optional[_Union[RunState, _Mapping]] = ...) -> None: ...
+
+class EndRunRequest(_message.Message):
+    __slots__ = ("run_id", "status", "detail_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    status: RunStatus
+    detail_json: str
+    def __init__(self, run_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ...) -> None: ...
+
+class EndRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: RunState
+    def __init__(self, run: _Optional[_Union[RunState, _Mapping]] = ...) -> None: ...
+
+class GetRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ListRunsToRecoverRequest(_message.Message):
+    __slots__ = ("limit", "now_ms")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    now_ms: int
+    def __init__(self, limit: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
+
+class ListRunsToRecoverResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[RunState]
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
+
+class SubscribeRunRequest(_message.Message):
+    __slots__ = ("run_id", "from_seq")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_seq: int
+    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
+
+class RunState(_message.Message):
+    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LEASE_OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_ON_GATE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    AIPLEX_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ROUTE_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    app_name: str
+    user_id: str
+    session_id: str
+    invocation_id: str
+    status: RunStatus
+    seq_cursor: int
+    lease_owner: str
+    lease_expires_at_ms: int
+    started_at_ms: int
+    ended_at_ms: int
+    waiting_on_gate: str
+    tenant_id: str
+    actor: str
+    subject: str
+    agent_id: str
+    aiplex_instance_id: str
+    gateway_route: str
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    kind: str
+    payload_json: str
+    ts_ms: int
+    global_seq: int
+    subject: str
+    schema_version: int
+    trace_id: str
+    span_id: str
+    parent_span_id: str
+    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ...) -> None: ...
+
+class RecordDecisionRequest(_message.Message):
+    __slots__ = ("run_id", "decision_index", "model", "request_json", "response_json", "rationale", "policy_version")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    RATIONALE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    decision_index: int
+    model: str
+    request_json: str
+    response_json: str
+    rationale: str
+    policy_version: str
+    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., model: _Optional[str] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., rationale: _Optional[str] = ..., policy_version: _Optional[str] = ...) -> None: ...
+
+class DecisionRecord(_message.Message):
+    __slots__ = ("run_id", "seq", "decision_index", "model", "request_json", "response_json", "rationale", "policy_version", "ts_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    RATIONALE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    seq: int
+    decision_index: int
+    model: str
+    request_json: str
+    response_json: str
+    rationale: str
+    policy_version: str
+    ts_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., model: _Optional[str] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., rationale: _Optional[str] = ..., policy_version: _Optional[str] = ..., ts_ms: _Optional[int] = ...) -> None: ...
+
+class GetDecisionRequest(_message.Message):
+    __slots__ = ("run_id", "decision_index")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    decision_index: int
+    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ...) -> None: ...
+
+class GetDecisionResponse(_message.Message):
+    __slots__ = ("found", "decision")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    decision: DecisionRecord
+    def __init__(self, found: bool = ..., decision: _Optional[_Union[DecisionRecord, _Mapping]] = ...) -> None: ...
+
+class BeginEffectRequest(_message.Message):
+    __slots__ = ("run_id", "decision_index", "tool_name", "call_index", "request_json", "custom_key", "semantics", "dispatch_mode", "business_key", "connector", "scope")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    CALL_INDEX_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_KEY_FIELD_NUMBER: _ClassVar[int]
+    SEMANTICS_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_MODE_FIELD_NUMBER: _ClassVar[int]
+    BUSINESS_KEY_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    decision_index: int
+    tool_name: str
+    call_index: int
+    request_json: str
+    custom_key: str
+    semantics: EffectSemantics
+    dispatch_mode: EffectDispatchMode
+    business_key: str
+    connector: str
+    scope: str
+    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., call_index: _Optional[int] = ..., request_json: _Optional[str] = ..., custom_key: _Optional[str] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
+
+class BeginEffectResponse(_message.Message):
+    __slots__ = ("seq", "idempotency_key", "status", "response_json", "error_json")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    idempotency_key: str
+    status: EffectStatus
+    response_json: str
+    error_json: str
+    def __init__(self, seq: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ...) -> None: ...
+
+class CompleteEffectRequest(_message.Message):
+    __slots__ = ("run_id", "idempotency_key", "status", "response_json", "error_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    idempotency_key: str
+    status: EffectStatus
+    response_json: str
+    error_json: str
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ...) -> None: ...
+
+class GetEffectRequest(_message.Message):
+    __slots__ = ("run_id", "idempotency_key")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    idempotency_key: str
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class GetEffectResponse(_message.Message):
+    __slots__ = ("found", "effect")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    effect: EffectRecord
+    def __init__(self, found: bool = ..., effect: _Optional[_Union[EffectRecord, _Mapping]] = ...) -> None: ...
+
+class ReconcileEffectRequest(_message.Message):
+    __slots__ = ("run_id", "idempotency_key", "resolved_status", "response_json", "error_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    RESOLVED_STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    idempotency_key: str
+    resolved_status: EffectStatus
+    response_json: str
+    error_json: str
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., resolved_status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ...) -> None: ...
+
+class EffectRecord(_message.Message):
+    __slots__ = ("run_id", "seq", "decision_index", "tool_name", "idempotency_key", "status", "request_json", "response_json", "error_json", "ts_ms", "semantics", "dispatch_mode", "business_key", "connector", "dispatch_attempts", "next_dispatch_at_ms", "external_ref", "dispatch_claimed_by", "dispatch_claim_expires_at_ms", "last_dispatch_error", "scope")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    SEMANTICS_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_MODE_FIELD_NUMBER: _ClassVar[int]
+    BUSINESS_KEY_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DISPATCH_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_REF_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_CLAIMED_BY_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_CLAIM_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_DISPATCH_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    seq: int
+    decision_index: int
+    tool_name: str
+    idempotency_key: str
+    status: EffectStatus
+    request_json: str
+    response_json: str
+    error_json: str
+    ts_ms: int
+    semantics: EffectSemantics
+    dispatch_mode: EffectDispatchMode
+    business_key: str
+    connector: str
+    dispatch_attempts: int
+    next_dispatch_at_ms: int
+    external_ref: str
+    dispatch_claimed_by: str
+    dispatch_claim_expires_at_ms: int
+    last_dispatch_error: str
+    scope: str
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., dispatch_attempts: _Optional[int] = ..., next_dispatch_at_ms: _Optional[int] = ..., external_ref: _Optional[str] = ..., dispatch_claimed_by: _Optional[str] = ..., dispatch_claim_expires_at_ms: _Optional[int] = ..., last_dispatch_error: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
+
+class ListEffectsToDispatchRequest(_message.Message):
+    __slots__ = ("now_ms", "limit", "connector")
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_FIELD_NUMBER: _ClassVar[int]
+    now_ms: int
+    limit: int
+    connector: str
+    def __init__(self, now_ms: _Optional[int] = ..., limit: _Optional[int] = ..., connector: _Optional[str] = ...) -> None: ...
+
+class ListEffectsToDispatchResponse(_message.Message):
+    __slots__ = ("effects",)
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    effects: _containers.RepeatedCompositeFieldContainer[EffectRecord]
+    def __init__(self, effects: _Optional[_Iterable[_Union[EffectRecord, _Mapping]]] = ...) -> None: ...
+
+class ClaimEffectDispatchRequest(_message.Message):
+    __slots__ = ("run_id", "idempotency_key", "claimer", "lease_ttl_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    idempotency_key: str
+    claimer: str
+    lease_ttl_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., claimer: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+
+class ClaimEffectDispatchResponse(_message.Message):
+    __slots__ = ("acquired", "effect")
+    ACQUIRED_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    acquired: bool
+    effect: EffectRecord
+    def __init__(self, acquired: bool = ..., effect: _Optional[_Union[EffectRecord, _Mapping]] = ...) -> None: ...
+
+class RecordDispatchAttemptRequest(_message.Message):
+    __slots__ = ("run_id", "idempotency_key", "error", "next_dispatch_at_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DISPATCH_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    idempotency_key: str
+    error: str
+    next_dispatch_at_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., error: _Optional[str] = ..., next_dispatch_at_ms: _Optional[int] = ...) -> None: ...
+
+class RecordExternalObservationRequest(_message.Message):
+    __slots__ = ("run_id", "idempotency_key", "resolution", "external_ref", "response_json", "error_json", "compensate_on_duplicate_kind")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    RESOLUTION_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_REF_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    COMPENSATE_ON_DUPLICATE_KIND_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    idempotency_key: str
+    resolution: EffectResolution
+    external_ref: str
+    response_json: str
+    error_json: str
+    compensate_on_duplicate_kind: str
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., resolution: _Optional[_Union[EffectResolution, str]] = ..., external_ref: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., compensate_on_duplicate_kind: _Optional[str] = ...) -> None: ...
+
+class RegisterCompensationRequest(_message.Message):
+    __slots__ = ("run_id", "effect_key", "kind", "payload_json", "compensator_ref", "max_attempts")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_KEY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    COMPENSATOR_REF_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    effect_key: str
+    kind: str
+    payload_json: str
+    compensator_ref: str
+    max_attempts: int
+    def __init__(self, run_id: _Optional[str] = ..., effect_key: _Optional[str] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., compensator_ref: _Optional[str] = ..., max_attempts: _Optional[int] = ...) -> None: ...
+
+class ListObligationsRequest(_message.Message):
+    __slots__ = ("run_id", "only_unresolved", "status_filter")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_UNRESOLVED_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FILTER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    only_unresolved: bool
+    status_filter: ObligationStatus
+    def __init__(self, run_id: _Optional[str] = ..., only_unresolved: bool = ..., status_filter: _Optional[_Union[ObligationStatus, str]] = ...) -> None: ...
+
+class ListObligationsResponse(_message.Message):
+    __slots__ = ("obligations",)
+    OBLIGATIONS_FIELD_NUMBER: _ClassVar[int]
+    obligations: _containers.RepeatedCompositeFieldContainer[ObligationRecord]
+    def __init__(self, obligations: _Optional[_Iterable[_Union[ObligationRecord, _Mapping]]] = ...) -> None: ...
+
+class ResolveObligationRequest(_message.Message):
+    __slots__ = ("run_id", "obligation_seq", "status", "result_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OBLIGATION_SEQ_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    obligation_seq: int
+    status: ObligationStatus
+    result_json: str
+    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., status: _Optional[_Union[ObligationStatus, str]] = ..., result_json: _Optional[str] = ...) -> None: ...
+
+class ObligationRecord(_message.Message):
+    __slots__ = ("run_id", "seq", "effect_key", "kind", "payload_json", "status", "ts_ms", "compensator_ref", "attempts", "max_attempts", "next_attempt_at_ms", "last_error", "claimed_by", "claim_expires_at_ms", "result_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_KEY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPENSATOR_REF_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ATTEMPT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_BY_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    seq: int
+    effect_key: str
+    kind: str
+    payload_json: str
+    status: ObligationStatus
+    ts_ms: int
+    compensator_ref: str
+    attempts: int
+    max_attempts: int
+    next_attempt_at_ms: int
+    last_error: str
+    claimed_by: str
+    claim_expires_at_ms: int
+    result_json: str
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., effect_key: _Optional[str] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[ObligationStatus, str]] = ..., ts_ms: _Optional[int] = ..., compensator_ref: _Optional[str] = ..., attempts: _Optional[int] = ..., max_attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., claimed_by: _Optional[str] = ..., claim_expires_at_ms: _Optional[int] = ..., result_json: _Optional[str] = ...) -> None: ...
+
+class ListUnresolvedObligationsRequest(_message.Message):
+    __slots__ = ("limit", "now_ms", "include_pending", "include_stuck", "include_committed_expired")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_PENDING_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STUCK_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_COMMITTED_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    now_ms: int
+    include_pending: bool
+    include_stuck: bool
+    include_committed_expired: bool
+    def __init__(self, limit: _Optional[int] = ..., now_ms: _Optional[int] = ..., include_pending: bool = ..., include_stuck: bool = ..., include_committed_expired: bool = ...) -> None: ...
+
+class ListUnresolvedObligationsResponse(_message.Message):
+    __slots__ = ("obligations",)
+    OBLIGATIONS_FIELD_NUMBER: _ClassVar[int]
+    obligations: _containers.RepeatedCompositeFieldContainer[ObligationRecord]
+    def __init__(self, obligations: _Optional[_Iterable[_Union[ObligationRecord, _Mapping]]] = ...) -> None: ...
+
+class ClaimObligationRequest(_message.Message):
+    __slots__ = ("run_id", "obligation_seq", "claimer", "lease_ttl_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OBLIGATION_SEQ_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    obligation_seq: int
+    claimer: str
+    lease_ttl_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., claimer: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+
+class ClaimObligationResponse(_message.Message):
+    __slots__ = ("acquired", "obligation")
+    ACQUIRED_FIELD_NUMBER: _ClassVar[int]
+    OBLIGATION_FIELD_NUMBER: _ClassVar[int]
+    acquired: bool
+    obligation: ObligationRecord
+    def __init__(self, acquired: bool = ..., obligation: _Optional[_Union[ObligationRecord, _Mapping]] = ...) -> None: ...
+
+class RecordObligationAttemptRequest(_message.Message):
+    __slots__ = ("run_id", "obligation_seq", "error", "next_attempt_at_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OBLIGATION_SEQ_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ATTEMPT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    obligation_seq: int
+    error: str
+    next_attempt_at_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., error: _Optional[str] = ..., next_attempt_at_ms: _Optional[int] = ...) -> None: ...
+
+class SetBudgetRequest(_message.Message):
+    __slots__ = ("run_id", "usd_cap", "token_cap")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    USD_CAP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_CAP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    usd_cap: float
+    token_cap: int
+    def __init__(self, run_id: _Optional[str] = ..., usd_cap: _Optional[float] = ..., token_cap: _Optional[int] = ...) -> None: ...
+
+class AdmitBudgetRequest(_message.Message):
+    __slots__ = ("run_id", "usd_estimate", "token_estimate")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    USD_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    usd_estimate: float
+    token_estimate: int
+    def __init__(self, run_id: _Optional[str] = ..., usd_estimate: _Optional[float] = ..., token_estimate: _Optional[int] = ...) -> None: ...
+
+class AdmitBudgetResponse(_message.Message):
+    __slots__ = ("admitted", "reason", "budget")
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    admitted: bool
+    reason: str
+    budget: BudgetState
+    def __init__(self, admitted: bool = ..., reason: _Optional[str] = ..., budget: _Optional[_Union[BudgetState, _Mapping]] = ...) -> None: ...
+
+class ChargeBudgetRequest(_message.Message):
+    __slots__ = ("run_id", "usd", "tokens")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    usd: float
+    tokens: int
+    def __init__(self, run_id: _Optional[str] = ..., usd: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class BudgetState(_message.Message):
+    __slots__ = ("run_id", "usd_cap", "token_cap", "usd_spent", "tokens_spent")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    USD_CAP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_CAP_FIELD_NUMBER: _ClassVar[int]
+    USD_SPENT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_SPENT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    usd_cap: float
+    token_cap: int
+    usd_spent: float
+    tokens_spent: int
+    def __init__(self, run_id: _Optional[str] = ..., usd_cap: _Optional[float] = ..., token_cap: _Optional[int] = ..., usd_spent: _Optional[float] = ..., tokens_spent: _Optional[int] = ...) -> None: ...
+
+class AwaitSignalRequest(_message.Message):
+    __slots__ = ("run_id", "gate_name", "payload_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GATE_NAME_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    gate_name: str
+    payload_json: str
+    def __init__(self, run_id: _Optional[str] = ..., gate_name: _Optional[str] = ..., payload_json: _Optional[str] = ...) -> None: ...
+
+class AwaitSignalResponse(_message.Message):
+    __slots__ = ("delivered", "resolution_json")
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    RESOLUTION_JSON_FIELD_NUMBER: _ClassVar[int]
+    delivered: bool
+    resolution_json: str
+    def __init__(self, delivered: bool = ..., resolution_json: _Optional[str] = ...) -> None: ...
+
+class SendSignalRequest(_message.Message):
+    __slots__ = ("run_id", "app_name", "user_id", "session_id", "gate_name", "resolution_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    GATE_NAME_FIELD_NUMBER: _ClassVar[int]
+    RESOLUTION_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    app_name: str
+    user_id: str
+    session_id: str
+    gate_name: str
+    resolution_json: str
+    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., gate_name: _Optional[str] = ..., resolution_json: _Optional[str] = ...) -> None: ...
+
+class SendSignalResponse(_message.Message):
+    __slots__ = ("accepted", "run_id", "run_status")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_STATUS_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    run_id: str
+    run_status: RunStatus
+    def __init__(self, accepted: bool = ..., run_id: _Optional[str] = ..., run_status: _Optional[_Union[RunStatus, str]] = ...) -> None: ...
+
+class ListPendingEffectsRequest(_message.Message):
+    __slots__ = ("older_than_ms", "limit", "include_pending", "include_unknown")
+    OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_PENDING_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    older_than_ms: int
+    limit: int
+    include_pending: bool
+    include_unknown: bool
+    def __init__(self, older_than_ms: _Optional[int] = ..., limit: _Optional[int] = ..., include_pending: bool = ..., include_unknown: bool = ...) -> None: ...
+
+class ListPendingEffectsResponse(_message.Message):
+    __slots__ = ("effects",)
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    effects: _containers.RepeatedCompositeFieldContainer[EffectRecord]
+    def __init__(self, effects: _Optional[_Iterable[_Union[EffectRecord, _Mapping]]] = ...) -> None: ...
+
+class SetTimerRequest(_message.Message):
+    __slots__ = ("run_id", "timer_id", "fire_at_ms", "kind", "payload_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    timer_id: str
+    fire_at_ms: int
+    kind: str
+    payload_json: str
+    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ...) -> None: ...
+
+class TimerRecord(_message.Message):
+    __slots__ = ("run_id", "timer_id", "fire_at_ms", "kind", "payload_json", "fired", "created_at_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    FIRED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    timer_id: str
+    fire_at_ms: int
+    kind: str
+    payload_json: str
+    fired: bool
+    created_at_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., fired: bool = ..., created_at_ms: _Optional[int] = ...) -> None: ...
+
+class CancelTimerRequest(_message.Message):
+    __slots__ = ("run_id", "timer_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMER_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    timer_id: str
+    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ...) -> None: ...
+
+class CancelTimerResponse(_message.Message):
+    __slots__ = ("cancelled",)
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    cancelled: bool
+    def __init__(self, cancelled: bool = ...) -> None: ...
+
+class ListDueTimersRequest(_message.Message):
+    __slots__ = ("now_ms", "limit", "claim")
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    now_ms: int
+    limit: int
+    claim: bool
+    def __init__(self, now_ms: _Optional[int] = ..., limit: _Optional[int] = ..., claim: bool = ...) -> None: ...
+
+class ListDueTimersResponse(_message.Message):
+    __slots__ = ("timers",)
+    TIMERS_FIELD_NUMBER: _ClassVar[int]
+    timers: _containers.RepeatedCompositeFieldContainer[TimerRecord]
+    def __init__(self, timers: _Optional[_Iterable[_Union[TimerRecord, _Mapping]]] = ...) -> None: ...
+
+class ListCompactableRunsRequest(_message.Message):
+    __slots__ = ("before_ms", "limit")
+    BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    before_ms: int
+    limit: int
+    def __init__(self, before_ms: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListCompactableRunsResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[RunState]
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
+
+class CompactRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class CompactRunResponse(_message.Message):
+    __slots__ = ("decisions_zeroed", "effects_zeroed", "bytes_saved", "already_compacted")
+    DECISIONS_ZEROED_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_ZEROED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SAVED_FIELD_NUMBER: _ClassVar[int]
+    ALREADY_COMPACTED_FIELD_NUMBER: _ClassVar[int]
+    decisions_zeroed: int
+    effects_zeroed: int
+    bytes_saved: int
+    already_compacted: bool
+    def __init__(self, decisions_zeroed: _Optional[int] = ..., effects_zeroed: _Optional[int] = ..., bytes_saved: _Optional[int] = ..., already_compacted: bool = ...) -> None: ...
+
+class SubscribeEventsRequest(_message.Message):
+    __slots__ = ("from_ts_ms", "run_id", "kind", "from_global_seq", "subject_pattern")
+    FROM_TS_MS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    from_ts_ms: int
+    run_id: str
+    kind: str
+    from_global_seq: int
+    subject_pattern: str
+    def __init__(self, from_ts_ms: _Optional[int] = ..., run_id: _Optional[str] = ..., kind: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., subject_pattern: _Optional[str] = ...) -> None: ...
+
+class SubscribeBySubjectRequest(_message.Message):
+    __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq")
+    SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_CEL_FIELD_NUMBER: _ClassVar[int]
+    FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    subject_pattern: str
+    predicate_cel: str
+    from_global_seq: int
+    def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ...) -> None: ...
+
+class EventEntry(_message.Message):
+    __slots__ = ("run_id", "seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id", "tenant", "user", "session", "chain")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    seq: int
+    kind: str
+    payload_json: str
+    ts_ms: int
+    global_seq: int
+    subject: str
+    schema_version: int
+    trace_id: str
+    span_id: str
+    parent_span_id: str
+    tenant: str
+    user: str
+    session: str
+    chain: bytes
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., chain: _Optional[bytes] = ...) -> None: ...
+
+class Reaction(_message.Message):
+    __slots__ = ("reaction_id", "name", "subject_pattern", "predicate_cel", "handler_kind", "agent_app", "publish_target", "max_concurrency", "rate_limit_per_s", "debounce_ms", "retry_max", "retry_backoff_ms", "dlq_after_n", "num_shards", "created_at_ms", "deleted", "bootstrap_from_head")
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_CEL_FIELD_NUMBER: _ClassVar[int]
+    HANDLER_KIND_FIELD_NUMBER: _ClassVar[int]
+    AGENT_APP_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TARGET_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    RATE_LIMIT_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DEBOUNCE_MS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_MAX_FIELD_NUMBER: _ClassVar[int]
+    RETRY_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    DLQ_AFTER_N_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_FROM_HEAD_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    name: str
+    subject_pattern: str
+    predicate_cel: str
+    handler_kind: HandlerKind
+    agent_app: str
+    publish_target: str
+    max_concurrency: int
+    rate_limit_per_s: int
+    debounce_ms: int
+    retry_max: int
+    retry_backoff_ms: int
+    dlq_after_n: int
+    num_shards: int
+    created_at_ms: int
+    deleted: bool
+    bootstrap_from_head: bool
+    def __init__(self, reaction_id: _Optional[str] = ..., name: _Optional[str] = ..., subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., handler_kind: _Optional[_Union[HandlerKind, str]] = ..., agent_app: _Optional[str] = ..., publish_target: _Optional[str] = ..., max_concurrency: _Optional[int] = ..., rate_limit_per_s: _Optional[int] = ..., debounce_ms: _Optional[int] = ..., retry_max: _Optional[int] = ..., retry_backoff_ms: _Optional[int] = ..., dlq_after_n: _Optional[int] = ..., num_shards: _Optional[int] = ..., created_at_ms: _Optional[int] = ..., deleted: bool = ..., bootstrap_from_head: bool = ...) -> None: ...
+
+class DeregisterReactionRequest(_message.Message):
+    __slots__ = ("reaction_id",)
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    def __init__(self, reaction_id: _Optional[str] = ...) -> None: ...
+
+class DeregisterReactionResponse(_message.Message):
+    __slots__ = ("deregistered",)
+    DEREGISTERED_FIELD_NUMBER: _ClassVar[int]
+    deregistered: bool
+    def __init__(self, deregistered: bool = ...) -> None: ...
+
+class ListReactionsRequest(_message.Message):
+    __slots__ = ("subject_pattern",)
+    SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    subject_pattern: str
+    def __init__(self, subject_pattern: _Optional[str] = ...) -> None: ...
+
+class ListReactionsResponse(_message.Message):
+    __slots__ = ("reactions",)
+    REACTIONS_FIELD_NUMBER: _ClassVar[int]
+    reactions: _containers.RepeatedCompositeFieldContainer[Reaction]
+    def __init__(self, reactions: _Optional[_Iterable[_Union[Reaction, _Mapping]]] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ATTEMPT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    reaction_id: str
+    shard: int
+    source_run_id: str
+    source_global_seq: int
+    subject: str
+    payload_json: str
+    status: TaskStatus
+    attempts: int
+    next_attempt_at_ms: int
+    lease_owner: str
+    lease_expires_at_ms: int
+    last_error: str
+    created_at_ms: int
+    trace_id: str
+    parent_span_id: str
+    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ...) -> None: ...
+
+class ClaimTasksRequest(_message.Message):
+    __slots__ = ("reaction_id", "shard", "owner", "lease_ms", "max", "now_ms")
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    shard: int
+    owner: str
+    lease_ms: int
+    max: int
+    now_ms: int
+    def __init__(self, reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., max: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
+
+class ClaimTasksResponse(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...) -> None: ...
+
+class CompleteTaskRequest(_message.Message):
+    __slots__ = ("task_id", "owner")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    owner: str
+    def __init__(self, task_id: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class CompleteTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
+
+class NackTaskRequest(_message.Message):
+    __slots__ = ("task_id", "owner", "error", "permanent")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PERMANENT_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    owner: str
+    error: str
+    permanent: bool
+    def __init__(self, task_id: _Optional[str] = ..., owner: _Optional[str] = ..., error: _Optional[str] = ..., permanent: bool = ...) -> None: ...
+
+class NackTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
+
+class ListTasksRequest(_message.Message):
+    __slots__ = ("reaction_id", "status", "limit")
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    status: TaskStatus
+    limit: int
+    def __init__(self, reaction_id: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListTasksResponse(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...) -> None: ...
+
+class ValueRecord(_message.Message):
+    __slots__ = ("namespace", "key", "value_json", "version", "ts_ms", "writer", "deleted")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    key: str
+    value_json: str
+    version: int
+    ts_ms: int
+    writer: str
+    deleted: bool
+    def __init__(self, namespace: _Optional[str] = ..., key: _Optional[str] = ..., value_json: _Optional[str] = ..., version: _Optional[int] = ..., ts_ms: _Optional[int] = ..., writer: _Optional[str] = ..., deleted: bool = ...) -> None: ...
+
+class WriteValueRequest(_message.Message):
+    __slots__ = ("namespace", "key", "value_json", "if_version", "writer")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    key: str
+    value_json: str
+    if_version: int
+    writer: str
+    def __init__(self, namespace: _Optional[str] = ..., key: _Optional[str] = ..., value_json: _Optional[str] = ..., if_version: _Optional[int] = ..., writer: _Optional[str] = ...) -> None: ...
+
+class GetValueRequest(_message.Message):
+    __slots__ = ("namespace", "key")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    key: str
+    def __init__(self, namespace: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class GetValueResponse(_message.Message):
+    __slots__ = ("found", "value")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    value: ValueRecord
+    def __init__(self, found: bool = ..., value: _Optional[_Union[ValueRecord, _Mapping]] = ...) -> None: ...
+
+class WatchValueRequest(_message.Message):
+    __slots__ = ("namespace", "key", "from_version")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FROM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    key: str
+    from_version: int
+    def __init__(self, namespace: _Optional[str] = ..., key: _Optional[str] = ..., from_version: _Optional[int] = ...) -> None: ...
+
+class ValueEvent(_message.Message):
+    __slots__ = ("value", "prev_version", "prev_value_json")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    PREV_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREV_VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    value: ValueRecord
+    prev_version: int
+    prev_value_json: str
+    def __init__(self, value: _Optional[_Union[ValueRecord, _Mapping]] = ..., prev_version: _Optional[int] = ..., prev_value_json: _Optional[str] = ...) -> None: ...
+
+class DeleteValueRequest(_message.Message):
+    __slots__ = ("namespace", "key")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    key: str
+    def __init__(self, namespace: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class DeleteValueResponse(_message.Message):
+    __slots__ = ("deleted", "version")
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    deleted: bool
+    version: int
+    def __init__(self, deleted: bool = ..., version: _Optional[int] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("app_name", "user_id", "session_id", "state_json", "events", "last_update_time_ms")
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_UPDATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    session_id: str
+    state_json: str
+    events: _containers.RepeatedCompositeFieldContainer[EventRecord]
+    last_update_time_ms: int
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., state_json: _Optional[str] = ..., events: _Optional[_Iterable[_Union[EventRecord, _Mapping]]] = ..., last_update_time_ms: _Optional[int] = ...) -> None: ...
+
+class EventRecord(_message.Message):
+    __slots__ = ("id", "invocation_id", "author", "branch", "content_json", "actions_json", "timestamp_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    invocation_id: str
+    author: str
+    branch: str
+    content_json: str
+    actions_json: str
+    timestamp_ms: int
+    def __init__(self, id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., author: _Optional[str] = ..., branch: _Optional[str] = ..., content_json: _Optional[str] = ..., actions_json: _Optional[str] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
+
+class CreateSessionRequest(_message.Message):
+    __slots__ = ("app_name", "user_id", "session_id", "state_json")
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    session_id: str
+    state_json: str
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., state_json: _Optional[str] = ...) -> None: ...
+
+class GetSessionRequest(_message.Message):
+    __slots__ = ("app_name", "user_id", "session_id", "max_events")
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    session_id: str
+    max_events: int
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., max_events: _Optional[int] = ...) -> None: ...
+
+class GetSessionResponse(_message.Message):
+    __slots__ = ("found", "session")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    session: Session
+    def __init__(self, found: bool = ..., session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("app_name", "user_id")
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[Session]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ...) -> None: ...
+
+class DeleteSessionRequest(_message.Message):
+    __slots__ = ("app_name", "user_id", "session_id")
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    session_id: str
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class DeleteSessionResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: bool
+    def __init__(self, deleted: bool = ...) -> None: ...
+
+class AppendEventRequest(_message.Message):
+    __slots__ = ("app_name", "user_id", "session_id", "event", "state_delta_json")
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    STATE_DELTA_JSON_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    session_id: str
+    event: EventRecord
+    state_delta_json: str
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., event: _Optional[_Union[EventRecord, _Mapping]] = ..., state_delta_json: _Optional[str] = ...) -> None: ...
+
+class AppendEventResponse(_message.Message):
+    __slots__ = ("event", "last_update_time_ms")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    LAST_UPDATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    event: EventRecord
+    last_update_time_ms: int
+    def __init__(self, event: _Optional[_Union[EventRecord, _Mapping]] = ..., last_update_time_ms: _Optional[int] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("subject", "payload_json", "kind", "run_id", "schema_version", "trace_id", "span_id", "parent_span_id", "tenant", "user", "session")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    payload_json: str
+    kind: str
+    run_id: str
+    schema_version: int
+    trace_id: str
+    span_id: str
+    parent_span_id: str
+    tenant: str
+    user: str
+    session: str
+    def __init__(self, subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., kind: _Optional[str] = ..., run_id: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+
+class AppendRequest(_message.Message):
+    __slots__ = ("drafts", "request_id")
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    drafts: _containers.RepeatedCompositeFieldContainer[Draft]
+    request_id: str
+    def __init__(self, drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class AppendResponse(_message.Message):
+    __slots__ = ("global_seqs",)
+    GLOBAL_SEQS_FIELD_NUMBER: _ClassVar[int]
+    global_seqs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, global_seqs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq", "run_id", "kind", "max_entries")
+    SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_CEL_FIELD_NUMBER: _ClassVar[int]
+    FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    subject_pattern: str
+    predicate_cel: str
+    from_global_seq: int
+    run_id: str
+    kind: str
+    max_entries: int
+    def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., run_id: _Optional[str] = ..., kind: _Optional[str] = ..., max_entries: _Optional[int] = ...) -> None: ...
+
+class EntryBatch(_message.Message):
+    __slots__ = ("entries", "position", "head")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[EventEntry]
+    position: int
+    head: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[EventEntry, _Mapping]]] = ..., position: _Optional[int] = ..., head: _Optional[int] = ...) -> None: ...
+
+class GetHeadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JournalHead(_message.Message):
+    __slots__ = ("global_seq", "oldest", "ts_ms", "chain")
+    GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    global_seq: int
+    oldest: int
+    ts_ms: int
+    chain: bytes
+    def __init__(self, global_seq: _Optional[int] = ..., oldest: _Optional[int] = ..., ts_ms: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,217 @@
+"""PostgreSQL through psycopg 3: any number of processes, one global order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any, Literal, LiteralString, ParamSpec, TypeVar, cast
+
+from tape.errors import MissingExtra, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreUnavailable, TapeError
+from tape.store.connection import Connection, Row, placeholders, upsert_sql
+from tape.store.database import Database
+
+try:
+    import psycopg
+    from psycopg import errors, pq
+except ImportError as missing:  # pragma: no cover - the extra is installed where this is tested
+    raise MissingExtra("A PostgreSQL store", "postgres") from missing
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Any fixed number will do, as long as every writer of the database takes the same lock.
+WRITE_LOCK = 0x74617065
+CONNECT_TIMEOUT_S = 5
+# Wake-ups come by NOTIFY; this poll only covers proxies that swallow them.
+POLL_S = 1.0
+RECONNECT_PAUSE_S = 0.2
+# From this many rows on, COPY beats a row at a time.
+COPY_FROM_ROWS = 4
+
+_ARRAYS = {int: "int8[]", str: "text[]", bytes: "bytea[]"}
+
+
+@lru_cache(maxsize=512)
+def to_psycopg(sql: str) -> LiteralString:
+    """Our `?` parameters as psycopg's; no statement of ours has a question mark or percent sign otherwise."""
+    return cast(LiteralString, sql.replace("?", "%b"))
+
+
+def translate(error: psycopg.Error) -> TapeError:
+    """The Tape error that says what a psycopg error means for the caller."""
+    if isinstance(error, errors.DiskFull):
+        return StoreFull(f"The database's disk is full ({error}). Nothing was written; make room and try again.")
+    if isinstance(error, errors.LockNotAvailable | errors.QueryCanceled):
+        return StoreBusy(f"The database was busy for too long ({error}). Try again.")
+    if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
+        return StoreDamaged(f"The database is damaged ({error}).")
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction):
+        return StoreUnavailable(f"PostgreSQL is not available ({' '.join(str(error).split())}). Is it running?")
+    return StoreError(f"PostgreSQL: {error}")
+
+
+def _translated(method: Callable[P, T]) -> Callable[P, T]:
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except psycopg.Error as error:
+            raise translate(error) from error
+
+    return call
+
+
+class PostgresConnection(Connection):
+    """One psycopg connection."""
+
+    dialect: Literal["postgres"] = "postgres"
+
+    def __init__(self, conninfo: str, *, read_only: bool) -> None:
+        try:
+            self._db = psycopg.connect(
+                conninfo,
+                autocommit=True,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                application_name="tape",
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+                tcp_user_timeout=20_000,
+            )
+            self._cursor = self._db.cursor(binary=True)
+            # A binary cursor takes one statement at a time; this one takes several in one round trip.
+            self._script = self._db.cursor()
+            self._cursor.execute("SET synchronous_commit = on")
+            if read_only:
+                self._cursor.execute("SET default_transaction_read_only = on")
+        except psycopg.Error as error:
+            raise translate(error) from error
+
+    @property
+    def backend(self) -> int:
+        """The process that serves this connection; notifications name it."""
+        return self._db.info.backend_pid
+
+    @_translated
+    def query(self, sql: str, *params: Any) -> list[Row]:
+        return self._cursor.execute(to_psycopg(sql), params).fetchall()
+
+    def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
+        return f"{column} = ANY(?)", list(values)
+
+    @_translated
+    def execute(self, sql: str, *params: Any) -> int:
+        return self._cursor.execute(to_psycopg(sql), params).rowcount
+
+    @_translated
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        names = ",".join(columns)
+        if len(rows) < COPY_FROM_ROWS:
+            sql = f"INSERT INTO {table} ({names}) VALUES ({placeholders(len(columns))})"  # noqa: S608
+            for row in rows:
+                self._cursor.execute(to_psycopg(sql), row)
+            return
+        with self._cursor.copy(cast(LiteralString, f"COPY {table} ({names}) FROM STDIN")) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    @_translated
+    def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
+        sql = upsert_sql(table, keys, columns, f"SELECT * FROM unnest({arrays})")
+        self._cursor.execute(to_psycopg(sql), [list(column) for column in zip(*rows, strict=True)])
+
+    @_translated
+    def begin(self) -> None:
+        self._script.execute(cast(LiteralString, f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})"))
+
+    @_translated
+    def commit(self) -> None:
+        self._script.execute("COMMIT", prepare=False)
+
+    @_translated
+    def rollback(self) -> None:
+        if self.in_transaction:
+            self._script.execute("ROLLBACK", prepare=False)
+
+    @_translated
+    def savepoint(self) -> None:
+        self._script.execute("SAVEPOINT operation", prepare=False)
+
+    @_translated
+    def release(self) -> None:
+        self._script.execute("RELEASE operation", prepare=False)
+
+    @_translated
+    def rollback_to_savepoint(self) -> None:
+        self._script.execute("ROLLBACK TO operation; RELEASE operation", prepare=False)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._db.info.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+
+    @_translated
+    def run_script(self, sql: str) -> None:
+        self._script.execute(cast(LiteralString, sql), prepare=False)
+
+    def has_table(self, name: str) -> bool:
+        row = self.one("SELECT to_regclass(?::text) IS NOT NULL", name)
+        return bool(row and row[0])
+
+    @_translated
+    def close(self) -> None:
+        self._db.close()
+
+
+class PostgresDatabase(Database):
+    """A PostgreSQL database, or one that speaks its protocol, such as AlloyDB."""
+
+    dialect: Literal["postgres"] = "postgres"
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._own_backends: set[int] = set()
+
+    def connect(self, *, read_only: bool = False) -> PostgresConnection:
+        connection = PostgresConnection(self.conninfo, read_only=read_only)
+        if not read_only:
+            self._own_backends.add(connection.backend)
+        return connection
+
+    @property
+    def conninfo(self) -> str:
+        """The address as libpq takes it."""
+        return "postgresql://" + self.url.partition("://")[2]
+
+    async def changes(self) -> AsyncIterator[None]:
+        """LISTENs to the journal; after a lost connection it listens again and asks for a look.
+
+        What this process commits needs no wake-up: it reaches the hub from memory.
+        """
+        while True:
+            try:
+                connection = await psycopg.AsyncConnection.connect(
+                    self.conninfo, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name="tape-listen"
+                )
+            except psycopg.Error as error:
+                log.warning("cannot listen for changes, trying again: %s", error)
+                await asyncio.sleep(RECONNECT_PAUSE_S)
+                continue
+            try:
+                await connection.execute("LISTEN tape_journal")
+                while True:
+                    yield
+                    async for notice in connection.notifies(timeout=POLL_S):
+                        if notice.pid not in self._own_backends:
+                            yield
+            except psycopg.Error as error:
+                log.warning("the listening connection was lost, connecting again: %s", error)
+                self.metrics.listen_reconnects.inc()
+            finally:
+                await connection.close()

@@ -1,0 +1,36 @@
+"""From a store URL to a database."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tape.errors import UnknownStore
+from tape.store.database import Database
+
+KNOWN = "sqlite:<path>, a bare path, memory, postgres://, postgresql://, alloydb://"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_POSTGRES = {"postgres", "postgresql", "alloydb"}
+_MEMORY = {"memory", ":memory:", "sqlite::memory:"}
+
+
+def open_database(url: str, **options: Any) -> Database:
+    """The database behind a store URL, not yet opened: use it with `async with`."""
+    if url in _MEMORY:
+        from tape.store.sqlite import MemoryDatabase
+
+        return MemoryDatabase(url, **options)
+    scheme = _SCHEME.match(url)
+    if scheme is None or scheme[1].lower() == "sqlite":
+        from tape.store.sqlite import SqliteDatabase
+
+        path = url if scheme is None else url[scheme.end() :].removeprefix("//")
+        if not path:
+            raise UnknownStore(f"The store URL {url!r} has no path. Example: sqlite:tape.db")
+        return SqliteDatabase(url, Path(path).expanduser(), **options)
+    if scheme[1].lower() in _POSTGRES:
+        from tape.store.postgres import PostgresDatabase
+
+        return PostgresDatabase(url, **options)
+    raise UnknownStore(f"The store URL {url!r} has the unknown scheme {scheme[1]!r}; known are {KNOWN}.")

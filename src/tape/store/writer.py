@@ -1,0 +1,252 @@
+"""One writer per process, with group commit.
+
+Operations that wait are run in one transaction and committed once, so that the cost of making
+them durable is shared. A *single* operation gets a savepoint and fails alone; *bulk* operations
+of one kind were validated before they were queued, need no savepoint, and run as one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tape.errors import Overloaded, ServerStopping, StoreUnavailable, TapeError
+from tape.store.connection import Connection
+from tape.store.transaction import Transaction
+from tape.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+Single = Callable[[Transaction], T]
+Bulk = Callable[[Transaction, Sequence[Item]], Sequence[T]]
+Listener = Callable[[list[Any]], None]
+
+# After a failed connection attempt, callers are answered at once for this long before the next one.
+RECONNECT_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """How much is written at once, and how much may wait."""
+
+    batch_operations: int = 1024
+    batch_bytes: int = 4 << 20
+    queue_operations: int = 20_000
+    queue_bytes: int = 64 << 20
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[T]):
+    """An operation in the queue and the future of whoever waits for it."""
+
+    future: asyncio.Future[T]
+    size: int
+    single: Callable[[Transaction], T] | None = None
+    bulk: Callable[[Transaction, Sequence[Any]], Sequence[T]] | None = None
+    item: Any = None
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """Runs operations on its own thread, in the order they were submitted."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        limits: WriterLimits,
+        metrics: Metrics,
+        listener: Listener,
+    ) -> None:
+        self._connect = connect
+        self._limits = limits
+        self._metrics = metrics
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[_Waiting[Any]] = deque()
+        self._queued_bytes = 0
+        self._wake = threading.Condition()
+        self._closing = False
+        self._connection: Connection | None = None
+        self._down_until = 0.0
+        self._down_because = ""
+        self._thread = threading.Thread(target=self._work, name="tape-writer", daemon=True)
+        self._thread.start()
+
+    async def submit(self, operation: Single[T], size: int = 256) -> T:
+        """Run an operation that may fail alone; `size` is its rough weight in bytes."""
+        waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, single=operation)
+        self._enqueue(waiting)
+        return await waiting.future
+
+    async def submit_bulk(self, operation: Bulk[Item, T], item: Item, size: int) -> T:
+        """Run `operation(tx, items)` with this item among others; each caller gets its own result."""
+        waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, bulk=operation, item=item)
+        self._enqueue(waiting)
+        return await waiting.future
+
+    async def close(self) -> None:
+        """Finish what is queued, then stop."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+        # The thread's last results are settled by callbacks already scheduled on this loop.
+        await asyncio.sleep(0)
+
+    def _enqueue(self, waiting: _Waiting[Any]) -> None:
+        with self._wake:
+            if self._closing:
+                raise ServerStopping("The writer is shutting down; the operation was not accepted.")
+            if (
+                len(self._queue) >= self._limits.queue_operations
+                or self._queued_bytes + waiting.size > self._limits.queue_bytes
+            ):
+                self._metrics.overloaded.inc()
+                raise Overloaded(
+                    f"{len(self._queue)} operations ({self._queued_bytes} bytes) wait to be written already; "
+                    f"the limits are {self._limits.queue_operations} and {self._limits.queue_bytes} bytes. "
+                    "Nothing was written: try again in a moment."
+                )
+            self._queue.append(waiting)
+            self._queued_bytes += waiting.size
+            self._metrics.queued.set(len(self._queue))
+            self._wake.notify()
+
+    # ── on the writer's thread ───────────────────────────────────────────────────────────────────
+
+    def _work(self) -> None:
+        while batch := self._take():
+            announcements: list[Any] = []
+            started = time.perf_counter()
+            try:
+                announcements = self._run(batch)
+            except TapeError as error:
+                self._fail(batch, error)
+            except Exception as error:
+                log.exception("a batch of %d operations failed", len(batch))
+                self._fail(batch, error)
+            else:
+                self._metrics.commits.inc()
+                self._metrics.commit_seconds.observe(time.perf_counter() - started)
+                self._metrics.commit_operations.observe(len(batch))
+            self._loop.call_soon_threadsafe(self._settle, batch, announcements)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _take(self) -> list[_Waiting[Any]]:
+        """Everything that waits, within the limits of a batch; empty when it is time to stop."""
+        with self._wake:
+            while not self._queue and not self._closing:
+                self._wake.wait()
+            batch: list[_Waiting[Any]] = []
+            size = 0
+            while self._queue and len(batch) < self._limits.batch_operations:
+                if batch and size + self._queue[0].size > self._limits.batch_bytes:
+                    break
+                waiting = self._queue.popleft()
+                size += waiting.size
+                batch.append(waiting)
+            self._queued_bytes -= size
+            self._metrics.queued.set(len(self._queue))
+            return batch
+
+    def _run(self, batch: list[_Waiting[Any]]) -> list[Any]:
+        connection = self._connected()
+        try:
+            connection.begin()
+            tx = Transaction(connection)
+            position = 0
+            while position < len(batch):
+                waiting = batch[position]
+                if waiting.bulk is None:
+                    self._run_single(connection, tx, waiting)
+                    position += 1
+                else:
+                    position = self._run_bulk(tx, batch, position)
+            tx.flush()
+            connection.commit()
+        except BaseException as error:
+            self._abandon(connection, broken=isinstance(error, StoreUnavailable))
+            raise
+        return tx.announcements
+
+    def _run_single(self, connection: Connection, tx: Transaction, waiting: _Waiting[Any]) -> None:
+        assert waiting.single is not None
+        marks = tx.mark()
+        connection.savepoint()
+        try:
+            waiting.result = waiting.single(tx)
+        except Exception as error:
+            if not connection.in_transaction:
+                raise
+            connection.rollback_to_savepoint()
+            tx.rewind(marks)
+            waiting.error = error
+        else:
+            connection.release()
+
+    def _run_bulk(self, tx: Transaction, batch: list[_Waiting[Any]], start: int) -> int:
+        operation = batch[start].bulk
+        assert operation is not None
+        end = start
+        while end < len(batch) and batch[end].bulk == operation:
+            end += 1
+        together = batch[start:end]
+        results = operation(tx, [waiting.item for waiting in together])
+        for waiting, result in zip(together, results, strict=True):
+            waiting.result = result
+        return end
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            if time.monotonic() < self._down_until:
+                raise StoreUnavailable(self._down_because)
+            try:
+                self._connection = self._connect()
+            except StoreUnavailable as error:
+                self._down_until = time.monotonic() + RECONNECT_PAUSE_S
+                self._down_because = str(error)
+                raise
+            self._metrics.store_connects.inc()
+        return self._connection
+
+    def _abandon(self, connection: Connection, *, broken: bool) -> None:
+        """Undo a failed batch; a connection that cannot even do that is replaced."""
+        try:
+            if not broken:
+                connection.rollback()
+                return
+        except TapeError as error:
+            log.warning("rolling back failed, opening a new connection: %s", error)
+        self._connection = None
+        try:
+            connection.close()
+        except TapeError:
+            log.debug("closing a broken connection failed", exc_info=True)
+
+    def _fail(self, batch: list[_Waiting[Any]], error: BaseException) -> None:
+        self._metrics.commit_failures.labels(type(error).__name__).inc()
+        for waiting in batch:
+            waiting.error = waiting.error or error
+
+    # ── on the event loop ────────────────────────────────────────────────────────────────────────
+
+    def _settle(self, batch: list[_Waiting[Any]], announcements: list[Any]) -> None:
+        if announcements:
+            self._listener(announcements)
+        for waiting in batch:
+            if waiting.future.done():
+                continue  # the caller went away; what it asked for is done all the same
+            if waiting.error is not None:
+                waiting.future.set_exception(waiting.error)
+            else:
+                waiting.future.set_result(waiting.result)

@@ -1,0 +1,48 @@
+"""What Tape counts, for Prometheus. One registry per server, no global state."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """All instruments of one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tape_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"tape_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tape_{name}", text, buckets=buckets, registry=registry)
+
+        self.queued = gauge("write_queue_operations", "Operations waiting to be written")
+        self.overloaded = counter("write_overloaded", "Operations refused because the write queue was full")
+        self.commits = counter("commits", "Transactions committed by this process")
+        self.commit_failures = counter("commit_failures", "Transactions that failed, by error", "error")
+        self.commit_seconds = histogram("commit_seconds", "Time from begin to durable", _SECONDS)
+        self.commit_operations = histogram("commit_operations", "Operations sharing one commit", _SIZES)
+        self.store_connects = counter("store_connects", "Connections the writer opened")
+        self.listen_reconnects = counter("listen_reconnects", "Times the listening connection was lost")
+
+        self.head = gauge("journal_head", "Newest global_seq known to this process")
+        self.entries = counter("journal_entries", "Entries appended by this process")
+        self.foreign_entries = counter("journal_foreign_entries", "Entries of other processes passed on")
+
+        self.subscriptions = gauge("subscriptions", "Open subscriptions")
+        self.delivered = counter("subscription_entries", "Entries handed to subscriptions")
+        self.fell_behind = counter("subscriptions_fell_behind", "Times a slow subscription went back to the journal")
+        self.read_retries = counter("subscription_read_retries", "Failed journal reads that were tried again")
+
+        self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")
+
+    def render(self) -> bytes:
+        """The registry in Prometheus' text format."""
+        return generate_latest(self.registry)
