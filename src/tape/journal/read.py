@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -149,6 +150,28 @@ class SubjectCursor:
             return f"{subject} = ?", [prefix]
         # "0" is the character after "/": the range holds the prefix and everything below it.
         return f"{subject} >= ? AND {subject} < ?", [prefix, prefix + "0"]
+
+
+class ExactCursor:
+    """Reads a few exact subjects, each from the index."""
+
+    def __init__(self, subjects: Sequence[str]) -> None:
+        self._subjects = subjects
+        self._limit = _Limit()
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        head = read_head(reader)
+        after = checked_cursor(after, head)
+        limit = self._limit.value
+        one = f"SELECT * FROM ({_SELECT} WHERE subject = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?)"
+        union = " UNION ALL ".join(f"{one} AS s{index}" for index in range(len(self._subjects)))
+        params: list[object] = []
+        for subject in self._subjects:
+            params += (subject, after, head.global_seq, limit)
+        entries = [Entry(*row) for row in reader.query(f"{union} ORDER BY 1 LIMIT ?", *params, limit)]
+        self._limit.learn(entries)
+        position = entries[-1].global_seq if len(entries) == limit else max(after, head.global_seq)
+        return Slice(entries, position, head.global_seq)
 
 
 class RunCursor:

@@ -1,0 +1,228 @@
+"""The client for asyncio. The synchronous one is this one on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tape.client.batching import Batcher
+from tape.client.channel import DEFAULT_URL, Channel
+from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
+from tape.journal.entry import Draft, Entry
+from tape.journal.payload import to_json
+from tape.proto import tape_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+FIRST_RECONNECT_S = 0.1
+LAST_RECONNECT_S = 2.0
+# What is worth waiting for: the server or its database comes back.
+_COMES_BACK = (ServerUnreachable, ServerStopping, StoreUnavailable)
+
+
+class AsyncTapeClient:
+    """A connection to one server. Use as an async context manager, or call `close()`."""
+
+    def __init__(self, url: str = DEFAULT_URL) -> None:
+        self.url = url
+        self._channel = Channel(url)
+        self._batcher = Batcher(self._send)
+
+    async def __aenter__(self) -> AsyncTapeClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let appends that are on their way arrive, then disconnect."""
+        await self._batcher.flush()
+        await self._channel.close()
+
+    # ── the journal ──────────────────────────────────────────────────────────────────────────────
+
+    async def append(self, subject: str, payload: Any = None, **fields: Any) -> int:
+        """Append one event; its `global_seq` once it is durable.
+
+        `payload` is anything JSON can say. `fields` are the other fields of `Draft`: run_id, tenant,
+        user, session, schema_version, trace_id, …. Concurrent callers share messages and commits.
+        """
+        return (await self.append_many([Draft(subject=subject, payload_json=to_json(payload), **fields)]))[0]
+
+    async def append_many(self, drafts: Sequence[Draft]) -> list[int]:
+        """Append drafts, all or none, next to each other in the order; their `global_seq`s."""
+        return await self._batcher.append(drafts)
+
+    async def head(self) -> pb.JournalHead:
+        """Both ends of the journal: `global_seq`, `oldest`, and the chain value at the head."""
+        return await self._call("GetHead", pb.GetHeadRequest())  # type: ignore[no-any-return]
+
+    async def follow(
+        self,
+        subject_pattern: str = "",
+        *,
+        from_global_seq: int = 0,
+        run_id: str = "",
+        kind: str = "",
+        predicate_cel: str = "",
+        reconnect: bool = True,
+    ) -> AsyncIterator[Entry]:
+        """Every matching entry after a cursor, in order, none missing, none twice; then live, without end.
+
+        0 begins with the oldest entry, -1 with what comes next. When the server goes away, the
+        stream resumes after the last entry seen as soon as it is back.
+        """
+        async for batch in self.follow_batches(
+            subject_pattern,
+            from_global_seq=from_global_seq,
+            run_id=run_id,
+            kind=kind,
+            predicate_cel=predicate_cel,
+            reconnect=reconnect,
+        ):
+            for event in batch.entries:
+                yield to_entry(event)
+
+    async def follow_batches(
+        self,
+        subject_pattern: str = "",
+        *,
+        from_global_seq: int = 0,
+        run_id: str = "",
+        kind: str = "",
+        predicate_cel: str = "",
+        reconnect: bool = True,
+    ) -> AsyncIterator[pb.EntryBatch]:
+        """Like `follow`, in the batches that travel; `position` is where to resume, also if a batch is empty."""
+        request = pb.FollowRequest(
+            subject_pattern=subject_pattern,
+            from_global_seq=from_global_seq,
+            run_id=run_id,
+            kind=kind,
+            predicate_cel=predicate_cel,
+        )
+        pause = FIRST_RECONNECT_S
+        while True:
+            try:
+                async for batch in self._channel.stream("Follow", request):
+                    pause = FIRST_RECONNECT_S
+                    request.from_global_seq = batch.position or request.from_global_seq
+                    yield batch
+            except _COMES_BACK as error:
+                if not reconnect:
+                    raise
+                log.info("the stream was lost, resuming after %d: %s", request.from_global_seq, error)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(pause * 2, LAST_RECONNECT_S)
+
+    # ── subscriptions by their RPCs' names ───────────────────────────────────────────────────────
+
+    def subscribe_by_subject(
+        self,
+        *,
+        subject_pattern: str,
+        predicate_cel: str = "",
+        from_global_seq: int = 0,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> AsyncIterator[pb.EventEntry]:
+        """Matching entries one by one, as the RPC sends them."""
+        request = pb.SubscribeBySubjectRequest(
+            subject_pattern=subject_pattern, predicate_cel=predicate_cel, from_global_seq=from_global_seq
+        )
+        return self._channel.stream("SubscribeBySubject", request, timeout)
+
+    def subscribe_events(
+        self,
+        *,
+        from_ts_ms: int = 0,
+        run_id: str = "",
+        kind: str = "",
+        from_global_seq: int = 0,
+        subject_pattern: str = "",
+    ) -> AsyncIterator[pb.EventEntry]:
+        """Entries one by one, from a time or a global_seq, as the RPC sends them."""
+        request = pb.SubscribeEventsRequest(
+            from_ts_ms=from_ts_ms,
+            run_id=run_id,
+            kind=kind,
+            from_global_seq=from_global_seq,
+            subject_pattern=subject_pattern,
+        )
+        return self._channel.stream("SubscribeEvents", request)
+
+    def subscribe_run(
+        self,
+        *,
+        run_id: str,
+        from_seq: int = 0,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> AsyncIterator[pb.JournalEntry]:
+        """One run's entries from a seq on, as the RPC sends them."""
+        return self._channel.stream("SubscribeRun", pb.SubscribeRunRequest(run_id=run_id, from_seq=from_seq), timeout)
+
+    # ── values ───────────────────────────────────────────────────────────────────────────────────
+
+    async def write_value(
+        self, *, namespace: str, key: str, value_json: str, if_version: int = -1, writer: str = ""
+    ) -> pb.ValueRecord:
+        """Write a value; with `if_version` >= 0 only if that is its current version (0: not there yet)."""
+        return await self._call(  # type: ignore[no-any-return]
+            "WriteValue",
+            pb.WriteValueRequest(
+                namespace=namespace, key=key, value_json=value_json, if_version=if_version, writer=writer
+            ),
+        )
+
+    async def get_value(self, *, namespace: str, key: str) -> pb.GetValueResponse:
+        """The value as it stands, and whether it is there."""
+        return await self._call("GetValue", pb.GetValueRequest(namespace=namespace, key=key))  # type: ignore[no-any-return]
+
+    async def delete_value(self, *, namespace: str, key: str) -> pb.DeleteValueResponse:
+        """Delete a value."""
+        return await self._call("DeleteValue", pb.DeleteValueRequest(namespace=namespace, key=key))  # type: ignore[no-any-return]
+
+    def watch_value(self, *, namespace: str, key: str, from_version: int = 0) -> AsyncIterator[pb.ValueEvent]:
+        """Every version above `from_version`, in order, then each new one."""
+        request = pb.WatchValueRequest(namespace=namespace, key=key, from_version=from_version)
+        return self._channel.stream("WatchValue", request)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _call(self, name: str, request: Any) -> Any:
+        return await self._channel.call(name, request)
+
+    async def _send(self, drafts: Sequence[Draft], request_id: str) -> Sequence[int]:
+        request = pb.AppendRequest(request_id=request_id, drafts=[to_draft(draft) for draft in drafts])
+        response: pb.AppendResponse = await self._call("Append", request)
+        return response.global_seqs
+
+
+def to_draft(draft: Draft) -> pb.Draft:
+    """A draft on the wire; fields that are empty need not be set."""
+    return pb.Draft(**{name: value for name, value in msgspec.structs.asdict(draft).items() if value})
+
+
+def to_entry(event: pb.EventEntry) -> Entry:
+    """An entry from the wire."""
+    return Entry(
+        event.global_seq,
+        event.run_id,
+        event.seq,
+        event.kind,
+        event.subject,
+        event.payload_json,
+        event.schema_version,
+        event.trace_id,
+        event.span_id,
+        event.parent_span_id,
+        event.ts_ms,
+        event.tenant,
+        event.user,
+        event.session,
+        event.chain,
+    )

@@ -1,0 +1,115 @@
+"""The way to a server: addresses, the channel, calls, and errors turned back into what they were."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tape.errors import InvalidConfig, ServerUnreachable, TapeError, all_errors
+from tape.proto import tape_pb2
+
+DEFAULT_URL = "tape://localhost:7878"
+ERROR_CODE_KEY = "tape-error-code"
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A server that comes back is found again within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A server that vanished without a word is noticed.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+R = TypeVar("R", bound=Message)
+
+
+def target_of(url: str) -> str:
+    """The gRPC target of `tape://host:port`; the scheme may be left out."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        rest = scheme
+    elif scheme not in ("tape", "grpc"):
+        raise InvalidConfig(f"The server URL {url!r} must look like {DEFAULT_URL}.")
+    rest = rest.rstrip("/")
+    if not rest:
+        raise InvalidConfig(f"The server URL {url!r} has no host; it must look like {DEFAULT_URL}.")
+    return rest if rest.rpartition(":")[2].isdecimal() else f"{rest}:7878"
+
+
+class Channel:
+    """One connection to a server, with every RPC by name."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._channel = grpc.aio.insecure_channel(target_of(url), options=_OPTIONS)
+        self._calls: dict[str, Callable[..., Any]] = {}
+
+    async def call(self, name: str, request: Message, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+        """A unary RPC. Failures are the errors that the server meant."""
+        try:
+            return await self._bound(name)(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise_meant(error, self.url)
+
+    async def stream(self, name: str, request: Message, timeout: float | None = None) -> AsyncIterator[Any]:  # noqa: ASYNC109
+        """A streaming RPC; leaving the loop cancels it."""
+        call = self._bound(name)(request, timeout=timeout)
+        try:
+            async for reply in call:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise_meant(error, self.url)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """End all calls."""
+        await self._channel.close()
+
+    def _bound(self, name: str) -> Callable[..., Any]:
+        call = self._calls.get(name)
+        if call is None:
+            method = tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods_by_name[name]
+            kind = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
+            call = self._calls[name] = kind(
+                f"/tape.v1.Tape/{name}",
+                request_serializer=GetMessageClass(method.input_type).SerializeToString,
+                response_deserializer=GetMessageClass(method.output_type).FromString,
+            )
+        return call
+
+
+_ERRORS = all_errors()
+
+
+class RpcError(TapeError):
+    """The server answered with an error that has no class of its own."""
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message)
+        self.rpc_status = status
+
+
+def raise_meant(error: grpc.aio.AioRpcError, url: str) -> NoReturn:
+    """Raise the Tape error that an RPC error stands for."""
+    code = dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY)
+    details = error.details() or ""
+    kind = _ERRORS.get(str(code))
+    if kind is not None:
+        # Constructors differ; the message is what the server said.
+        meant = kind.__new__(kind)
+        TapeError.__init__(meant, details)
+        raise meant from error
+    if error.code() == grpc.StatusCode.UNAVAILABLE:
+        raise ServerUnreachable(
+            f"The Tape server at {url} cannot be reached ({details}). Is it running? Start one with: tape serve"
+        ) from error
+    raise RpcError(f"{error.code().name}: {details}", error.code().name) from error

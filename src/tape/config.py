@@ -1,0 +1,104 @@
+"""Settings: flags win over `TAPE_*` variables, which win over `tape.toml`, which wins over the defaults."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tape.errors import InvalidConfig
+
+FILE = "tape.toml"
+
+# Names that older deployments use.
+_ENV_ALIASES = {"TAPE_DB": "store", "TAPE_HEALTHZ_LISTEN": "http_listen"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `tape serve` can be told. Each name is a flag, a TAPE_* variable and a key of tape.toml."""
+
+    store: str = "sqlite:tape.db"
+    listen: str = "127.0.0.1:7878"
+    http_listen: str = "127.0.0.1:7879"
+    max_payload_bytes: int = 1 << 20
+    queue_operations: int = 20_000
+    queue_bytes: int = 64 << 20
+    readers: int = 4
+    shutdown_grace_s: float = 5.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name in ("max_payload_bytes", "queue_operations", "queue_bytes", "readers"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.shutdown_grace_s < 0:
+            raise InvalidConfig(f"shutdown_grace_s is {self.shutdown_grace_s}; it must not be negative.")
+        if self.queue_bytes < self.max_payload_bytes:
+            raise InvalidConfig(
+                f"queue_bytes ({self.queue_bytes}) must be at least max_payload_bytes ({self.max_payload_bytes})."
+            )
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise InvalidConfig(f"log_level is {self.log_level!r}; use debug, info, warning or error.")
+        parse_address("listen", self.listen)
+        if self.http_listen:
+            parse_address("http_listen", self.http_listen)
+
+
+def load_settings(
+    flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    """Settings from everywhere. A flag that is None was not given."""
+    env = os.environ if env is None else env
+    types = {field.name: type(field.default) for field in fields(Settings)}
+    values: dict[str, Any] = {}
+    for source, given in (("file", _from_file(file, types)), ("env", _from_env(env, types)), ("flags", flags)):
+        for name, value in given.items():
+            if value is not None:
+                values[name] = _convert(name, value, types[name], source)
+    return Settings(**values)
+
+
+def parse_address(name: str, address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `:port` or `[v6]:port`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65_535:
+        raise InvalidConfig(f"{name} is {address!r}; write it as host:port, for example 127.0.0.1:7878.")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104  (asked for with an empty host)
+
+
+def _from_file(file: Path | None, types: Mapping[str, type]) -> dict[str, Any]:
+    path = file or Path(FILE)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if file is None:
+            return {}
+        raise InvalidConfig(f"There is no configuration file {file}.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidConfig(f"{path} cannot be read as TOML: {error}.") from error
+    for name in content:
+        if name not in types:
+            close = difflib.get_close_matches(name, types, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" Known are {', '.join(types)}."
+            raise InvalidConfig(f"{path} has the unknown key {name!r}.{hint}")
+    return content
+
+
+def _from_env(env: Mapping[str, str], types: Mapping[str, type]) -> dict[str, str]:
+    aliased = {name: env[alias] for alias, name in _ENV_ALIASES.items() if alias in env}
+    return aliased | {name: env[f"TAPE_{name.upper()}"] for name in types if f"TAPE_{name.upper()}" in env}
+
+
+def _convert(name: str, value: Any, wanted: type, source: str) -> Any:
+    if source == "file" and isinstance(value, bool) is not (wanted is bool):
+        raise InvalidConfig(f"{name} is {value!r} in tape.toml; it must be {wanted.__name__}.")
+    try:
+        return wanted(value)
+    except (TypeError, ValueError) as error:
+        where = {"file": "tape.toml", "env": f"TAPE_{name.upper()}"}.get(source, f"--{name.replace('_', '-')}")
+        raise InvalidConfig(f"{name} is {value!r} ({where}); it must be {wanted.__name__}.") from error

@@ -1,0 +1,1 @@
+"""The doors: gRPC and HTTP."""

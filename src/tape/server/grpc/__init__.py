@@ -1,0 +1,1 @@
+"""The gRPC door: the service tape.v1.Tape."""

@@ -1,0 +1,121 @@
+"""Binds the methods of `tape.v1.Tape` to the functions that serve them.
+
+Every RPC of the proto is known; one without a function answers UNIMPLEMENTED. Functions may
+return a message or bytes that are one already: entries are encoded once and shared.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, Protocol
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tape.errors import TapeError
+from tape.proto import tape_pb2
+from tape.telemetry.metrics import Metrics
+from tape.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
+
+log = logging.getLogger(__name__)
+
+SERVICE = "tape.v1.Tape"
+ERROR_CODE_KEY = "tape-error-code"
+
+Reply = Message | bytes
+
+
+class Context(Protocol):
+    """What the functions use of a gRPC call."""
+
+    def invocation_metadata(self) -> Any: ...
+    def set_code(self, code: Any) -> None: ...
+    async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn: ...
+
+
+def handlers(doors: list[Any], metrics: Metrics) -> Any:
+    """A generic gRPC handler for the service, served by the `snake_case` methods of the doors."""
+    bound = {}
+    for method in tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+        function = next((getattr(door, name) for door in doors if hasattr(door, name)), None)
+        bound[method.name] = _handler(method, function, metrics)
+    return grpc.method_handlers_generic_handler(SERVICE, bound)
+
+
+def trace_of(context: Context) -> Trace:
+    """The caller's span, from the `traceparent` metadata."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent":
+            return parse_traceparent(value)
+    return NO_TRACE
+
+
+def _handler(method: Any, function: Any, metrics: Metrics) -> Any:
+    options = {
+        "request_deserializer": GetMessageClass(method.input_type).FromString,
+        "response_serializer": _to_bytes,
+    }
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(_stream(method.name, function, metrics), **options)
+    return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics), **options)
+
+
+def _to_bytes(reply: Reply) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.SerializeToString()
+
+
+def _unary(
+    name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics
+) -> Callable[[Any, Context], Awaitable[Reply]]:
+    succeeded = metrics.rpcs.labels(name, "OK")
+
+    async def call(request: Any, context: Context) -> Reply:
+        if function is None:
+            await _not_served(context, name, metrics)
+        try:
+            reply = await function(request, context)
+        except Exception as error:
+            await _fail(context, error, name, metrics)
+        succeeded.inc()
+        return reply
+
+    return call
+
+
+def _stream(
+    name: str, function: Callable[[Any, Context], AsyncIterator[Reply]] | None, metrics: Metrics
+) -> Callable[[Any, Context], AsyncIterator[Reply]]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Reply]:
+        if function is None:
+            await _not_served(context, name, metrics)
+        try:
+            async for reply in function(request, context):
+                yield reply
+        except Exception as error:
+            await _fail(context, error, name, metrics)
+        metrics.rpcs.labels(name, "OK").inc()
+
+    return call
+
+
+async def _not_served(context: Context, name: str, metrics: Metrics) -> NoReturn:
+    metrics.rpcs.labels(name, "UNIMPLEMENTED").inc()
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not served by this version of Tape.")
+
+
+async def _fail(context: Context, error: Exception, name: str, metrics: Metrics) -> NoReturn:
+    if isinstance(error, TapeError):
+        status = error.status
+        trailers = ((ERROR_CODE_KEY, error.code),)
+        text = str(error)
+    elif isinstance(error, grpc.aio.AbortError):
+        raise error
+    else:
+        log.exception("%s failed", name)
+        status, trailers, text = "INTERNAL", (), "An error of Tape itself; its log has the details."
+    metrics.rpcs.labels(name, status).inc()
+    await context.abort(grpc.StatusCode[status], text, trailers)

@@ -1,0 +1,130 @@
+"""The journal's RPCs: append, follow, and the subscriptions of older clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from tape.bus.hub import Hub
+from tape.bus.subscription import Subscription
+from tape.errors import InvalidInput, NotFound, NotImplementedYet
+from tape.journal.entry import Draft
+from tape.journal.journal import Journal
+from tape.journal.pattern import Pattern
+from tape.journal.read import RunCursor, Selection, has_run, position_before
+from tape.proto import tape_pb2 as pb
+from tape.server.grpc.binding import Context, trace_of
+from tape.server.grpc.frames import Frames, encode_journal_entry
+from tape.telemetry.tracing import NO_TRACE
+
+MAX_BATCH_ENTRIES = 1_024
+# A stream with nothing to say still tells this often how far it has looked.
+CHECKPOINT_S = 5.0
+
+
+class JournalDoor:
+    """Serves what is about the journal itself."""
+
+    def __init__(self, journal: Journal, hub: Hub) -> None:
+        self._journal = journal
+        self._hub = hub
+        self._frames = Frames()
+
+    async def append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
+        """Append drafts, all or none."""
+        drafts = [
+            Draft(
+                subject=draft.subject,
+                payload_json=draft.payload_json or "{}",
+                kind=draft.kind,
+                run_id=draft.run_id,
+                schema_version=draft.schema_version or 1,
+                trace_id=draft.trace_id,
+                span_id=draft.span_id,
+                parent_span_id=draft.parent_span_id,
+                tenant=draft.tenant,
+                user=draft.user,
+                session=draft.session,
+            )
+            for draft in request.drafts
+        ]
+        trace = trace_of(context)
+        if trace is not NO_TRACE:
+            drafts = [
+                draft if draft.trace_id else msgspec.structs.replace(draft, **trace._asdict()) for draft in drafts
+            ]
+        global_seqs = await self._journal.append(drafts, request_id=request.request_id)
+        return pb.AppendResponse(global_seqs=global_seqs)
+
+    async def get_head(self, request: pb.GetHeadRequest, context: Context) -> pb.JournalHead:
+        """Both ends of the journal."""
+        head = await self._journal.head()
+        return pb.JournalHead(global_seq=head.global_seq, oldest=head.oldest, ts_ms=head.ts_ms, chain=head.chain)
+
+    async def follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[bytes]:
+        """Entries in batches; the first message says where the stream begins."""
+        _refuse_predicate(request.predicate_cel)
+        selection = Selection(Pattern(request.subject_pattern), request.run_id, request.kind)
+        max_entries = request.max_entries or MAX_BATCH_ENTRIES
+        if not 0 < max_entries <= MAX_BATCH_ENTRIES:
+            raise InvalidInput(f"max_entries {request.max_entries} must lie between 1 and {MAX_BATCH_ENTRIES}.")
+        subscription = await self._hub.subscribe(selection, request.from_global_seq)
+        try:
+            for frame in self._frames.batches((), subscription.position, self._hub.head):
+                yield frame
+            while True:
+                batch = await subscription.next(max_entries, CHECKPOINT_S)
+                for start in range(0, max(len(batch.entries), 1), max_entries):
+                    part = batch.entries[start : start + max_entries]
+                    is_last = start + max_entries >= len(batch.entries)
+                    position = batch.position if is_last else part[-1].global_seq
+                    for frame in self._frames.batches(part, position, self._hub.head):
+                        yield frame
+        finally:
+            subscription.close()
+
+    async def subscribe_by_subject(
+        self, request: pb.SubscribeBySubjectRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Entries one by one."""
+        _refuse_predicate(request.predicate_cel)
+        selection = Selection(Pattern(request.subject_pattern))
+        async for frame in self._events(await self._hub.subscribe(selection, request.from_global_seq)):
+            yield frame
+
+    async def subscribe_events(self, request: pb.SubscribeEventsRequest, context: Context) -> AsyncIterator[bytes]:
+        """Entries one by one, from a global_seq or, for older clients, from a time."""
+        selection = Selection(Pattern(request.subject_pattern), request.run_id, request.kind)
+        after = request.from_global_seq
+        if after == 0 and request.from_ts_ms > 0:
+            after = await self._journal.database.read(lambda reader: position_before(reader, request.from_ts_ms))
+        async for frame in self._events(await self._hub.subscribe(selection, after)):
+            yield frame
+
+    async def subscribe_run(self, request: pb.SubscribeRunRequest, context: Context) -> AsyncIterator[bytes]:
+        """One run's entries, from a seq on."""
+        if not await self._journal.database.read(lambda reader: has_run(reader, request.run_id)):
+            raise NotFound(f"no such run: {request.run_id!r} has no entry on this journal.")
+        selection = Selection(Pattern(""), request.run_id)
+        subscription = await self._hub.subscribe(selection, 0, RunCursor(selection, request.from_seq))
+        try:
+            while True:
+                for entry in (await subscription.next()).entries:
+                    if entry.seq >= request.from_seq:
+                        yield encode_journal_entry(entry)
+        finally:
+            subscription.close()
+
+    async def _events(self, subscription: Subscription) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                for entry in (await subscription.next()).entries:
+                    yield self._frames.event(entry, self._hub.head)
+        finally:
+            subscription.close()
+
+
+def _refuse_predicate(predicate_cel: str) -> None:
+    if predicate_cel:
+        raise NotImplementedYet("predicate_cel is not served by this version of Tape; filter by subject_pattern.")

@@ -1,0 +1,108 @@
+"""The RPCs of values."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from tape.bus.hub import Hub
+from tape.journal import subject
+from tape.journal.entry import check_id
+from tape.journal.journal import Journal
+from tape.journal.pattern import Pattern
+from tape.journal.read import ExactCursor, Selection
+from tape.ledgers import values
+from tape.proto import tape_pb2 as pb
+from tape.server.grpc.binding import Context, trace_of
+
+
+class ValuesDoor:
+    """Serves values: write, read, watch, delete."""
+
+    def __init__(self, journal: Journal, hub: Hub) -> None:
+        self._database = journal.database
+        self._max_bytes = journal.max_payload_bytes
+        self._hub = hub
+
+    async def write_value(self, request: pb.WriteValueRequest, context: Context) -> pb.ValueRecord:
+        """Write, or compare and set."""
+        values.check_address(request.namespace, request.key)
+        values.check_value(request.value_json, self._max_bytes)
+        check_id("writer", request.writer)
+        trace = trace_of(context)
+        value = await self._database.write(
+            lambda tx: values.write(
+                tx,
+                request.namespace,
+                request.key,
+                request.value_json,
+                if_version=request.if_version,
+                writer=request.writer,
+                trace=trace,
+            ),
+            size=len(request.value_json) + 512,
+        )
+        return record(value)
+
+    async def get_value(self, request: pb.GetValueRequest, context: Context) -> pb.GetValueResponse:
+        """The value as it stands; a deleted one is not found, but shown."""
+        value = await self._database.read(lambda reader: values.get(reader, request.namespace, request.key))
+        if value is None:
+            return pb.GetValueResponse(found=False)
+        return pb.GetValueResponse(found=not value.deleted, value=record(value))
+
+    async def delete_value(self, request: pb.DeleteValueRequest, context: Context) -> pb.DeleteValueResponse:
+        """Delete; the version moves on."""
+        values.check_address(request.namespace, request.key)
+        trace = trace_of(context)
+        value = await self._database.write(
+            lambda tx: values.delete(tx, request.namespace, request.key, trace=trace)
+        )
+        if value is None:
+            return pb.DeleteValueResponse(deleted=False, version=0)
+        return pb.DeleteValueResponse(deleted=True, version=value.version)
+
+    async def watch_value(self, request: pb.WatchValueRequest, context: Context) -> AsyncIterator[pb.ValueEvent]:
+        """Every version above `from_version` that the journal still has, in order, then each new one."""
+        values.check_address(request.namespace, request.key)
+        changed = subject.value_changed(request.namespace, request.key)
+        deleted = subject.value_deleted(request.namespace, request.key)
+        pattern = Pattern(changed.replace("/changed/", "/*/", 1))
+        subscription = await self._hub.subscribe(Selection(pattern), 0, ExactCursor((changed, deleted)))
+        try:
+            while True:
+                for entry in (await subscription.next()).entries:
+                    payload = entry.payload
+                    if payload["version"] > request.from_version:
+                        yield _event(payload, entry.ts_ms)
+        finally:
+            subscription.close()
+
+
+def record(value: values.Value) -> pb.ValueRecord:
+    """A value on the wire."""
+    return pb.ValueRecord(
+        namespace=value.namespace,
+        key=value.key,
+        value_json=value.value_json,
+        version=value.version,
+        ts_ms=value.ts_ms,
+        writer=value.writer,
+        deleted=value.deleted,
+    )
+
+
+def _event(payload: dict[str, object], ts_ms: int) -> pb.ValueEvent:
+    written = payload.get("value")
+    return pb.ValueEvent(
+        value=pb.ValueRecord(
+            namespace=payload["namespace"],
+            key=payload["key"],
+            value_json=written["value_json"] if isinstance(written, dict) else "",
+            version=payload["version"],
+            ts_ms=ts_ms,
+            writer=payload.get("writer", ""),
+            deleted=bool(payload.get("deleted", False)),
+        ),
+        prev_version=payload["prev_version"],
+        prev_value_json=payload["prev_value_json"],
+    )

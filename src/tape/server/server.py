@@ -1,0 +1,162 @@
+"""One server process: database, hub and doors, started together and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tape.bus.hub import Hub
+from tape.config import Settings, parse_address
+from tape.errors import InvalidConfig, TapeError
+from tape.journal.journal import Journal, forget_requests
+from tape.server.grpc.binding import SERVICE, handlers
+from tape.server.grpc.journal import JournalDoor
+from tape.server.grpc.values import ValuesDoor
+from tape.server.http.app import build_app
+from tape.store import WriterLimits, open_database
+from tape.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+# Room in a gRPC message beside the largest payload: a batch of small ones, or one large one.
+MESSAGE_SLACK_BYTES = 8 << 20
+HOUSEKEEPING_S = 600.0
+
+
+class Server:
+    """Use as an async context manager; `grpc_address` and `http_address` tell where it listens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.database = open_database(
+            settings.store,
+            limits=WriterLimits(queue_operations=settings.queue_operations, queue_bytes=settings.queue_bytes),
+            metrics=self.metrics,
+            readers=settings.readers,
+        )
+        self.journal = Journal(self.database, settings.max_payload_bytes)
+        self.hub = Hub(self.database)
+        self.grpc_address = ""
+        self.http_address = ""
+        self._health = health.aio.HealthServicer()
+        self._grpc: grpc.aio.Server | None = None
+        self._http: _HttpServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Open the database, then the doors."""
+        await self.database.open()
+        try:
+            await self.hub.start()
+            await self._open_grpc()
+            if self.settings.http_listen:
+                self._open_http()
+        except BaseException:
+            await self.stop()
+            raise
+        self._tasks.append(asyncio.create_task(self._keep_house()))
+
+    async def stop(self) -> None:
+        """Accept nothing more, finish commits, end streams with a status, let go of the database."""
+        await self._health.enter_graceful_shutdown()
+        doors = []
+        if self._grpc is not None:
+            doors.append(asyncio.create_task(self._grpc.stop(self.settings.shutdown_grace_s)))
+        if self._http is not None:
+            self._http.should_exit = True
+        await asyncio.sleep(0)  # the doors stop accepting before streams are told to leave
+        await self.hub.close()
+        await asyncio.gather(*doors)
+        for task in self._tasks:
+            if task.get_name() != "http":
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.database.close()
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _open_grpc(self) -> None:
+        size = self.settings.max_payload_bytes + MESSAGE_SLACK_BYTES
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            ]
+        )
+        doors = [JournalDoor(self.journal, self.hub), ValuesDoor(self.journal, self.hub)]
+        server.add_generic_rpc_handlers((handlers(doors, self.metrics),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        host, port = parse_address("listen", self.settings.listen)
+        _bind("listen", host, port).close()  # gRPC hides why it cannot bind; this gives the reason
+        bound = server.add_insecure_port(_join(host, port))
+        await server.start()
+        self._grpc = server
+        self.grpc_address = _join(host, bound)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def _open_http(self) -> None:
+        host, port = parse_address("http_listen", self.settings.http_listen)
+        listening = _bind("http_listen", host, port)
+        self.http_address = _join(host, listening.getsockname()[1])
+        config = uvicorn.Config(
+            build_app(self.journal, self.metrics),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(int(self.settings.shutdown_grace_s), 1),
+        )
+        self._http = _HttpServer(config)
+        self._tasks.append(asyncio.create_task(self._http.serve([listening]), name="http"))
+
+    async def _keep_house(self) -> None:
+        while True:
+            try:
+                await self.database.write(forget_requests)
+            except TapeError as error:
+                log.warning("housekeeping failed, trying again later: %s", error)
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+
+class _HttpServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for the whole server, not for one of its doors."""
+        yield
+
+
+def _bind(name: str, host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        flag = name.replace("_", "-")
+        raise InvalidConfig(
+            f"Cannot listen on {_join(host, port)} ({error.strerror}). Choose another address with --{flag}."
+        ) from error
+    return listening
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
