@@ -49,14 +49,16 @@ class Settings:
             parse_address("http_listen", self.http_listen)
 
 
-def load_settings(
-    flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: Path | None = None
-) -> Settings:
+def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """Settings from everywhere. A flag that is None was not given."""
     env = os.environ if env is None else env
     types = {field.name: type(field.default) for field in fields(Settings)}
     values: dict[str, Any] = {}
-    for source, given in (("file", _from_file(file, types)), ("env", _from_env(env, types)), ("flags", flags)):
+    for source, given in (
+        ("file", _from_file(file, types)),
+        ("env", _from_env(env, types)),
+        ("flags", flags),
+    ):
         for name, value in given.items():
             if value is not None:
                 values[name] = _convert(name, value, types[name], source)

@@ -8,8 +8,6 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import msgspec
-
 from tape.client.batching import Batcher
 from tape.client.channel import DEFAULT_URL, Channel
 from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
@@ -128,7 +126,7 @@ class AsyncTapeClient:
         subject_pattern: str,
         predicate_cel: str = "",
         from_global_seq: int = 0,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
     ) -> AsyncIterator[pb.EventEntry]:
         """Matching entries one by one, as the RPC sends them."""
         request = pb.SubscribeBySubjectRequest(
@@ -160,7 +158,7 @@ class AsyncTapeClient:
         *,
         run_id: str,
         from_seq: int = 0,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
     ) -> AsyncIterator[pb.JournalEntry]:
         """One run's entries from a seq on, as the RPC sends them."""
         return self._channel.stream("SubscribeRun", pb.SubscribeRunRequest(run_id=run_id, from_seq=from_seq), timeout)
@@ -203,8 +201,20 @@ class AsyncTapeClient:
 
 
 def to_draft(draft: Draft) -> pb.Draft:
-    """A draft on the wire; fields that are empty need not be set."""
-    return pb.Draft(**{name: value for name, value in msgspec.structs.asdict(draft).items() if value})
+    """A draft on the wire."""
+    return pb.Draft(
+        subject=draft.subject,
+        payload_json=draft.payload_json,
+        kind=draft.kind,
+        run_id=draft.run_id,
+        schema_version=draft.schema_version,
+        trace_id=draft.trace_id,
+        span_id=draft.span_id,
+        parent_span_id=draft.parent_span_id,
+        tenant=draft.tenant,
+        user=draft.user,
+        session=draft.session,
+    )
 
 
 def to_entry(event: pb.EventEntry) -> Entry:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import uuid
+import secrets
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -69,6 +70,7 @@ class Batcher:
             self._in_flight -= 1
 
     def _gather(self) -> list[_Caller]:
+        """Those who wait, as many as one message takes."""
         callers = [self._waiting.popleft()]
         drafts, size = len(callers[0].drafts), callers[0].size
         while self._waiting:
@@ -101,7 +103,8 @@ class Batcher:
             start = end
 
     async def _send_surely(self, drafts: list[Draft]) -> Sequence[int]:
-        request_id = uuid.uuid4().hex
+        # Beginning with the time, ids of one day lie side by side in the server's index.
+        request_id = f"{time.time_ns():016x}-{secrets.token_hex(8)}"
         pause = FIRST_RETRY_S
         for attempt in range(1, ATTEMPTS + 1):
             try:

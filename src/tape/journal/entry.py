@@ -81,18 +81,25 @@ def checked(draft: Draft, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Draft:
     if draft.kind not in ("", kind):
         raise InvalidInput(f"kind {draft.kind!r} differs from the kind of the subject {subject!r}; leave it out.")
     check_payload(draft.payload_json, max_payload_bytes)
-    for name in ("run_id", "tenant", "user", "session"):
-        check_id(name, getattr(draft, name))
+    check_id("run_id", draft.run_id)
+    check_id("tenant", draft.tenant)
+    check_id("user", draft.user)
+    check_id("session", draft.session)
     if not 0 <= draft.schema_version <= MAX_SCHEMA_VERSION:
         raise InvalidInput(f"schema_version {draft.schema_version} must lie between 0 and {MAX_SCHEMA_VERSION}.")
+    if draft.trace_id or draft.span_id or draft.parent_span_id:
+        _check_trace(draft)
+    if subject == draft.subject and kind == draft.kind and draft.run_id:
+        return draft
+    return msgspec.structs.replace(draft, subject=subject, kind=kind, run_id=draft.run_id or DEFAULT_RUN)
+
+
+def _check_trace(draft: Draft) -> None:
     if draft.trace_id and not _TRACE.fullmatch(draft.trace_id):
         raise InvalidInput(f"trace_id {draft.trace_id!r} must be 32 lower-case hex digits, or empty.")
     for name in ("span_id", "parent_span_id"):
         if (value := getattr(draft, name)) and not _SPAN.fullmatch(value):
             raise InvalidInput(f"{name} {value!r} must be 16 lower-case hex digits, or empty.")
-    if subject == draft.subject and kind == draft.kind and draft.run_id:
-        return draft
-    return msgspec.structs.replace(draft, subject=subject, kind=kind, run_id=draft.run_id or DEFAULT_RUN)
 
 
 def check_payload(payload_json: str, max_bytes: int) -> None:
@@ -113,6 +120,8 @@ def check_payload(payload_json: str, max_bytes: int) -> None:
 
 def check_id(name: str, value: str) -> None:
     """Raise unless the text can be an identifier in every database."""
+    if not value:
+        return
     if len(value) * 4 > MAX_ID_BYTES and len(value.encode()) > MAX_ID_BYTES:
         raise InvalidInput(f"{name} {value[:40]!r}… has more than {MAX_ID_BYTES} bytes; use a shorter one.")
     if "\0" in value:

@@ -92,7 +92,7 @@ def _carried_out(tx: Transaction, request_ids: list[str]) -> dict[str, range]:
         return {}
     condition, values = tx.is_any("request_id", request_ids)
     rows = tx.query(
-        f"SELECT request_id, first_global_seq, entries FROM tape_append_requests WHERE {condition}",  # noqa: S608
+        f"SELECT request_id, first_global_seq, entries FROM tape_append_requests WHERE {condition}",
         values,
     )
     return {request_id: range(first, first + entries) for request_id, first, entries in rows}

@@ -15,6 +15,9 @@ from tape.journal.chain import canonical, link
 from tape.journal.entry import COLUMNS, Draft, Entry
 from tape.store import Reader, Transaction
 
+# Run heads kept in memory between transactions.
+REMEMBERED_RUNS = 20_000
+
 
 class Head(msgspec.Struct, frozen=True, gc=False):
     """Both ends of the journal. `anchor` is the chain value just before the oldest entry."""
@@ -43,7 +46,8 @@ class Page:
         self._chain = head.chain
         # Time never runs backwards along the journal, so a time can be found by bisection.
         self._ts_ms = max(time.time_ns() // 1_000_000, head.ts_ms)
-        self._run_seqs: dict[str, int] = {}
+        self._run_seqs = self._remembered(head)
+        self._undo: list[tuple[str, int]] = []
         self._entries: list[Entry] = []
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
@@ -51,10 +55,14 @@ class Page:
         self._load_runs({draft.run_id for draft in drafts})
         entries = []
         global_seq, chain, ts_ms, run_seqs = self._global_seq, self._chain, self._ts_ms, self._run_seqs
+        undo = self._undo
         for draft in drafts:
             global_seq += 1
             run_id = draft.run_id
-            seq = run_seqs[run_id] = run_seqs[run_id] + 1
+            seq = run_seqs[run_id]
+            undo.append((run_id, seq))
+            seq += 1
+            run_seqs[run_id] = seq
             texts = (
                 run_id,
                 draft.kind,
@@ -102,12 +110,15 @@ class Page:
         return self._ts_ms
 
     def mark(self) -> object:
-        return (self._global_seq, self._chain, dict(self._run_seqs), len(self._entries))
+        return self._global_seq, self._chain, len(self._entries)
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
-        self._global_seq, self._chain, self._run_seqs, count = mark
-        del self._entries[count:]
+        self._global_seq, self._chain, count = mark
+        while len(self._entries) > count:
+            self._entries.pop()
+            run_id, seq = self._undo.pop()
+            self._run_seqs[run_id] = seq
 
     def flush(self) -> None:
         """Write entries, run heads and the head, and announce the entries."""
@@ -117,7 +128,10 @@ class Page:
         tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
         touched = {entry.run_id for entry in self._entries}
         tx.upsert(
-            "tape_run_heads", ["run_id"], ["run_id", "seq"], [(run_id, self._run_seqs[run_id]) for run_id in touched]
+            "tape_run_heads",
+            ["run_id"],
+            ["run_id", "seq"],
+            [(run_id, self._run_seqs[run_id]) for run_id in touched],
         )
         tx.execute(
             "UPDATE tape_head SET global_seq = ?, chain = ?, ts_ms = ? WHERE id = 1",
@@ -126,15 +140,21 @@ class Page:
             self._ts_ms,
         )
         tx.announce(self._entries)
+        tx.memory[Page] = (self._global_seq, self._chain, self._run_seqs)
+
+    def _remembered(self, head: Head) -> dict[str, int]:
+        """The run heads as this connection left them, if nobody has written since."""
+        global_seq, chain, run_seqs = self._tx.memory.pop(Page, (0, b"", {}))
+        if (global_seq, chain) == (head.global_seq, head.chain) and len(run_seqs) < REMEMBERED_RUNS:
+            return run_seqs  # type: ignore[no-any-return]  # only this class puts it there
+        return {}
 
     def _load_runs(self, run_ids: Iterable[str]) -> None:
         unknown = [run_id for run_id in run_ids if run_id not in self._run_seqs]
         if unknown:
             condition, values = self._tx.is_any("run_id", unknown)
             self._run_seqs |= dict.fromkeys(unknown, 0)
-            self._run_seqs |= dict(
-                self._tx.query(f"SELECT run_id, seq FROM tape_run_heads WHERE {condition}", values)  # noqa: S608
-            )
+            self._run_seqs |= dict(self._tx.query(f"SELECT run_id, seq FROM tape_run_heads WHERE {condition}", values))
 
 
 def append(tx: Transaction, drafts: Sequence[Draft]) -> list[Entry]:

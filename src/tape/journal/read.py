@@ -13,6 +13,7 @@ from tape.journal.entry import COLUMNS, Entry
 from tape.journal.page import Head, read_head
 from tape.journal.pattern import Pattern
 from tape.store import Reader
+from tape.store.connection import Row
 
 # One question to the database looks at this many entries at most, so that none takes long.
 WINDOW = 20_000
@@ -22,7 +23,7 @@ FIRST_LIMIT = 128
 MAX_LIMIT = 2_048
 COMFORTABLE_BYTES = 2 << 20
 
-_SELECT = f"SELECT {','.join(COLUMNS)} FROM tape_journal"  # noqa: S608
+_SELECT = f"SELECT {','.join(COLUMNS)} FROM tape_journal"
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -112,16 +113,16 @@ class SubjectCursor:
             return True
         condition, params = self._subject_condition("subject")
         count = reader.one(
-            f"SELECT count(*) FROM (SELECT 1 FROM tape_journal WHERE {condition} LIMIT ?) AS few",  # noqa: S608
+            f"SELECT count(*) FROM (SELECT 1 FROM tape_journal WHERE {condition} LIMIT ?) AS few",
             *params,
             SPARSE + 1,
         )
         return count is not None and count[0] <= SPARSE
 
-    def _look_up(self, reader: Reader, after: int, until: int, limit: int) -> list[tuple[object, ...]]:
+    def _look_up(self, reader: Reader, after: int, until: int, limit: int) -> list[Row]:
         condition, params = self._subject_condition("subject")
         return reader.query(
-            f"{_SELECT} WHERE global_seq IN (SELECT global_seq FROM tape_journal WHERE {condition}"  # noqa: S608
+            f"{_SELECT} WHERE global_seq IN (SELECT global_seq FROM tape_journal WHERE {condition}"
             " AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?) ORDER BY global_seq",
             *params,
             after,
@@ -129,9 +130,10 @@ class SubjectCursor:
             limit,
         )
 
-    def _scan(self, reader: Reader, after: int, until: int, limit: int) -> list[tuple[object, ...]]:
+    def _scan(self, reader: Reader, after: int, until: int, limit: int) -> list[Row]:
         if self._pattern.matches_everything:
-            condition, params = "", []
+            condition = ""
+            params: list[str] = []
         else:
             # The concatenation keeps planners from the subject's index: the window is short already.
             condition, params = self._subject_condition("(subject || '')")
@@ -163,7 +165,8 @@ class ExactCursor:
         head = read_head(reader)
         after = checked_cursor(after, head)
         limit = self._limit.value
-        one = f"SELECT * FROM ({_SELECT} WHERE subject = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?)"
+        condition = "subject = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?"
+        one = f"SELECT * FROM ({_SELECT} WHERE {condition})"
         union = " UNION ALL ".join(f"{one} AS s{index}" for index in range(len(self._subjects)))
         params: list[object] = []
         for subject in self._subjects:

@@ -55,6 +55,10 @@ def _remove_below(tx: Transaction, oldest: int, total: int | None) -> int:
     tx.execute("UPDATE tape_head SET oldest = ?, anchor = ? WHERE id = 1", oldest, anchor)
     if total is not None:
         facts = {"oldest": oldest, "removed": total, "anchor": anchor.hex()}
-        note = Draft(subject=subject.journal_pruned(), run_id="journal", payload_json=msgspec.json.encode(facts).decode())
+        note = Draft(
+            subject=subject.journal_pruned(),
+            run_id="journal",
+            payload_json=msgspec.json.encode(facts).decode(),
+        )
         append(tx, [checked(note)])
     return removed

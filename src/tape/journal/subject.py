@@ -53,7 +53,7 @@ def build(kind: str, verb: str, *dims: str) -> str:
     for name, word in (("kind", kind), ("verb", verb)):
         if not _WORD.fullmatch(word):
             raise InvalidSubject(
-                f"The {name} {word!r} must be lower-case letters, digits, '.', '_' or '-', and begin with one of the former."
+                f"The {name} {word!r} must be lower-case letters, digits, '.', '_' or '-', not beginning with a sign."
             )
     return _checked_length("/".join(("", ROOT, kind, verb, *map(encode, dims))))
 

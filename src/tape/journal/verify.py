@@ -85,7 +85,7 @@ class _Walk:
         """The entries of a stretch; where the file is damaged, all that can still be read."""
         try:
             yield from reader.query(
-                f"SELECT {_FIELDS} FROM tape_journal WHERE global_seq >= ? AND global_seq < ? ORDER BY global_seq",  # noqa: S608
+                f"SELECT {_FIELDS} FROM tape_journal WHERE global_seq >= ? AND global_seq < ? ORDER BY global_seq",
                 start,
                 end,
             )
@@ -116,7 +116,11 @@ class _Walk:
         if chain in expected:
             self._previous = (chain,)
         elif expected:
-            self._add(global_seq, "altered", f"its content gives the chain value {expected[0].hex()}, not {chain.hex()}")
+            self._add(
+                global_seq,
+                "altered",
+                f"its content gives the chain value {expected[0].hex()}, not {chain.hex()}",
+            )
             self._previous = (chain, *expected)
         else:
             self._add(global_seq, "unproven", "follows a hole: nothing is left to check it against")

@@ -34,7 +34,10 @@ def get(reader: Reader | Transaction, namespace: str, key: str) -> Value | None:
         namespace,
         key,
     )
-    return None if row is None else Value(namespace, key, *row[:4], deleted=bool(row[4]))
+    if row is None:
+        return None
+    value_json, version, ts_ms, writer, deleted = row
+    return Value(namespace, key, value_json, version, ts_ms, writer, bool(deleted))
 
 
 def check_address(namespace: str, key: str) -> None:
@@ -49,7 +52,9 @@ def check_address(namespace: str, key: str) -> None:
 def check_value(value_json: str, max_bytes: int) -> None:
     """Raise unless the text can be stored."""
     if (size := len(value_json.encode())) > max_bytes:
-        raise PayloadTooLarge(f"value_json has {size} bytes; this server takes {max_bytes} at most (max_payload_bytes).")
+        raise PayloadTooLarge(
+            f"value_json has {size} bytes; this server takes {max_bytes} at most (max_payload_bytes)."
+        )
     if "\0" in value_json:
         raise InvalidInput("value_json has a NUL character; write it as \\u0000.")
 
@@ -129,6 +134,14 @@ def _journal(tx: Transaction, subject: str, namespace: str, payload: dict[str, o
 
 def _store(tx: Transaction, value: Value) -> Value:
     columns = ("namespace", "key", "value_json", "version", "ts_ms", "writer", "deleted")
-    row = (value.namespace, value.key, value.value_json, value.version, value.ts_ms, value.writer, int(value.deleted))
+    row = (
+        value.namespace,
+        value.key,
+        value.value_json,
+        value.version,
+        value.ts_ms,
+        value.writer,
+        int(value.deleted),
+    )
     tx.upsert("tape_values", ("namespace", "key"), columns, [row])
     return value

@@ -36,6 +36,9 @@ class Reader(ABC):
 class Connection(Reader):
     """One connection of the writer: statements and the transaction around them."""
 
+    def __init__(self) -> None:
+        self.memory: dict[type, Any] = {}
+
     @abstractmethod
     def execute(self, sql: str, *params: Any) -> int:
         """Run one statement; the number of rows it changed."""
@@ -99,7 +102,4 @@ def upsert_sql(table: str, keys: Sequence[str], columns: Sequence[str], source: 
     """The INSERT … ON CONFLICT that both dialects understand; `source` provides the rows."""
     changes = ",".join(f"{column} = excluded.{column}" for column in columns if column not in keys)
     # Only names of our own tables and columns are put together here, never a caller's text.
-    return (
-        f"INSERT INTO {table} ({','.join(columns)}) {source} "  # noqa: S608
-        f"ON CONFLICT ({','.join(keys)}) DO UPDATE SET {changes}"
-    )
+    return f"INSERT INTO {table} ({','.join(columns)}) {source} ON CONFLICT ({','.join(keys)}) DO UPDATE SET {changes}"

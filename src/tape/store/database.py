@@ -79,7 +79,8 @@ class Database(ABC):
                 migrate(connection)
             elif pending := pending_migrations(connection):
                 raise SchemaOutdated(
-                    f"The database {self.url} lacks {', '.join(map(str, pending))}. Run: tape migrate --store {self.url}"
+                    f"The database {self.url} lacks {', '.join(map(str, pending))}."
+                    f" Run: tape migrate --store {self.url}"
                 )
         finally:
             connection.close()

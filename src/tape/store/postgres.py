@@ -6,9 +6,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, Literal, LiteralString, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar
 
-from tape.errors import MissingExtra, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreUnavailable, TapeError
+from tape.errors import (
+    MissingExtra,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    TapeError,
+)
 from tape.store.connection import Connection, Row, placeholders, upsert_sql
 from tape.store.database import Database
 
@@ -36,9 +44,9 @@ _ARRAYS = {int: "int8[]", str: "text[]", bytes: "bytea[]"}
 
 
 @lru_cache(maxsize=512)
-def to_psycopg(sql: str) -> LiteralString:
+def to_psycopg(sql: str) -> str:
     """Our `?` parameters as psycopg's; no statement of ours has a question mark or percent sign otherwise."""
-    return cast(LiteralString, sql.replace("?", "%b"))
+    return sql.replace("?", "%b")
 
 
 def translate(error: psycopg.Error) -> TapeError:
@@ -71,6 +79,7 @@ class PostgresConnection(Connection):
     dialect: Literal["postgres"] = "postgres"
 
     def __init__(self, conninfo: str, *, read_only: bool) -> None:
+        super().__init__()
         try:
             self._db = psycopg.connect(
                 conninfo,
@@ -111,11 +120,11 @@ class PostgresConnection(Connection):
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         names = ",".join(columns)
         if len(rows) < COPY_FROM_ROWS:
-            sql = f"INSERT INTO {table} ({names}) VALUES ({placeholders(len(columns))})"  # noqa: S608
+            sql = f"INSERT INTO {table} ({names}) VALUES ({placeholders(len(columns))})"
             for row in rows:
                 self._cursor.execute(to_psycopg(sql), row)
             return
-        with self._cursor.copy(cast(LiteralString, f"COPY {table} ({names}) FROM STDIN")) as copy:
+        with self._cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
 
@@ -129,7 +138,7 @@ class PostgresConnection(Connection):
 
     @_translated
     def begin(self) -> None:
-        self._script.execute(cast(LiteralString, f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})"))
+        self._script.execute(f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")
 
     @_translated
     def commit(self) -> None:
@@ -154,11 +163,14 @@ class PostgresConnection(Connection):
 
     @property
     def in_transaction(self) -> bool:
-        return self._db.info.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+        return self._db.info.transaction_status in (
+            pq.TransactionStatus.INTRANS,
+            pq.TransactionStatus.INERROR,
+        )
 
     @_translated
     def run_script(self, sql: str) -> None:
-        self._script.execute(cast(LiteralString, sql), prepare=False)
+        self._script.execute(sql, prepare=False)
 
     def has_table(self, name: str) -> bool:
         row = self.one("SELECT to_regclass(?::text) IS NOT NULL", name)
@@ -197,7 +209,10 @@ class PostgresDatabase(Database):
         while True:
             try:
                 connection = await psycopg.AsyncConnection.connect(
-                    self.conninfo, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name="tape-listen"
+                    self.conninfo,
+                    autocommit=True,
+                    connect_timeout=CONNECT_TIMEOUT_S,
+                    application_name="tape-listen",
                 )
             except psycopg.Error as error:
                 log.warning("cannot listen for changes, trying again: %s", error)

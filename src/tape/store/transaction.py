@@ -31,6 +31,9 @@ class Transaction:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        # What participants remember from one transaction of this connection to the next. Other processes
+        # write too, and commits fail: whoever looks here must be able to tell whether it still holds.
+        self.memory = connection.memory
         self._participants: dict[type[Participant], Participant] = {}
         self.announcements: list[Any] = []
         self.dialect: Dialect = connection.dialect

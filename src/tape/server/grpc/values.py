@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 from tape.bus.hub import Hub
 from tape.journal import subject
@@ -54,9 +55,7 @@ class ValuesDoor:
         """Delete; the version moves on."""
         values.check_address(request.namespace, request.key)
         trace = trace_of(context)
-        value = await self._database.write(
-            lambda tx: values.delete(tx, request.namespace, request.key, trace=trace)
-        )
+        value = await self._database.write(lambda tx: values.delete(tx, request.namespace, request.key, trace=trace))
         if value is None:
             return pb.DeleteValueResponse(deleted=False, version=0)
         return pb.DeleteValueResponse(deleted=True, version=value.version)
@@ -91,7 +90,7 @@ def record(value: values.Value) -> pb.ValueRecord:
     )
 
 
-def _event(payload: dict[str, object], ts_ms: int) -> pb.ValueEvent:
+def _event(payload: dict[str, Any], ts_ms: int) -> pb.ValueEvent:
     written = payload.get("value")
     return pb.ValueEvent(
         value=pb.ValueRecord(

@@ -1,0 +1,157 @@
+"""`tape doctor`: is everything in place, and if not, what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+
+from tape import __version__
+from tape.cli.options import Output, OutputOption, run
+from tape.config import Settings, load_settings, parse_address
+from tape.errors import TapeError
+from tape.journal.page import Head, read_head
+from tape.store import open_database
+
+Verdict = Literal["ok", "warning", "problem"]
+_MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
+JAVA_VERSIONS = range(17, 26)
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at; `remedy` says what to do about it."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+def doctor(
+    store: Annotated[str | None, typer.Option(help="The database to look at.")] = None,
+    listen: Annotated[str | None, typer.Option(help="The gRPC address to look at.")] = None,
+    http_listen: Annotated[str | None, typer.Option(help="The HTTP address to look at.")] = None,
+    config: Annotated[Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file.")] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Look at the environment, the store, the ports and Spark's Java, and say what to do.
+
+    Exits with 1 if there is a problem; a warning is not one.
+    """
+    settings = load_settings({"store": store, "listen": listen, "http_listen": http_listen}, file=config)
+    checks = list(_checks(settings))
+    if output is Output.json:
+        typer.echo(msgspec.json.encode(checks).decode())
+    else:
+        console = Console(highlight=False)
+        for check in checks:
+            console.print(f"{_MARKS[check.verdict]} {check.name}: {check.found}")
+            if check.remedy:
+                console.print(f"    → {check.remedy}", markup=False)
+    if any(check.verdict == "problem" for check in checks):
+        raise typer.Exit(1)
+
+
+def _checks(settings: Settings) -> Iterator[Check]:
+    yield _python()
+    yield _sqlite()
+    yield _store(settings.store)
+    for name, address in (("gRPC port", settings.listen), ("HTTP port", settings.http_listen)):
+        if address:
+            yield _port(name, address)
+    yield _java()
+    yield _package("PySpark", "pyspark", "only the data pipeline needs it: pip install pyspark")
+    yield _package("psycopg", "psycopg", "only a PostgreSQL store needs it: pip install 'tape[postgres]'")
+
+
+def _python() -> Check:
+    return Check("Tape", "ok", f"{__version__} on Python {platform.python_version()}, {platform.platform(terse=True)}")
+
+
+def _sqlite() -> Check:
+    import apsw
+
+    return Check("SQLite", "ok", f"{apsw.sqlite_lib_version()} (apsw)")
+
+
+def _store(url: str) -> Check:
+    try:
+        database = open_database(url)
+        if (path := getattr(database, "path", None)) is not None and not path.exists():
+            if not path.parent.is_dir():
+                return Check("Store", "problem", f"{url}: no such folder", f"mkdir -p {path.parent}")
+            return Check("Store", "ok", f"{url} is not there yet; tape serve creates it")
+        pending = database.pending()
+        if pending:
+            return Check("Store", "warning", f"{url} lacks {len(pending)} migrations", f"tape migrate --store {url}")
+        head = run(_head(url))
+    except TapeError as error:
+        return Check("Store", "problem", f"{url}: {error}", f"see docs/errors.md, {error.code}")
+    ahead_s = head.ts_ms / 1000 - time.time()
+    if ahead_s > 1:
+        return Check(
+            "Store",
+            "warning",
+            f"{url}: its newest entry is {ahead_s:.0f} s in the future",
+            "set the clocks of all writers (NTP): new entries carry that time until it has passed",
+        )
+    room = ""
+    if path is not None:
+        free = shutil.disk_usage(path.parent).free
+        room = f", {free / 1e9:.1f} GB free"
+        if free < 500e6:
+            return Check("Store", "warning", f"{url}: {free / 1e6:.0f} MB free on its disk", "make room, or tape prune")
+    return Check("Store", "ok", f"{url}, {head.global_seq - head.oldest + 1:,} entries up to {head.global_seq}{room}")
+
+
+async def _head(url: str) -> Head:
+    async with open_database(url, migrate=False) as database:
+        return await database.read(read_head)
+
+
+def _port(name: str, address: str) -> Check:
+    host, port = parse_address(name, address)
+    try:
+        with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=1):  # noqa: S104
+            return Check(name, "ok", f"{address} answers: a server is running")
+    except OSError:
+        return Check(name, "ok", f"{address} is free")
+
+
+def _java() -> Check:
+    java = shutil.which("java")
+    remedy = "only the data pipeline needs it: apt-get install openjdk-17-jre-headless"
+    if java is None:
+        return Check("Java", "warning", "not found", remedy)
+    text = _first_line([java, "-version"])
+    version = next((int(word) for word in text.replace('"', " ").replace(".", " ").split() if word.isdecimal()), 0)
+    if version not in JAVA_VERSIONS:
+        return Check("Java", "warning", f"{text}: Spark needs 17 to {JAVA_VERSIONS[-1]}", remedy)
+    return Check("Java", "ok", text)
+
+
+def _package(name: str, module: str, remedy: str) -> Check:
+    if importlib.util.find_spec(module) is None:
+        return Check(name, "warning", "not installed", remedy)
+    from importlib.metadata import version
+
+    return Check(name, "ok", version(module))
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    lines = (done.stderr or done.stdout).splitlines()
+    return lines[0] if lines else ""

@@ -1,0 +1,56 @@
+"""Puts the commands together and turns errors into sentences."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tape import __version__
+from tape.cli import append, doctor, migrate, prune, serve, tail, verify
+from tape.errors import TapeError
+
+app = typer.Typer(
+    name="tape",
+    help="Tape: one durable log for agents, services and data pipelines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (
+    serve.serve,
+    append.append,
+    tail.tail,
+    verify.verify,
+    prune.prune,
+    migrate.migrate,
+    doctor.doctor,
+):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tape {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Tape: one durable log for agents, services and data pipelines."""
+
+
+def main() -> None:
+    """Run the command line; an error of Tape is one sentence, not a stack."""
+    try:
+        app()
+    except TapeError as error:
+        typer.secho(f"error {error.code}: ", fg="red", bold=True, err=True, nl=False)
+        typer.echo(str(error), err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,29 @@
+"""`tape migrate`: bring a database's schema up to date."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption
+from tape.store import open_database
+
+
+def migrate(
+    check: Annotated[bool, typer.Option("--check", help="Only tell; exit with 1 if something is pending.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Apply the migrations that this version needs. `tape serve` does so by itself at start."""
+    database = open_database(store)
+    names = [str(migration) for migration in (database.pending() if check else database.migrate())]
+    if output is Output.json:
+        typer.echo(msgspec.json.encode({"pending" if check else "applied": names}).decode())
+    elif names:
+        typer.echo(f"{'Pending' if check else 'Applied'}: {', '.join(names)}")
+    else:
+        typer.echo("The schema is up to date.")
+    if check and names:
+        raise typer.Exit(1)

@@ -1,0 +1,78 @@
+"""`tape prune`: retention."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import time
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.cli.progress import bar
+from tape.errors import InvalidInput
+from tape.journal.page import read_head
+from tape.journal.read import position_before
+from tape.journal.retention import prune as prune_journal
+from tape.store import Database, open_database
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def prune(
+    before: Annotated[
+        str,
+        typer.Option(help="A global_seq, a date or time (2026-01-31, 2026-01-31T12:00Z) or an age (90d, 12h)."),
+    ],
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Remove the oldest entries for good. The rest stays provable, and the removal is journaled."""
+    before_seq, before_ms = parse_before(before, time.time_ns() // 1_000_000)
+    run(_prune(store, before_seq, before_ms, dry_run, yes, output))
+
+
+async def _prune(
+    store: str, before_seq: int | None, before_ms: int | None, dry_run: bool, yes: bool, output: Output
+) -> None:
+    async with open_database(store, migrate=False) as database:
+        first_kept, count = await _extent(database, before_seq, before_ms)
+        if count and not dry_run and not yes:
+            typer.confirm(f"Remove {count:,} entries below {first_kept} from {store}?", abort=True, err=True)
+        if not dry_run:
+            with bar("Pruning") as progress:
+                count = await prune_journal(database, before_seq=first_kept, progress=progress)
+    if output is Output.json:
+        typer.echo(msgspec.json.encode({"removed": count, "oldest": first_kept, "dry_run": dry_run}).decode())
+    else:
+        typer.echo(f"{'Would remove' if dry_run else 'Removed'} {count:,} entries; the oldest is now {first_kept}.")
+
+
+async def _extent(database: Database, before_seq: int | None, before_ms: int | None) -> tuple[int, int]:
+    """The first entry that stays, and how many go."""
+    head = await database.read(read_head)
+    if before_ms is not None:
+        moment = before_ms
+        before_seq = await database.read(lambda reader: position_before(reader, moment)) + 1
+    first_kept = max(before_seq or 0, head.oldest)
+    return first_kept, first_kept - head.oldest
+
+
+def parse_before(text: str, now_ms: int) -> tuple[int | None, int | None]:
+    """A global_seq, or a time in ms."""
+    if text.isdecimal():
+        return int(text), None
+    if age := re.fullmatch(r"(\d+)([smhdw])", text):
+        return None, now_ms - int(age[1]) * _UNITS_MS[age[2]]
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(
+            f"--before {text!r} is neither a global_seq, nor a date or time such as 2026-01-31T12:00Z,"
+            " nor an age such as 90d, 12h, 30m."
+        ) from None
+    return None, int(moment.astimezone().timestamp() * 1000)

@@ -1,0 +1,98 @@
+"""`tape serve`: run a server until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tape import __version__
+from tape.cli.options import run
+from tape.config import Settings, load_settings
+
+# The writer's thread and the event loop hand the interpreter to each other many times a batch.
+# With Python's default of 5 ms a busy loop would keep the writer waiting that long each time.
+SWITCH_INTERVAL_S = 0.0002
+
+
+def serve(
+    store: Annotated[str | None, typer.Option(help="The database. [default: sqlite:tape.db]")] = None,
+    db: Annotated[str | None, typer.Option(hidden=True)] = None,
+    listen: Annotated[str | None, typer.Option(help="gRPC address. [default: 127.0.0.1:7878]")] = None,
+    http_listen: Annotated[
+        str | None, typer.Option(help="HTTP address; empty turns it off. [default: 127.0.0.1:7879]")
+    ] = None,
+    healthz_listen: Annotated[str | None, typer.Option(hidden=True)] = None,
+    max_payload_bytes: Annotated[int | None, typer.Option(help="Largest payload taken. [default: 1048576]")] = None,
+    queue_operations: Annotated[int | None, typer.Option(help="Writes that may wait. [default: 20000]")] = None,
+    queue_bytes: Annotated[int | None, typer.Option(help="Bytes that may wait. [default: 67108864]")] = None,
+    readers: Annotated[int | None, typer.Option(help="Connections for reading. [default: 4]")] = None,
+    shutdown_grace_s: Annotated[
+        float | None, typer.Option(help="Seconds that calls have to finish. [default: 5]")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [default: info]")] = None,
+    config: Annotated[
+        Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file. [default: tape.toml]")
+    ] = None,
+) -> None:
+    """Run a server: gRPC and HTTP doors on one journal.
+
+    Every option is also a TAPE_* variable and a key of tape.toml; flags win over variables over the file.
+    """
+    flags = {
+        "store": store if store is not None else db,
+        "listen": listen,
+        "http_listen": http_listen if http_listen is not None else healthz_listen,
+        "max_payload_bytes": max_payload_bytes,
+        "queue_operations": queue_operations,
+        "queue_bytes": queue_bytes,
+        "readers": readers,
+        "shutdown_grace_s": shutdown_grace_s,
+        "log_level": log_level,
+    }
+    settings = load_settings(flags, file=config)
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    from tape.server.server import Server
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Server(settings) as server:
+        _greet(settings, server.grpc_address, server.http_address)
+        await stop.wait()
+        typer.echo("Stopping: finishing commits and ending streams.")
+    typer.echo("Stopped.")
+
+
+def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
+    me = "tape" if shutil.which("tape") else sys.argv[0]
+    elsewhere = "" if grpc_address.endswith(":7878") else f" --url tape://{grpc_address}"
+    http = f"http://{http_address}   (/healthz /readyz /metrics)" if http_address else "off"
+    typer.echo(
+        f"Tape {__version__} is running.\n"
+        f"  store  {settings.store}\n"
+        f"  gRPC   tape://{grpc_address}\n"
+        f"  HTTP   {http}\n"
+        "\n"
+        "Try it in another terminal:\n"
+        f"  {me} tail{elsewhere}\n"
+        f'  {me} append{elsewhere} /tape/greeting/sent/world \'{{"text": "hello"}}\'\n'
+        "\n"
+        "Ctrl-C stops it."
+    )
+    sys.stdout.flush()

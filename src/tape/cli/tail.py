@@ -1,0 +1,89 @@
+"""`tape tail`: watch the journal."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import zlib
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.client import AsyncTapeClient
+from tape.client.aio import to_entry
+from tape.errors import InvalidInput
+from tape.journal.entry import Entry
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+def tail(
+    subject: Annotated[str, typer.Option("--subject", "-s", help="Only subjects that fit, e.g. /tape/effect/**")] = "",
+    start: Annotated[
+        str,
+        typer.Option("--from", help="After this global_seq; 'start' is the oldest entry, 'now' only new ones."),
+    ] = "now",
+    run_id: Annotated[str, typer.Option("--run", help="Only this run.")] = "",
+    kind: Annotated[str, typer.Option(help="Only this kind.")] = "",
+    count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many; 0 is never.")] = 0,
+    follow: Annotated[bool, typer.Option(help="Wait for more when the end is reached.")] = True,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print entries as they happen. Reconnects by itself and never shows one twice."""
+    run(_tail(url, subject, _position(start), run_id, kind, count, follow, output))
+
+
+async def _tail(
+    url: str, subject: str, after: int, run_id: str, kind: str, count: int, follow: bool, output: Output
+) -> None:
+    show = _show_json if output is Output.json else _Painter().show
+    shown = 0
+    async with AsyncTapeClient(url) as client:
+        head = await client.head()  # says at once if there is no server
+        batches = client.follow_batches(subject, from_global_seq=after, run_id=run_id, kind=kind)
+        async for batch in batches:
+            for event in batch.entries:
+                show(to_entry(event))
+                shown += 1
+                if shown == count:
+                    return
+            sys.stdout.flush()
+            if not follow and batch.position >= head.global_seq:
+                return
+
+
+def _position(text: str) -> int:
+    if text in ("now", "start"):
+        return {"now": -1, "start": 0}[text]
+    if not text.isdecimal():
+        raise InvalidInput(f"--from {text!r} must be a global_seq, 'start' or 'now'.")
+    return int(text)
+
+
+def _show_json(entry: Entry) -> None:
+    fields = msgspec.structs.asdict(entry)
+    fields["chain"] = entry.chain.hex()
+    del fields["payload_json"]
+    fields["payload"] = msgspec.Raw(entry.payload_json.encode())
+    sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
+
+
+class _Painter:
+    """One coloured line an entry; a payload too long for the line is cut."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+
+    def show(self, entry: Entry) -> None:
+        when = dt.datetime.fromtimestamp(entry.ts_ms / 1000).astimezone()
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(f"{entry.global_seq:>8} ", "bold")
+        line.append(f"{when:%H:%M:%S}.{entry.ts_ms % 1000:03d} ", "dim")
+        line.append(f"{entry.subject} ", _COLOURS[zlib.crc32(entry.kind.encode()) % len(_COLOURS)])
+        line.append(" ".join(entry.payload_json.split()))
+        self._console.print(line, soft_wrap=not self._console.is_terminal)

@@ -1,0 +1,53 @@
+"""`tape verify`: prove that the journal is what was written."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.cli.progress import bar
+from tape.journal.verify import Report
+from tape.journal.verify import verify as verify_journal
+from tape.store import open_database
+
+MAX_SHOWN = 100
+
+
+def verify(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
+    """Check every entry against the hash chain and name each that is altered, missing or unreadable.
+
+    Exits with 1 if anything is wrong. The server may go on running meanwhile.
+    """
+    report = run(_verify(store))
+    if output is Output.json:
+        typer.echo(msgspec.json.encode({"ok": report.ok, **msgspec.to_builtins(report)}).decode())
+    else:
+        _show(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+async def _verify(store: str) -> Report:
+    async with open_database(store, migrate=False) as database:
+        with bar("Verifying") as progress:
+            return await database.read(lambda reader: verify_journal(reader, progress))
+
+
+def _show(report: Report) -> None:
+    console = Console()
+    extent = f"{report.entries:,} entries ({report.oldest} to {report.head})"
+    if report.ok:
+        console.print(f"[green]✓[/green] {extent} are exactly what was written.")
+        return
+    table = Table("global_seq", "problem", "detail")
+    for finding in report.findings[:MAX_SHOWN]:
+        table.add_row(str(finding.global_seq), finding.problem, finding.detail)
+    console.print(table)
+    if len(report.findings) > MAX_SHOWN:
+        console.print(f"… and {len(report.findings) - MAX_SHOWN:,} more; --output json lists them all.")
+    console.print(
+        f"[red]✗[/red] {extent}: {len(report.findings):,} problems. Restore the affected range from a backup."
+    )
