@@ -173,8 +173,9 @@ class PostgresConnection(Connection):
         self._script.execute(sql, prepare=False)
 
     def has_table(self, name: str) -> bool:
-        row = self.one("SELECT to_regclass(?::text) IS NOT NULL", name)
-        return bool(row and row[0])
+        # Not to_regclass: it may answer from a cache that is older than the write lock.
+        sql = "SELECT 1 FROM pg_tables WHERE schemaname = ANY(current_schemas(false)) AND tablename = ?"
+        return self.one(sql, name) is not None
 
     @_translated
     def close(self) -> None:

@@ -1,0 +1,5 @@
+"""`python -m tape` is `tape`."""
+
+from tape.cli import main
+
+main()

@@ -1,0 +1,83 @@
+"""What every test can use: databases of each kind, servers in this process and in others."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tape.bus.hub import Hub
+from tape.client import AsyncTapeClient
+from tape.config import Settings
+from tape.journal.journal import Journal
+from tape.server.server import Server
+from tape.store import Database, open_database
+from tests.services import Postgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of this test process; databases are made per test."""
+    with tempfile.TemporaryDirectory(prefix="tape-pg-") as folder, Postgres(Path(folder)) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each kind; a test that uses this runs once on each."""
+    if request.param == "sqlite":
+        yield f"sqlite:{tmp_path / 'tape.db'}"
+    else:
+        server: Postgres = request.getfixturevalue("postgres")
+        with server.fresh_database() as url:
+            yield url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """An empty SQLite database."""
+    return f"sqlite:{tmp_path / 'tape.db'}"
+
+
+@pytest.fixture
+async def database(store_url: str) -> AsyncIterator[Database]:
+    """An open database of each kind."""
+    async with open_database(store_url) as database:
+        yield database
+
+
+@pytest.fixture
+def journal(database: Database) -> Journal:
+    """The journal of that database."""
+    return Journal(database)
+
+
+@pytest.fixture
+async def hub(database: Database) -> AsyncIterator[Hub]:
+    """A started hub on that database."""
+    hub = Hub(database)
+    await hub.start()
+    yield hub
+    await hub.close()
+
+
+@pytest.fixture
+async def server(store_url: str) -> AsyncIterator[Server]:
+    """A server in this process, on free ports, on each kind of database."""
+    async with Server(settings_for(store_url)) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[AsyncTapeClient]:
+    """A client of that server."""
+    async with AsyncTapeClient(f"tape://{server.grpc_address}") as client:
+        yield client
+
+
+def settings_for(store: str, **changes: object) -> Settings:
+    """Settings for a server on free ports."""
+    options = {"store": store, "listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "shutdown_grace_s": 2.0}
+    return Settings(**(options | changes))  # type: ignore[arg-type]

