@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
+# Tests start other programs while gRPC's threads run; its fork handlers are not made for that.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from tape.bus.hub import Hub
 from tape.client import AsyncTapeClient

@@ -110,11 +110,11 @@ async def _not_served(context: Context, name: str, metrics: Metrics) -> NoReturn
 async def _fail(context: Context, error: Exception, name: str, metrics: Metrics) -> NoReturn:
     if isinstance(error, TapeError):
         status, text = error.status, str(error)
-        trailers = [(ERROR_CODE_KEY, error.code)]
+        trailers: tuple[tuple[str, str], ...] = ((ERROR_CODE_KEY, error.code),)
     elif isinstance(error, grpc.aio.AbortError):
         raise error
     else:
         log.exception("%s failed", name)
-        status, trailers, text = "INTERNAL", [], "An error of Tape itself; its log has the details."
+        status, trailers, text = "INTERNAL", (), "An error of Tape itself; its log has the details."
     metrics.rpcs.labels(name, status).inc()
     await context.abort(grpc.StatusCode[status], text, trailers)

@@ -1,0 +1,171 @@
+"""The clients: coalescing, retries, reconnecting, and the synchronous face."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tape import AsyncTapeClient, Draft, TapeClient
+from tape.client.batching import Batcher
+from tape.client.channel import target_of
+from tape.errors import InvalidConfig, InvalidInput, InvalidJson, InvalidSubject, ServerUnreachable, StoreUnavailable
+from tape.journal.payload import to_json
+from tape.server.server import Server
+from tests.conftest import settings_for
+
+
+async def test_concurrent_appends_share_messages(server: Server, client: AsyncTapeClient) -> None:
+    numbers = await asyncio.gather(*(client.append("/tape/a/b", {"n": n}) for n in range(500)))
+    assert sorted(numbers) == list(range(1, 501))
+    calls = server.metrics.registry.get_sample_value("tape_rpcs_total", {"method": "Append", "status": "OK"})
+    assert calls is not None
+    assert calls <= 5
+
+
+async def test_one_callers_order_is_kept(client: AsyncTapeClient) -> None:
+    numbers = [await client.append("/tape/a/b", {"n": n}) for n in range(10)]
+    assert numbers == sorted(numbers)
+
+
+async def test_a_bad_append_fails_alone_although_it_travelled_with_others(client: AsyncTapeClient) -> None:
+    results = await asyncio.gather(
+        client.append("/tape/a/b"), client.append("nonsense"), client.append("/tape/a/b"), return_exceptions=True
+    )
+    assert isinstance(results[1], InvalidSubject)
+    assert sorted(r for r in results if isinstance(r, int)) == [1, 2]
+    assert (await client.head()).global_seq == 2
+
+
+class Flaky:
+    """A server that loses answers."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.requests: list[str] = []
+
+    async def __call__(self, drafts: object, request_id: str) -> list[int]:
+        self.requests.append(request_id)
+        if len(self.requests) <= self.failures:
+            raise StoreUnavailable("for a moment")
+        return [7]
+
+
+async def test_a_retry_repeats_the_request_id_so_that_nothing_is_appended_twice() -> None:
+    server = Flaky(failures=2)
+    assert await Batcher(server).append([Draft(subject="/tape/a/b")]) == [7]
+    assert len(server.requests) == 3
+    assert len(set(server.requests)) == 1
+
+
+async def test_retries_end_and_the_error_is_told() -> None:
+    server = Flaky(failures=100)
+    with pytest.raises(StoreUnavailable, match="for a moment"):
+        await Batcher(server).append([Draft(subject="/tape/a/b")])
+    assert len(server.requests) == 4
+
+
+async def test_a_server_that_is_not_there_is_named_with_a_remedy() -> None:
+    async with AsyncTapeClient("tape://127.0.0.1:1") as client:
+        with pytest.raises(ServerUnreachable, match=r"tape://127.0.0.1:1 .* tape serve"):
+            await client.append("/tape/a/b")
+        with pytest.raises(ServerUnreachable):
+            await client.head()
+
+
+async def test_following_survives_a_restart_of_the_server(store_url: str) -> None:
+    server = Server(settings_for(store_url))
+    await server.start()
+    address = server.grpc_address
+    client = AsyncTapeClient(f"tape://{address}")
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    async def follow() -> None:
+        async for entry in client.follow("/tape/a/**"):
+            seen.append(entry.global_seq)
+            if len(seen) == 30:
+                done.set()
+
+    following = asyncio.create_task(follow())
+    for _ in range(3):
+        for _ in range(10):
+            await client.append("/tape/a/b")
+        await server.stop()
+        server = Server(settings_for(store_url, listen=address))
+        await server.start()
+    async with asyncio.timeout(20):
+        await done.wait()
+    assert seen == list(range(1, 31))
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await client.close()
+    await server.stop()
+
+
+async def test_following_without_reconnecting_raises(server: Server, client: AsyncTapeClient) -> None:
+    await client.append("/tape/a/b")
+    stream = client.follow(reconnect=False)
+    await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.05)
+    await server.stop()
+    with pytest.raises(Exception, match=r"shutting down|cannot be reached"):
+        await waiting
+
+
+async def test_the_synchronous_client_does_the_same(server: Server) -> None:
+    def work() -> None:
+        with TapeClient(f"tape://{server.grpc_address}") as client:
+            assert client.append("/tape/a/b", {"n": 1}, run_id="r1", tenant="acme") == 1
+            assert client.append_many([Draft(subject="/tape/a/c")] * 2) == [2, 3]
+            assert client.head().global_seq == 3
+            entries = client.follow("/tape/a/**")
+            assert [next(entries).global_seq for _ in range(3)] == [1, 2, 3]
+            entries.close()
+            assert next(client.subscribe_by_subject(subject_pattern="/tape/a/c")).global_seq == 2
+            assert next(client.subscribe_events(kind="a")).run_id == "r1"
+            assert next(client.subscribe_run(run_id="r1")).seq == 1
+            assert client.write_value(namespace="n", key="k", value_json="1").version == 1
+            assert client.get_value(namespace="n", key="k").value.value_json == "1"
+            assert next(client.watch_value(namespace="n", key="k")).value.version == 1
+            assert client.delete_value(namespace="n", key="k").version == 2
+            with pytest.raises(InvalidInput):
+                client.append("/tape/a/b", kind="x")
+            threads = [threading.Thread(target=client.append, args=("/tape/a/d",)) for _ in range(20)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert client.head().global_seq == 25
+        client.close()
+
+    await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("tape://localhost:7878", "localhost:7878"),
+        ("tape://localhost", "localhost:7878"),
+        ("127.0.0.1:9", "127.0.0.1:9"),
+        ("grpc://host:1/", "host:1"),
+    ],
+)
+def test_addresses_have_several_spellings(url: str, target: str) -> None:
+    assert target_of(url) == target
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "tape://", ""])
+def test_a_bad_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidConfig, match="must look like tape://localhost:7878"):
+        target_of(url)
+
+
+def test_payloads_become_json_and_nothing_is_silently_changed() -> None:
+    assert to_json(None) == "{}"
+    assert to_json({"a": [1, 2.5, "é", None, True]}) == '{"a":[1,2.5,"é",null,true]}'
+    for bad in (float("nan"), {"a": float("inf")}, {"a": object()}):
+        with pytest.raises(InvalidJson):
+            to_json(bad)

@@ -1,0 +1,68 @@
+"""The HTTP door: health, readiness, metrics."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from asyncio import to_thread
+
+import pytest
+
+from tape.client import AsyncTapeClient
+from tape.errors import InvalidConfig, StoreUnavailable
+from tape.server.server import Server
+from tests.conftest import settings_for
+
+
+async def get(server: Server, path: str, accept: str = "*/*") -> tuple[int, str]:
+    def fetch() -> tuple[int, str]:
+        request = urllib.request.Request(f"http://{server.http_address}{path}", headers={"Accept": accept})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await to_thread(fetch)
+
+
+async def test_health_is_told_to_people_and_programs(server: Server) -> None:
+    assert await get(server, "/healthz") == (200, "ok\n")
+    assert await get(server, "/") == (200, "ok\n")
+    code, body = await get(server, "/healthz", "application/json")
+    assert (code, json.loads(body)) == (200, {"status": "ok"})
+    assert (await get(server, "/nothing"))[0] == 404
+
+
+async def test_readiness_really_asks_the_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await get(server, "/readyz") == (200, "ready\n")
+
+    async def gone(question: object) -> None:
+        raise StoreUnavailable("it is gone")
+
+    monkeypatch.setattr(server.database, "read", gone)
+    assert await get(server, "/readyz") == (503, "store ping failed: it is gone\n")
+
+
+async def test_metrics_count_what_happens(server: Server, client: AsyncTapeClient) -> None:
+    for _ in range(3):
+        await client.append("/tape/a/b")
+    _, text = await get(server, "/metrics")
+    assert "tape_journal_entries_total 3.0" in text
+    assert "tape_journal_head 3.0" in text
+    assert 'tape_rpcs_total{method="Append",status="OK"} 3.0' in text
+
+
+async def test_http_can_be_turned_off(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, http_listen="")) as server:
+        assert server.http_address == ""
+
+
+@pytest.mark.parametrize("door", ["listen", "http_listen"])
+async def test_an_occupied_address_is_named(server: Server, door: str, tmp_path: object) -> None:
+    taken = server.grpc_address if door == "listen" else server.http_address
+    other = Server(settings_for(f"sqlite:{tmp_path}/other.db", **{door: taken}))
+    with pytest.raises(InvalidConfig, match=f"Cannot listen on {taken} .* --{door.replace('_', '-')}"):
+        await other.start()
