@@ -62,6 +62,7 @@ def serve(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
+    logging.getLogger("uvicorn").setLevel("WARNING")  # its comings and goings are ours to tell
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     run(_serve(settings))
 

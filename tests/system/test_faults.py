@@ -1,0 +1,111 @@
+"""The database goes away, the disk fills up: errors are typed, nothing is lost, no restart is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tape.client import AsyncTapeClient
+from tape.client.channel import Channel
+from tape.errors import StoreFull, StoreUnavailable
+from tape.journal.entry import Draft
+from tape.journal.verify import verify
+from tape.proto import tape_pb2 as pb
+from tape.server.server import Server
+from tests.conftest import settings_for
+from tests.services import Postgres
+
+DISK_BYTES = 24 << 20
+
+
+async def test_when_postgres_goes_away_appends_fail_at_once_and_streams_resume_when_it_is_back(tmp_path: Path) -> None:
+    with Postgres(tmp_path) as postgres:
+        async with Server(settings_for(postgres.url())) as server:
+            url = f"tape://{server.grpc_address}"
+            channel = Channel(url)
+            request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/a/b")])
+            async with AsyncTapeClient(url) as client:
+                streams = [client.follow(reconnect=False), client.subscribe_by_subject(subject_pattern="")]
+                await client.append("/tape/a/b")
+                for stream in streams:
+                    assert (await anext(stream)).global_seq == 1
+
+                await asyncio.to_thread(postgres.stop)
+                for _ in range(3):
+                    with pytest.raises(StoreUnavailable, match="Is it running"):
+                        async with asyncio.timeout(3):
+                            await channel.call("Append", request)
+
+                await asyncio.to_thread(postgres.start)
+                await until_appended(client, 2)
+                await client.append("/tape/a/b")
+                for stream in streams:
+                    async with asyncio.timeout(20):
+                        assert [(await anext(stream)).global_seq for _ in range(2)] == [2, 3]
+                    await stream.aclose()  # type: ignore[attr-defined]
+                assert (await server.database.read(verify)).ok
+            await channel.close()
+
+
+async def until_appended(client: AsyncTapeClient, expected: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                assert await client.append("/tape/a/b") == expected
+                return
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system with little room, at a folder."""
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)], capture_output=True
+        ).returncode
+        == 0
+    )
+    if not mounted:
+        pytest.skip("a small disk needs the right to mount one")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+async def test_a_full_disk_is_a_typed_error_and_room_is_all_it_takes(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk):
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(DISK_BYTES * 3 // 4))
+        async with Server(settings_for(f"sqlite:{disk / 'tape.db'}")) as server:
+            journal = server.journal
+            draft = Draft(subject="/tape/a/b", payload_json=f'"{"x" * 100_000}"')
+            appended = 0
+            with pytest.raises(StoreFull, match="make room"):
+                for _ in range(1_000):
+                    appended = (await journal.append([draft]))[-1]
+            with pytest.raises(StoreFull):
+                await journal.append([draft])
+            ballast.unlink()
+            assert list(await journal.append([draft])) == [appended + 1]
+            assert (await server.database.read(verify)).ok
+
+
+async def test_a_full_disk_reaches_the_client_as_what_it_is(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk):
+        async with Server(settings_for(f"sqlite:{disk / 'tape.db'}")) as server:
+            channel = Channel(f"tape://{server.grpc_address}")
+            (disk / "ballast").write_bytes(bytes(DISK_BYTES * 3 // 4))
+            request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/a/b", payload_json=f'"{"x" * 900_000}"')])
+            with pytest.raises(StoreFull):
+                for _ in range(100):
+                    await channel.call("Append", request)
+            await channel.close()
