@@ -208,6 +208,13 @@ class NotImplementedYet(TapeError):
     status = "UNIMPLEMENTED"
 
 
+class RpcFailed(TapeError):
+    """The server answered with a status that no error of Tape stands for."""
+
+    code = "TAPE-1604"
+    status = "UNKNOWN"
+
+
 # ── 17xx: the installation and its settings ──────────────────────────────────────────────────────
 
 

@@ -88,9 +88,14 @@ async def test_a_full_disk_is_a_typed_error_and_room_is_all_it_takes(tmp_path: P
             journal = server.journal
             draft = Draft(subject="/tape/a/b", payload_json=f'"{"x" * 100_000}"')
             appended = 0
-            with pytest.raises(StoreFull, match="make room"):
+
+            async def fill() -> None:
+                nonlocal appended
                 for _ in range(1_000):
                     appended = (await journal.append([draft]))[-1]
+
+            with pytest.raises(StoreFull, match="make room"):
+                await fill()
             with pytest.raises(StoreFull):
                 await journal.append([draft])
             ballast.unlink()
@@ -106,6 +111,5 @@ async def test_a_full_disk_reaches_the_client_as_what_it_is(tmp_path: Path) -> N
             (disk / "ballast").write_bytes(bytes(DISK_BYTES * 3 // 4))
             request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/a/b", payload_json=f'"{"x" * 900_000}"')])
             with pytest.raises(StoreFull):
-                for _ in range(100):
-                    await channel.call("Append", request)
+                await asyncio.gather(*(channel.call("Append", request) for _ in range(100)))
             await channel.close()

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tape.errors import InvalidConfig, ServerUnreachable, TapeError, all_errors
+from tape.errors import InvalidConfig, RpcFailed, ServerUnreachable, TapeError, all_errors
 from tape.proto import tape_pb2
 
 DEFAULT_URL = "tape://localhost:7878"
@@ -90,14 +90,6 @@ class Channel:
 _ERRORS = all_errors()
 
 
-class RpcError(TapeError):
-    """The server answered with an error that has no class of its own."""
-
-    def __init__(self, message: str, status: str) -> None:
-        super().__init__(message)
-        self.rpc_status = status
-
-
 def raise_meant(error: grpc.aio.AioRpcError, url: str) -> NoReturn:
     """Raise the Tape error that an RPC error stands for."""
     code = dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY)
@@ -112,4 +104,4 @@ def raise_meant(error: grpc.aio.AioRpcError, url: str) -> NoReturn:
         raise ServerUnreachable(
             f"The Tape server at {url} cannot be reached ({details}). Is it running? Start one with: tape serve"
         ) from error
-    raise RpcError(f"{error.code().name}: {details}", error.code().name) from error
+    raise RpcFailed(f"{error.code().name}: {details}") from error

@@ -1,0 +1,64 @@
+"""Settings: where they come from, which wins, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tape.config import Settings, load_settings, parse_address
+from tape.errors import InvalidConfig
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_flags_win_over_variables_over_the_file_over_defaults(elsewhere: Path) -> None:
+    assert load_settings({}, {}) == Settings()
+    (elsewhere / "tape.toml").write_text('store = "sqlite:file.db"\nreaders = 2\nqueue_operations = 7\n')
+    env = {"TAPE_READERS": "3", "TAPE_QUEUE_OPERATIONS": "8"}
+    settings = load_settings({"queue_operations": 9, "listen": None}, env)
+    assert (settings.store, settings.readers, settings.queue_operations) == ("sqlite:file.db", 3, 9)
+    assert settings.listen == Settings().listen
+
+
+def test_older_names_still_work() -> None:
+    settings = load_settings({}, {"TAPE_DB": "sqlite:old.db", "TAPE_HEALTHZ_LISTEN": "127.0.0.1:9"})
+    assert (settings.store, settings.http_listen) == ("sqlite:old.db", "127.0.0.1:9")
+    assert load_settings({}, {"TAPE_DB": "old.db", "TAPE_STORE": "new.db"}).store == "new.db"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('stroe = "x"', "unknown key 'stroe'. Did you mean 'store'?"),
+        ('readers = "many"', "readers is 'many' (tape.toml); it must be int"),
+        ("readers = true", "readers is True in tape.toml"),
+        ("readers = 0", "readers is 0; it must be at least 1"),
+        ("shutdown_grace_s = -1", "must not be negative"),
+        ('log_level = "loud"', "use debug, info, warning or error"),
+        ("readers", "cannot be read as TOML"),
+        ('listen = "7878"', "write it as host:port"),
+    ],
+)
+def test_nonsense_in_the_file_is_named(elsewhere: Path, content: str, reason: str) -> None:
+    (elsewhere / "tape.toml").write_text(content)
+    with pytest.raises(InvalidConfig) as raised:
+        load_settings({}, {})
+    assert reason in str(raised.value)
+
+
+def test_nonsense_in_a_variable_is_named() -> None:
+    with pytest.raises(InvalidConfig, match=r"readers is 'x' \(TAPE_READERS\)"):
+        load_settings({}, {"TAPE_READERS": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("127.0.0.1:1", ("127.0.0.1", 1)), (":7878", ("0.0.0.0", 7878)), ("[::1]:5", ("::1", 5)), ("host:0", ("host", 0))],
+)
+def test_addresses_are_host_and_port(text: str, address: tuple[str, int]) -> None:
+    assert parse_address("listen", text) == address

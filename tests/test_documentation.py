@@ -1,0 +1,108 @@
+"""Every command and every program shown in README and docs works as printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services import ServerProcess
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GRPC, HTTP = "127.0.0.1:7878", "127.0.0.1:7879"
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The fenced blocks of a page that can be run, in order: console sessions and Python programs."""
+    return [(language, text) for language, text in BLOCK.findall(page.read_text()) if language in ("console", "python")]
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Somebody who follows a page from the top: an empty folder, a server, `tape` on the path."""
+    with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}") as server:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = os.environ | {"PATH": path, "COLUMNS": "200", "TAPE_URL": server.url}
+        yield env | {"GRPC": server.url.removeprefix("tape://"), "HTTP": server.http_url.removeprefix("http://")}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_what_a_page_shows_works_as_printed(page: Path, reader: dict[str, str], tmp_path: Path) -> None:
+    for language, text in blocks(page):
+        text = text.replace(GRPC, reader["GRPC"]).replace(HTTP, reader["HTTP"])
+        if language == "python":
+            run([sys.executable, "-c", text], reader, tmp_path)
+        else:
+            for command, expected in steps(text):
+                shown = run(["bash", "-euo", "pipefail", "-c", command], reader, tmp_path)
+                for line in expected:
+                    assert blurred(line) in blurred(shown), f"{page.name}: {command}\nshows: {shown}"
+
+
+def steps(session: str) -> list[tuple[str, list[str]]]:
+    """The commands of a console session, each with the lines that are shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in session.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        elif line.strip():
+            found[-1][1].append(line)
+    return found
+
+
+def blurred(text: str) -> str:
+    """Without the time of day, which differs each time."""
+    return re.sub(r"\d\d:\d\d:\d\d\.\d{3}", "HH:MM:SS.mmm", text)
+
+
+def run(command: list[str], env: dict[str, str], cwd: Path) -> str:
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", page.read_text()):
+            path = (page.parent / target).resolve() if target else page
+            assert path.exists(), f"{page.name} links to {target}"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+                assert anchor[1:] in slugs, f"{page.name} links to {target}{anchor}"
+
+
+def test_make_serve_starts_a_server_and_says_what_to_try(tmp_path: Path) -> None:
+    arguments = f"--store sqlite:{tmp_path / 'tape.db'} --listen 127.0.0.1:0 --http-listen 127.0.0.1:0"
+    process = subprocess.Popen(
+        ["make", "--no-print-directory", "serve", f"ARGS={arguments}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        assert process.stdout is not None
+        seen = ""
+        while "Ctrl-C" not in seen:
+            line = process.stdout.readline()
+            assert line, seen
+            seen += line
+        assert "tape://127.0.0.1:" in seen
+        assert "append" in seen
+    finally:
+        os.killpg(process.pid, 15)
+        process.communicate(timeout=30)
+
+
+def test_make_alone_explains_itself() -> None:
+    text = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("serve", "test", "lint", "proof", "bench"):
+        assert f"make {target}" in text
