@@ -15,8 +15,8 @@ help: ## Show this help
 serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="--store sqlite:other.db")
 	@$(BIN)/tape serve $(ARGS)
 
-test: $(VENV)/.dev lint ## Install what the tests need and run them all (about ten minutes)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev lint ## Install what the tests need and run them all (a few minutes)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types and the arrows between rooms
 	$(BIN)/ruff check .

@@ -65,6 +65,19 @@ async def test_a_repeated_append_request_appends_nothing(channel: Channel) -> No
         assert list((await channel.call("Append", request)).global_seqs) == [1]
 
 
+async def test_a_stream_of_appends_is_answered_in_order_and_survives_a_bad_one(channel: Channel) -> None:
+    call = channel.open_stream("AppendStream")
+    good = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/order/created/1")] * 2)
+    bad = pb.AppendRequest(drafts=[pb.Draft(subject="nonsense")])
+    for request in (good, bad, good):
+        await call.write(request)
+    await call.done_writing()
+    replies = [reply async for reply in call]
+    assert [list(reply.global_seqs) for reply in replies] == [[1, 2], [], [3, 4]]
+    assert [reply.error_code for reply in replies] == ["", "TAPE-1002", ""]
+    assert "must begin with /tape/" in replies[1].error_message
+
+
 @pytest.mark.parametrize(
     ("draft", "error", "status"),
     [
@@ -366,8 +379,8 @@ async def test_health_and_reflection_answer(server: Server) -> None:
 
 def test_the_service_has_every_rpc_of_the_contract_and_ours() -> None:
     service = pb.DESCRIPTOR.services_by_name["Tape"]
-    assert len(service.methods) == 51 + 3
-    assert {"Append", "Follow", "GetHead"} <= {method.name for method in service.methods}
+    assert len(service.methods) == 51 + 4
+    assert {"Append", "AppendStream", "Follow", "GetHead"} <= {method.name for method in service.methods}
     assert len(pb.DESCRIPTOR.enum_types_by_name) == 8
 
 

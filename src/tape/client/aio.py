@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from tape.client.appending import AppendStream
 from tape.client.batching import Batcher
 from tape.client.channel import DEFAULT_URL, Channel
 from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
@@ -29,6 +30,7 @@ class AsyncTapeClient:
     def __init__(self, url: str = DEFAULT_URL) -> None:
         self.url = url
         self._channel = Channel(url)
+        self._appends = AppendStream(self._channel)
         self._batcher = Batcher(self._send)
 
     async def __aenter__(self) -> AsyncTapeClient:
@@ -40,6 +42,7 @@ class AsyncTapeClient:
     async def close(self) -> None:
         """Let appends that are on their way arrive, then disconnect."""
         await self._batcher.flush()
+        await self._appends.close()
         await self._channel.close()
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────
@@ -196,8 +199,7 @@ class AsyncTapeClient:
 
     async def _send(self, drafts: Sequence[Draft], request_id: str) -> Sequence[int]:
         request = pb.AppendRequest(request_id=request_id, drafts=[to_draft(draft) for draft in drafts])
-        response: pb.AppendResponse = await self._call("Append", request)
-        return response.global_seqs
+        return await self._appends.send(request)
 
 
 def to_draft(draft: Draft) -> pb.Draft:

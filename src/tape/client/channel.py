@@ -70,6 +70,10 @@ class Channel:
         finally:
             call.cancel()
 
+    def open_stream(self, name: str) -> Any:
+        """A call that sends and receives many messages."""
+        return self._bound(name)()
+
     async def close(self) -> None:
         """End all calls."""
         await self._channel.close()
@@ -78,7 +82,10 @@ class Channel:
         call = self._calls.get(name)
         if call is None:
             method = tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods_by_name[name]
-            kind = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
+            if method.client_streaming:
+                kind = self._channel.stream_stream
+            else:
+                kind = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
             call = self._calls[name] = kind(
                 f"/tape.v1.Tape/{name}",
                 request_serializer=GetMessageClass(method.input_type).SerializeToString,
@@ -90,16 +97,20 @@ class Channel:
 _ERRORS = all_errors()
 
 
+def error_of(code: str, message: str) -> TapeError:
+    """The error that a server named by its code; one that is newer than this client is a TapeError."""
+    kind = _ERRORS.get(code, TapeError)
+    error = kind.__new__(kind)
+    TapeError.__init__(error, message)  # constructors differ; the message is what the server said
+    return error
+
+
 def raise_meant(error: grpc.aio.AioRpcError, url: str) -> NoReturn:
     """Raise the Tape error that an RPC error stands for."""
     code = dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY)
     details = error.details() or ""
-    kind = _ERRORS.get(str(code))
-    if kind is not None:
-        # Constructors differ; the message is what the server said.
-        meant = kind.__new__(kind)
-        TapeError.__init__(meant, details)
-        raise meant from error
+    if code is not None:
+        raise error_of(str(code), details) from error
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         raise ServerUnreachable(
             f"The Tape server at {url} cannot be reached ({details}). Is it running? Start one with: tape serve"

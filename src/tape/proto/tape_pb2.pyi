@@ -1361,6 +1361,16 @@ class AppendResponse(_message.Message):
     global_seqs: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, global_seqs: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class AppendReply(_message.Message):
+    __slots__ = ("global_seqs", "error_code", "error_message")
+    GLOBAL_SEQS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    global_seqs: _containers.RepeatedScalarFieldContainer[int]
+    error_code: str
+    error_message: str
+    def __init__(self, global_seqs: _Optional[_Iterable[int]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+
 class FollowRequest(_message.Message):
     __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq", "run_id", "kind", "max_entries")
     SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]

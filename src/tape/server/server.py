@@ -45,6 +45,7 @@ class Server:
         )
         self.journal = Journal(self.database, settings.max_payload_bytes)
         self.hub = Hub(self.database)
+        self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""
         self._health = health.aio.HealthServicer()
@@ -74,6 +75,7 @@ class Server:
         if self._http is not None:
             self._http.should_exit = True
         await asyncio.sleep(0)  # the doors stop accepting before streams are told to leave
+        self._journal_door.end_append_streams()
         await self.hub.close()
         await asyncio.gather(*doors)
         for task in self._tasks:
@@ -100,7 +102,7 @@ class Server:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ]
         )
-        doors = [JournalDoor(self.journal, self.hub), ValuesDoor(self.journal, self.hub)]
+        doors = [self._journal_door, ValuesDoor(self.journal, self.hub)]
         server.add_generic_rpc_handlers((handlers(doors, self.metrics),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -116,6 +118,7 @@ class Server:
     def _open_http(self) -> None:
         host, port = parse_address("http_listen", self.settings.http_listen)
         listening = _bind("http_listen", host, port)
+        listening.listen()  # connections wait from now on, also before the task below has begun
         self.http_address = _join(host, listening.getsockname()[1])
         config = uvicorn.Config(
             build_app(self.journal, self.metrics),

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "tape.v1.Tape"
 ERROR_CODE_KEY = "tape-error-code"
+INTERNAL_ERROR = "An error of Tape itself; the server's log has the details."
 
 Reply = Message | bytes
 
@@ -59,6 +60,8 @@ def _handler(method: Any, function: Any, metrics: Metrics) -> Any:
         "request_deserializer": GetMessageClass(method.input_type).FromString,
         "response_serializer": _to_bytes,
     }
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(_stream(method.name, function, metrics), **options)
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(_stream(method.name, function, metrics), **options)
     return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics), **options)
@@ -115,6 +118,6 @@ async def _fail(context: Context, error: Exception, name: str, metrics: Metrics)
         raise error
     else:
         log.exception("%s failed", name)
-        status, trailers, text = "INTERNAL", (), "An error of Tape itself; its log has the details."
+        status, trailers, text = "INTERNAL", (), INTERNAL_ERROR
     metrics.rpcs.labels(name, status).inc()
     await context.abort(grpc.StatusCode[status], text, trailers)

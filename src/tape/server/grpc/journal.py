@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import msgspec
 
 from tape.bus.hub import Hub
 from tape.bus.subscription import Subscription
-from tape.errors import InvalidInput, NotFound, NotImplementedYet
+from tape.errors import InvalidInput, NotFound, NotImplementedYet, TapeError
 from tape.journal.entry import Draft
 from tape.journal.journal import Journal
 from tape.journal.pattern import Pattern
 from tape.journal.read import RunCursor, Selection, has_run, position_before
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.binding import Context, trace_of
+from tape.server.grpc.binding import INTERNAL_ERROR, Context, trace_of
 from tape.server.grpc.frames import Frames, encode_journal_entry
 from tape.telemetry.tracing import NO_TRACE
 
+log = logging.getLogger(__name__)
+
 MAX_BATCH_ENTRIES = 1_024
+# Requests of one append stream that may wait for the disk together.
+MAX_STREAMED_APPENDS = 64
 # A stream with nothing to say still tells this often how far it has looked.
 CHECKPOINT_S = 5.0
 
@@ -30,25 +36,11 @@ class JournalDoor:
         self._journal = journal
         self._hub = hub
         self._frames = Frames()
+        self._append_streams: set[asyncio.Queue[asyncio.Task[pb.AppendReply] | None]] = set()
 
     async def append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
         """Append drafts, all or none."""
-        drafts = [
-            Draft(
-                subject=draft.subject,
-                payload_json=draft.payload_json or "{}",
-                kind=draft.kind,
-                run_id=draft.run_id,
-                schema_version=draft.schema_version or 1,
-                trace_id=draft.trace_id,
-                span_id=draft.span_id,
-                parent_span_id=draft.parent_span_id,
-                tenant=draft.tenant,
-                user=draft.user,
-                session=draft.session,
-            )
-            for draft in request.drafts
-        ]
+        drafts = to_drafts(request)
         trace = trace_of(context)
         if trace is not NO_TRACE:
             drafts = [
@@ -56,6 +48,46 @@ class JournalDoor:
             ]
         global_seqs = await self._journal.append(drafts, request_id=request.request_id)
         return pb.AppendResponse(global_seqs=global_seqs)
+
+    async def append_stream(
+        self, requests: AsyncIterator[pb.AppendRequest], context: Context
+    ) -> AsyncIterator[pb.AppendReply]:
+        """Append requests as they come; several may be on their way to the disk at once."""
+        answers: asyncio.Queue[asyncio.Task[pb.AppendReply] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(MAX_STREAMED_APPENDS)
+
+        async def accept() -> None:
+            try:
+                async for request in requests:
+                    await room.acquire()
+                    answers.put_nowait(asyncio.create_task(self._answer(request)))
+            finally:
+                answers.put_nowait(None)
+
+        self._append_streams.add(answers)
+        accepting = asyncio.create_task(accept())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield await answer
+                room.release()
+        finally:
+            self._append_streams.discard(answers)
+            accepting.cancel()
+
+    def end_append_streams(self) -> None:
+        """Answer what was accepted, then end the streams: the server is about to stop."""
+        for answers in self._append_streams:
+            answers.put_nowait(None)
+
+    async def _answer(self, request: pb.AppendRequest) -> pb.AppendReply:
+        try:
+            global_seqs = await self._journal.append(to_drafts(request), request_id=request.request_id)
+        except TapeError as error:
+            return pb.AppendReply(error_code=error.code, error_message=str(error))
+        except Exception:
+            log.exception("an append failed")
+            return pb.AppendReply(error_code=TapeError.code, error_message=INTERNAL_ERROR)
+        return pb.AppendReply(global_seqs=global_seqs)
 
     async def get_head(self, request: pb.GetHeadRequest, context: Context) -> pb.JournalHead:
         """Both ends of the journal."""
@@ -123,6 +155,26 @@ class JournalDoor:
                     yield self._frames.event(entry, self._hub.head)
         finally:
             subscription.close()
+
+
+def to_drafts(request: pb.AppendRequest) -> list[Draft]:
+    """The drafts of a request, with the defaults of fields that were left out."""
+    return [
+        Draft(
+            subject=draft.subject,
+            payload_json=draft.payload_json or "{}",
+            kind=draft.kind,
+            run_id=draft.run_id,
+            schema_version=draft.schema_version or 1,
+            trace_id=draft.trace_id,
+            span_id=draft.span_id,
+            parent_span_id=draft.parent_span_id,
+            tenant=draft.tenant,
+            user=draft.user,
+            session=draft.session,
+        )
+        for draft in request.drafts
+    ]
 
 
 def _refuse_predicate(predicate_cel: str) -> None:
