@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
+import stat
 import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
-from tape.journal.entry import Draft, check_payload, checked
+from tape.journal.entry import Draft, checked
 
-BATCH = 256
+BATCH = 512
 BATCH_BYTES = 1 << 20
-IN_FLIGHT = 4
+# The size of payloads is the server's to judge.
+UNLIMITED = 1 << 62
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of input: a draft whose payload is plain JSON."""
+class Line(Draft, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of input: a draft whose payload is plain JSON rather than text."""
 
-    subject: str
     payload: msgspec.Raw = msgspec.Raw(b"{}")
-    kind: str = ""
-    run_id: str = ""
-    schema_version: int = 1
-    trace_id: str = ""
-    span_id: str = ""
-    parent_span_id: str = ""
-    tenant: str = ""
-    user: str = ""
-    session: str = ""
 
 
 def append(
@@ -61,7 +58,7 @@ def append(
         "schema_version": schema_version,
     }
     if subject is not None and payload != "-":
-        draft = checked(Draft(subject=subject, payload_json=payload or "{}", **fields), max_payload_bytes=1 << 62)
+        draft = checked(Draft(subject=subject, payload_json=payload or "{}", **fields), max_payload_bytes=UNLIMITED)
         global_seq = run(_append_one(url, draft))
         typer.echo(f'{{"global_seq":{global_seq}}}' if output is Output.json else str(global_seq))
         return
@@ -78,6 +75,7 @@ async def _append_one(url: str, draft: Draft) -> int:
 
 
 def _drafts(subject: str | None, fields: dict[str, Any]) -> Iterator[Draft]:
+    """Checked drafts from the lines of standard input."""
     decode = msgspec.json.Decoder(Line).decode
     given = {name: value for name, value in fields.items() if value and (name, value) != ("schema_version", 1)}
     for number, text in enumerate(sys.stdin.buffer, start=1):
@@ -85,82 +83,88 @@ def _drafts(subject: str | None, fields: dict[str, Any]) -> Iterator[Draft]:
             continue
         try:
             if subject is not None:
-                line = text.decode().strip()
-                check_payload(line, 1 << 62)
-                yield checked(Draft(subject=subject, payload_json=line, **fields), 1 << 62)
+                draft = Draft(subject=subject, payload_json=text.decode().strip(), **fields)
             else:
-                values = msgspec.structs.asdict(decode(text))
+                values = msgspec.structs.asdict(decode(text)) | given
                 values["payload_json"] = bytes(values.pop("payload")).decode()
-                yield checked(Draft(**(values | given)), 1 << 62)
+                draft = Draft(**values)
+            yield checked(draft, UNLIMITED)
         except (InvalidInput, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            yield _bad_line(number, error)
-
-
-def _bad_line(number: int, error: Exception) -> Any:
-    return InvalidInput(f"line {number}: {error}")
+            raise InvalidInput(f"line {number}: {error}") from error
 
 
 async def _append_lines(url: str, drafts: Iterator[Draft]) -> tuple[int, int, int]:
-    """Send batches, a few at a time and in order; the count and the first and last global_seq."""
+    """Append what has been read so far, again and again; the count and the first and last global_seq.
+
+    A line is appended as soon as it is there, also if the next one takes its time.
+    """
     count = first = last = 0
-    progress = _Progress()
-    async with AsyncTapeClient(url) as client:
-        waiting: list[asyncio.Task[list[int]]] = []
-
-        async def settle(task: asyncio.Task[list[int]]) -> None:
-            nonlocal count, first, last
-            seqs = await task
-            first = first or seqs[0]
-            last = seqs[-1]
-            count += len(seqs)
-            progress.show(count)
-
-        problem: Exception | None = None
-        for batch, problem in _batches(drafts):  # noqa: B007  (the last one says why the input ended)
-            if batch:
-                waiting.append(asyncio.create_task(client.append_many(batch)))
-            if len(waiting) >= IN_FLIGHT:
-                await settle(waiting.pop(0))
-        for task in waiting:
-            await settle(task)
-    progress.done()
-    if problem is not None:
+    lines = _Lines(drafts)
+    with _counter() as show:
+        async with AsyncTapeClient(url) as client:
+            while batch := await asyncio.to_thread(lines.take):
+                seqs = await client.append_many(batch)
+                first = first or seqs[0]
+                last = seqs[-1]
+                count += len(seqs)
+                show(count)
+    if lines.problem is not None:
         typer.echo(f"Appended {count} events before the bad line.", err=True)
-        raise problem
+        raise lines.problem
     return count, first, last
 
 
-def _batches(drafts: Iterator[Any]) -> Iterator[tuple[list[Draft], Exception | None]]:
-    batch: list[Draft] = []
-    size = 0
-    for draft in drafts:
-        if isinstance(draft, Exception):
-            yield batch, draft
-            return
-        if batch and (len(batch) >= BATCH or size + len(draft.payload_json) > BATCH_BYTES):
-            yield batch, None
-            batch, size = [], 0
-        batch.append(draft)
-        size += len(draft.payload_json)
-    yield batch, None
+class _Lines:
+    """Drafts read ahead on a thread: reading may wait for whoever writes to our input."""
+
+    def __init__(self, drafts: Iterator[Draft]) -> None:
+        self.problem: Exception | None = None
+        self._drafts = drafts
+        self._queue: queue.Queue[Draft | None] = queue.Queue(4 * BATCH)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def take(self) -> list[Draft]:
+        """Wait for one draft and take along what else is there; nothing at the end of the input."""
+        batch: list[Draft] = []
+        size = 0
+        while len(batch) < BATCH and size < BATCH_BYTES and (not batch or not self._queue.empty()):
+            draft = self._queue.get()
+            if draft is None:
+                self._queue.put(None)
+                break
+            batch.append(draft)
+            size += len(draft.payload_json)
+        return batch
+
+    def _read(self) -> None:
+        try:
+            for draft in self._drafts:
+                self._queue.put(draft)
+        except Exception as error:
+            self.problem = error
+        self._queue.put(None)
 
 
-class _Progress:
-    """A counter on the terminal; the input's length is not known."""
+@contextmanager
+def _counter() -> Iterator[Callable[[int], None]]:
+    """A function to call with the number of events appended; a bar where the input's size is known."""
+    status = os.fstat(sys.stdin.fileno())
+    size = status.st_size if stat.S_ISREG(status.st_mode) else None
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("Appending"),
+        BarColumn(),
+        TextColumn("{task.fields[events]:,} events"),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("Appending", total=size, events=0)
 
-    def __init__(self) -> None:
-        self._visible = sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._shown = 0.0
+        def show(events: int) -> None:
+            read = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) if size is not None else 0
+            progress.update(task, completed=read, events=events)
 
-    def show(self, count: int) -> None:
-        now = time.monotonic()
-        if self._visible and now - self._shown > 0.1:
-            self._shown = now
-            rate = count / max(now - self._started, 1e-6)
-            sys.stderr.write(f"\r{count:,} appended, {rate:,.0f}/s ")
-            sys.stderr.flush()
-
-    def done(self) -> None:
-        if self._visible and self._shown:
-            sys.stderr.write("\r\033[K")
+        yield show
