@@ -121,9 +121,12 @@ class SubjectCursor:
 
     def _look_up(self, reader: Reader, after: int, until: int, limit: int) -> list[Row]:
         condition, params = self._subject_condition("subject")
+        # Under one subject the index is in the order wanted. Over a range of subjects it is not, and the
+        # sign keeps planners from scanning the journal in order instead of sorting a few numbers.
+        number = "global_seq" if self._pattern.is_literal else "+global_seq"
         return reader.query(
             f"{_SELECT} WHERE global_seq IN (SELECT global_seq FROM tape_journal WHERE {condition}"
-            " AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?) ORDER BY global_seq",
+            f" AND {number} > ? AND {number} <= ? ORDER BY {number} LIMIT ?) ORDER BY global_seq",
             *params,
             after,
             until,
