@@ -25,7 +25,7 @@ from tape.journal.page import append
 from tape.journal.pattern import Pattern
 from tape.journal.read import ExactCursor, RunCursor, Selection, SubjectCursor, has_run, open_cursor, position_before
 from tape.journal.retention import prune
-from tape.store import Transaction
+from tape.store import Transaction, WriterLimits, open_database
 
 
 def draft(subject: str = "/tape/order/created/1", **fields: object) -> Draft:
@@ -181,6 +181,12 @@ async def test_bad_input_is_named_and_nothing_is_written(
     with pytest.raises(error, match=r"drafts\[1\]: "):
         await journal.append([draft(), draft(**({"subject": "/tape/order/created/1"} | bad))])
     assert (await journal.head()).global_seq == 0
+
+
+async def test_a_request_that_no_queue_could_hold_is_refused_for_good(store_url: str) -> None:
+    async with open_database(store_url, limits=WriterLimits(queue_bytes=10_000)) as database:
+        with pytest.raises(PayloadTooLarge, match="Append them in several requests"):
+            await Journal(database).append([draft()] * 30)
 
 
 async def test_an_empty_request_is_refused(journal: Journal) -> None:

@@ -112,3 +112,9 @@ async def test_the_memory_store_leaves_no_files_behind() -> None:
     with ServerProcess("memory") as server:
         assert server.terminate() == 0
     assert set(Path("/dev/shm").glob("tape-memory-*")) == before
+    with ServerProcess("memory") as killed:
+        killed.kill()
+    assert set(Path("/dev/shm").glob("tape-memory-*")) != before
+    with ServerProcess("memory") as server:
+        server.terminate()
+    assert set(Path("/dev/shm").glob("tape-memory-*")) <= before

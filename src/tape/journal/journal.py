@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tape.errors import InvalidInput
+from tape.errors import InvalidInput, PayloadTooLarge
 from tape.journal.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
 from tape.journal.page import Head, Page, read_head
 from tape.store import Database, Transaction
@@ -50,6 +50,11 @@ class Journal:
                     raise
                 raise type(error)(f"drafts[{index}]: {error}") from error
             size += len(draft.payload_json) + ENTRY_OVERHEAD_BYTES
+        if size > self.database.max_operation_bytes:
+            raise PayloadTooLarge(
+                f"{len(drafts)} drafts have about {size} bytes together; this server takes"
+                f" {self.database.max_operation_bytes} at once (queue_bytes). Append them in several requests."
+            )
         return await self.database.write_bulk(append_requests, AppendRequest(good, request_id), size)
 
     async def head(self) -> Head:

@@ -26,7 +26,7 @@ from tape.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# Room in a gRPC message beside the largest payload: a batch of small ones, or one large one.
+# A message may be a little larger than what the queue takes, so that the error comes from us and says why.
 MESSAGE_SLACK_BYTES = 8 << 20
 HOUSEKEEPING_S = 600.0
 
@@ -92,7 +92,7 @@ class Server:
         await self.stop()
 
     async def _open_grpc(self) -> None:
-        size = self.settings.max_payload_bytes + MESSAGE_SLACK_BYTES
+        size = self.settings.queue_bytes + MESSAGE_SLACK_BYTES
         server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),

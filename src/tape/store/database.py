@@ -107,6 +107,11 @@ class Database(ABC):
         """Run `operation(tx)` durably. If it raises, it alone is undone."""
         return await self._started_writer.submit(operation, size)
 
+    @property
+    def max_operation_bytes(self) -> int:
+        """An operation larger than this can never be written: the queue would not take it."""
+        return self._limits.queue_bytes
+
     async def write_bulk(self, operation: Bulk[Item, T], item: Item, size: int) -> T:
         """Run `operation(tx, items)` durably, with this item and whatever else waits for the same operation.
 

@@ -182,10 +182,20 @@ class MemoryDatabase(SqliteDatabase):
 
     def __init__(self, url: str, **options: Any) -> None:
         shared_memory = Path("/dev/shm")  # noqa: S108  (only a folder of our own below it is used)
-        parent = shared_memory if os.access(shared_memory, os.W_OK) else None
-        self._folder = tempfile.TemporaryDirectory(prefix="tape-memory-", dir=parent, ignore_cleanup_errors=True)
+        parent = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
+        _sweep(parent)
+        prefix = f"tape-memory-{os.getpid()}-"
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
         super().__init__(url, Path(self._folder.name, "tape.db"), **options)
 
     async def close(self) -> None:
         await super().close()
         self._folder.cleanup()
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes that were killed left behind."""
+    for folder in parent.glob("tape-memory-*"):
+        owner = folder.name.split("-")[2]
+        if owner.isdecimal() and not Path("/proc", owner).exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
