@@ -110,6 +110,28 @@ class VersionConflict(TapeError):
     status = "ABORTED"
 
 
+class IllegalTransition(TapeError):
+    """Something is in a state from which it cannot go where it was asked to."""
+
+    code = "TAPE-1302"
+    status = "FAILED_PRECONDITION"
+
+
+class LeaseHeld(TapeError):
+    """Somebody else holds the lease."""
+
+    code = "TAPE-1303"
+    status = "FAILED_PRECONDITION"
+    retryable = True
+
+
+class ScopeDenied(TapeError):
+    """The run was not granted the scope that an effect needs."""
+
+    code = "TAPE-1304"
+    status = "PERMISSION_DENIED"
+
+
 # ── 14xx: too much at once ───────────────────────────────────────────────────────────────────────
 
 

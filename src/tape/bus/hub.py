@@ -117,7 +117,7 @@ class Hub:
         self.ring.extend(new)
         matching, by_run = self._by_subject.matching, self._by_run
         delivered = 0
-        for entry in new:
+        for entry in new if self._open else ():
             # The walk must be over before anything is pushed: a full subscription leaves the set.
             for subscription in tuple(matching(entry.subject)):
                 if not subscription.selection.kind or subscription.selection.kind == entry.kind:

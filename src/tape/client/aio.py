@@ -11,6 +11,7 @@ from typing import Any
 from tape.client.appending import AppendStream
 from tape.client.batching import Batcher
 from tape.client.channel import DEFAULT_URL, Channel
+from tape.client.ledgers import LedgerCalls
 from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
 from tape.journal.entry import Draft, Entry
 from tape.journal.payload import to_json
@@ -24,7 +25,7 @@ LAST_RECONNECT_S = 2.0
 _COMES_BACK = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
 
-class AsyncTapeClient:
+class AsyncTapeClient(LedgerCalls):
     """A connection to one server. Use as an async context manager, or call `close()`."""
 
     def __init__(self, url: str = DEFAULT_URL) -> None:
@@ -47,7 +48,7 @@ class AsyncTapeClient:
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────
 
-    async def append(self, subject: str, payload: Any = None, **fields: Any) -> int:
+    async def append(self, /, subject: str, payload: Any = None, **fields: Any) -> int:
         """Append one event; its `global_seq` once it is durable.
 
         `payload` is anything JSON can say. `fields` are the other fields of `Draft`: run_id, tenant,
@@ -197,26 +198,30 @@ class AsyncTapeClient:
     async def _call(self, name: str, request: Any) -> Any:
         return await self._channel.call(name, request)
 
-    async def _send(self, drafts: Sequence[Draft], request_id: str) -> Sequence[int]:
-        request = pb.AppendRequest(request_id=request_id, drafts=[to_draft(draft) for draft in drafts])
+    async def _send(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
+        request = pb.AppendRequest(request_id=request_id)
+        for draft in drafts:
+            add_draft(request, draft)
         return await self._appends.send(request)
 
 
-def to_draft(draft: Draft) -> pb.Draft:
-    """A draft on the wire."""
-    return pb.Draft(
-        subject=draft.subject,
-        payload_json=draft.payload_json,
-        kind=draft.kind,
-        run_id=draft.run_id,
-        schema_version=draft.schema_version,
-        trace_id=draft.trace_id,
-        span_id=draft.span_id,
-        parent_span_id=draft.parent_span_id,
-        tenant=draft.tenant,
-        user=draft.user,
-        session=draft.session,
-    )
+def add_draft(request: pb.AppendRequest, draft: Draft) -> None:
+    """Put a draft on the wire. Most of its fields are usually empty, and those cost nothing."""
+    on_wire = request.drafts.add(subject=draft.subject, payload_json=draft.payload_json)
+    if draft.run_id:
+        on_wire.run_id = draft.run_id
+    if draft.kind:
+        on_wire.kind = draft.kind
+    if draft.schema_version != 1:
+        on_wire.schema_version = draft.schema_version
+    if draft.trace_id or draft.span_id or draft.parent_span_id:
+        on_wire.trace_id = draft.trace_id
+        on_wire.span_id = draft.span_id
+        on_wire.parent_span_id = draft.parent_span_id
+    if draft.tenant or draft.user or draft.session:
+        on_wire.tenant = draft.tenant
+        on_wire.user = draft.user
+        on_wire.session = draft.session
 
 
 def to_entry(event: pb.EventEntry) -> Entry:

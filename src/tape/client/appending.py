@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -23,11 +22,11 @@ class AppendStream:
         self._call: Any = None
         self._reading: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()  # a call takes one message at a time
-        self._waiting: deque[asyncio.Future[Sequence[int]]] = deque()
+        self._waiting: deque[asyncio.Future[list[int]]] = deque()
 
-    async def send(self, request: pb.AppendRequest) -> Sequence[int]:
+    async def send(self, request: pb.AppendRequest) -> list[int]:
         """The `global_seq`s of a request, once it is durable."""
-        future: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         async with self._writing:
             if self._call is None:
                 self._call = self._channel.open_stream("AppendStream")
@@ -55,7 +54,7 @@ class AppendStream:
                 if reply.error_code:
                     future.set_exception(error_of(reply.error_code, reply.error_message))
                 else:
-                    future.set_result(reply.global_seqs)
+                    future.set_result(list(reply.global_seqs))
             self._break(ServerStopping("The server ended the stream; send the request again."))
         except grpc.aio.AioRpcError as error:
             try:

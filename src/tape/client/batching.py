@@ -24,7 +24,7 @@ MAX_IN_FLIGHT = 2
 ATTEMPTS = 4
 FIRST_RETRY_S = 0.05
 
-Send = Callable[[Sequence[Draft], str], Awaitable[Sequence[int]]]
+Send = Callable[[Sequence[Draft], str], Awaitable[list[int]]]
 
 
 class _Caller(NamedTuple):
@@ -99,10 +99,10 @@ class Batcher:
         for caller in callers:
             end = start + len(caller.drafts)
             if not caller.future.done():
-                caller.future.set_result(list(seqs[start:end]))
+                caller.future.set_result(seqs[start:end])
             start = end
 
-    async def _send_surely(self, drafts: list[Draft]) -> Sequence[int]:
+    async def _send_surely(self, drafts: list[Draft]) -> list[int]:
         # Beginning with the time, ids of one day lie side by side in the server's index.
         request_id = f"{time.time_ns():016x}-{secrets.token_hex(8)}"
         pause = FIRST_RETRY_S

@@ -4,19 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tape.client.aio import AsyncTapeClient
 from tape.client.channel import DEFAULT_URL
-from tape.journal.entry import Draft, Entry
-from tape.proto import tape_pb2 as pb
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncTapeClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[TapeClient, P], T]:
+    """The same method, waiting for its result."""
+
+    @wraps(method)
+    def call(client: TapeClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return client._wait(method(client._client, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncTapeClient, P], AsyncIterator[T]],
+) -> Callable[Concatenate[TapeClient, P], Iterator[T]]:
+    """The same method, as an ordinary iterator."""
+
+    @wraps(method)
+    def call(client: TapeClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return client._iterate(method(client._client, *args, **kwargs))
+
+    return call
+
+
 class TapeClient:
-    """A connection to one server, safe to share between threads. Use with `with`, or call `close()`."""
+    """A connection to one server, safe to share between threads. Use with `with`, or call `close()`.
+
+    It has the methods of `AsyncTapeClient`; threads that append at the same time share messages and commits.
+    """
 
     def __init__(self, url: str = DEFAULT_URL) -> None:
         self.url = url
@@ -40,55 +67,57 @@ class TapeClient:
         self._thread.join()
         self._loop.close()
 
-    # ── the journal ──────────────────────────────────────────────────────────────────────────────
+    append = _blocking(AsyncTapeClient.append)
+    append_many = _blocking(AsyncTapeClient.append_many)
+    head = _blocking(AsyncTapeClient.head)
+    follow = _iterating(AsyncTapeClient.follow)
+    follow_batches = _iterating(AsyncTapeClient.follow_batches)
+    subscribe_by_subject = _iterating(AsyncTapeClient.subscribe_by_subject)
+    subscribe_events = _iterating(AsyncTapeClient.subscribe_events)
+    subscribe_run = _iterating(AsyncTapeClient.subscribe_run)
 
-    def append(self, subject: str, payload: Any = None, **fields: Any) -> int:
-        """Append one event; its `global_seq` once it is durable. Threads share messages and commits."""
-        return self._wait(self._client.append(subject, payload, **fields))
+    write_value = _blocking(AsyncTapeClient.write_value)
+    get_value = _blocking(AsyncTapeClient.get_value)
+    delete_value = _blocking(AsyncTapeClient.delete_value)
+    watch_value = _iterating(AsyncTapeClient.watch_value)
 
-    def append_many(self, drafts: Sequence[Draft]) -> list[int]:
-        """Append drafts, all or none, next to each other in the order; their `global_seq`s."""
-        return self._wait(self._client.append_many(drafts))
-
-    def head(self) -> pb.JournalHead:
-        """Both ends of the journal."""
-        return self._wait(self._client.head())
-
-    def follow(self, subject_pattern: str = "", **options: Any) -> Iterator[Entry]:
-        """Every matching entry after a cursor, then live, without end; see `AsyncTapeClient.follow`."""
-        return self._iterate(self._client.follow(subject_pattern, **options))
-
-    def subscribe_by_subject(self, **request: Any) -> Iterator[pb.EventEntry]:
-        """Matching entries one by one, as the RPC sends them."""
-        return self._iterate(self._client.subscribe_by_subject(**request))
-
-    def subscribe_events(self, **request: Any) -> Iterator[pb.EventEntry]:
-        """Entries one by one, from a time or a global_seq, as the RPC sends them."""
-        return self._iterate(self._client.subscribe_events(**request))
-
-    def subscribe_run(self, **request: Any) -> Iterator[pb.JournalEntry]:
-        """One run's entries from a seq on, as the RPC sends them."""
-        return self._iterate(self._client.subscribe_run(**request))
-
-    # ── values ───────────────────────────────────────────────────────────────────────────────────
-
-    def write_value(self, **request: Any) -> pb.ValueRecord:
-        """Write a value; see `AsyncTapeClient.write_value`."""
-        return self._wait(self._client.write_value(**request))
-
-    def get_value(self, *, namespace: str, key: str) -> pb.GetValueResponse:
-        """The value as it stands, and whether it is there."""
-        return self._wait(self._client.get_value(namespace=namespace, key=key))
-
-    def delete_value(self, *, namespace: str, key: str) -> pb.DeleteValueResponse:
-        """Delete a value."""
-        return self._wait(self._client.delete_value(namespace=namespace, key=key))
-
-    def watch_value(self, **request: Any) -> Iterator[pb.ValueEvent]:
-        """Every version above `from_version`, in order, then each new one."""
-        return self._iterate(self._client.watch_value(**request))
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+    begin_run = _blocking(AsyncTapeClient.begin_run)
+    resume_run = _blocking(AsyncTapeClient.resume_run)
+    end_run = _blocking(AsyncTapeClient.end_run)
+    get_run = _blocking(AsyncTapeClient.get_run)
+    list_runs_to_recover = _blocking(AsyncTapeClient.list_runs_to_recover)
+    list_compactable_runs = _blocking(AsyncTapeClient.list_compactable_runs)
+    compact_run = _blocking(AsyncTapeClient.compact_run)
+    record_decision = _blocking(AsyncTapeClient.record_decision)
+    get_decision = _blocking(AsyncTapeClient.get_decision)
+    begin_effect = _blocking(AsyncTapeClient.begin_effect)
+    complete_effect = _blocking(AsyncTapeClient.complete_effect)
+    get_effect = _blocking(AsyncTapeClient.get_effect)
+    reconcile_effect = _blocking(AsyncTapeClient.reconcile_effect)
+    list_effects_to_dispatch = _blocking(AsyncTapeClient.list_effects_to_dispatch)
+    claim_effect_dispatch = _blocking(AsyncTapeClient.claim_effect_dispatch)
+    record_dispatch_attempt = _blocking(AsyncTapeClient.record_dispatch_attempt)
+    record_external_observation = _blocking(AsyncTapeClient.record_external_observation)
+    list_pending_effects = _blocking(AsyncTapeClient.list_pending_effects)
+    register_compensation = _blocking(AsyncTapeClient.register_compensation)
+    list_obligations = _blocking(AsyncTapeClient.list_obligations)
+    list_unresolved_obligations = _blocking(AsyncTapeClient.list_unresolved_obligations)
+    claim_obligation = _blocking(AsyncTapeClient.claim_obligation)
+    record_obligation_attempt = _blocking(AsyncTapeClient.record_obligation_attempt)
+    resolve_obligation = _blocking(AsyncTapeClient.resolve_obligation)
+    set_budget = _blocking(AsyncTapeClient.set_budget)
+    admit_budget = _blocking(AsyncTapeClient.admit_budget)
+    charge_budget = _blocking(AsyncTapeClient.charge_budget)
+    await_signal = _blocking(AsyncTapeClient.await_signal)
+    send_signal = _blocking(AsyncTapeClient.send_signal)
+    set_timer = _blocking(AsyncTapeClient.set_timer)
+    cancel_timer = _blocking(AsyncTapeClient.cancel_timer)
+    list_due_timers = _blocking(AsyncTapeClient.list_due_timers)
+    create_session = _blocking(AsyncTapeClient.create_session)
+    get_session = _blocking(AsyncTapeClient.get_session)
+    list_sessions = _blocking(AsyncTapeClient.list_sessions)
+    delete_session = _blocking(AsyncTapeClient.delete_session)
+    append_event = _blocking(AsyncTapeClient.append_event)
 
     async def _connect(self) -> AsyncTapeClient:
         return AsyncTapeClient(self.url)  # a channel belongs to the loop it is made on

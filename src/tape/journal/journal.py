@@ -69,7 +69,6 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
     drafts: list[Draft] = []
     start = page.global_seq + 1
     answers: list[range] = []
-    remembered = []
     for request in requests:
         if (answer := done.get(request.request_id)) is not None:
             answers.append(answer)
@@ -79,10 +78,8 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
         answers.append(answer)
         if request.request_id:
             done[request.request_id] = answer
-            remembered.append((request.request_id, answer.start, len(answer), page.ts_ms))
+            page.remember(request.request_id, answer.start, len(answer))
     page.append(drafts)
-    if remembered:
-        tx.insert("tape_append_requests", ("request_id", "first_global_seq", "entries", "ts_ms"), remembered)
     return answers
 
 

@@ -49,6 +49,7 @@ class Page:
         self._run_seqs = self._remembered(head)
         self._undo: list[tuple[str, int]] = []
         self._entries: list[Entry] = []
+        self._requests: list[tuple[str, int, int, int]] = []
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Give checked drafts their places, one after the other."""
@@ -99,10 +100,19 @@ class Page:
         self._entries += entries
         return entries
 
+    def remember(self, request_id: str, first_global_seq: int, entries: int) -> None:
+        """Keep the answer to a request, in case it is repeated."""
+        self._requests.append((request_id, first_global_seq, entries, self._ts_ms))
+
     @property
     def global_seq(self) -> int:
         """The last number given out."""
         return self._global_seq
+
+    def run_seq(self, run_id: str) -> int:
+        """The last seq of a run, including what this transaction has appended."""
+        self._load_runs([run_id])
+        return self._run_seqs[run_id]
 
     @property
     def ts_ms(self) -> int:
@@ -110,11 +120,12 @@ class Page:
         return self._ts_ms
 
     def mark(self) -> object:
-        return self._global_seq, self._chain, len(self._entries)
+        return self._global_seq, self._chain, len(self._entries), len(self._requests)
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
-        self._global_seq, self._chain, count = mark
+        self._global_seq, self._chain, count, requests = mark
+        del self._requests[requests:]
         while len(self._entries) > count:
             self._entries.pop()
             run_id, seq = self._undo.pop()
@@ -126,6 +137,7 @@ class Page:
             return
         tx = self._tx
         tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
+        tx.insert("tape_append_requests", ("request_id", "first_global_seq", "entries", "ts_ms"), self._requests)
         touched = {entry.run_id for entry in self._entries}
         tx.upsert(
             "tape_run_heads",

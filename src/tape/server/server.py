@@ -18,7 +18,10 @@ from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
 from tape.server.grpc.binding import SERVICE, handlers
+from tape.server.grpc.effects import EffectsDoor
 from tape.server.grpc.journal import JournalDoor
+from tape.server.grpc.runs import RunsDoor
+from tape.server.grpc.sessions import SessionsDoor
 from tape.server.grpc.values import ValuesDoor
 from tape.server.http.app import build_app
 from tape.store import WriterLimits, open_database
@@ -102,7 +105,13 @@ class Server:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ]
         )
-        doors = [self._journal_door, ValuesDoor(self.journal, self.hub)]
+        doors = [
+            self._journal_door,
+            ValuesDoor(self.journal, self.hub),
+            RunsDoor(self.journal),
+            EffectsDoor(self.journal),
+            SessionsDoor(self.journal),
+        ]
         server.add_generic_rpc_handlers((handlers(doors, self.metrics),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

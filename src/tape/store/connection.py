@@ -7,7 +7,7 @@ membership tests) is a method here. Driver exceptions leave as errors of `tape.e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 Row = tuple[Any, ...]
@@ -56,8 +56,9 @@ class Connection(Reader):
         """Begin a transaction that excludes every other writer of this database until it ends."""
 
     @abstractmethod
-    def commit(self) -> None:
-        """Make the transaction durable."""
+    def commit(self, flush: Callable[[], None] = lambda: None) -> None:
+        """Make the transaction durable. What `flush` executes last may travel together with the commit,
+        so it cannot ask questions or look at results."""
 
     @abstractmethod
     def rollback(self) -> None:

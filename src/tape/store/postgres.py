@@ -40,7 +40,7 @@ RECONNECT_PAUSE_S = 0.2
 # From this many rows on, COPY beats a row at a time.
 COPY_FROM_ROWS = 4
 
-_ARRAYS = {int: "int8[]", str: "text[]", bytes: "bytea[]"}
+_ARRAYS = {int: "int8[]", float: "float8[]", str: "text[]", bytes: "bytea[]"}
 
 
 @lru_cache(maxsize=512)
@@ -94,6 +94,7 @@ class PostgresConnection(Connection):
             self._cursor = self._db.cursor(binary=True)
             # A binary cursor takes one statement at a time; this one takes several in one round trip.
             self._script = self._db.cursor()
+            self._with_commit: list[tuple[str, tuple[Any, ...]]] | None = None
             self._cursor.execute("SET synchronous_commit = on")
             if read_only:
                 self._cursor.execute("SET default_transaction_read_only = on")
@@ -114,35 +115,45 @@ class PostgresConnection(Connection):
 
     @_translated
     def execute(self, sql: str, *params: Any) -> int:
+        if self._with_commit is not None:
+            self._with_commit.append((sql, params))
+            return -1
         return self._cursor.execute(to_psycopg(sql), params).rowcount
 
     @_translated
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         names = ",".join(columns)
         if len(rows) < COPY_FROM_ROWS:
-            sql = f"INSERT INTO {table} ({names}) VALUES ({placeholders(len(columns))})"
             for row in rows:
-                self._cursor.execute(to_psycopg(sql), row)
+                self.execute(f"INSERT INTO {table} ({names}) VALUES ({placeholders(len(columns))})", *row)
             return
         with self._cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
 
-    @_translated
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
-        if not rows:
-            return
-        arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
-        sql = upsert_sql(table, keys, columns, f"SELECT * FROM unnest({arrays})")
-        self._cursor.execute(to_psycopg(sql), [list(column) for column in zip(*rows, strict=True)])
+        if rows:
+            arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
+            sql = upsert_sql(table, keys, columns, f"SELECT * FROM unnest({arrays})")
+            self.execute(sql, *(list(column) for column in zip(*rows, strict=True)))
 
     @_translated
     def begin(self) -> None:
         self._script.execute(f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")
 
     @_translated
-    def commit(self) -> None:
-        self._script.execute("COMMIT", prepare=False)
+    def commit(self, flush: Callable[[], None] = lambda: None) -> None:
+        """One round trip for the commit and the statements just before it (COPY needs its own)."""
+        self._with_commit = []
+        try:
+            flush()
+            statements = self._with_commit
+        finally:
+            self._with_commit = None
+        with self._db.pipeline():
+            for sql, params in statements:
+                self._cursor.execute(to_psycopg(sql), params)
+            self._cursor.execute("COMMIT")
 
     @_translated
     def rollback(self) -> None:

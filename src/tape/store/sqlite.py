@@ -118,7 +118,8 @@ class SqliteConnection(Connection):
         self._run("BEGIN IMMEDIATE")
 
     @_translated
-    def commit(self) -> None:
+    def commit(self, flush: Callable[[], None] = lambda: None) -> None:
+        flush()
         self._run("COMMIT")
 
     @_translated

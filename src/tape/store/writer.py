@@ -172,8 +172,7 @@ class Writer:
                     position += 1
                 else:
                     position = self._run_bulk(tx, batch, position)
-            tx.flush()
-            connection.commit()
+            connection.commit(tx.flush)
         except BaseException as error:
             self._abandon(connection, broken=isinstance(error, StoreUnavailable))
             raise

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "tape.v1.Tape"
 ERROR_CODE_KEY = "tape-error-code"
+OWNER_KEY = "tape-lease-owner"
 INTERNAL_ERROR = "An error of Tape itself; the server's log has the details."
 
 Reply = Message | bytes
@@ -53,6 +54,14 @@ def trace_of(context: Context) -> Trace:
         if key == "traceparent":
             return parse_traceparent(value)
     return NO_TRACE
+
+
+def owner_of(context: Context) -> str:
+    """Who the caller says it is, from the `tape-lease-owner` metadata; empty if it does not say."""
+    for key, value in context.invocation_metadata() or ():
+        if key == OWNER_KEY:
+            return str(value)
+    return ""
 
 
 def _handler(method: Any, function: Any, metrics: Metrics) -> Any:

@@ -1,0 +1,247 @@
+"""Obligations: what must be undone if a run fails. The newest is undone first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tape.errors import InvalidInput, NotFound
+from tape.journal import subject
+from tape.journal.entry import check_id
+from tape.ledgers import runs
+from tape.ledgers.rows import Record, columns, insert, load, load_all, store
+from tape.ledgers.runs import Run
+from tape.ledgers.states import ObligationStatus, check_transition, parse
+from tape.store import Reader, Transaction
+from tape.telemetry.clock import now_ms
+from tape.telemetry.tracing import NO_TRACE, Trace
+
+DEFAULT_CLAIM_MS = 60_000
+DEFAULT_ATTEMPTS = 5
+DEFAULT_LIMIT = 500
+
+PENDING, COMMITTED, COMPENSATED, STUCK = ObligationStatus
+
+# An attempt that did not succeed is tried again or gives up; a stuck one may be taken up by hand.
+ATTEMPTING = {
+    PENDING: frozenset({PENDING, STUCK}),
+    COMMITTED: frozenset({PENDING, STUCK}),
+    STUCK: frozenset({PENDING, STUCK}),
+    COMPENSATED: frozenset[ObligationStatus](),
+}
+RESOLVING = {
+    PENDING: frozenset({COMPENSATED, STUCK}),
+    COMMITTED: frozenset({COMPENSATED, STUCK}),
+    STUCK: frozenset({COMPENSATED, STUCK}),
+    COMPENSATED: frozenset({COMPENSATED}),
+}
+
+
+class Obligation(Record, frozen=True):
+    """A row of tape_obligations."""
+
+    run_id: str
+    seq: int
+    effect_key: str
+    kind: str
+    payload_json: str
+    status: ObligationStatus
+    ts_ms: int
+    compensator_ref: str = ""
+    attempts: int = 0
+    max_attempts: int = DEFAULT_ATTEMPTS
+    next_attempt_at_ms: int = 0
+    last_error: str = ""
+    claimed_by: str = ""
+    claim_expires_at_ms: int = 0
+    result_json: str = ""
+
+
+_COLUMNS = columns(Obligation)
+
+
+def find(reader: Reader | Transaction, run_id: str, seq: int) -> Obligation | None:
+    """The obligation at that seq of a run, or None."""
+    row = reader.one(f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ? AND seq = ?", run_id, seq)
+    return load(Obligation, row)
+
+
+def get(reader: Reader | Transaction, run_id: str, seq: int) -> Obligation:
+    """The obligation at that seq of a run; NotFound if there is none."""
+    obligation = find(reader, run_id, seq)
+    if obligation is None:
+        raise NotFound(f"no such obligation: {seq} of run {run_id!r}.")
+    return obligation
+
+
+def register(
+    tx: Transaction,
+    run: Run,
+    *,
+    effect_key: str,
+    kind: str,
+    payload_json: str = "",
+    compensator_ref: str = "",
+    max_attempts: int = 0,
+    trace: Trace = NO_TRACE,
+) -> Obligation:
+    """Take on an obligation; the same one again is the one that is there."""
+    if not kind:
+        raise InvalidInput("kind is empty; say what is to be undone, for example 'refund'.")
+    check_id("effect_key", effect_key)
+    check_id("kind", kind)
+    row = tx.one(
+        f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ? AND effect_key = ? AND kind = ?",
+        run.run_id,
+        effect_key,
+        kind,
+    )
+    if (existing := load(Obligation, row)) is not None:
+        return existing
+    payload = {"effect_key": effect_key, "kind": kind, "status": "pending", "transition": "registered"}
+    entry = runs.journal(tx, run, subject.obligation("registered", kind, run.run_id), payload, trace)
+    obligation = Obligation(
+        run_id=run.run_id,
+        seq=entry.seq,
+        effect_key=effect_key,
+        kind=kind,
+        payload_json=payload_json,
+        status=PENDING,
+        ts_ms=entry.ts_ms,
+        compensator_ref=compensator_ref,
+        max_attempts=max_attempts if max_attempts > 0 else DEFAULT_ATTEMPTS,
+        next_attempt_at_ms=entry.ts_ms,
+    )
+    insert(tx, "tape_obligations", obligation)
+    return obligation
+
+
+def claim(
+    tx: Transaction, run_id: str, seq: int, *, claimer: str, lease_ms: int, trace: Trace = NO_TRACE
+) -> tuple[Obligation | None, bool]:
+    """Claim an obligation that is due, or one whose claimer has vanished; True if it is this claimer's now."""
+    if not claimer:
+        raise InvalidInput("claimer is empty; a claim needs a name.")
+    before = find(tx, run_id, seq)
+    now = now_ms()
+    if before is None or not (
+        (before.status == PENDING and before.next_attempt_at_ms <= now)
+        or (before.status == COMMITTED and 0 < before.claim_expires_at_ms <= now)
+    ):
+        return before, False
+    claimed = msgspec.structs.replace(
+        before,
+        status=COMMITTED,
+        claimed_by=claimer,
+        claim_expires_at_ms=now + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS),
+    )
+    return _change(tx, claimed, "committed", {"transition": "claimed", "claimer": claimer}, trace), True
+
+
+def record_attempt(
+    tx: Transaction, run_id: str, seq: int, *, error: str, next_at_ms: int, trace: Trace = NO_TRACE
+) -> Obligation:
+    """Record an attempt that did not succeed: tried again at `next_at_ms`, or stuck when that is enough."""
+    before = get(tx, run_id, seq)
+    attempts = before.attempts + 1
+    is_stuck = next_at_ms <= 0 or attempts >= before.max_attempts
+    after = STUCK if is_stuck else PENDING
+    check_transition(f"The obligation {seq} of run {run_id!r}", ATTEMPTING, before.status, after)
+    obligation = msgspec.structs.replace(
+        before,
+        status=after,
+        attempts=attempts,
+        next_attempt_at_ms=0 if is_stuck else next_at_ms,
+        last_error=error,
+        claimed_by="",
+        claim_expires_at_ms=0,
+    )
+    facts = {
+        "transition": "stuck" if is_stuck else "retry-scheduled",
+        "attempts": attempts,
+        "error": error,
+        "next_attempt_at_ms": obligation.next_attempt_at_ms,
+    }
+    return _change(tx, obligation, after.name.lower(), facts, trace)
+
+
+def resolve(
+    tx: Transaction, run_id: str, seq: int, status: int, *, result_json: str = "", trace: Trace = NO_TRACE
+) -> Obligation:
+    """Settle an obligation: it was undone, or it never will be. Unspecified means undone."""
+    after = COMPENSATED if status == 0 else parse(ObligationStatus, "status", status)
+    if after not in (COMPENSATED, STUCK):
+        raise InvalidInput(f"status {after.name} resolves nothing; use COMPENSATED (3) or STUCK (4).")
+    before = get(tx, run_id, seq)
+    check_transition(f"The obligation {seq} of run {run_id!r}", RESOLVING, before.status, after)
+    if before.status == after:
+        return before
+    obligation = msgspec.structs.replace(
+        before, status=after, result_json=result_json, claimed_by="", claim_expires_at_ms=0, next_attempt_at_ms=0
+    )
+    return _change(tx, obligation, after.name.lower(), {"transition": "resolved"}, trace)
+
+
+def _change(tx: Transaction, obligation: Obligation, verb: str, facts: dict[str, Any], trace: Trace) -> Obligation:
+    run = runs.get(tx, obligation.run_id)
+    payload = {
+        "obligation_seq": obligation.seq,
+        "effect_key": obligation.effect_key,
+        "kind": obligation.kind,
+        "status": verb,
+        **facts,
+    }
+    entry = runs.journal(tx, run, subject.obligation(verb, obligation.kind, run.run_id), payload, trace)
+    obligation = msgspec.structs.replace(obligation, ts_ms=entry.ts_ms)
+    store(tx, "tape_obligations", ("run_id", "seq"), obligation)
+    return obligation
+
+
+def of_run(reader: Reader, run_id: str, *, only_unresolved: bool = False, status: int = 0) -> list[Obligation]:
+    """A run's obligations, the newest first; a status wins over `only_unresolved`."""
+    condition, params = "", []
+    if status:
+        condition, params = " AND status = ?", [int(parse(ObligationStatus, "status_filter", status))]
+    elif only_unresolved:
+        condition = " AND status <> 3"
+    return load_all(
+        Obligation,
+        reader.query(
+            f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ?{condition} ORDER BY seq DESC", run_id, *params
+        ),
+    )
+
+
+def unresolved(
+    reader: Reader,
+    *,
+    now: int = 0,
+    pending: bool = False,
+    stuck: bool = False,
+    abandoned: bool = False,
+    limit: int = 0,
+) -> list[Obligation]:
+    """Obligations of all runs that somebody should see to; without a wish, the due and the abandoned ones."""
+    moment = now or now_ms()
+    if pending or not (stuck or abandoned):
+        pending = abandoned = True
+    conditions = []
+    params: list[int] = []
+    if pending:
+        conditions.append("(status = 1 AND next_attempt_at_ms <= ?)")
+        params.append(moment)
+    if stuck:
+        conditions.append("status = 4")
+    if abandoned:
+        conditions.append("(status = 2 AND claim_expires_at_ms > 0 AND claim_expires_at_ms <= ?)")
+        params.append(moment)
+    return load_all(
+        Obligation,
+        reader.query(
+            f"SELECT {_COLUMNS} FROM tape_obligations WHERE {' OR '.join(conditions)}"
+            " ORDER BY next_attempt_at_ms, ts_ms, seq DESC LIMIT ?",
+            *params,
+            limit if limit > 0 else DEFAULT_LIMIT,
+        ),
+    )

@@ -1,0 +1,353 @@
+"""Runs: durable, multi-step work that one owner at a time carries on, under a lease."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
+from tape.journal import subject
+from tape.journal.entry import Draft, Entry, check_id
+from tape.journal.page import Page
+from tape.ledgers.rows import Record, columns, insert, load, load_all
+from tape.ledgers.states import EffectStatus, ObligationStatus, RunStatus, check_transition, parse
+from tape.store import Reader, Transaction
+from tape.telemetry.clock import now_ms
+from tape.telemetry.tracing import NO_TRACE, Trace
+
+DEFAULT_LEASE_MS = 120_000
+DEFAULT_LIMIT = 100
+
+ENDED = frozenset({RunStatus.TERMINAL, RunStatus.FAILED, RunStatus.STUCK, RunStatus.CANCELLED})
+_ENDINGS = ENDED | {RunStatus.COMPENSATING}
+
+# How a run may end, from where it stands. A run that is ended may still have to undo what it did.
+ENDING: Mapping[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.RUNNABLE: _ENDINGS,
+    RunStatus.RUNNING: _ENDINGS,
+    RunStatus.WAITING: _ENDINGS,
+    RunStatus.COMPENSATING: _ENDINGS,
+    RunStatus.TERMINAL: frozenset({RunStatus.TERMINAL}),
+    RunStatus.FAILED: frozenset({RunStatus.FAILED, RunStatus.COMPENSATING, RunStatus.STUCK}),
+    RunStatus.STUCK: frozenset({RunStatus.STUCK, RunStatus.COMPENSATING, RunStatus.FAILED}),
+    RunStatus.CANCELLED: frozenset({RunStatus.CANCELLED, RunStatus.COMPENSATING}),
+}
+
+
+class Run(Record, frozen=True):
+    """A row of tape_runs."""
+
+    run_id: str
+    app_name: str
+    user_id: str
+    session_id: str
+    invocation_id: str
+    status: RunStatus
+    seq_cursor: int = 0
+    lease_owner: str = ""
+    lease_expires_at_ms: int = 0
+    waiting_on_gate: str = ""
+    detail_json: str = ""
+    started_at_ms: int = 0
+    ended_at_ms: int = 0
+    tenant_id: str = ""
+    actor: str = ""
+    subject: str = ""
+    agent_id: str = ""
+    aiplex_instance_id: str = ""
+    gateway_route: str = ""
+    scopes_json: str = "[]"
+    labels_json: str = "{}"
+    compacted_at_ms: int = 0
+
+    @property
+    def scopes(self) -> list[str]:
+        """What the run may do."""
+        return msgspec.json.decode(self.scopes_json, type=list[str])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the run was labelled with."""
+        return msgspec.json.decode(self.labels_json, type=dict[str, str])
+
+
+_COLUMNS = columns(Run)
+
+
+def find(reader: Reader | Transaction, run_id: str) -> Run | None:
+    """The run with that id, or None."""
+    return load(Run, reader.one(f"SELECT {_COLUMNS} FROM tape_runs WHERE run_id = ?", run_id))
+
+
+def get(reader: Reader | Transaction, run_id: str) -> Run:
+    """The run with that id; NotFound if there is none."""
+    run = find(reader, run_id)
+    if run is None:
+        raise NotFound(f"no such run: {run_id!r}.")
+    return run
+
+
+def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
+    """The run, if this owner may write to it: nobody else holds an unexpired lease on it.
+
+    A caller that does not name itself is let through: older clients never do.
+    """
+    run = get(tx, run_id)
+    _check_lease(run, owner)
+    return run
+
+
+def _check_lease(run: Run, owner: str) -> None:
+    if owner and run.lease_owner and run.lease_owner != owner and run.lease_expires_at_ms > now_ms():
+        raise LeaseHeld(
+            f"The run {run.run_id!r} is leased to {run.lease_owner!r} for another"
+            f" {run.lease_expires_at_ms - now_ms()} ms; {owner!r} may not write to it until then."
+        )
+
+
+def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Entry:
+    """Append an entry to a run's journal; it carries whose run it is."""
+    draft = Draft(
+        subject=subject,
+        kind=subject.split("/", 3)[2],
+        run_id=run.run_id,
+        payload_json=msgspec.json.encode({"run_id": run.run_id, **payload}).decode(),
+        tenant=run.app_name,
+        user=run.user_id,
+        session=run.session_id,
+        **trace._asdict(),
+    )
+    return tx.enlist(Page).append([draft])[0]
+
+
+def with_cursor(tx: Transaction, run: Run) -> Run:
+    """The run with the seq it has reached within this transaction."""
+    return msgspec.structs.replace(run, seq_cursor=tx.enlist(Page).run_seq(run.run_id))
+
+
+# ── life of a run ────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(tx: Transaction, wanted: Run, *, owner: str, lease_ms: int, trace: Trace = NO_TRACE) -> tuple[Run, bool]:
+    """Begin a run, or take it up again: the same invocation is the same run. True if it was there already.
+
+    `wanted` carries the four ids and who the run acts for; the rest is filled in here.
+    """
+    for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
+        check_id(name, getattr(wanted, name))
+    row = tx.one(
+        f"SELECT {_COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ?",
+        wanted.app_name,
+        wanted.user_id,
+        wanted.session_id,
+        wanted.invocation_id,
+    )
+    if (existing := load(Run, row)) is not None:
+        return _take_up(tx, existing, owner, lease_ms), True
+    now = now_ms()
+    run = msgspec.structs.replace(
+        wanted,
+        run_id=str(uuid.uuid4()),
+        status=RunStatus.RUNNING,
+        lease_owner=owner,
+        lease_expires_at_ms=now + _lease(lease_ms),
+        started_at_ms=now,
+    )
+    insert(tx, "tape_runs", run)
+    payload = {
+        "app": run.app_name,
+        "user": run.user_id,
+        "session": run.session_id,
+        "invocation_id": run.invocation_id,
+        "status": "running",
+        "tenant_id": run.tenant_id,
+        "actor": run.actor,
+        "subject": run.subject,
+        "agent_id": run.agent_id,
+        "aiplex_instance_id": run.aiplex_instance_id,
+    }
+    journal(tx, run, _subject(run, "running"), payload, trace)
+    return run, False
+
+
+def _take_up(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+    """Begin of a run that exists: it runs again, unless it has come to its end or is stuck."""
+    _check_lease(run, owner)
+    if run.status in (RunStatus.TERMINAL, RunStatus.STUCK):
+        return with_cursor(tx, run)
+    return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
+
+
+def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int) -> Run:
+    """Take a run's lease, or renew it: the way to recover a run, and its heartbeat."""
+    run = get_writable(tx, run_id, owner)
+    if run.status in ENDED:
+        allowed = ", ".join(sorted(status.name for status in RunStatus if status not in ENDED))
+        raise IllegalTransition(f"The run {run_id!r} is {run.status.name} and cannot be resumed; allowed: {allowed}.")
+    return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
+
+
+def _lease_to(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+    expires = now_ms() + _lease(lease_ms)
+    tx.execute(
+        "UPDATE tape_runs SET status = ?, lease_owner = ?, lease_expires_at_ms = ?, waiting_on_gate = ''"
+        " WHERE run_id = ?",
+        int(RunStatus.RUNNING),
+        owner,
+        expires,
+        run.run_id,
+    )
+    return msgspec.structs.replace(
+        run, status=RunStatus.RUNNING, lease_owner=owner, lease_expires_at_ms=expires, waiting_on_gate=""
+    )
+
+
+def end(
+    tx: Transaction, run_id: str, status: int, *, detail_json: str = "", owner: str = "", trace: Trace = NO_TRACE
+) -> Run:
+    """End a run, or let it go over to compensating. Ending it the same way again changes nothing."""
+    after = parse(RunStatus, "status", status)
+    if after not in _ENDINGS:
+        allowed = ", ".join(sorted(state.name for state in _ENDINGS))
+        raise InvalidInput(f"status {after.name} does not end a run; use one of {allowed}.")
+    run = get_writable(tx, run_id, owner)
+    check_transition(f"The run {run_id!r}", ENDING, run.status, after)
+    if run.status == after:
+        return with_cursor(tx, run)
+    now = now_ms()
+    tx.execute(
+        "UPDATE tape_runs SET status = ?, ended_at_ms = ?, detail_json = ?, lease_owner = '', lease_expires_at_ms = 0,"
+        " waiting_on_gate = '' WHERE run_id = ?",
+        int(after),
+        now,
+        detail_json,
+        run_id,
+    )
+    run = msgspec.structs.replace(
+        run,
+        status=after,
+        ended_at_ms=now,
+        detail_json=detail_json,
+        lease_owner="",
+        lease_expires_at_ms=0,
+        waiting_on_gate="",
+    )
+    verb = after.name.lower()
+    payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": verb}
+    journal(tx, run, _subject(run, verb), payload, trace)
+    return with_cursor(tx, run)
+
+
+def _subject(run: Run, verb: str) -> str:
+    return subject.run(verb, run.app_name, run.user_id, run.session_id, run.run_id)
+
+
+def _lease(lease_ms: int) -> int:
+    return lease_ms if lease_ms > 0 else DEFAULT_LEASE_MS
+
+
+# ── looking for runs ─────────────────────────────────────────────────────────────────────────────
+
+
+def to_recover(reader: Reader, *, now: int = 0, limit: int = 0) -> list[Run]:
+    """Runs that somebody should carry on: runnable, abandoned, or waiting for a signal that has come."""
+    rows = reader.query(
+        f"SELECT {_COLUMNS} FROM tape_runs WHERE status = ? OR (status = ? AND lease_expires_at_ms < ?)"
+        " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"
+        "     AND s.gate_name = tape_runs.waiting_on_gate AND s.delivered = 1 AND s.consumed = 0))"
+        " ORDER BY started_at_ms, run_id LIMIT ?",
+        int(RunStatus.RUNNABLE),
+        int(RunStatus.RUNNING),
+        now or now_ms(),
+        int(RunStatus.WAITING),
+        limit if limit > 0 else DEFAULT_LIMIT,
+    )
+    return load_all(Run, rows)
+
+
+def newest_of_session(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Run | None:
+    """The run of a session that began last."""
+    row = reader.one(
+        f"SELECT {_COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?"
+        " ORDER BY started_at_ms DESC, run_id DESC LIMIT 1",
+        app_name,
+        user_id,
+        session_id,
+    )
+    return load(Run, row)
+
+
+# ── compaction ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """What compacting a run has blanked."""
+
+    decisions_zeroed: int = 0
+    effects_zeroed: int = 0
+    bytes_saved: int = 0
+    already_compacted: bool = False
+
+
+def compactable(reader: Reader, *, before_ms: int = 0, limit: int = 0) -> list[Run]:
+    """Ended runs that were never compacted, oldest first."""
+    condition = ", ".join(str(int(status)) for status in sorted(ENDED))
+    rows = reader.query(
+        f"SELECT {_COLUMNS} FROM tape_runs WHERE status IN ({condition}) AND compacted_at_ms = 0"
+        " AND ended_at_ms > 0 AND ended_at_ms < ? ORDER BY ended_at_ms, run_id LIMIT ?",
+        before_ms or now_ms(),
+        limit if limit > 0 else DEFAULT_LIMIT,
+    )
+    return load_all(Run, rows)
+
+
+def compact(tx: Transaction, run_id: str, *, trace: Trace = NO_TRACE) -> Compaction:
+    """Blank what a settled run's decisions and effects said; that they happened stays, and so does the journal."""
+    run = get(tx, run_id)
+    if run.compacted_at_ms:
+        return Compaction(already_compacted=True)
+    if run.status not in ENDED:
+        raise IllegalTransition(f"The run {run_id!r} is {run.status.name}: it is not terminal, so it is not compacted.")
+    _refuse_unsettled(tx, run_id)
+    decisions, effects = (_blank(tx, run_id, table, texts) for table, texts in _TEXTS.items())
+    now = now_ms()
+    tx.execute("UPDATE tape_runs SET compacted_at_ms = ? WHERE run_id = ?", now, run_id)
+    done = Compaction(decisions[0], effects[0], decisions[1] + effects[1])
+    payload = {
+        "compacted_at_ms": now,
+        "decisions_zeroed": done.decisions_zeroed,
+        "effects_zeroed": done.effects_zeroed,
+        "bytes_saved": done.bytes_saved,
+    }
+    journal(tx, run, _subject(run, "compacted"), payload, trace)
+    return done
+
+
+_TEXTS = {
+    "tape_decisions": ("request_json", "response_json", "rationale"),
+    "tape_effects": ("request_json", "response_json", "error_json"),
+}
+
+
+def _refuse_unsettled(tx: Transaction, run_id: str) -> None:
+    for what, table, statuses in (
+        ("open obligation(s)", "tape_obligations", (ObligationStatus.PENDING, ObligationStatus.COMMITTED)),
+        ("UNKNOWN effect(s)", "tape_effects", (EffectStatus.UNKNOWN,)),
+    ):
+        condition = ", ".join(str(int(status)) for status in statuses)
+        row = tx.one(f"SELECT count(*) FROM {table} WHERE run_id = ? AND status IN ({condition})", run_id)
+        if row and row[0]:
+            raise IllegalTransition(f"The run {run_id!r} has {row[0]} {what}; not settled, so it is not compacted.")
+
+
+def _blank(tx: Transaction, run_id: str, table: str, texts: Sequence[str]) -> tuple[int, int]:
+    """Empty some text columns of a run's rows; how many rows, and how many bytes they held."""
+    held = " + ".join(f"length({text})" for text in texts)
+    row = tx.one(f"SELECT count(*), COALESCE(sum({held}), 0) FROM {table} WHERE run_id = ? AND {held} > 0", run_id)
+    assert row is not None
+    blanks = ", ".join(f"{text} = ''" for text in texts)
+    tx.execute(f"UPDATE {table} SET {blanks} WHERE run_id = ?", run_id)
+    return int(row[0]), int(row[1])

@@ -1,0 +1,86 @@
+"""The states that things go through, numbered as on the wire and in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import TypeVar
+
+from tape.errors import IllegalTransition, InvalidInput
+
+
+class RunStatus(IntEnum):
+    """Where a run stands."""
+
+    RUNNABLE = 1
+    RUNNING = 2
+    WAITING = 3
+    TERMINAL = 4
+    FAILED = 5
+    COMPENSATING = 6
+    STUCK = 7
+    CANCELLED = 8
+
+
+class EffectStatus(IntEnum):
+    """What is known about an effect."""
+
+    PENDING = 1
+    CONFIRMED = 2
+    FAILED = 3
+    UNKNOWN = 4
+
+
+class EffectSemantics(IntEnum):
+    """What repeating an effect would do."""
+
+    IDEMPOTENT = 1
+    NON_IDEMPOTENT = 2
+    OBSERVE_ONLY = 3
+
+
+class DispatchMode(IntEnum):
+    """Who carries an effect out: the agent itself, or a dispatcher from the outbox."""
+
+    INLINE = 1
+    OUTBOX = 2
+
+
+class Resolution(IntEnum):
+    """What looking at the outside world showed about an effect."""
+
+    UNSPECIFIED = 0
+    CONFIRMED = 1
+    FAILED = 2
+    ABSENT = 3
+    DUPLICATE = 4
+    STUCK = 5
+
+
+class ObligationStatus(IntEnum):
+    """Where a compensation stands."""
+
+    PENDING = 1
+    COMMITTED = 2
+    COMPENSATED = 3
+    STUCK = 4
+
+
+S = TypeVar("S", bound=IntEnum)
+Transitions = Mapping[S, frozenset[S]]
+
+
+def parse(kind: type[S], field: str, number: int) -> S:
+    """The state with that number, or an error that names the field and what it may be."""
+    try:
+        return kind(number)
+    except ValueError:
+        known = ", ".join(f"{state.name} ({state.value})" for state in kind)
+        raise InvalidInput(f"{field} {number} is not one of {known}.") from None
+
+
+def check_transition(what: str, table: Transitions[S], before: S, after: S) -> None:
+    """Raise unless the table lets `what` go from one state to the other."""
+    if after not in table[before]:
+        allowed = ", ".join(sorted(state.name for state in table[before])) or "nothing: it is final"
+        raise IllegalTransition(f"{what} is {before.name} and cannot become {after.name}; allowed: {allowed}.")

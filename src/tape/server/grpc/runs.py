@@ -1,0 +1,221 @@
+"""The RPCs of runs and of what belongs to them: decisions, budgets, gates, timers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tape.journal.journal import Journal
+from tape.ledgers import budgets, decisions, gates, runs, timers
+from tape.ledgers.decisions import Decision
+from tape.ledgers.states import RunStatus
+from tape.ledgers.timers import Timer
+from tape.proto import tape_pb2 as pb
+from tape.server.grpc.binding import Context, owner_of, trace_of
+from tape.server.grpc.checks import check_texts
+from tape.server.grpc.messages import to_message
+from tape.store import Transaction
+
+
+class RunsDoor:
+    """Serves the life of runs."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._database = journal.database
+        self._max_bytes = journal.max_payload_bytes
+
+    async def begin_run(self, request: pb.BeginRunRequest, context: Context) -> pb.BeginRunResponse:
+        """Begin a run, or take up the one with the same ids."""
+        wanted = runs.Run(
+            run_id="",
+            app_name=request.app_name,
+            user_id=request.user_id,
+            session_id=request.session_id,
+            invocation_id=request.invocation_id,
+            status=RunStatus.RUNNING,
+            tenant_id=request.tenant_id,
+            actor=request.actor,
+            subject=request.subject,
+            agent_id=request.agent_id,
+            aiplex_instance_id=request.aiplex_instance_id,
+            gateway_route=request.gateway_route,
+            scopes_json=msgspec.json.encode(list(request.scopes)).decode(),
+            labels_json=msgspec.json.encode(dict(request.labels)).decode(),
+        )
+        trace = trace_of(context)
+        owner = request.lease_owner or owner_of(context)
+        run, resumed = await self._database.write(
+            lambda tx: runs.begin(tx, wanted, owner=owner, lease_ms=request.lease_ttl_ms, trace=trace)
+        )
+        return to_message(pb.BeginRunResponse, run, resumed=resumed, next_seq=run.seq_cursor if resumed else 0)
+
+    async def resume_run(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
+        """Take or renew a run's lease."""
+        owner = request.lease_owner or owner_of(context)
+        run = await self._database.write(
+            lambda tx: runs.resume(tx, request.run_id, owner=owner, lease_ms=request.lease_ttl_ms)
+        )
+        return pb.ResumeRunResponse(run=run_state(run))
+
+    async def end_run(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
+        """End a run."""
+        check_texts(self._max_bytes, detail_json=request.detail_json)
+        trace, owner = trace_of(context), owner_of(context)
+        run = await self._database.write(
+            lambda tx: runs.end(
+                tx, request.run_id, request.status, detail_json=request.detail_json, owner=owner, trace=trace
+            )
+        )
+        return pb.EndRunResponse(run=run_state(run))
+
+    async def get_run(self, request: pb.GetRunRequest, context: Context) -> pb.RunState:
+        """A run as it stands."""
+        return run_state(await self._database.read(lambda reader: runs.get(reader, request.run_id)))
+
+    async def list_runs_to_recover(
+        self, request: pb.ListRunsToRecoverRequest, context: Context
+    ) -> pb.ListRunsToRecoverResponse:
+        """Runs that somebody should carry on."""
+        found = await self._database.read(
+            lambda reader: runs.to_recover(reader, now=request.now_ms, limit=request.limit)
+        )
+        return pb.ListRunsToRecoverResponse(runs=map(run_state, found))
+
+    async def list_compactable_runs(
+        self, request: pb.ListCompactableRunsRequest, context: Context
+    ) -> pb.ListCompactableRunsResponse:
+        """Ended runs that were never compacted."""
+        found = await self._database.read(
+            lambda reader: runs.compactable(reader, before_ms=request.before_ms, limit=request.limit)
+        )
+        return pb.ListCompactableRunsResponse(runs=map(run_state, found))
+
+    async def compact_run(self, request: pb.CompactRunRequest, context: Context) -> pb.CompactRunResponse:
+        """Blank what a settled run's decisions and effects said."""
+        trace = trace_of(context)
+        done = await self._database.write(lambda tx: runs.compact(tx, request.run_id, trace=trace))
+        return pb.CompactRunResponse(**msgspec.structs.asdict(done))
+
+    # ── decisions ────────────────────────────────────────────────────────────────────────────────
+
+    async def record_decision(self, request: pb.RecordDecisionRequest, context: Context) -> pb.DecisionRecord:
+        """Record a decision once."""
+        check_texts(
+            self._max_bytes,
+            request_json=request.request_json,
+            response_json=request.response_json,
+            rationale=request.rationale,
+            model=request.model,
+            policy_version=request.policy_version,
+        )
+        wanted = Decision(
+            run_id=request.run_id,
+            seq=0,
+            decision_index=request.decision_index,
+            model=request.model,
+            request_json=request.request_json,
+            response_json=request.response_json,
+            rationale=request.rationale,
+            policy_version=request.policy_version,
+            ts_ms=0,
+        )
+        trace, owner = trace_of(context), owner_of(context)
+        decision = await self._database.write(
+            lambda tx: decisions.record(tx, wanted, owner=owner, trace=trace), size=request.ByteSize() + 512
+        )
+        return to_message(pb.DecisionRecord, decision)
+
+    async def get_decision(self, request: pb.GetDecisionRequest, context: Context) -> pb.GetDecisionResponse:
+        """A decision, if it was made."""
+        found = await self._database.read(lambda reader: decisions.find(reader, request.run_id, request.decision_index))
+        if found is None:
+            return pb.GetDecisionResponse(found=False)
+        return pb.GetDecisionResponse(found=True, decision=to_message(pb.DecisionRecord, found))
+
+    # ── budgets ──────────────────────────────────────────────────────────────────────────────────
+
+    async def set_budget(self, request: pb.SetBudgetRequest, context: Context) -> pb.BudgetState:
+        """Set a run's caps."""
+        budget = await self._database.write(
+            lambda tx: budgets.set_caps(tx, request.run_id, usd_cap=request.usd_cap, token_cap=request.token_cap)
+        )
+        return to_message(pb.BudgetState, budget)
+
+    async def admit_budget(self, request: pb.AdmitBudgetRequest, context: Context) -> pb.AdmitBudgetResponse:
+        """Whether an estimate fits into what is left."""
+        budget = await self._database.read(lambda reader: budgets.get(reader, request.run_id))
+        reason = budgets.refusal(budget, usd=request.usd_estimate, tokens=request.token_estimate)
+        return pb.AdmitBudgetResponse(admitted=not reason, reason=reason, budget=to_message(pb.BudgetState, budget))
+
+    async def charge_budget(self, request: pb.ChargeBudgetRequest, context: Context) -> pb.BudgetState:
+        """Add to what a run has spent."""
+        owner = owner_of(context)
+        budget = await self._database.write(
+            lambda tx: budgets.charge(tx, request.run_id, usd=request.usd, tokens=request.tokens, owner=owner)
+        )
+        return to_message(pb.BudgetState, budget)
+
+    # ── gates ────────────────────────────────────────────────────────────────────────────────────
+
+    async def await_signal(self, request: pb.AwaitSignalRequest, context: Context) -> pb.AwaitSignalResponse:
+        """The answer of a gate, or the run parks there."""
+        check_texts(self._max_bytes, payload_json=request.payload_json)
+        trace, owner = trace_of(context), owner_of(context)
+        signal = await self._database.write(
+            lambda tx: gates.wait(
+                tx, request.run_id, request.gate_name, payload_json=request.payload_json, owner=owner, trace=trace
+            )
+        )
+        return pb.AwaitSignalResponse(delivered=signal.delivered, resolution_json=signal.resolution_json)
+
+    async def send_signal(self, request: pb.SendSignalRequest, context: Context) -> pb.SendSignalResponse:
+        """Answer a gate."""
+        check_texts(self._max_bytes, resolution_json=request.resolution_json)
+        trace = trace_of(context)
+
+        def send(tx: Transaction) -> dict[str, Any]:
+            run = gates.run_for_signal(tx, request.run_id, request.app_name, request.user_id, request.session_id)
+            status = gates.send(tx, run, request.gate_name, resolution_json=request.resolution_json, trace=trace)
+            return {"run_id": run.run_id, "run_status": int(status or 0)}
+
+        return pb.SendSignalResponse(accepted=True, **await self._database.write(send))
+
+    # ── timers ───────────────────────────────────────────────────────────────────────────────────
+
+    async def set_timer(self, request: pb.SetTimerRequest, context: Context) -> pb.TimerRecord:
+        """Set a timer."""
+        check_texts(self._max_bytes, payload_json=request.payload_json, kind=request.kind)
+        wanted = Timer(
+            run_id=request.run_id,
+            timer_id=request.timer_id,
+            fire_at_ms=request.fire_at_ms,
+            kind=request.kind,
+            payload_json=request.payload_json,
+            fired=False,
+            created_at_ms=0,
+        )
+        owner = owner_of(context)
+        return to_message(
+            pb.TimerRecord, await self._database.write(lambda tx: timers.set_timer(tx, wanted, owner=owner))
+        )
+
+    async def cancel_timer(self, request: pb.CancelTimerRequest, context: Context) -> pb.CancelTimerResponse:
+        """Remove a timer."""
+        cancelled = await self._database.write(lambda tx: timers.cancel(tx, request.run_id, request.timer_id))
+        return pb.CancelTimerResponse(cancelled=cancelled)
+
+    async def list_due_timers(self, request: pb.ListDueTimersRequest, context: Context) -> pb.ListDueTimersResponse:
+        """Due timers; claimed ones are the caller's alone."""
+        if request.claim:
+            found = await self._database.write(lambda tx: timers.claim_due(tx, now=request.now_ms, limit=request.limit))
+        else:
+            found = await self._database.read(
+                lambda reader: timers.due(reader, now=request.now_ms, limit=request.limit)
+            )
+        return pb.ListDueTimersResponse(timers=(to_message(pb.TimerRecord, timer) for timer in found))
+
+
+def run_state(run: runs.Run) -> pb.RunState:
+    """A run on the wire."""
+    return to_message(pb.RunState, run, scopes=run.scopes, labels=run.labels)
