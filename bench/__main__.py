@@ -50,7 +50,6 @@ def main(argv: list[str] | None = None) -> None:
         console.print(*(f"[bold]{name}[/bold] {fact}" for name, fact in facts.items()), sep="\n", highlight=False)
         for name in arguments.question or QUESTIONS:
             question = cast(Question, import_module(f"bench.{name}"))
-            document.append(f"## {question.TITLE}\n")
             with console.status(question.TITLE) as status:
                 options = Options(lab, arguments.quick, stores, tell=status.update)
                 tables = question.run(options)

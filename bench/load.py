@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 CALLERS = 64
 SUBJECTS = 1_000
+PREPARED = 10_000
 
 
 class Event(NamedTuple):
@@ -66,6 +67,11 @@ def event(number: int) -> Event:
 def payload_text(number: int) -> str:
     """The payload of an entry as compact JSON."""
     return json.dumps(event(number).payload, separators=(",", ":"))
+
+
+def payload_texts() -> list[str]:
+    """Payloads made beforehand: what a peer takes as text costs its client nothing while the clock runs."""
+    return [payload_text(number) for number in range(PREPARED)]
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:

@@ -11,7 +11,8 @@ from bench.load import Bounds
 
 T = TypeVar("T")
 
-STORES = ("sqlite", "postgres")
+NAMES = {"sqlite": "SQLite", "postgres": "Postgres"}
+STORES = tuple(NAMES)
 
 
 @dataclass(frozen=True)

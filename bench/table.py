@@ -36,7 +36,7 @@ class Table:
     def as_markdown(self) -> str:
         """The table as Markdown."""
         lines = [
-            f"### {self.title}",
+            f"## {self.title}",
             "",
             _line(self.columns),
             _line(["---", *["---:"] * (len(self.columns) - 1)]),
