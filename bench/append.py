@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -103,7 +103,7 @@ def _columns(options: Options) -> list[str]:
 def _rows(options: Options, best: dict[str, Answer], missing: dict[str, str]) -> list[list[str]]:
     ours = {kind: best[_tape(kind)].outcome.rate for kind in options.stores}
 
-    def row(name: str, against: Callable[[str], bool], aim: float | None) -> list[str]:
+    def row(name: str, against: Collection[str], aim: float | None) -> list[str]:
         if name in missing:
             return [name, missing[name], *[NOTHING] * (4 + len(ours))]
         answer = best[name]
@@ -115,13 +115,13 @@ def _rows(options: Options, best: dict[str, Answer], missing: dict[str, str]) ->
             milliseconds(answer.outcome.p50_ms),
             milliseconds(answer.outcome.p99_ms),
             commits,
-            *(ratio(ours[kind] if against(kind) else None, rate) for kind in ours),
+            *(ratio(ours[kind] if kind in against else None, rate) for kind in ours),
             NOTHING if aim is None else f"≥ {aim:g}×",
         ]
 
-    rows = [row(_tape(kind), lambda _: False, None) for kind in options.stores]
-    rows += [row(_raw(kind), lambda other, kind=kind: other == kind, RAW_AIM) for kind in options.stores]
-    return rows + [row(name, lambda _: True, AIMS.get(name)) for name in PEERS]
+    rows = [row(_tape(kind), (), None) for kind in options.stores]
+    rows += [row(_raw(kind), [kind], RAW_AIM) for kind in options.stores]
+    return rows + [row(name, options.stores, AIMS.get(name)) for name in PEERS]
 
 
 def _tape(kind: str) -> str:

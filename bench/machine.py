@@ -47,7 +47,7 @@ def _cpu() -> str:
 
 
 def _file_system(folder: Path) -> str:
-    command = ["df", "--output=fstype", folder]
+    command = ["df", "--output=fstype", str(folder)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return answer[-1] if answer else "unknown file system"
 

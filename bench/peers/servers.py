@@ -27,10 +27,11 @@ class NotInstalled(Exception):
 def redis(folder: Path) -> Iterator[int]:
     """The port of a Redis that has every write on disk before it answers."""
     port = free_port()
-    flags = f"--port {port} --bind 127.0.0.1 --dir {folder} --appendonly yes --appendfsync always"
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    command += ["--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning"]
     # No snapshot and no rewrite of the log gets in the way.
-    flags = [*flags.split(), "--save", "", "--auto-aof-rewrite-percentage", "0", "--loglevel", "warning"]
-    with _running(["redis-server", *flags], _redis_binary(), port):
+    command += ["--save", "", "--auto-aof-rewrite-percentage", "0"]
+    with _running(command, _redis_binary(), port):
         yield port
 
 
