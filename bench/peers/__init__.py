@@ -1,0 +1,1 @@
+"""Other durable logs, each with its own server and its own client."""

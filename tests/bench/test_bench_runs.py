@@ -1,0 +1,57 @@
+"""The bench runs and answers; how fast anything is, is not a test's business."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", "--quick", "--store", "sqlite", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What a run prints, and the Markdown that it writes."""
+    page = tmp_path_factory.mktemp("bench") / "performance.md"
+    done = run_bench("latency", "replay", "live", "subjects", "verify", "--markdown", str(page))
+    assert done.returncode == 0, done.stderr
+    return done.stdout, page.read_text()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "SQLite: append through the SDK",
+        "SQLite: INSERT, COMMIT",
+        "SQLite: SubscribeBySubject, one by one",
+        "SQLite: Follow, in the batches that travel",
+        "delivered/s",
+        "trie, subjects/s",
+        "well under 60 s",
+    ],
+)
+def test_every_question_answers_with_its_table(questions_without_peers: tuple[str, str], row: str) -> None:
+    printed, page = questions_without_peers
+    assert row in printed
+    assert row in page
+
+
+def test_the_markdown_names_the_machine_first(questions_without_peers: tuple[str, str]) -> None:
+    _, page = questions_without_peers
+    machine, _, tables = page.partition("\n## ")
+    for fact in ("- CPU: ", "- memory: ", "- disk: ", "- kernel: ", "- Python: ", "- SQLite: ", "- date: "):
+        assert fact in machine
+    assert tables
+
+
+def test_an_unknown_question_is_answered_with_the_known_ones() -> None:
+    done = run_bench("apend")
+    assert done.returncode == 2
+    assert "unknown: apend; known are append, latency" in done.stderr
