@@ -1,0 +1,24 @@
+"""What one predicate may cost, so that no text can hang a server."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds on a text (checked when it is compiled) and on one evaluation of it.
+
+    A step is one sub-expression inside a comprehension, or 256 characters or elements that an
+    operation walks through or makes; a million of them take about a tenth of a second.
+    """
+
+    length: int = 16_384
+    depth: int = 100
+    nesting: int = 4
+    steps: int = 1_000_000
+    # Characters, bytes or elements in one value that an expression makes.
+    size: int = 4 << 20
+
+
+LIMITS = Limits()
+STEP_SIZE_BITS = 8
