@@ -65,6 +65,12 @@ class _Parser:
 
     def whole(self) -> Node:
         node = self._expression()
+        if self._peek.text == "{":
+            raise InvalidPredicate(
+                "messages cannot be made here; write a map {…}, or timestamp(…) or duration(…)",
+                self._text,
+                self._peek.start,
+            )
         if self._peek.kind != "end":
             self._refuse("an operator or the end of the text")
         return node

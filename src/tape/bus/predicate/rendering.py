@@ -9,14 +9,14 @@ from typing import Any
 
 from tape.bus.predicate.conversions import string_of_double
 from tape.bus.predicate.times import write_duration, write_timestamp
-from tape.bus.predicate.values import Duration, Timestamp, TypeValue, Uint
+from tape.bus.predicate.values import BoolKey, Duration, Timestamp, TypeValue, Uint
 
 _MAX_SHOWN = 80
 
 
 def shown(value: Any) -> str:
     """The value as CEL would write it, cut to one line of a terminal."""
-    text = _literal(value, 3)
+    text = _literal(value, 4)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
@@ -48,6 +48,8 @@ def _literal(value: Any, levels: int) -> str:
             pairs = list(value.items())[:20] if levels else []
             inner = ", ".join(f"{_literal(key, 0)}: {_literal(item, levels - 1)}" for key, item in pairs)
             return f"{{{inner if levels else '…'}}}"
+        case BoolKey():
+            return _literal(value.value, levels)
     return str(value)
 
 

@@ -72,6 +72,9 @@ class BoolKey:
     def __init__(self, value: bool) -> None:
         self.value = value
 
+    def __repr__(self) -> str:
+        return f"BoolKey({self.value})"
+
 
 _FALSE_KEY, _TRUE_KEY = BoolKey(False), BoolKey(True)
 
@@ -152,5 +155,7 @@ def revealed(value: Any) -> Any:
     if type(value) is list:
         return [revealed(item) for item in value]
     if type(value) is dict:
-        return {key.value if type(key) is BoolKey else key: revealed(item) for key, item in value.items()}
+        plain = {key.value if type(key) is BoolKey else key: revealed(item) for key, item in value.items()}
+        # Python cannot hold both true and 1 as keys of one dict; then the bools stay what they are.
+        return plain if len(plain) == len(value) else {key: revealed(item) for key, item in value.items()}
     return value

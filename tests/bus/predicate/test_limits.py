@@ -1,0 +1,117 @@
+"""No text can hang a server."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tape.bus.predicate import LIMITS, EvaluationError, Limits, compile_predicate
+from tape.errors import InvalidPredicate
+from tests.bus.predicate.samples import entry, envelope
+
+
+def test_a_text_that_is_too_long_is_refused() -> None:
+    with pytest.raises(InvalidPredicate, match=r"16385 characters; 16384 are allowed"):
+        compile_predicate("1" * (LIMITS.length + 1))
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 200 + "1" + ")" * 200, "[" * 200 + "]" * 200, "+".join("1" * 200), "true" + "?true:true" * 200]
+)
+def test_a_text_that_is_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(InvalidPredicate, match=r"levels"):
+        compile_predicate(text)
+
+
+def test_a_thousand_alternatives_are_not_deep() -> None:
+    text = " || ".join(f'kind == "k{number}"' for number in range(800))
+
+    assert not compile_predicate(text).matches(entry())
+    assert compile_predicate(text).matches(entry(kind="k799"))
+
+
+def test_macros_nest_only_so_far() -> None:
+    def nested(levels: int) -> str:
+        text = "true"
+        for level in range(levels):
+            text = f"payload.l.all(x{level}, {text})"
+        return text
+
+    assert compile_predicate(nested(LIMITS.nesting)).matches(entry())
+    with pytest.raises(InvalidPredicate, match="more than 4 macros inside each other"):
+        compile_predicate(nested(LIMITS.nesting + 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "payload.l.all(a, payload.l.all(b, payload.l.all(c, payload.l.all(d, a + b + c + d >= 0))))",
+        "payload.l.map(a, payload.l.map(b, payload.l.map(c, c))).size() > 0",
+        "payload.l.all(a, payload == payload)",
+        "payload.l.all(a, payload.l.all(b, a in payload.l))",
+        "payload.l.all(a, payload.l in [payload.l, payload.l])",
+        "payload.l.all(a, payload.s.contains('zz') || true)",
+        "payload.l.all(a, payload.s.matches('(x+x+)+y') || true)",
+        "payload.l.all(a, payload.s.matches(payload.p) || true)",
+        "payload.l.all(a, payload.s.reverse().trim() != '')",
+        "payload.l.all(a, 'a'.replace('a', payload.s) != '')",
+        "payload.l.all(a, payload.s.split('') != [])",
+        "payload.l.all(a, '%s'.format([payload.s]) != '')",
+        "[payload.s]" + ".map(a, a + a)" * 60 + ".size() > 0",
+        "[payload.l]" + ".map(a, a + a)" * 60 + ".size() > 0",
+        "[payload.s]" + ".map(a, a.replace('', a))" * 10 + ".size() > 0",
+        "[payload.s]" + ".map(a, a.split('').join(a))" * 10 + ".size() > 0",
+        "[payload.s]" + ".map(a, '%s%s'.format([a, a]))" * 60 + ".size() > 0",
+        " || ".join(["payload != payload"] * 400),
+        " || ".join(["payload.s.matches('(x+x+)+y')"] * 400),
+    ],
+)
+def test_no_text_takes_longer_than_its_budget(text: str) -> None:
+    seen = envelope(
+        {"l": list(range(2_000)), "s": "x" * 20_000, "p": "(x*)*y", "m": {str(n): [n] for n in range(2_000)}}
+    )
+
+    started = time.perf_counter()
+    value = compile_predicate(text).evaluate(seen)
+    took = time.perf_counter() - started
+
+    assert isinstance(value, EvaluationError | bool)
+    assert took < 3.0, f"{took:.1f} s"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "payload.l.all(a, payload.l.all(b, payload.l.all(c, true)))",
+        "payload.l.all(a, payload.l.all(b, payload.l.all(c, true))) || has(payload.l)",
+        "[payload.s]" + ".map(a, a + a)" * 60 + " == []",
+    ],
+)
+def test_a_limit_that_is_hit_is_an_evaluation_error_that_nothing_absorbs(text: str) -> None:
+    value = compile_predicate(text).evaluate(envelope({"l": list(range(2_000)), "s": "x" * 20_000}))
+
+    assert isinstance(value, EvaluationError)
+    assert "steps" in value.reason or "allowed" in value.reason
+
+
+def test_the_budget_is_the_callers_to_set() -> None:
+    text = "payload.l.all(x, x >= 0)"
+    seen = envelope({"l": list(range(1_000))})
+
+    assert compile_predicate(text).evaluate(seen) is True
+    assert isinstance(compile_predicate(text, Limits(steps=100)).evaluate(seen), EvaluationError)
+
+
+def test_a_payload_nested_beyond_all_measure_is_an_evaluation_error() -> None:
+    deep = "[" * 50_000 + "]" * 50_000
+
+    assert isinstance(compile_predicate("payload == [1]").evaluate(entry(deep)), EvaluationError)
+
+
+def test_comparing_deep_payloads_with_themselves_is_no_crash() -> None:
+    deep = "[" * 900 + "]" * 900
+
+    value = compile_predicate("payload == payload").evaluate(entry(deep))
+
+    assert value is True or isinstance(value, EvaluationError)
