@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tape.bus.predicate.celtypes import Type
-from tape.bus.predicate.checker import Checked, check
+from tape.bus.predicate.checker import Checked, Variable, check
 from tape.bus.predicate.compiler import compile_tree
 from tape.bus.predicate.envelope import VARIABLES, EntryLike, Envelope, Run
 from tape.bus.predicate.explanation import Explanation, explain
@@ -95,6 +95,12 @@ class Predicate:
     def result_type(self) -> Type:
         """The type of the result as far as it is known before evaluation."""
         return self._program.checked.type_of(self.tree)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables of the envelope that the text looks at."""
+        meanings = self._program.checked.meanings.values()
+        return frozenset(meaning.name for meaning in meanings if isinstance(meaning, Variable))
 
     @property
     def index_keys(self) -> tuple[IndexKey, ...]:

@@ -70,6 +70,8 @@ def plain(value: Any) -> Any:
             return write_duration(value)
         case TypeValue():
             return value.name
+        case BoolKey():
+            return value.value
         case list():
             return [plain(item) for item in value]
         case dict():
