@@ -17,16 +17,11 @@ _REGEX_STEP_BITS = 4
 
 def call(function: Function, certain: Implementation | None, operands: Sequence[Run], shown: str, at: int) -> Run:
     """A call of one implementation, if the types have decided which, else by the types of the values."""
-    apply = _certain(certain) if certain else _by_types(function, shown)
     if len(operands) == 1 and not function.weighs:
-        return _call_1(apply, operands[0], at)
+        return _call_1(certain, operands[0], at) if certain else _choose_1(function, operands[0], shown, at)
     if len(operands) == 2 and not function.weighs:
-        return _call_2(apply, operands[0], operands[1], at)
-    return _call_any(apply, operands, at, weighs=function.weighs)
-
-
-def _certain(implementation: Implementation) -> Callable[..., Any]:
-    return implementation
+        return _call_2(certain or _by_types(function, shown), operands[0], operands[1], at)
+    return _call_any(certain or _by_types(function, shown), operands, at, weighs=function.weighs)
 
 
 def _by_types(function: Function, shown: str) -> Callable[..., Any]:
@@ -39,6 +34,23 @@ def _by_types(function: Function, shown: str) -> Callable[..., Any]:
         return implementation(*values)
 
     return apply
+
+
+def _choose_1(function: Function, operand: Run, shown: str, at: int) -> Run:
+    table = {types[0]: implementation for types, implementation in function.table.items() if len(types) == 1}
+
+    def run(envelope: Envelope) -> Any:
+        value = operand(envelope)
+        implementation = table.get(type(value))
+        try:
+            if implementation is None:
+                raise no_overload(shown, (value,))
+            return implementation(value)
+        except (Fault, Exhausted) as error:
+            error.at = at
+            raise
+
+    return run
 
 
 def _call_1(apply: Callable[[Any], Any], operand: Run, at: int) -> Run:

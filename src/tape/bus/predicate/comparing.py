@@ -38,11 +38,17 @@ def equality(left: Run, right: Run) -> Run:
 
     def run(envelope: Envelope) -> bool:
         first, second = left(envelope), right(envelope)
-        if type(first) in _CONTAINERS and type(first) is type(second):
-            envelope.spend(weight_of(first))
-        return equals(first, second)
+        if type(first) is str:
+            return bool(first == second)
+        return _are_equal(first, second, envelope)
 
     return run
+
+
+def _are_equal(first: Any, second: Any, envelope: Envelope) -> bool:
+    if type(first) in _CONTAINERS and type(first) is type(second):
+        envelope.spend(weight_of(first))
+    return equals(first, second)
 
 
 def _equality_with(operand: Run, wanted: Any) -> Run:
@@ -63,8 +69,17 @@ def inequality(left: Run, right: Run) -> Run:
     if isinstance(right, Constant) and type(right.value) is str:
         wanted = right.value
         return lambda envelope: left(envelope) != wanted
-    same = equality(left, right)
-    return lambda envelope: not same(envelope)
+    if isinstance(right, Constant):
+        same = equality(left, right)
+        return lambda envelope: not same(envelope)
+
+    def run(envelope: Envelope) -> bool:
+        first, second = left(envelope), right(envelope)
+        if type(first) is str:
+            return bool(first != second)
+        return not _are_equal(first, second, envelope)
+
+    return run
 
 
 # ── order ────────────────────────────────────────────────────────────────────────────────────────

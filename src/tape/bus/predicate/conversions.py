@@ -12,6 +12,7 @@ from tape.bus.predicate.values import INT_MAX, UINT_MAX, Fault, Timestamp, Uint
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:inf(?:inity)?|nan)", re.IGNORECASE)
 _HEX_NUMBER = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE)
+_LONGEST_NUMBER = 4_096
 _SPACE = " \t\n\v\f\r"
 _BOOLS = {
     **dict.fromkeys(("true", "True", "TRUE", "t", "1"), True),
@@ -71,6 +72,14 @@ def uint_of_double(value: float) -> Uint:
 
 
 def double_of_string(text: str) -> float:
+    if len(text) > _LONGEST_NUMBER:
+        raise Fault(f"a text of {len(text)} characters is not a number")
+    # Python's float reads more than CEL's double: underscores, other scripts, other spaces.
+    if text.isascii() and text.isprintable() and "_" not in text:
+        try:
+            return float(text)
+        except ValueError:
+            pass
     stripped = text.strip(_SPACE)
     if _NUMBER.fullmatch(stripped):
         return float(stripped)

@@ -172,7 +172,6 @@ _define(
     _of(INT, to=DOUBLE, by=float),
     _of(UINT, to=DOUBLE, by=float),
     _of(STRING, to=DOUBLE, by=conversions.double_of_string),
-    weighs=True,
 )
 _define(
     FUNCTIONS,

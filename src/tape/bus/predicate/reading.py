@@ -13,6 +13,8 @@ def variable(name: str) -> Run:
     """A field of the entry, or what the envelope makes of it."""
     if name == "payload":
         return lambda envelope: envelope.payload
+    if name == "prev_value_json":
+        return lambda envelope: envelope.prev_value_json
     if name in COMPUTED:
         return lambda envelope: getattr(envelope, name)
     match name:
