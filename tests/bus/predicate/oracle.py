@@ -11,7 +11,7 @@ from typing import Any
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_math, ext_strings
 
-from tape.bus.predicate import Duration, Timestamp, TypeValue, Uint
+from tape.bus.predicate import Duration, Timestamp, TypeValue, Uint, rendering
 from tape.bus.predicate.values import BoolKey
 
 # The oracle cannot declare a variable `type`, which is also the name of a CEL type.
@@ -44,6 +44,17 @@ def accepts(text: str) -> bool:
 
 def evaluate(text: str, variables: Mapping[str, Any]) -> Any:
     """The value in comparable form, without type checks before; ERROR or INVALID if there is none."""
+    found = _evaluated(text, variables)
+    return found if found is ERROR or found is INVALID else comparable(found)
+
+
+def shown(text: str, variables: Mapping[str, Any]) -> str:
+    """The value as CEL writes it, or `error` or `invalid`."""
+    found = _evaluated(text, variables)
+    return found if found is ERROR or found is INVALID else rendering.shown(found)
+
+
+def _evaluated(text: str, variables: Mapping[str, Any]) -> Any:
     try:
         expression = _ENVIRONMENT.compile(text, disable_check=True)
     except Exception:
@@ -54,7 +65,7 @@ def evaluate(text: str, variables: Mapping[str, Any]) -> Any:
         return ERROR
     if result.type() == cel.Type.ERROR:
         return ERROR
-    return comparable(_typed(result))
+    return _typed(result)
 
 
 def _typed(result: Any) -> Any:

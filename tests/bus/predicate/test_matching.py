@@ -203,3 +203,12 @@ def test_an_envelope_keeps_no_memory_of_earlier_evaluations() -> None:
     predicate = compile_predicate("payload.l.map(x, x * 2).size() == 1000")
 
     assert all(predicate.matches(seen) for _ in range(2_000))  # a budget that were not renewed would end
+
+
+@pytest.mark.parametrize(
+    "zone", ["localtime", "posixrules", "../etc/passwd", "/etc/localtime", "America", "", "\0", "utc "]
+)
+def test_a_time_zone_means_the_same_on_every_machine_or_is_an_error(zone: str) -> None:
+    value = compile_predicate("timestamp(0).getHours(payload)").evaluate(entry(msgspec.json.encode(zone).decode()))
+
+    assert value == 0 if zone == "" else isinstance(value, EvaluationError)

@@ -24,6 +24,8 @@ _RFC3339 = re.compile(
 _SPAN = re.compile(r"([0-9]*)(?:\.([0-9]*))?(h|ms|m|us|s|ns)")
 _UNITS = {"h": 3600 * SECOND, "m": 60 * SECOND, "s": SECOND, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _OFFSET = re.compile(r"([+-]?)([0-9]{1,2}):([0-9]{1,2})")
+# Files beside the zones that are another zone on every machine.
+_OF_THE_MACHINE = frozenset(("localtime", "posixrules"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -122,6 +124,8 @@ def local_seconds(moment: Timestamp, zone: str) -> int:
 @lru_cache(maxsize=64)
 def _zone(name: str) -> ZoneInfo:
     try:
+        if name in _OF_THE_MACHINE:
+            raise ZoneInfoNotFoundError
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise Fault(
