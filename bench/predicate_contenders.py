@@ -44,7 +44,7 @@ class Tape:
 
         self._envelope = Envelope
         # Past the cache: compiling is what is measured.
-        self._compile = lambda text: Predicate(_compiled.__wrapped__(text, LIMITS))
+        self._compile = lambda text: Predicate(_compiled(text, LIMITS))
 
     def compile(self, text: str, variables: list[str]) -> Any:
         return self._compile(text)

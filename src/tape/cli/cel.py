@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tape.bus.predicate import EvaluationError, Explanation, Predicate, Step, compile_predicate
-from tape.bus.predicate.rendering import plain, shown
+from tape.bus.predicate.rendering import literal, plain
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.errors import InvalidInput, InvalidPredicate, NotFound
 from tape.journal.entry import Entry
@@ -122,7 +122,7 @@ def evaluate(
     if output is Output.json:
         _print_json({"value": plain(value)})
     else:
-        Console(soft_wrap=True).print(Syntax(shown(value), "javascript", background_color="default"))
+        Console(soft_wrap=True).print(Syntax(literal(value), "javascript", background_color="default"))
 
 
 @app.command()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.bus.predicate import EvaluationError, Predicate, Uint, compile_predicate
-from tape.bus.predicate.predicate import _compiled
+from tape.bus.predicate.predicate import _kept
 from tape.bus.predicate.values import Duration, Timestamp, TypeValue
 from tape.errors import InvalidPredicate
 from tests.bus.predicate.generator import Generator
@@ -143,7 +143,7 @@ def test_compiling_and_failing_over_and_over_leaks_no_memory() -> None:
     def round_trip() -> None:
         for text in texts:
             survives(text)
-        _compiled.cache_clear()
+        _kept.cache_clear()
         gc.collect()
 
     for _ in range(2):

@@ -28,6 +28,11 @@ def keys(text: str) -> list[tuple[tuple[str, ...], set[Any]]]:
         ('kind == "run" && payload.s == "a"', [(("kind",), {"run"}), (("payload", "s"), {"a"})]),
         ('kind == "run" || kind == "effect"', [(("kind",), {"run", "effect"})]),
         ('(kind == "run" || kind in ["a"]) && seq == 1', [(("kind",), {"run", "a"}), (("seq",), {1})]),
+        (
+            '(kind == "run" && seq == 1) && payload.s == "a"',
+            [(("kind",), {"run"}), (("seq",), {1}), (("payload", "s"), {"a"})],
+        ),
+        ('kind == "a" && payload.x || kind == "b"', [(("kind",), {"a", "b"})]),
         ("payload.n == null", [(("payload", "n"), {None})]),
         ('type == "effect.confirmed"', [(("type",), {"effect.confirmed"})]),
         ('kind == "run" || seq == 1', []),

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tape.bus.predicate import LIMITS, EvaluationError, Limits, compile_predicate
+from tape.bus.predicate.predicate import _kept
 from tape.errors import InvalidPredicate
 from tests.bus.predicate.samples import entry, envelope
 
@@ -115,3 +116,24 @@ def test_comparing_deep_payloads_with_themselves_is_no_crash() -> None:
     value = compile_predicate("payload == payload").evaluate(entry(deep))
 
     assert value is True or isinstance(value, EvaluationError)
+
+
+@pytest.mark.parametrize("pattern", ["(a|b)*a(a|b){14}c", "((a*)*)*c", "(a?){40}a{40}c", "(x+x+)+y"])
+def test_a_pattern_that_other_engines_die_of_is_answered_in_linear_time(pattern: str) -> None:
+    text = "ab" * 50_000
+    predicate = compile_predicate("payload.text.matches(payload.pattern)")
+
+    started = time.perf_counter()
+    misses = predicate.evaluate(entry({"text": text, "pattern": pattern}))
+    hits = predicate.evaluate(entry({"text": text + "ab" * 8 + "a" * 40 + "c" + "xxy", "pattern": pattern}))
+
+    assert (misses, hits) == (False, True)
+    assert time.perf_counter() - started < 2.0
+
+
+def test_a_long_text_is_not_kept_after_its_predicate_is_gone() -> None:
+    kept = _kept.cache_info().currsize
+
+    compile_predicate(" || ".join(f"seq == {number}" for number in range(500)))
+
+    assert _kept.cache_info().currsize == kept

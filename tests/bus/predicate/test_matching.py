@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tape.bus.predicate import Duration, Envelope, EvaluationError, Timestamp, Uint, compile_predicate
 from tape.bus.predicate import envelope as envelope_module
@@ -212,3 +216,34 @@ def test_a_time_zone_means_the_same_on_every_machine_or_is_an_error(zone: str) -
     value = compile_predicate("timestamp(0).getHours(payload)").evaluate(entry(msgspec.json.encode(zone).decode()))
 
     assert value == 0 if zone == "" else isinstance(value, EvaluationError)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON)
+def test_any_payload_is_what_its_json_says(payload: Any) -> None:
+    seen = Envelope(entry(json.dumps(payload)))
+
+    assert same(compile_predicate("payload").evaluate(seen), payload)
+    assert compile_predicate("payload == payload && payload in [payload]").evaluate(seen) is True
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal, except that integers beyond uint are doubles."""
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    if type(expected) is int and not -(2**63) <= expected < 2**64:
+        return type(found) is float and found == float(expected)
+    return bool(found == expected)

@@ -40,7 +40,7 @@ from tape.bus.predicate.syntax import (
     Select,
     Unary,
 )
-from tape.bus.predicate.values import TypeValue
+from tape.bus.predicate.values import TypeValue, with_article
 from tape.errors import InvalidPredicate
 
 
@@ -168,7 +168,7 @@ class _Checker:
             return operand.parameters[1]
         if field in METHODS:
             self._refuse(at, f"'{field}' is a method; it needs parentheses")
-        return self._refuse(at, f"a {operand} has no fields")
+        return self._refuse(at, f"{with_article(str(operand))} has no fields")
 
     # ── operators ────────────────────────────────────────────────────────────────────────────────
 
@@ -199,12 +199,12 @@ class _Checker:
             return operand.parameters[1]
         if operand.name == "list" and (index.name in NUMBERS or index.name == "dyn"):
             return operand.parameters[0]
-        return self._refuse(node.at, f"a {operand} cannot be indexed with a {index}")
+        return self._refuse(node.at, f"{with_article(str(operand))} cannot be indexed with {with_article(str(index))}")
 
     def _expect_bool(self, node: Node, operator: str) -> None:
         found = self.check(node)
         if found.name not in ("bool", "dyn"):
-            self._refuse(node.at, f"'{operator}' expects a bool, not a {found}")
+            self._refuse(node.at, f"'{operator}' expects a bool, not {with_article(str(found))}")
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,7 +261,7 @@ class _Checker:
     def _comprehension(self, node: Comprehension) -> Type:
         source = self.check(node.range)
         if source.name not in ("list", "map", "dyn"):
-            self._refuse(node.at, f"{node.macro}() walks through a list or a map, not a {source}")
+            self._refuse(node.at, f"{node.macro}() walks through a list or a map, not {with_article(str(source))}")
         element = source.parameters[0] if source.parameters else DYN
         self._locals.append((node.variable, element))
         self.deepest = max(self.deepest, len(self._locals))

@@ -146,12 +146,14 @@ class _Trace:
             if body:
                 step.binding = f"{body[0]} = {shown(envelope.locals[body[1]])}"
             self._recorded += 1
-            if self._recorded <= MAX_STEPS:
+            is_recorded = self._recorded <= MAX_STEPS
+            if is_recorded:
                 self._open[-1].steps.append(step)
             self._open.append(step)
             try:
                 value = run(envelope)
-                step.value = revealed(value)
+                if is_recorded:
+                    step.value = revealed(value)
                 return value
             except (Fault, Exhausted) as error:
                 step.error = EvaluationError.in_text(error.reason, self._text, error.at)

@@ -9,7 +9,7 @@ from typing import Any
 from tape.bus.predicate.conversions import string_of_double
 from tape.bus.predicate.strings import check_size
 from tape.bus.predicate.times import write_duration, write_timestamp
-from tape.bus.predicate.values import BoolKey, Duration, Fault, Timestamp, TypeValue, Uint, kind_of
+from tape.bus.predicate.values import BoolKey, Duration, Fault, Timestamp, TypeValue, Uint, described
 
 _CLAUSE = re.compile(r"%(?:(%)|(?:\.([0-9]*))?(.?))", re.DOTALL)
 _MAX_PRECISION = 1_000
@@ -64,7 +64,7 @@ def _clause(clause: str, precision: str | None, value: Any) -> str:
                 return str(digits.upper() if clause == "X" else digits)
         case _:
             raise Fault(f"%{clause} is no clause of format(); there are %s %d %f %e %b %o %x %X and %%")
-    raise Fault(f"%{clause} of format() does not take a {kind_of(value)}")
+    raise Fault(f"%{clause} of format() does not take {described(value)}")
 
 
 def _fixed(value: float, precision: str | None, clause: str) -> str:

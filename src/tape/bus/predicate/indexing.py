@@ -6,6 +6,7 @@ A predicate can only match if every one of its index keys holds: they are operan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -54,10 +55,17 @@ def read_path(envelope: Envelope, path: tuple[str, ...]) -> Any:
 
 def index_keys_of(checked: Checked) -> tuple[IndexKey, ...]:
     """The index keys of a tree, in the order of the text."""
-    tree = checked.tree
-    conditions = tree.operands if isinstance(tree, Logical) and tree.operator == "&&" else (tree,)
-    found = (_key(condition, checked) for condition in conditions)
+    found = (_key(condition, checked) for condition in _conditions(checked.tree))
     return tuple(key for key in found if key is not None)
+
+
+def _conditions(node: Node) -> Iterator[Node]:
+    """What `&&` joins, also in parentheses of its own."""
+    if isinstance(node, Logical) and node.operator == "&&":
+        for operand in node.operands:
+            yield from _conditions(operand)
+    else:
+        yield node
 
 
 def _key(node: Node, checked: Checked) -> IndexKey | None:
@@ -68,7 +76,7 @@ def _key(node: Node, checked: Checked) -> IndexKey | None:
     if isinstance(node, Logical) and node.operator == "||":
         return _alternatives(node, checked)
     if isinstance(node, Logical):
-        # Conditions in parentheses of their own: any one of them must hold.
+        # One alternative of an `||`: any of its conditions must hold.
         return next((key for operand in node.operands if (key := _key(operand, checked))), None)
     return None
 

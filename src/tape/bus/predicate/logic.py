@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tape.bus.predicate.envelope import Envelope, Run
-from tape.bus.predicate.values import Fault, kind_of
+from tape.bus.predicate.values import Fault, described
 
 
 def as_bool(operand: Run, operator: str, at: int) -> Run:
@@ -16,7 +16,7 @@ def as_bool(operand: Run, operator: str, at: int) -> Run:
         value = operand(envelope)
         if value is True or value is False:
             return value
-        raise Fault(f"{operator} expects a bool, not a {kind_of(value)}", at)
+        raise Fault(f"{operator} expects a bool, not {described(value)}", at)
 
     return run
 

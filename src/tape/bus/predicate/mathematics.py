@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tape.bus.predicate.arithmetic import checked_int
-from tape.bus.predicate.values import NUMERIC, UINT_MAX, Fault, Uint, kind_of
+from tape.bus.predicate.values import NUMERIC, UINT_MAX, Fault, Uint, described
 
 _BITS = 64
 
@@ -36,7 +36,7 @@ def _numbers(values: list[Any], name: str) -> list[Any]:
         raise Fault(f"{name} of an empty list")
     for value in values:
         if type(value) not in NUMERIC:
-            raise Fault(f"{name} does not take a {kind_of(value)}")
+            raise Fault(f"{name} does not take {described(value)}")
     return values
 
 

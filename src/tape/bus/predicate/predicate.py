@@ -17,7 +17,7 @@ from tape.bus.predicate.indexing import IndexKey, index_keys_of
 from tape.bus.predicate.limits import LIMITS, Limits
 from tape.bus.predicate.parser import parse
 from tape.bus.predicate.syntax import Literal, Node
-from tape.bus.predicate.values import Exhausted, Fault, kind_of, revealed
+from tape.bus.predicate.values import Exhausted, Fault, described, revealed
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Predicate:
             return True
         if result is not False:
             self.errors += 1
-            self._last = (f"the predicate gives a {kind_of(result)}, not a bool", 0)
+            self._last = (f"the predicate gives {described(result)}, not a bool", 0)
         return False
 
     def evaluate(self, entry: EntryLike | Envelope) -> Any:
@@ -125,6 +125,8 @@ class Predicate:
         return compile_predicate, (self.text, self._program.limits)
 
 
+# A text of this length compiles to some 200 KB at most; longer ones are compiled anew each time.
+_KEPT_LENGTH = 1_024
 _TOO_DEEP = ("the values are nested too deeply", 0)
 
 
@@ -133,11 +135,13 @@ def compile_predicate(text: str, limits: Limits = LIMITS) -> Predicate:
 
     What a text compiles to is kept for the next caller; the count of errors is each caller's own.
     """
-    return Predicate(_compiled(text, limits))
+    return Predicate(_kept(text, limits) if len(text) <= _KEPT_LENGTH else _compiled(text, limits))
 
 
-@lru_cache(maxsize=4096)
 def _compiled(text: str, limits: Limits) -> _Program:
     tree = parse(text, limits) if text.strip() else Literal(0, 0, True)
     checked = check(tree, text, VARIABLES, limits)
     return _Program(text, limits, checked, compile_tree(checked), index_keys_of(checked))
+
+
+_kept = lru_cache(maxsize=1024)(_compiled)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tape.bus.predicate.envelope import COMPUTED, Envelope, Run
-from tape.bus.predicate.values import BoolKey, Fault, Uint, key_of, kind_of, lookup_key
+from tape.bus.predicate.values import BoolKey, Fault, Uint, described, key_of, lookup_key
 
 
 def variable(name: str) -> Run:
@@ -37,49 +37,61 @@ def local(slot: int) -> Run:
 
 def field(operand: Run, name: str, at: int) -> Run:
     """`operand.name`."""
+    absent = _absence(name)
 
     def run(envelope: Envelope) -> Any:
         value = operand(envelope)
         try:
             return value[name]
-        except (KeyError, TypeError):
-            raise missing(value, name, at) from None
+        except KeyError:
+            raise Fault(absent, at) from None
+        except TypeError:
+            raise _no_field(value, name, at) from None
 
     return run
 
 
 def payload_field(name: str, at: int) -> Run:
     """`payload.name` in one step."""
+    absent = _absence(name)
 
     def run(envelope: Envelope) -> Any:
         try:
             return envelope.payload[name]
-        except (KeyError, TypeError):
-            raise missing(envelope.payload, name, at) from None
+        except KeyError:
+            raise Fault(absent, at) from None
+        except TypeError:
+            raise _no_field(envelope.payload, name, at) from None
 
     return run
 
 
 def payload_field_2(first: str, second: str, first_at: int, second_at: int) -> Run:
     """`payload.first.second` in one step."""
+    first_absent, second_absent = _absence(first), _absence(second)
 
     def run(envelope: Envelope) -> Any:
         try:
             return envelope.payload[first][second]
         except (KeyError, TypeError):
             payload = envelope.payload
-            if type(payload) is not dict or first not in payload:
-                raise missing(payload, first, first_at) from None
-            raise missing(payload[first], second, second_at) from None
+            if type(payload) is not dict:
+                raise _no_field(payload, first, first_at) from None
+            if first not in payload:
+                raise Fault(first_absent, first_at) from None
+            if type(payload[first]) is not dict:
+                raise _no_field(payload[first], second, second_at) from None
+            raise Fault(second_absent, second_at) from None
 
     return run
 
 
-def missing(value: Any, name: str, at: int) -> Fault:
-    """Why a value has no such field."""
-    if type(value) is dict:
-        return Fault(f"no such key: {name!r}", at)
-    return Fault(f"a {kind_of(value)} has no field {name!r}", at)
+def _absence(name: str) -> str:
+    return f"no such key: {name!r}"
+
+
+def _no_field(value: Any, name: str, at: int) -> Fault:
+    return Fault(f"{described(value)} has no field {name!r}", at)
 
 
 def has_field(operand: Run, name: str, at: int) -> Run:
@@ -89,7 +101,7 @@ def has_field(operand: Run, name: str, at: int) -> Run:
         value = operand(envelope)
         if type(value) is dict:
             return name in value
-        raise missing(value, name, at)
+        raise _no_field(value, name, at)
 
     return run
 
@@ -118,11 +130,11 @@ def element_of(container: Any, index: Any) -> Any:
             shown = key.value if type(key) is BoolKey else key
             raise Fault(f"no such key: {shown!r}") from None
     if type(container) is not list:
-        raise Fault(f"a {kind_of(container)} cannot be indexed")
+        raise Fault(f"{described(container)} cannot be indexed")
     if type(index) is float and index.is_integer():
         index = int(index)
     elif type(index) is not int and type(index) is not Uint:
-        raise Fault(f"the index of a list is an integer, not a {kind_of(index)}")
+        raise Fault(f"the index of a list is an integer, not {described(index)}")
     if 0 <= index < len(container):
         return container[index]
     raise Fault(f"index {int(index)} is outside of a list of {len(container)}")

@@ -10,16 +10,19 @@ import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
 from tape.bus.predicate.values import Fault
 
+# What one pattern may take: patterns can come from payloads, and this many times the cache is bounded.
+_MEMORY = 4 << 20
 # Beyond this size a pattern's automaton may not fit into the memory that RE2's sets take.
 _SMALL_PROGRAM = 2_000
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def searcher(pattern: str) -> Callable[[str], object]:
     """A function whose result is true if the pattern is found anywhere in a text."""
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
+    options.max_mem = _MEMORY
     try:
         program = re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tape.bus.predicate.limits import LIMITS
-from tape.bus.predicate.values import Exhausted, Fault, kind_of
+from tape.bus.predicate.values import Exhausted, Fault, described
 
 # Unicode's White_Space; Python's own strip also takes the separators U+001C to U+001F.
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
@@ -57,7 +57,7 @@ def last_index_of_from(text: str, wanted: str, start: int) -> int:
 def join(parts: list[Any], separator: str = "") -> str:
     for part in parts:
         if type(part) is not str:
-            raise Fault(f"join() takes a list of strings; it has a {kind_of(part)}")
+            raise Fault(f"join() takes a list of strings; it has {described(part)}")
     check_size(sum(map(len, parts)) + len(separator) * len(parts))
     return separator.join(parts)
 

@@ -21,20 +21,32 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 UINT_MAX = (1 << 64) - 1
 
 
-class Fault(Exception):
+class _Problem(Exception):
+    """A reason and, as soon as it is known, an offset into the text.
+
+    Both are kept in `args`: a constructor of its own would double the cost of an error, and entries
+    without the field that a predicate asks for are the rule, not the exception.
+    """
+
+    @property
+    def reason(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def at(self) -> int:
+        return int(self.args[1]) if len(self.args) > 1 else -1
+
+    @at.setter
+    def at(self, offset: int) -> None:
+        self.args = (self.args[0], offset)
+
+
+class Fault(_Problem):
     """An evaluation error on its way up; `&&`, `||` and `?:` may absorb it. Never leaves this package."""
 
-    def __init__(self, reason: str, at: int = -1) -> None:
-        self.reason = reason
-        self.at = at
 
-
-class Exhausted(Exception):
+class Exhausted(_Problem):
     """The evaluation has used up what it may cost; nothing absorbs that."""
-
-    def __init__(self, reason: str, at: int = -1) -> None:
-        self.reason = reason
-        self.at = at
 
 
 class Uint(int):
@@ -107,6 +119,16 @@ def kind_of(value: Any) -> str:
     return _SHORT_NAMES.get(name, name)
 
 
+def described(value: Any) -> str:
+    """The type of a value with its article."""
+    return with_article(kind_of(value))
+
+
+def with_article(name: str) -> str:
+    """`an int`, `a uint`."""
+    return f"an {name}" if name.startswith("int") else f"a {name}"
+
+
 def no_overload(operation: str, operands: Sequence[Any]) -> Fault:
     """The error of an operation on values of types that it does not take."""
     return Fault(f"{operation} does not take {' and '.join(map(kind_of, operands)) or 'nothing'}")
@@ -133,7 +155,7 @@ def key_of(value: Any) -> Any:
         return value
     if kind is bool:
         return _TRUE_KEY if value else _FALSE_KEY
-    raise Fault(f"the key of a map is a string, an int, a uint or a bool, not a {kind_of(value)}")
+    raise Fault(f"the key of a map is a string, an int, a uint or a bool, not {described(value)}")
 
 
 def lookup_key(value: Any) -> Any:
@@ -147,7 +169,7 @@ def elements_of(value: Any) -> list[Any]:
         return value
     if type(value) is dict:
         return [key.value if type(key) is BoolKey else key for key in value]
-    raise Fault(f"a macro walks through a list or a map, not a {kind_of(value)}")
+    raise Fault(f"a macro walks through a list or a map, not {described(value)}")
 
 
 def revealed(value: Any) -> Any:
