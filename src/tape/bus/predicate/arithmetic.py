@@ -23,18 +23,22 @@ def checked_uint(value: int) -> Uint:
 
 
 def add_ints(left: int, right: int) -> int:
+    """`int + int`."""
     return checked_int(left + right)
 
 
 def subtract_ints(left: int, right: int) -> int:
+    """`int - int`."""
     return checked_int(left - right)
 
 
 def multiply_ints(left: int, right: int) -> int:
+    """`int * int`."""
     return checked_int(left * right)
 
 
 def divide_ints(left: int, right: int) -> int:
+    """`int / int`, cut towards zero."""
     if right == 0:
         raise Fault("division by zero")
     quotient = abs(left) // abs(right)
@@ -42,6 +46,7 @@ def divide_ints(left: int, right: int) -> int:
 
 
 def remainder_of_ints(left: int, right: int) -> int:
+    """`int % int`, with the sign of the left one."""
     if right == 0:
         raise Fault("modulus by zero")
     if left == INT_MIN and right == -1:
@@ -51,34 +56,41 @@ def remainder_of_ints(left: int, right: int) -> int:
 
 
 def negate_int(value: int) -> int:
+    """`-int`."""
     return checked_int(-value)
 
 
 def add_uints(left: int, right: int) -> Uint:
+    """`uint + uint`."""
     return checked_uint(int(left) + int(right))
 
 
 def subtract_uints(left: int, right: int) -> Uint:
+    """`uint - uint`."""
     return checked_uint(int(left) - int(right))
 
 
 def multiply_uints(left: int, right: int) -> Uint:
+    """`uint * uint`."""
     return checked_uint(int(left) * int(right))
 
 
 def divide_uints(left: int, right: int) -> Uint:
+    """`uint / uint`."""
     if right == 0:
         raise Fault("division by zero")
     return Uint(int(left) // int(right))
 
 
 def remainder_of_uints(left: int, right: int) -> Uint:
+    """`uint % uint`."""
     if right == 0:
         raise Fault("modulus by zero")
     return Uint(int(left) % int(right))
 
 
 def divide_doubles(left: float, right: float) -> float:
+    """`double / double`; by zero it is infinite or NaN, not an error."""
     if right:
         return left / right
     if left == 0 or math.isnan(left):
@@ -105,24 +117,30 @@ def _fits(duration: Duration) -> int:
 
 
 def add_durations(left: Duration, right: Duration) -> Duration:
+    """`duration + duration`."""
     return checked_duration(_fits(left) + _fits(right))
 
 
 def subtract_durations(left: Duration, right: Duration) -> Duration:
+    """`duration - duration`."""
     return checked_duration(_fits(left) - _fits(right))
 
 
 def add_to_timestamp(moment: Timestamp, span: Duration) -> Timestamp:
+    """`timestamp + duration`."""
     return checked_timestamp(moment.nanos + span.nanos)
 
 
 def add_timestamp(span: Duration, moment: Timestamp) -> Timestamp:
+    """`duration + timestamp`."""
     return checked_timestamp(moment.nanos + span.nanos)
 
 
 def subtract_from_timestamp(moment: Timestamp, span: Duration) -> Timestamp:
+    """`timestamp - duration`."""
     return checked_timestamp(moment.nanos - span.nanos)
 
 
 def subtract_timestamps(left: Timestamp, right: Timestamp) -> Duration:
+    """`timestamp - timestamp`, the time between them."""
     return checked_duration(left.nanos - right.nanos)

@@ -21,6 +21,7 @@ _BOOLS = {
 
 
 def int_of_string(text: str) -> int:
+    """Decimal digits with or without a sign."""
     value = _integer(text, "an int")
     if not -INT_MAX - 1 <= value <= INT_MAX:
         raise Fault(f"{text[:40]!r} does not fit into an int")
@@ -28,6 +29,7 @@ def int_of_string(text: str) -> int:
 
 
 def uint_of_string(text: str) -> Uint:
+    """Decimal digits."""
     value = _integer(text, "a uint")
     if not 0 <= value <= UINT_MAX or "-" in text:
         raise Fault(f"{text[:40]!r} does not fit into a uint")
@@ -42,6 +44,7 @@ def _integer(text: str, what: str) -> int:
 
 
 def int_of_double(value: float) -> int:
+    """Cut towards zero."""
     # The bounds themselves are left out: near them a double stands for many integers.
     if not -9.223372036854775808e18 < value < 9.223372036854775808e18:
         raise Fault(f"{value} does not fit into an int")
@@ -49,6 +52,7 @@ def int_of_double(value: float) -> int:
 
 
 def int_of_uint(value: int) -> int:
+    """The same number, if an int can hold it."""
     if value > INT_MAX:
         raise Fault(f"{int(value)}u does not fit into an int")
     return int(value)
@@ -60,18 +64,21 @@ def int_of_timestamp(moment: Timestamp) -> int:
 
 
 def uint_of_int(value: int) -> Uint:
+    """The same number, unless it is negative."""
     if value < 0:
         raise Fault(f"{value} does not fit into a uint")
     return Uint(value)
 
 
 def uint_of_double(value: float) -> Uint:
+    """Cut towards zero."""
     if not 0.0 <= value < 1.8446744073709551616e19:
         raise Fault(f"{value} does not fit into a uint")
     return Uint(value)
 
 
 def double_of_string(text: str) -> float:
+    """A number with or without a point and an exponent, `inf` or `nan`."""
     if len(text) > _LONGEST_NUMBER:
         raise Fault(f"a text of {len(text)} characters is not a number")
     # Python's float reads more than CEL's double: underscores, other scripts, other spaces.
@@ -108,6 +115,7 @@ def string_of_double(value: float) -> str:
 
 
 def string_of_bytes(value: bytes) -> str:
+    """UTF-8 as text."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -115,6 +123,7 @@ def string_of_bytes(value: bytes) -> str:
 
 
 def bytes_of_string(text: str) -> bytes:
+    """Text as UTF-8."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -122,6 +131,7 @@ def bytes_of_string(text: str) -> bytes:
 
 
 def bool_of_string(text: str) -> bool:
+    """`true` or `false` in one of five spellings each."""
     try:
         return _BOOLS[text]
     except KeyError:

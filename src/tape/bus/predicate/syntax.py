@@ -21,6 +21,7 @@ class Literal(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def at(self) -> int:
+        """Where an error about it points to."""
         return self.start
 
 
@@ -34,6 +35,7 @@ class Name(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def at(self) -> int:
+        """Where an error about it points to."""
         return self.start
 
 
@@ -77,6 +79,7 @@ class Unary(msgspec.Struct, frozen=True):
 
     @property
     def at(self) -> int:
+        """Where an error about it points to."""
         return self.start
 
 
@@ -132,6 +135,7 @@ class ListOf(msgspec.Struct, frozen=True):
 
     @property
     def at(self) -> int:
+        """Where an error about it points to."""
         return self.start
 
 
@@ -145,6 +149,7 @@ class MapOf(msgspec.Struct, frozen=True):
 
     @property
     def at(self) -> int:
+        """Where an error about it points to."""
         return self.start
 
 

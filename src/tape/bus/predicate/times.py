@@ -151,6 +151,7 @@ def _day_of_year(days: int) -> int:
 
 
 def full_year(moment: Timestamp, zone: str = "") -> int:
+    """`getFullYear`."""
     return civil(local_seconds(moment, zone) // DAY)[0]
 
 
@@ -160,10 +161,12 @@ def month(moment: Timestamp, zone: str = "") -> int:
 
 
 def day_of_month_from_1(moment: Timestamp, zone: str = "") -> int:
+    """`getDate`."""
     return civil(local_seconds(moment, zone) // DAY)[2]
 
 
 def day_of_month_from_0(moment: Timestamp, zone: str = "") -> int:
+    """`getDayOfMonth`."""
     return civil(local_seconds(moment, zone) // DAY)[2] - 1
 
 
@@ -178,14 +181,17 @@ def day_of_year(moment: Timestamp, zone: str = "") -> int:
 
 
 def hours(moment: Timestamp, zone: str = "") -> int:
+    """`getHours`, 0 to 23."""
     return local_seconds(moment, zone) % DAY // 3600
 
 
 def minutes(moment: Timestamp, zone: str = "") -> int:
+    """`getMinutes`, 0 to 59."""
     return local_seconds(moment, zone) % 3600 // 60
 
 
 def seconds(moment: Timestamp, zone: str = "") -> int:
+    """`getSeconds`, 0 to 59."""
     return local_seconds(moment, zone) % 60
 
 
@@ -203,14 +209,17 @@ def _whole(nanos: int, unit: int) -> int:
 
 
 def duration_hours(span: Duration) -> int:
+    """Whole hours."""
     return _whole(span.nanos, 3600 * SECOND)
 
 
 def duration_minutes(span: Duration) -> int:
+    """Whole minutes."""
     return _whole(span.nanos, 60 * SECOND)
 
 
 def duration_seconds(span: Duration) -> int:
+    """Whole seconds."""
     return _whole(span.nanos, SECOND)
 
 
