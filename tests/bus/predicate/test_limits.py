@@ -55,6 +55,24 @@ def test_macros_nest_only_so_far() -> None:
         "payload.l.all(a, payload.s.contains('zz') || true)",
         "payload.l.all(a, payload.s.matches('(x+x+)+y') || true)",
         "payload.l.all(a, payload.s.matches(payload.p) || true)",
+        "payload.l.all(a, 'x'.matches('(x|y)*z' + string(a)) || true)",
+        "payload.l.all(a, 'x'.matches('\\\\pL{900}' + string(a)) || true)",
+        "payload.l.exists(a, 'x'.matches('(' + string(a)))",
+        "payload.l.exists(a, 'x'.matches('((a{100}){100}){100}' + string(a)))",
+        "payload.l.all(a, payload.l.all(b, timestamp(0).getHours(string(a)) == 1 || true))",
+        "payload.l.all(a, payload.l.all(b, '%.1000f'.format([1.5]) != ''))",
+        "payload.l.all(a, payload.l.all(b, double(payload.digits) > 1.0))",
+        "payload.l.all(a, payload.l.all(b, int(payload.s) > 1 || true))",
+        "payload.l.all(a, payload.l.all(b, payload.m.exists(k, true)))",
+        "payload.l.all(a, payload.l.all(b, payload.same[0] == payload.long))",
+        "payload.l.all(a, payload.l.all(b, payload.same[1] >= payload.long))",
+        "payload.l.all(a, payload.l.all(b, payload.long in payload.same))",
+        "payload.l.all(a, payload.l.all(b, payload.long.startsWith(payload.same[0])))",
+        "payload.l.all(a, payload.l.all(b, math.greatest(payload.l) > 1))",
+        "payload.l.all(a, payload.l.all(b, '%s'.format([payload.m]) != ''))",
+        "payload.l.all(a, payload.l.all(b, payload.l + payload.l != []))",
+        "payload.l.all(a, payload.l.all(b, timestamp(payload.digits) > timestamp(0) || true))",
+        "payload.l.all(a, payload.l.all(b, duration(payload.digits + 's') > duration('1s') || true))",
         "payload.l.all(a, payload.s.reverse().trim() != '')",
         "payload.l.all(a, 'a'.replace('a', payload.s) != '')",
         "payload.l.all(a, payload.s.split('') != [])",
@@ -70,7 +88,15 @@ def test_macros_nest_only_so_far() -> None:
 )
 def test_no_text_takes_longer_than_its_budget(text: str) -> None:
     seen = envelope(
-        {"l": list(range(2_000)), "s": "x" * 20_000, "p": "(x*)*y", "m": {str(n): [n] for n in range(2_000)}}
+        {
+            "l": list(range(2_000)),
+            "s": "x" * 20_000,
+            "long": "x" * 300_000,
+            "same": ["x" * 300_000, "x" * 299_999 + "y"],
+            "p": "(x*)*y",
+            "digits": "1" * 4_000,
+            "m": {str(number): [number] for number in range(20_000)},
+        }
     )
 
     started = time.perf_counter()

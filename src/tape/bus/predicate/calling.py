@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tape.bus.predicate.envelope import Constant, Envelope, Run
-from tape.bus.predicate.functions import Function, Implementation
+from tape.bus.predicate.functions import Function, Implementation, Weight
 from tape.bus.predicate.limits import STEP_SIZE_BITS
-from tape.bus.predicate.regex import searcher
-from tape.bus.predicate.values import Exhausted, Fault, kind_of, no_overload
+from tape.bus.predicate.regex import compile_pattern
+from tape.bus.predicate.values import Exhausted, Fault, kind_of, no_overload, weight_of
 
 _SIZED = frozenset((str, bytes, list))
+_STEPS_PER_ELEMENT = 4
 _REGEX_STEP_BITS = 4
+# Shorter strings cost no steps of their own.
+_LONG = 1_024
 
 
 def call(function: Function, certain: Implementation | None, operands: Sequence[Run], shown: str, at: int) -> Run:
     """A call of one implementation, if the types have decided which, else by the types of the values."""
-    if len(operands) == 1 and not function.weighs:
+    if len(operands) == 1 and function.weight is Weight.NONE:
         return _call_1(certain, operands[0], at) if certain else _choose_1(function, operands[0], shown, at)
-    if len(operands) == 2 and not function.weighs:
+    if len(operands) == 2 and function.weight is Weight.NONE:
         return _call_2(certain or _by_types(function, shown), operands[0], operands[1], at)
-    return _call_any(certain or _by_types(function, shown), operands, at, weighs=function.weighs)
+    return _call_any(certain or _by_types(function, shown), operands, at, weight=function.weight)
 
 
 def _by_types(function: Function, shown: str) -> Callable[..., Any]:
@@ -77,18 +81,19 @@ def _call_2(apply: Callable[[Any, Any], Any], first: Run, second: Run, at: int) 
     return run
 
 
-def _call_any(apply: Callable[..., Any], operands: Sequence[Run], at: int, *, weighs: bool) -> Run:
+def _call_any(apply: Callable[..., Any], operands: Sequence[Run], at: int, *, weight: Weight) -> Run:
+    weigh = _deep_size if weight is Weight.DEEP else _size
+
     def run(envelope: Envelope) -> Any:
         values = [operand(envelope) for operand in operands]
         try:
-            if not weighs:
-                return apply(*values)
-            for value in values:
-                if type(value) in _SIZED and len(value) >> STEP_SIZE_BITS:
-                    envelope.spend(len(value) >> STEP_SIZE_BITS)
+            if weight is not Weight.NONE:
+                for value in values:
+                    if type(value) in _SIZED:
+                        envelope.spend(weigh(value))
             result = apply(*values)
-            if type(result) in _SIZED and len(result) >> STEP_SIZE_BITS:
-                envelope.spend(len(result) >> STEP_SIZE_BITS)
+            if type(result) in _SIZED:
+                envelope.spend(_size(result))
             return result
         except (Fault, Exhausted) as error:
             error.at = at
@@ -97,12 +102,20 @@ def _call_any(apply: Callable[..., Any], operands: Sequence[Run], at: int, *, we
     return run
 
 
+def _deep_size(value: Any) -> int:
+    return weight_of(value) * _STEPS_PER_ELEMENT
+
+
+def _size(value: Any) -> int:
+    return len(value) if type(value) is list else len(value) >> STEP_SIZE_BITS
+
+
 def variadic(implementation: Implementation, operands: Sequence[Run], at: int) -> Run:
     """A call that gets its arguments as one list."""
-    return _call_any(lambda *values: implementation(list(values)), operands, at, weighs=True)
+    return _call_any(lambda *values: implementation(list(values)), operands, at, weight=Weight.FLAT)
 
 
-# ── tests of a string against a constant, which most predicates are made of ──────────────────────
+# ── tests of a string, which most predicates are made of ─────────────────────────────────────────
 
 
 def string_test(name: str, operand: Run, wanted: str, at: int, *, is_string: bool) -> Run | None:
@@ -111,47 +124,53 @@ def string_test(name: str, operand: Run, wanted: str, at: int, *, is_string: boo
         return lambda envelope: operand(envelope).startswith(wanted)
     if name == "endsWith" and is_string:
         return lambda envelope: operand(envelope).endswith(wanted)
-    if name not in ("startsWith", "endsWith", "contains", "matches"):
+    test = _TESTS.get(name)
+    if test is None:
         return None
-    test = _test(name, wanted, at)
-    bits = _REGEX_STEP_BITS if name == "matches" else STEP_SIZE_BITS
 
     def run(envelope: Envelope) -> bool:
         value = operand(envelope)
         if type(value) is not str:
             raise Fault(f"{name}() does not take {kind_of(value)} and string", at)
-        if len(value) > 1024:
-            envelope.spend(len(value) >> bits)
-        return test(value)
+        if len(value) > _LONG:
+            envelope.spend(len(value) >> STEP_SIZE_BITS)
+        return test(value, wanted)
 
     return run
 
 
-def _test(name: str, wanted: str, at: int) -> Callable[[str], bool]:
-    match name:
-        case "startsWith":
-            return lambda value: value.startswith(wanted)
-        case "endsWith":
-            return lambda value: value.endswith(wanted)
-        case "contains":
-            return lambda value: wanted in value
-    try:
-        search = searcher(wanted)
-    except Fault as fault:
-        reason = fault.reason
+_TESTS: dict[str, Callable[[str, str], bool]] = {
+    "startsWith": str.startswith,
+    "endsWith": str.endswith,
+    "contains": operator.contains,
+}
 
-        def fail(_: str) -> bool:
-            raise Fault(reason, at)
 
-        return fail
+def match(operand: Run, pattern: Run, at: int) -> Run:
+    """`operand.matches(pattern)`; a pattern that is no constant costs what it takes to compile it."""
+    wanted = constant_string(pattern)
+    constant = None if wanted is None else compile_pattern(wanted)
 
-    def found(value: str) -> bool:
+    def run(envelope: Envelope) -> bool:
+        value = operand(envelope)
+        compiled = constant
+        if compiled is None:
+            text = pattern(envelope)
+            if type(value) is not str or type(text) is not str:
+                raise Fault(f"matches() does not take {kind_of(value)} and {kind_of(text)}", at)
+            compiled = compile_pattern(text)
+            envelope.spend(compiled.cost)
+        elif type(value) is not str:
+            raise Fault(f"matches() does not take {kind_of(value)} and string", at)
+        if len(value) > _LONG:
+            envelope.spend(len(value) >> _REGEX_STEP_BITS)
         try:
-            return bool(search(value))
-        except UnicodeEncodeError:
-            raise Fault("the string has a lone surrogate, which is not Unicode text", at) from None
+            return compiled.is_found_in(value)
+        except Fault as fault:
+            fault.at = at
+            raise
 
-    return found
+    return run
 
 
 def constant_string(run: Run) -> str | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.bus.predicate.envelope import Constant, Envelope, Run
-from tape.bus.predicate.values import NUMERIC, ORDERED, Fault, equals, kind_of, lookup_key
+from tape.bus.predicate.limits import STEP_SIZE_BITS
+from tape.bus.predicate.values import NUMERIC, ORDERED, Fault, equals, kind_of, lookup_key, weight_of
 
 _ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -17,15 +18,9 @@ _ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
 }
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _CONTAINERS = (list, dict)
-
-
-def weight_of(value: Any) -> int:
-    """How many values there are in a value, itself included."""
-    if type(value) is list:
-        return 1 + sum(map(weight_of, value))
-    if type(value) is dict:
-        return 1 + sum(map(weight_of, value.values()))
-    return 1
+_STEPS_PER_ELEMENT = 4
+# Shorter strings cost no steps to compare.
+_LONG = 1_024
 
 
 # ── equality ─────────────────────────────────────────────────────────────────────────────────────
@@ -38,7 +33,7 @@ def equality(left: Run, right: Run) -> Run:
 
     def run(envelope: Envelope) -> bool:
         first, second = left(envelope), right(envelope)
-        if type(first) is str:
+        if type(first) is str and len(first) <= _LONG:
             return bool(first == second)
         return _are_equal(first, second, envelope)
 
@@ -46,8 +41,11 @@ def equality(left: Run, right: Run) -> Run:
 
 
 def _are_equal(first: Any, second: Any, envelope: Envelope) -> bool:
-    if type(first) in _CONTAINERS and type(first) is type(second):
-        envelope.spend(weight_of(first))
+    if type(first) is type(second):
+        if type(first) in _CONTAINERS:
+            envelope.spend(weight_of(first) * _STEPS_PER_ELEMENT)
+        elif type(first) is str:
+            envelope.spend(len(first) >> STEP_SIZE_BITS)
     return equals(first, second)
 
 
@@ -75,7 +73,7 @@ def inequality(left: Run, right: Run) -> Run:
 
     def run(envelope: Envelope) -> bool:
         first, second = left(envelope), right(envelope)
-        if type(first) is str:
+        if type(first) is str and len(first) <= _LONG:
             return bool(first != second)
         return not _are_equal(first, second, envelope)
 
@@ -98,6 +96,8 @@ def ordering(symbol: str, left: Run, right: Run, at: int, *, is_certain: bool) -
     def run(envelope: Envelope) -> bool:
         first, second = left(envelope), right(envelope)
         kind, other = type(first), type(second)
+        if kind is str and len(first) > _LONG:
+            envelope.spend(len(first) >> STEP_SIZE_BITS)
         if (kind is other and kind in ORDERED) or (kind in NUMERIC and other in NUMERIC):
             return compare(first, second)
         raise Fault(f"'{symbol}' does not take {kind_of(first)} and {kind_of(second)}", at)
@@ -171,7 +171,10 @@ def membership(operand: Run, container: Run, at: int) -> Run:
     def run(envelope: Envelope) -> bool:
         value, found = operand(envelope), container(envelope)
         if type(found) is list:
-            envelope.spend(weight_of(found) if type(value) in _CONTAINERS else 1 + (len(found) >> 2))
+            if type(value) in _CONTAINERS:
+                envelope.spend(weight_of(found) * _STEPS_PER_ELEMENT)
+            else:
+                envelope.spend(len(found) * (1 if type(value) is not str else 1 + (len(value) >> STEP_SIZE_BITS)))
             return any(equals(value, item) for item in found)
         if type(found) is dict and type(value) in _KEYS:
             return lookup_key(value) in found

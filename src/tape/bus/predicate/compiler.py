@@ -190,14 +190,20 @@ class _Compiler:
         if function.is_variadic:
             assert overload is not None
             run = calling.variadic(overload.run, operands, node.at)
+        elif function.name == "matches":
+            run = calling.match(operands[0], operands[1], node.at)
         else:
-            run = calling.call(function, overload.run if overload else None, operands, shown, node.at)
-            if isinstance(node, Call) and len(operands) == 2:
-                wanted = calling.constant_string(operands[1])
-                if wanted is not None:
-                    is_string = self._type(target.operands[0]).name == "string"
-                    run = calling.string_test(function.name, operands[0], wanted, node.at, is_string=is_string) or run
+            run = self._string_test(node, target, operands) or calling.call(
+                function, overload.run if overload else None, operands, shown, node.at
+            )
         return self._folded(run, *operands)
+
+    def _string_test(self, node: Node, target: Target, operands: list[Run]) -> Run | None:
+        wanted = calling.constant_string(operands[1]) if len(operands) == 2 else None
+        if wanted is None or not isinstance(node, Call):
+            return None
+        is_string = self._type(target.operands[0]).name == "string"
+        return calling.string_test(target.function.name, operands[0], wanted, node.at, is_string=is_string)
 
     def _comprehension(self, node: Comprehension) -> Run:
         source = self.compile(node.range)

@@ -12,7 +12,7 @@ from tape.bus.predicate.values import INT_MAX, UINT_MAX, Fault, Timestamp, Uint
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:inf(?:inity)?|nan)", re.IGNORECASE)
 _HEX_NUMBER = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE)
-_LONGEST_NUMBER = 4_096
+_LONGEST_NUMBER = 400  # the largest double has 309 digits before the point
 _SPACE = " \t\n\v\f\r"
 _BOOLS = {
     **dict.fromkeys(("true", "True", "TRUE", "t", "1"), True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -41,13 +42,21 @@ class Overload(msgspec.Struct, frozen=True):
     run: Implementation
 
 
+class Weight(Enum):
+    """How the work of a function grows: not at all, with the size of its arguments, or with all that is in them."""
+
+    NONE = "none"
+    FLAT = "flat"
+    DEEP = "deep"
+
+
 class Function(msgspec.Struct, frozen=True):
-    """A function and its overloads. `weighs` if its work grows with the size of its arguments."""
+    """A function and its overloads."""
 
     name: str
     overloads: tuple[Overload, ...]
     table: dict[tuple[type, ...], Implementation]
-    weighs: bool = False
+    weight: Weight = Weight.NONE
     is_variadic: bool = False
 
 
@@ -60,14 +69,14 @@ def _define(
     place: dict[str, Function],
     name: str,
     *overloads: Overload,
-    weighs: bool = False,
+    weight: Weight = Weight.NONE,
     is_variadic: bool = False,
 ) -> None:
     table: dict[tuple[type, ...], Implementation] = {}
     for overload in overloads:
         if DYN not in overload.parameters:
             table[tuple(PYTHON_TYPES[parameter.name] for parameter in overload.parameters)] = overload.run
-    place[name] = Function(name, overloads, table, weighs, is_variadic)
+    place[name] = Function(name, overloads, table, weight, is_variadic)
 
 
 def _same(value: Any) -> Any:
@@ -106,7 +115,7 @@ _define(
     _of(TIMESTAMP, DURATION, to=TIMESTAMP, by=arithmetic.add_to_timestamp),
     _of(DURATION, TIMESTAMP, to=TIMESTAMP, by=arithmetic.add_timestamp),
     _of(DURATION, DURATION, to=DURATION, by=arithmetic.add_durations),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(
     OPERATORS,
@@ -184,14 +193,14 @@ _define(
     _of(BYTES, to=STRING, by=conversions.string_of_bytes),
     _of(TIMESTAMP, to=STRING, by=times.write_timestamp),
     _of(DURATION, to=STRING, by=times.write_duration),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(
     FUNCTIONS,
     "bytes",
     _of(BYTES, to=BYTES, by=_same),
     _of(STRING, to=BYTES, by=conversions.bytes_of_string),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(FUNCTIONS, "bool", _of(BOOL, to=BOOL, by=_same), _of(STRING, to=BOOL, by=conversions.bool_of_string))
 _define(
@@ -206,7 +215,7 @@ _define(
     "duration",
     _of(DURATION, to=DURATION, by=_same),
     _of(STRING, to=DURATION, by=times.read_duration),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(FUNCTIONS, "dyn", _of(DYN, to=DYN, by=_same))
 _define(FUNCTIONS, "type", _of(DYN, to=TYPE, by=_type_of))
@@ -215,60 +224,60 @@ _define(FUNCTIONS, "type", _of(DYN, to=TYPE, by=_type_of))
 
 for _place in (FUNCTIONS, METHODS):
     _define(_place, "size", *(_of(sized, to=INT, by=len) for sized in (STRING, BYTES, LIST, MAP)))
-    _define(_place, "matches", _of(STRING, STRING, to=BOOL, by=regex.matches), weighs=True)
+    _define(_place, "matches", _of(STRING, STRING, to=BOOL, by=regex.matches), weight=Weight.FLAT)
 
-_define(METHODS, "startsWith", _of(STRING, STRING, to=BOOL, by=str.startswith))
-_define(METHODS, "endsWith", _of(STRING, STRING, to=BOOL, by=str.endswith))
-_define(METHODS, "contains", _of(STRING, STRING, to=BOOL, by=_contains), weighs=True)
+_define(METHODS, "startsWith", _of(STRING, STRING, to=BOOL, by=str.startswith), weight=Weight.FLAT)
+_define(METHODS, "endsWith", _of(STRING, STRING, to=BOOL, by=str.endswith), weight=Weight.FLAT)
+_define(METHODS, "contains", _of(STRING, STRING, to=BOOL, by=_contains), weight=Weight.FLAT)
 _define(METHODS, "charAt", _of(STRING, INT, to=STRING, by=strings.char_at))
 _define(
     METHODS,
     "indexOf",
     _of(STRING, STRING, to=INT, by=strings.index_of),
     _of(STRING, STRING, INT, to=INT, by=strings.index_of),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(
     METHODS,
     "lastIndexOf",
     _of(STRING, STRING, to=INT, by=strings.last_index_of),
     _of(STRING, STRING, INT, to=INT, by=strings.last_index_of_from),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(
     METHODS,
     "join",
     _of(STRINGS, to=STRING, by=strings.join),
     _of(STRINGS, STRING, to=STRING, by=strings.join),
-    weighs=True,
+    weight=Weight.FLAT,
 )
-_define(METHODS, "lowerAscii", _of(STRING, to=STRING, by=strings.lower_ascii), weighs=True)
-_define(METHODS, "upperAscii", _of(STRING, to=STRING, by=strings.upper_ascii), weighs=True)
+_define(METHODS, "lowerAscii", _of(STRING, to=STRING, by=strings.lower_ascii), weight=Weight.FLAT)
+_define(METHODS, "upperAscii", _of(STRING, to=STRING, by=strings.upper_ascii), weight=Weight.FLAT)
 _define(
     METHODS,
     "replace",
     _of(STRING, STRING, STRING, to=STRING, by=strings.replace),
     _of(STRING, STRING, STRING, INT, to=STRING, by=strings.replace),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(
     METHODS,
     "split",
     _of(STRING, STRING, to=list_of(STRING), by=strings.split),
     _of(STRING, STRING, INT, to=list_of(STRING), by=strings.split),
-    weighs=True,
+    weight=Weight.FLAT,
 )
 _define(
     METHODS,
     "substring",
     _of(STRING, INT, to=STRING, by=strings.substring),
     _of(STRING, INT, INT, to=STRING, by=strings.substring_between),
-    weighs=True,
+    weight=Weight.FLAT,
 )
-_define(METHODS, "trim", _of(STRING, to=STRING, by=strings.trim), weighs=True)
-_define(METHODS, "reverse", _of(STRING, to=STRING, by=strings.reverse), weighs=True)
-_define(METHODS, "format", _of(STRING, LIST, to=STRING, by=formatting.format_string), weighs=True)
-_define(FUNCTIONS, "strings.quote", _of(STRING, to=STRING, by=strings.quote), weighs=True)
+_define(METHODS, "trim", _of(STRING, to=STRING, by=strings.trim), weight=Weight.FLAT)
+_define(METHODS, "reverse", _of(STRING, to=STRING, by=strings.reverse), weight=Weight.FLAT)
+_define(METHODS, "format", _of(STRING, LIST, to=STRING, by=formatting.format_string), weight=Weight.DEEP)
+_define(FUNCTIONS, "strings.quote", _of(STRING, to=STRING, by=strings.quote), weight=Weight.FLAT)
 
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -295,7 +304,7 @@ for _name, _moment, _span in (
 # ── math ─────────────────────────────────────────────────────────────────────────────────────────
 
 for _name, _choose in (("math.greatest", mathematics.greatest), ("math.least", mathematics.least)):
-    _define(FUNCTIONS, _name, _of(LIST, to=DYN, by=_choose), weighs=True, is_variadic=True)
+    _define(FUNCTIONS, _name, _of(LIST, to=DYN, by=_choose), weight=Weight.FLAT, is_variadic=True)
 
 for _name, _ints, _uints in (
     ("bitAnd", mathematics.and_ints, mathematics.and_uints),

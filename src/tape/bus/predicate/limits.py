@@ -8,8 +8,8 @@ import msgspec
 class Limits(msgspec.Struct, frozen=True):
     """Bounds on a text (checked when it is compiled) and on one evaluation of it.
 
-    A step is one sub-expression inside a comprehension, or 256 characters or elements that an
-    operation walks through or makes; a million of them take about a tenth of a second.
+    A step is one sub-expression inside a macro, one element that is compared, or 256 characters or
+    elements that a function walks through or makes. A million take a few tenths of a second.
     """
 
     length: int = 16_384

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tape.bus.predicate.envelope import Envelope, Run, raise_exhausted
@@ -81,7 +82,7 @@ def transformed(source: Run, slot: int, condition: Run | None, transform: Run | 
     return run
 
 
-def _elements(source: Run, envelope: Envelope, at: int) -> list[Any]:
+def _elements(source: Run, envelope: Envelope, at: int) -> Iterable[Any]:
     value = source(envelope)
     try:
         return elements_of(value)

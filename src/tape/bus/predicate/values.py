@@ -12,10 +12,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+
+from tape.bus.predicate.limits import STEP_SIZE_BITS
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 UINT_MAX = (1 << 64) - 1
@@ -148,6 +150,15 @@ def equals(left: Any, right: Any) -> bool:
     return kind in NUMERIC and other in NUMERIC and bool(left == right)
 
 
+def weight_of(value: Any) -> int:
+    """How many values there are in a value, itself included; 256 characters count as one."""
+    if type(value) is list:
+        return 1 + sum(map(weight_of, value))
+    if type(value) is dict:
+        return 1 + sum(map(weight_of, value.values()))
+    return 1 + (len(value) >> STEP_SIZE_BITS) if type(value) is str else 1
+
+
 def key_of(value: Any) -> Any:
     """A value as the key of a map literal."""
     kind = type(value)
@@ -163,12 +174,13 @@ def lookup_key(value: Any) -> Any:
     return value if type(value) is float else key_of(value)
 
 
-def elements_of(value: Any) -> list[Any]:
+def elements_of(value: Any) -> Iterable[Any]:
     """What a macro walks through: the elements of a list or the keys of a map."""
     if type(value) is list:
         return value
     if type(value) is dict:
-        return [key.value if type(key) is BoolKey else key for key in value]
+        # One by one: a macro may need no more than the first of many.
+        return (key.value if type(key) is BoolKey else key for key in value)
     raise Fault(f"a macro walks through a list or a map, not {described(value)}")
 
 
