@@ -8,15 +8,12 @@ from typing import Any
 
 from tape.bus.predicate.envelope import Constant, Envelope, Run
 from tape.bus.predicate.functions import Function, Implementation, Weight
-from tape.bus.predicate.limits import STEP_SIZE_BITS
+from tape.bus.predicate.limits import LONG_STRING, STEP_SIZE_BITS, STEPS_PER_ELEMENT
 from tape.bus.predicate.regex import compile_pattern
 from tape.bus.predicate.values import Exhausted, Fault, kind_of, no_overload, weight_of
 
 _SIZED = frozenset((str, bytes, list))
-_STEPS_PER_ELEMENT = 4
 _REGEX_STEP_BITS = 4
-# Shorter strings cost no steps of their own.
-_LONG = 1_024
 
 
 def call(function: Function, certain: Implementation | None, operands: Sequence[Run], shown: str, at: int) -> Run:
@@ -103,7 +100,7 @@ def _call_any(apply: Callable[..., Any], operands: Sequence[Run], at: int, *, we
 
 
 def _deep_size(value: Any) -> int:
-    return weight_of(value) * _STEPS_PER_ELEMENT
+    return weight_of(value) * STEPS_PER_ELEMENT
 
 
 def _size(value: Any) -> int:
@@ -132,7 +129,7 @@ def string_test(name: str, operand: Run, wanted: str, at: int, *, is_string: boo
         value = operand(envelope)
         if type(value) is not str:
             raise Fault(f"{name}() does not take {kind_of(value)} and string", at)
-        if len(value) > _LONG:
+        if len(value) > LONG_STRING:
             envelope.spend(len(value) >> STEP_SIZE_BITS)
         return test(value, wanted)
 
@@ -162,7 +159,7 @@ def match(operand: Run, pattern: Run, at: int) -> Run:
             envelope.spend(compiled.cost)
         elif type(value) is not str:
             raise Fault(f"matches() does not take {kind_of(value)} and string", at)
-        if len(value) > _LONG:
+        if len(value) > LONG_STRING:
             envelope.spend(len(value) >> _REGEX_STEP_BITS)
         try:
             return compiled.is_found_in(value)

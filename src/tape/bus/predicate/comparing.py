@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.bus.predicate.envelope import Constant, Envelope, Run
-from tape.bus.predicate.limits import STEP_SIZE_BITS
+from tape.bus.predicate.limits import LONG_STRING, STEP_SIZE_BITS, STEPS_PER_ELEMENT
 from tape.bus.predicate.values import NUMERIC, ORDERED, Fault, equals, kind_of, lookup_key, weight_of
 
 _ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
@@ -18,9 +18,6 @@ _ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
 }
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _CONTAINERS = (list, dict)
-_STEPS_PER_ELEMENT = 4
-# Shorter strings cost no steps to compare.
-_LONG = 1_024
 
 
 # ── equality ─────────────────────────────────────────────────────────────────────────────────────
@@ -33,7 +30,7 @@ def equality(left: Run, right: Run) -> Run:
 
     def run(envelope: Envelope) -> bool:
         first, second = left(envelope), right(envelope)
-        if type(first) is str and len(first) <= _LONG:
+        if type(first) is str and len(first) <= LONG_STRING:
             return bool(first == second)
         return _are_equal(first, second, envelope)
 
@@ -43,7 +40,7 @@ def equality(left: Run, right: Run) -> Run:
 def _are_equal(first: Any, second: Any, envelope: Envelope) -> bool:
     if type(first) is type(second):
         if type(first) in _CONTAINERS:
-            envelope.spend(weight_of(first) * _STEPS_PER_ELEMENT)
+            envelope.spend(weight_of(first) * STEPS_PER_ELEMENT)
         elif type(first) is str:
             envelope.spend(len(first) >> STEP_SIZE_BITS)
     return equals(first, second)
@@ -73,7 +70,7 @@ def inequality(left: Run, right: Run) -> Run:
 
     def run(envelope: Envelope) -> bool:
         first, second = left(envelope), right(envelope)
-        if type(first) is str and len(first) <= _LONG:
+        if type(first) is str and len(first) <= LONG_STRING:
             return bool(first != second)
         return not _are_equal(first, second, envelope)
 
@@ -96,7 +93,7 @@ def ordering(symbol: str, left: Run, right: Run, at: int, *, is_certain: bool) -
     def run(envelope: Envelope) -> bool:
         first, second = left(envelope), right(envelope)
         kind, other = type(first), type(second)
-        if kind is str and len(first) > _LONG:
+        if kind is str and len(first) > LONG_STRING:
             envelope.spend(len(first) >> STEP_SIZE_BITS)
         if (kind is other and kind in ORDERED) or (kind in NUMERIC and other in NUMERIC):
             return compare(first, second)
@@ -172,7 +169,7 @@ def membership(operand: Run, container: Run, at: int) -> Run:
         value, found = operand(envelope), container(envelope)
         if type(found) is list:
             if type(value) in _CONTAINERS:
-                envelope.spend(weight_of(found) * _STEPS_PER_ELEMENT)
+                envelope.spend(weight_of(found) * STEPS_PER_ELEMENT)
             else:
                 envelope.spend(len(found) * (1 if type(value) is not str else 1 + (len(value) >> STEP_SIZE_BITS)))
             return any(equals(value, item) for item in found)

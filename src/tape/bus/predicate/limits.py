@@ -21,4 +21,9 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 LIMITS = Limits()
+# A step is two to this power of characters.
 STEP_SIZE_BITS = 8
+# Strings up to this length cost no steps of their own to test or compare.
+LONG_STRING = 1_024
+# To look at one element in the depths of a value takes as long as this many steps.
+STEPS_PER_ELEMENT = 4
