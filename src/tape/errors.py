@@ -52,6 +52,24 @@ class PayloadTooLarge(InvalidInput):
     code = "TAPE-1005"
 
 
+class InvalidPredicate(InvalidInput):
+    """A CEL text does not compile: the message points to the place and says what was expected."""
+
+    code = "TAPE-1006"
+
+    def __init__(self, reason: str, text: str = "", offset: int = 0) -> None:
+        before = text[:offset]
+        self.reason = reason
+        self.text = text
+        self.offset = offset
+        self.line = before.count("\n") + 1
+        self.column = offset - (before.rfind("\n") + 1) + 1
+        super().__init__(f"line {self.line}, column {self.column}: {reason}{_excerpt(text, offset)}")
+
+    def __reduce__(self) -> tuple[type[InvalidPredicate], tuple[str, str, int]]:
+        return InvalidPredicate, (self.reason, self.text, self.offset)
+
+
 # ── 11xx: the cursor points outside the journal ──────────────────────────────────────────────────
 
 
@@ -255,6 +273,17 @@ class InvalidConfig(TapeError):
 
     code = "TAPE-1702"
     status = "INVALID_ARGUMENT"
+
+
+def _excerpt(text: str, offset: int, width: int = 100) -> str:
+    """The line of the text around an offset with a caret below; a long line is cut to what is near."""
+    begin = text.rfind("\n", 0, offset) + 1
+    end = text.find("\n", offset)
+    line = text[begin : end if end >= 0 else len(text)].replace("\t", " ").rstrip("\r")
+    column = offset - begin
+    cut = max(column - width // 2, 0)
+    shown = ("…" if cut else "") + line[cut : cut + width] + ("…" if len(line) > cut + width else "")
+    return f"\n  {shown}\n  {' ' * (column - cut + bool(cut))}^"
 
 
 def all_errors() -> dict[str, type[TapeError]]:

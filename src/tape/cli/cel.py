@@ -1,0 +1,224 @@
+"""`tape cel`: check a predicate, evaluate it for an entry, and see how it came to its result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from tape.bus.predicate import EvaluationError, Explanation, Predicate, Step, compile_predicate
+from tape.bus.predicate.rendering import literal, plain
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.errors import InvalidInput, InvalidPredicate, NotFound
+from tape.journal.entry import Entry
+from tape.journal.read import EVERYTHING, open_cursor
+from tape.journal.subject import kind_of, normalize
+from tape.store import Reader, open_database
+
+app = typer.Typer(help="Check, evaluate and explain CEL predicates.", no_args_is_help=True)
+
+TextArgument = Annotated[str, typer.Argument(help="The CEL text, for example: payload.amount > 100.0", metavar="TEXT")]
+EntryOption = Annotated[str, typer.Option("--entry", help="A file with one entry as JSON; - is standard input.")]
+SeqOption = Annotated[int, typer.Option("--seq", help="The global_seq of an entry in the store.")]
+
+
+class EntryFile(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry as somebody writes it down: every field may be left out, the payload is plain JSON or text."""
+
+    payload: msgspec.Raw = msgspec.Raw(b"")
+    payload_json: str = "{}"
+    global_seq: int = 1
+    run_id: str = "log"
+    seq: int = 1
+    kind: str = ""
+    type: str = ""
+    subject: str = ""
+    schema_version: int = 1
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str = ""
+    ts_ms: int = 0
+    tenant: str = ""
+    user: str = ""
+    session: str = ""
+    chain: str = ""
+
+    def to_entry(self) -> Entry:
+        """The entry that the journal would hold. Its kind is the subject's unless it is given."""
+        subject = normalize(self.subject) if self.subject else ""
+        return Entry(
+            global_seq=self.global_seq,
+            run_id=self.run_id,
+            seq=self.seq,
+            kind=self.kind or (kind_of(subject) if subject else ""),
+            subject=subject,
+            payload_json=bytes(self.payload).decode() or self.payload_json,
+            schema_version=self.schema_version,
+            trace_id=self.trace_id,
+            span_id=self.span_id,
+            parent_span_id=self.parent_span_id,
+            ts_ms=self.ts_ms,
+            tenant=self.tenant,
+            user=self.user,
+            session=self.session,
+            chain=b"",
+        )
+
+
+@app.command()
+def check(text: TextArgument, output: OutputOption = Output.text) -> None:
+    """Say whether TEXT compiles, what it looks at and what an index can use of it."""
+    try:
+        predicate = compile_predicate(text)
+    except InvalidPredicate as error:
+        if output is Output.text:
+            raise
+        place = {"line": error.line, "column": error.column, "offset": error.offset}
+        _print_json({"ok": False, "error": {"code": error.code, "reason": error.reason, **place}})
+        raise typer.Exit(1) from None
+    keys = [
+        {"path": list(key.path), "values": sorted(map(plain, key.values), key=repr)} for key in predicate.index_keys
+    ]
+    variables = sorted(predicate.variables)
+    if output is Output.json:
+        _print_json({"ok": True, "type": str(predicate.result_type), "variables": variables, "index_keys": keys})
+        return
+    console = Console()
+    console.print(Text("✓", "green"), "compiles")
+    table = Table.grid(padding=(0, 2))
+    table.add_row("result", _described_type(predicate))
+    table.add_row("looks at", ", ".join(variables) or "nothing")
+    for key in keys:
+        table.add_row("index key", f"{'.'.join(key['path'])} in {json.dumps(key['values'], ensure_ascii=False)}")
+    console.print(table)
+
+
+@app.command("eval")
+def evaluate(
+    text: TextArgument,
+    entry: EntryOption = "",
+    seq: SeqOption = 0,
+    store: StoreOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print the value of TEXT for an entry. Exits with 1 if there is none because of an error."""
+    predicate = compile_predicate(text)
+    value = predicate.evaluate(_read_entry(predicate, entry, seq, store))
+    if isinstance(value, EvaluationError):
+        if output is Output.json:
+            _print_json({"error": {"reason": value.reason, "line": value.line, "column": value.column}})
+        else:
+            Console(stderr=True).print(Text("error: ", "bold red"), Text(str(value)), sep="")
+        raise typer.Exit(1)
+    if output is Output.json:
+        _print_json({"value": plain(value)})
+    else:
+        Console(soft_wrap=True).print(Syntax(literal(value), "javascript", background_color="default"))
+
+
+@app.command()
+def explain(
+    text: TextArgument,
+    entry: EntryOption = "",
+    seq: SeqOption = 0,
+    store: StoreOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show every part of TEXT with its value for an entry, and the part that decided."""
+    predicate = compile_predicate(text)
+    explanation = predicate.explain(_read_entry(predicate, entry, seq, store))
+    if output is Output.json:
+        _print_json(explanation.to_json())
+    else:
+        Console(soft_wrap=True, highlight=False).print(_tree(explanation))
+
+
+# ── entries ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_entry(predicate: Predicate, file: str, seq: int, store: str) -> Entry:
+    if file and seq:
+        raise InvalidInput("--entry and --seq both say which entry; leave one out.")
+    if seq:
+        return run(_read_from_store(store, seq))
+    if file:
+        return _read_file(file)
+    if predicate.variables:
+        looked_at = ", ".join(sorted(predicate.variables))
+        raise InvalidInput(f"The text looks at {looked_at}: give an entry with --entry FILE or --seq N.")
+    return EntryFile().to_entry()
+
+
+def _read_file(file: str) -> Entry:
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return msgspec.json.decode(content, type=EntryFile).to_entry()
+    except OSError as error:
+        raise InvalidInput(f"--entry {file}: {error.strerror}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"--entry {file} is not an entry: {error}.") from error
+
+
+async def _read_from_store(store: str, seq: int) -> Entry:
+    def question(reader: Reader) -> Entry:
+        found = open_cursor(EVERYTHING).read(reader, seq - 1).entries
+        if not found or found[0].global_seq != seq:
+            raise NotFound(f"There is no entry {seq} in {store}.")
+        return found[0]
+
+    if seq < 0:
+        raise InvalidInput(f"--seq {seq} must be a global_seq, which begins with 1.")
+    async with open_database(store, migrate=False) as database:
+        return await database.read(question)
+
+
+# ── output ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _described_type(predicate: Predicate) -> str:
+    found = predicate.result_type.name
+    if found == "bool":
+        return "bool"
+    if found == "dyn":
+        return "known only when evaluated; anything but a bool is no match"
+    return f"{predicate.result_type}: never a match, a predicate must give a bool"
+
+
+def _tree(explanation: Explanation) -> Tree:
+    root = Tree(_label(explanation.root), guide_style="dim")
+    _grow(root, explanation.root)
+    return root
+
+
+def _grow(tree: Tree, step: Step) -> None:
+    for below in step.steps:
+        _grow(tree.add(_label(below)), below)
+
+
+def _label(step: Step) -> Text:
+    label = Text()
+    if step.binding:
+        label.append(f"[{step.binding}] ", "dim")
+    label.append(" ".join(step.expression.split()) or "(empty: everything matches)")
+    style = "dim" if not step.is_evaluated else "red" if step.error is not None else _style_of(step.value)
+    label.append("  →  ", "dim").append(step.outcome(), style)
+    if step.is_decisive:
+        label.append("   ◄ decided", "bold yellow")
+    return label
+
+
+def _style_of(value: Any) -> str:
+    return {True: "green", False: "magenta"}[value] if isinstance(value, bool) else "cyan"
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
