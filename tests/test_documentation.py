@@ -20,8 +20,8 @@ GRPC, HTTP = "127.0.0.1:7878", "127.0.0.1:7879"
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """The fenced blocks of a page that can be run, in order: console sessions and Python programs."""
-    return [(language, text) for language, text in BLOCK.findall(page.read_text()) if language in ("console", "python")]
+    """The fenced blocks of a page that a reader would use, in order."""
+    return [found for found in BLOCK.findall(page.read_text()) if found[0] in ("console", "python", "json")]
 
 
 @pytest.fixture
@@ -37,7 +37,9 @@ def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_what_a_page_shows_works_as_printed(page: Path, reader: dict[str, str], tmp_path: Path) -> None:
     for language, text in blocks(page):
         text = text.replace(GRPC, reader["GRPC"]).replace(HTTP, reader["HTTP"])
-        if language == "python":
+        if language == "json":
+            (tmp_path / "entry.json").write_text(text)  # what the commands below it read
+        elif language == "python":
             run([sys.executable, "-c", text], reader, tmp_path)
         else:
             for command, expected in steps(text):

@@ -241,17 +241,10 @@ class ServerUnreachable(TapeError):
     retryable = True
 
 
-class NotImplementedYet(TapeError):
-    """The server knows the call but does not serve it."""
-
-    code = "TAPE-1603"
-    status = "UNIMPLEMENTED"
-
-
 class RpcFailed(TapeError):
     """The server answered with a status that no error of Tape stands for."""
 
-    code = "TAPE-1604"
+    code = "TAPE-1603"
     status = "UNKNOWN"
 
 

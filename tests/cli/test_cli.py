@@ -77,9 +77,28 @@ def test_lines_are_appended_in_order(running: ServerProcess) -> None:
         for n in range(2_000)
     )
     done = tape("append", "--url", running.url, "-o", "json", stdin=lines)
-    assert json.loads(done.stdout) == {"appended": 2_000, "first": 1, "last": 2_000}
+    assert json.loads(done.stdout) == {"appended": 2_000, "skipped": 0, "first": 1, "last": 2_000}
     shown = tape("tail", "--from", "start", "--no-follow", "--url", running.url, "-o", "json").stdout.splitlines()
     assert [json.loads(line)["payload"]["n"] for line in shown] == list(range(2_000))
+
+
+def test_where_decides_what_is_appended_and_what_is_shown(running: ServerProcess) -> None:
+    lines = "".join(json.dumps({"subject": "/tape/order/made", "payload": {"n": n}}) + "\n" for n in range(10))
+    lines += json.dumps({"subject": "/tape/order/made", "payload": {}}) + "\n"
+    done = tape("append", "--where", "payload.n >= 4", "--url", running.url, stdin=lines)
+    assert "Appended 6 events: 1 to 6" in done.stdout
+    assert "Skipped 5 that --where is not true of, 1 of them because of errors" in done.stdout
+    shown = tape(
+        "tail", "--from", "start", "--no-follow", "-w", "payload.n % 2 == 0", "-o", "json", "--url", running.url
+    )
+    assert [json.loads(line)["payload"]["n"] for line in shown.stdout.splitlines()] == [4, 6, 8]
+    one = tape("append", "/tape/order/made", '{"n": 1}', "--where", "payload.n > 1", "--url", running.url)
+    assert one.stdout.startswith("Skipped 1")
+    for command in (["tail"], ["append", "/tape/a/b"]):
+        bad = tape(*command, "--where", "payload.n >", "--url", running.url)
+        assert bad.returncode == 1
+        assert "TAPE-1006" in bad.stderr
+    assert "compiles" in tape("cel", "check", "payload.n > 1").stdout
 
 
 def test_payloads_alone_are_appended_to_one_subject(running: ServerProcess) -> None:

@@ -18,9 +18,9 @@ from tape.errors import (
     InvalidInput,
     InvalidJson,
     InvalidPattern,
+    InvalidPredicate,
     InvalidSubject,
     NotFound,
-    NotImplementedYet,
     PayloadTooLarge,
     VersionConflict,
 )
@@ -240,9 +240,36 @@ async def test_bad_subscriptions_are_refused_on_every_stream(
             await anext(stream)
 
 
-async def test_a_predicate_is_refused_rather_than_ignored(client: AsyncTapeClient) -> None:
-    with pytest.raises(NotImplementedYet):
-        await anext(client.subscribe_by_subject(subject_pattern="", predicate_cel="payload.x > 1"))
+async def test_a_predicate_narrows_history_and_live_alike(client: AsyncTapeClient, server: Server) -> None:
+    text = "payload.n % 2 == 0 && kind == 'a'"
+    streams = [
+        client.subscribe_by_subject(subject_pattern="/tape/**", predicate_cel=text),
+        client.follow("/tape/**", predicate_cel=text),
+    ]
+    await client.append_many([Draft(subject="/tape/a/b", payload_json=f'{{"n":{n}}}') for n in range(1, 5)])
+    for stream in streams:
+        assert [(await anext(stream)).global_seq for _ in range(2)] == [2, 4]
+    waiting = [asyncio.create_task(take(stream, 2)) for stream in streams]
+    await client.append("/tape/a/b", {"other": True})  # the predicate fails on it: no match, but counted
+    await client.append("/tape/c/d", {"n": 2})
+    await client.append_many([Draft(subject="/tape/a/b", payload_json=f'{{"n":{n}}}') for n in range(1, 5)])
+    for task in waiting:
+        assert [entry.global_seq for entry in await task] == [8, 10]
+    assert server.metrics.registry.get_sample_value("tape_predicate_errors_total") == 2
+
+
+async def test_an_empty_predicate_is_always_true_and_a_bad_one_is_refused_with_its_place(
+    client: AsyncTapeClient,
+) -> None:
+    await client.append("/tape/a/b")
+    assert (await anext(client.follow(predicate_cel=""))).global_seq == 1
+    for stream in (
+        client.subscribe_by_subject(subject_pattern="", predicate_cel="payload.x >"),
+        client.follow(predicate_cel="payload.x >"),
+    ):
+        with pytest.raises(InvalidPredicate, match="line 1, column 12") as raised:
+            await anext(stream)
+        assert raised.value.__cause__.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[union-attr]
 
 
 async def test_a_client_that_leaves_is_forgotten(client: AsyncTapeClient, server: Server) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from tape.bus.predicate import Envelope, Predicate
 from tape.bus.ring import Ring
 from tape.bus.subscription import Subscription
 from tape.errors import CursorExpired, ServerStopping, StoreError, TapeError
@@ -60,8 +61,17 @@ class Hub:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def subscribe(self, selection: Selection, after: int, cursor: Cursor | None = None) -> Subscription:
-        """Follow a selection after a global_seq: 0 is the oldest entry, -1 is from now on."""
+    async def subscribe(
+        self,
+        selection: Selection,
+        after: int,
+        cursor: Cursor | None = None,
+        predicate: Predicate | None = None,
+    ) -> Subscription:
+        """Follow a selection after a global_seq: 0 is the oldest entry, -1 is from now on.
+
+        With a predicate, only entries that it is true of; one it fails on is passed over and counted.
+        """
         if self._closing is not None:
             raise self._closing
         if after < 0:
@@ -69,7 +79,7 @@ class Hub:
         else:
             head = await self.database.read(read_head)
             after = checked_cursor(after, head)
-        subscription = Subscription(self, selection, after, cursor)
+        subscription = Subscription(self, selection, after, cursor, predicate)
         self._open[subscription] = None
         self.metrics.subscriptions.set(len(self._open))
         return subscription
@@ -119,15 +129,17 @@ class Hub:
         delivered = 0
         for entry in new if self._open else ():
             # The walk must be over before anything is pushed: a full subscription leaves the set.
-            for subscription in tuple(matching(entry.subject)):
-                if not subscription.selection.kind or subscription.selection.kind == entry.kind:
-                    subscription.push(entry)
-                    delivered += 1
+            candidates = [s for s in matching(entry.subject) if not s.selection.kind or s.selection.kind == entry.kind]
             if by_run and (followers := by_run.get(entry.run_id)) is not None:
-                for subscription in tuple(followers):
-                    if subscription.selection.matches(entry):
-                        subscription.push(entry)
-                        delivered += 1
+                candidates += [s for s in followers if s.selection.matches(entry)]
+            envelope: Envelope | None = None  # one for all predicates: the payload is parsed once
+            for subscription in candidates:
+                if subscription.predicate is not None:
+                    envelope = envelope or Envelope(entry)
+                    if not subscription.predicate.matches(envelope):
+                        continue
+                subscription.push(entry)
+                delivered += 1
         self.head = new[-1].global_seq
         self.metrics.delivered.inc(delivered)
         self.metrics.head.set(self.head)

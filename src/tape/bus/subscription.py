@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tape.bus.predicate import Predicate
 from tape.errors import StoreError, TapeError
 from tape.journal.entry import Entry
 from tape.journal.read import Cursor, Selection, Slice, open_cursor
+from tape.store import Reader
 
 if TYPE_CHECKING:
     from tape.bus.hub import Hub
@@ -40,8 +42,16 @@ class Batch(msgspec.Struct, frozen=True):
 class Subscription:
     """One reader of the journal. Take batches with `next()`, and `close()` when done."""
 
-    def __init__(self, hub: Hub, selection: Selection, after: int, cursor: Cursor | None = None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        selection: Selection,
+        after: int,
+        cursor: Cursor | None = None,
+        predicate: Predicate | None = None,
+    ) -> None:
         self.selection = selection
+        self.predicate = predicate
         self.position = after
         self._hub = hub
         self._cursor = cursor or open_cursor(selection)
@@ -50,10 +60,12 @@ class Subscription:
         self._live = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: TapeError | None = None
+        self._counted_errors = 0
 
     async def next(self, max_entries: int = MAX_PENDING, timeout: float | None = None) -> Batch:  # noqa: ASYNC109
         """The next entries as soon as there are any; an empty batch after `timeout` seconds without."""
         while True:
+            self._count_errors()
             if self._error is not None:
                 raise self._error
             if not self._live:
@@ -72,6 +84,7 @@ class Subscription:
 
     def close(self) -> None:
         """Leave the hub; nothing is delivered any more."""
+        self._count_errors()
         self._hub.leave(self)
 
     # ── called by the hub, on the event loop ─────────────────────────────────────────────────────
@@ -119,12 +132,12 @@ class Subscription:
     async def _read_behind(self) -> Slice:
         recent = self._hub.ring.after(self.position, RING_STEP)
         if recent:
-            position = recent[-1].global_seq
-            return Slice([entry for entry in recent if self.selection.matches(entry)], position, self._hub.head)
+            wanted = [entry for entry in recent if self.selection.matches(entry)]
+            return Slice(self._judged(wanted), recent[-1].global_seq, self._hub.head)
         pause = FIRST_RETRY_S
         while True:
             try:
-                return await self._hub.database.read(lambda reader: self._cursor.read(reader, self.position))
+                return await self._hub.database.read(self._read_journal)
             except StoreError as error:
                 if not error.retryable or self._error is not None:
                     raise
@@ -132,6 +145,21 @@ class Subscription:
                 log.warning("reading the journal failed, trying again in %.2f s: %s", pause, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LAST_RETRY_S)
+
+    def _read_journal(self, reader: Reader) -> Slice:
+        found = self._cursor.read(reader, self.position)
+        return Slice(self._judged(found.entries), found.position, found.head)
+
+    def _judged(self, entries: list[Entry]) -> list[Entry]:
+        """Those that the predicate is true of; the thread that reads does the judging."""
+        if self.predicate is None:
+            return entries
+        return [entry for entry in entries if self.predicate.matches(entry)]
+
+    def _count_errors(self) -> None:
+        if self.predicate is not None and self.predicate.errors > self._counted_errors:
+            self._hub.metrics.predicate_errors.inc(self.predicate.errors - self._counted_errors)
+            self._counted_errors = self.predicate.errors
 
     async def _woken(self, timeout: float | None) -> bool:  # noqa: ASYNC109
         self._waiter = asyncio.get_running_loop().create_future()

@@ -8,6 +8,7 @@ import queue
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -17,10 +18,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from tape.bus.predicate import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
-from tape.journal.entry import Draft, checked
+from tape.journal.entry import Draft, Entry, checked
 
 BATCH = 512
 BATCH_BYTES = 1 << 20
@@ -42,6 +44,7 @@ def append(
     user: Annotated[str, typer.Option(help="The user they belong to.")] = "",
     session: Annotated[str, typer.Option(help="The session they belong to.")] = "",
     schema_version: Annotated[int, typer.Option(help="Version of the payload's shape.")] = 1,
+    where: Annotated[str, typer.Option("--where", "-w", help="Skip what this CEL text is not true of.")] = "",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
@@ -57,16 +60,51 @@ def append(
         "session": session,
         "schema_version": schema_version,
     }
+    filtered = _Filter(where)
     if subject is not None and payload != "-":
-        draft = checked(Draft(subject=subject, payload_json=payload or "{}", **fields), max_payload_bytes=UNLIMITED)
-        global_seq = run(_append_one(url, draft))
-        typer.echo(f'{{"global_seq":{global_seq}}}' if output is Output.json else str(global_seq))
+        draft = checked(Draft(subject=subject, payload_json=payload or "{}", **fields), UNLIMITED)
+        if wanted := list(filtered.pass_on(iter([draft]))):
+            global_seq = run(_append_one(url, wanted[0]))
+            typer.echo(f'{{"global_seq":{global_seq}}}' if output is Output.json else str(global_seq))
+        else:
+            typer.echo('{"global_seq":null}' if output is Output.json else filtered.summary())
         return
-    count, first, last = run(_append_lines(url, _drafts(subject, fields)))
+    count, first, last = run(_append_lines(url, filtered.pass_on(_drafts(subject, fields))))
     if output is Output.json:
-        typer.echo(msgspec.json.encode({"appended": count, "first": first, "last": last}).decode())
-    else:
-        typer.echo(f"Appended {count} events" + (f": {first} to {last}" if count else ""))
+        done = {"appended": count, "skipped": filtered.skipped, "first": first, "last": last}
+        typer.echo(msgspec.json.encode(done).decode())
+        return
+    typer.echo(f"Appended {count} events" + (f": {first} to {last}" if count else ""))
+    if filtered.skipped:
+        typer.echo(filtered.summary())
+
+
+class _Filter:
+    """Lets through what a predicate is true of, and counts the rest."""
+
+    def __init__(self, text: str) -> None:
+        self._predicate = compile_predicate(text)
+        self.skipped = 0
+
+    def pass_on(self, drafts: Iterator[Draft]) -> Iterator[Draft]:
+        """The drafts that are to be appended."""
+        for draft in drafts:
+            if self._predicate.matches(_as_entry(draft)):
+                yield draft
+            else:
+                self.skipped += 1
+
+    def summary(self) -> str:
+        """How many were left out, and why."""
+        failed = f", {self._predicate.errors} of them because of errors" if self._predicate.errors else ""
+        why = f" (the last: {self._predicate.last_error})" if self._predicate.errors else ""
+        return f"Skipped {self.skipped} that --where is not true of{failed}{why}"
+
+
+def _as_entry(draft: Draft) -> Entry:
+    """The draft as an entry that has no place yet."""
+    fields = msgspec.structs.asdict(draft)
+    return Entry(global_seq=0, seq=0, ts_ms=time.time_ns() // 1_000_000, chain=b"", **fields)
 
 
 async def _append_one(url: str, draft: Draft) -> int:

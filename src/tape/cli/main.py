@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tape import __version__
-from tape.cli import append, doctor, migrate, prune, serve, tail, verify
+from tape.cli import append, cel, doctor, migrate, prune, serve, tail, verify
 from tape.errors import TapeError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ for command in (
     doctor.doctor,
 ):
     app.command()(command)
+app.add_typer(cel.app, name="cel")
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import sys
 import zlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from tape.bus.predicate import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.client.aio import to_entry
@@ -27,6 +28,7 @@ def tail(
         str,
         typer.Option("--from", help="After this global_seq; 'start' is the oldest entry, 'now' only new ones."),
     ] = "now",
+    where: Annotated[str, typer.Option("--where", "-w", help="Only entries that this CEL text is true of.")] = "",
     run_id: Annotated[str, typer.Option("--run", help="Only this run.")] = "",
     kind: Annotated[str, typer.Option(help="Only this kind.")] = "",
     count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many; 0 is never.")] = 0,
@@ -35,18 +37,23 @@ def tail(
     output: OutputOption = Output.text,
 ) -> None:
     """Print entries as they happen. Reconnects by itself and never shows one twice."""
-    run(_tail(url, subject, _position(start), run_id, kind, count, follow, output))
+    compile_predicate(where)  # a text that does not compile is told before anybody is asked
+    wanted = {
+        "subject_pattern": subject,
+        "from_global_seq": _position(start),
+        "run_id": run_id,
+        "kind": kind,
+        "predicate_cel": where,
+    }
+    run(_tail(url, wanted, count, follow, output))
 
 
-async def _tail(
-    url: str, subject: str, after: int, run_id: str, kind: str, count: int, follow: bool, output: Output
-) -> None:
+async def _tail(url: str, wanted: dict[str, Any], count: int, follow: bool, output: Output) -> None:
     show = _show_json if output is Output.json else _Painter().show
     shown = 0
     async with AsyncTapeClient(url) as client:
         head = await client.head()  # says at once if there is no server
-        batches = client.follow_batches(subject, from_global_seq=after, run_id=run_id, kind=kind)
-        async for batch in batches:
+        async for batch in client.follow_batches(**wanted):
             for event in batch.entries:
                 show(to_entry(event))
                 shown += 1

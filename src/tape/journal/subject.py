@@ -117,7 +117,7 @@ def _checked_length(subject: str) -> str:
     return subject
 
 
-# ── the subjects that Tape itself emits, one constructor each (seed 000 §2.2) ───────────────────
+# ── the subjects that Tape itself emits, one constructor each ─────────────────────────────────
 
 
 def run(status: str, app: str, user: str, session: str, run_id: str) -> str:

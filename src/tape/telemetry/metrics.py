@@ -41,6 +41,8 @@ class Metrics:
         self.fell_behind = counter("subscriptions_fell_behind", "Times a slow subscription went back to the journal")
         self.read_retries = counter("subscription_read_retries", "Failed journal reads that were tried again")
 
+        self.predicate_errors = counter("predicate_errors", "Entries passed over because a predicate failed on them")
+
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")
 
     def render(self) -> bytes:

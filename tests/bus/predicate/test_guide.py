@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from tape.bus.predicate import VARIABLES, Envelope, compile_predicate
 from tape.bus.predicate.functions import FUNCTIONS, METHODS
-from tape.cli.cel import EntryFile, app
+from tape.cli.cel import EntryFile
 from tests.bus.predicate import oracle
 from tests.bus.predicate.samples import PAYLOAD
 from tests.bus.predicate.test_conformance import outcome
@@ -70,15 +68,3 @@ def test_a_difference_that_is_listed_is_still_one(text: str, ours: str, theirs: 
 
 def test_the_differences_are_found_in_the_guide() -> None:
     assert len(differences()) >= 15
-
-
-def test_the_commands_of_the_guide_print_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("entry.json").write_text(block("json"), encoding="utf-8")
-    commands = re.findall(r"^\$ tape cel (.*)\n((?:[^$`].*\n)*)", block("console"), re.MULTILINE)
-    assert len(commands) == 3
-
-    for command, shown in commands:
-        done = CliRunner().invoke(app, shlex.split(command))
-        assert done.exit_code == 0, done.output
-        assert shown in done.stdout

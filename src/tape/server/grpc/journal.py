@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from tape.bus.hub import Hub
+from tape.bus.predicate import compile_predicate
 from tape.bus.subscription import Subscription
-from tape.errors import InvalidInput, NotFound, NotImplementedYet, TapeError
+from tape.errors import InvalidInput, NotFound, TapeError
 from tape.journal.entry import Draft
 from tape.journal.journal import Journal
 from tape.journal.pattern import Pattern
@@ -96,12 +97,12 @@ class JournalDoor:
 
     async def follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[bytes]:
         """Entries in batches; the first message says where the stream begins."""
-        _refuse_predicate(request.predicate_cel)
+        predicate = compile_predicate(request.predicate_cel) if request.predicate_cel else None
         selection = Selection(Pattern(request.subject_pattern), request.run_id, request.kind)
         max_entries = request.max_entries or MAX_BATCH_ENTRIES
         if not 0 < max_entries <= MAX_BATCH_ENTRIES:
             raise InvalidInput(f"max_entries {request.max_entries} must lie between 1 and {MAX_BATCH_ENTRIES}.")
-        subscription = await self._hub.subscribe(selection, request.from_global_seq)
+        subscription = await self._hub.subscribe(selection, request.from_global_seq, predicate=predicate)
         try:
             for frame in self._frames.batches((), subscription.position, self._hub.head):
                 yield frame
@@ -120,9 +121,10 @@ class JournalDoor:
         self, request: pb.SubscribeBySubjectRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Entries one by one."""
-        _refuse_predicate(request.predicate_cel)
+        predicate = compile_predicate(request.predicate_cel) if request.predicate_cel else None
         selection = Selection(Pattern(request.subject_pattern))
-        async for frame in self._events(await self._hub.subscribe(selection, request.from_global_seq)):
+        subscription = await self._hub.subscribe(selection, request.from_global_seq, predicate=predicate)
+        async for frame in self._events(subscription):
             yield frame
 
     async def subscribe_events(self, request: pb.SubscribeEventsRequest, context: Context) -> AsyncIterator[bytes]:
@@ -175,8 +177,3 @@ def to_drafts(request: pb.AppendRequest) -> list[Draft]:
         )
         for draft in request.drafts
     ]
-
-
-def _refuse_predicate(predicate_cel: str) -> None:
-    if predicate_cel:
-        raise NotImplementedYet("predicate_cel is not served by this version of Tape; filter by subject_pattern.")
