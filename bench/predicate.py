@@ -6,15 +6,16 @@ counts. The ratio is how many times faster Tape is in the same run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from bench.options import Options
+from bench.table import Table
+
+TITLE = "Predicates: six realistic ones beside other implementations of CEL"
 
 SCRIPT = Path(__file__).with_name("predicate_contenders.py")
 PEERS_PYTHON = Path(".venv-bench/bin/python")
@@ -120,40 +121,33 @@ def measured(rounds: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
     return best
 
 
-def table(measure: str, best: dict[str, list[dict[str, Any]]]) -> Table:
+def table(measure: str, best: dict[str, list[dict[str, Any]]], notes: list[str]) -> Table:
     """One measure of all implementations, with how many times faster Tape is."""
-    shown = Table(title=MEASURES[measure], title_justify="left")
-    shown.add_column("predicate")
-    for name in best:
-        shown.add_column(name, justify="right")
+    rows = []
     for position, label in enumerate(PREDICATES):
         ours = best["tape"][position][measure]
         cells = []
         for name, results in best.items():
             theirs = results[position][measure]
             faster = theirs / ours if measure == "compile" else ours / theirs
-            cells.append(f"{theirs:,.0f}" if name == "tape" else f"{theirs:,.0f}  [dim]×{faster:,.1f}[/dim]")
-        shown.add_row(label, *cells)
-    return shown
+            cells.append(f"{theirs:,.0f}" if name == "tape" else f"{theirs:,.0f} (×{faster:,.1f})")
+        rows.append([label, *cells])
+    return Table(f"Predicates: {MEASURES[measure]}", ["predicate", *best], rows, notes)
 
 
-def main(argv: list[str]) -> None:
-    """Measure and print three tables; say so if implementations disagree on a result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.predicate", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each implementation has its turn")
-    parser.add_argument("--seconds", type=float, default=0.2, help="how long one measurement takes")
-    arguments = parser.parse_args(argv)
-    best = measured(arguments.rounds, arguments.seconds)
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    for measure in MEASURES:
-        console.print(table(measure, best), "")
-    for missing in CONTENDERS.keys() - best.keys():
-        console.print(f"{missing} is not installed: make bench installs it.")
-    for position, (label, (text, _)) in enumerate(PREDICATES.items()):
-        for name, results in best.items():
-            if results[position]["results"] != best["tape"][position]["results"]:
-                console.print(f"[yellow]{name} gives other results for {label!r}:[/yellow] {text}")
+def run(options: Options) -> list[Table]:
+    """Three tables; the last one says so if implementations disagree or are missing."""
+    options.tell(TITLE)
+    best = measured(rounds=options.scaled(3, 1), seconds=options.scaled(0.2, 0.01))
+    notes = ["in brackets: how many times faster Tape is", *_disagreements(best)]
+    notes += [f"{name} is not installed: make .venv/.bench" for name in CONTENDERS if name not in best]
+    return [table(measure, best, notes if measure == "compile" else []) for measure in MEASURES]
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def _disagreements(best: dict[str, list[dict[str, Any]]]) -> list[str]:
+    return [
+        f"{name} gives other results for {label!r}: {text}"
+        for position, (label, (text, _)) in enumerate(PREDICATES.items())
+        for name, results in best.items()
+        if results[position]["results"] != best["tape"][position]["results"]
+    ]
