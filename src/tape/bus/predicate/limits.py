@@ -9,13 +9,13 @@ class Limits(msgspec.Struct, frozen=True):
     """Bounds on a text (checked when it is compiled) and on one evaluation of it.
 
     A step is one sub-expression inside a macro, one element that is compared, or 256 characters or
-    elements that a function walks through or makes. A million take a few tenths of a second.
+    elements that a function walks through or makes. A hundred thousand take less than a tenth of a second.
     """
 
     length: int = 16_384
     depth: int = 100
     nesting: int = 4
-    steps: int = 1_000_000
+    steps: int = 100_000
     # Characters, bytes or elements in one value that an expression makes.
     size: int = 4 << 20
 
