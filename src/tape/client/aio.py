@@ -16,6 +16,7 @@ from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
 from tape.journal.entry import Draft, Entry
 from tape.journal.payload import to_json
 from tape.proto import tape_pb2 as pb
+from tape.telemetry.tracing import NO_TRACE, current_trace
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,15 @@ _COMES_BACK = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
 
 class AsyncTapeClient(LedgerCalls):
-    """A connection to one server. Use as an async context manager, or call `close()`."""
+    """A connection to one server. Use as an async context manager, or call `close()`.
 
-    def __init__(self, url: str = DEFAULT_URL) -> None:
+    With a `lease_owner` every call says who makes it, and the server holds it to the leases of runs.
+    Calls and appends made inside an OpenTelemetry span carry it.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, lease_owner: str = "") -> None:
         self.url = url
-        self._channel = Channel(url)
+        self._channel = Channel(url, lease_owner)
         self._appends = AppendStream(self._channel)
         self._batcher = Batcher(self._send)
 
@@ -54,6 +59,9 @@ class AsyncTapeClient(LedgerCalls):
         `payload` is anything JSON can say. `fields` are the other fields of `Draft`: run_id, tenant,
         user, session, schema_version, trace_id, …. Concurrent callers share messages and commits.
         """
+        trace = current_trace()
+        if trace is not NO_TRACE and "trace_id" not in fields:
+            fields |= trace._asdict()
         return (await self.append_many([Draft(subject=subject, payload_json=to_json(payload), **fields)]))[0]
 
     async def append_many(self, drafts: Sequence[Draft]) -> list[int]:

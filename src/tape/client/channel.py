@@ -11,9 +11,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tape.errors import InvalidConfig, RpcFailed, ServerUnreachable, TapeError, all_errors
 from tape.proto import tape_pb2
+from tape.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 
 DEFAULT_URL = "tape://localhost:7878"
 ERROR_CODE_KEY = "tape-error-code"
+OWNER_KEY = "tape-lease-owner"
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -47,21 +49,22 @@ def target_of(url: str) -> str:
 class Channel:
     """One connection to a server, with every RPC by name."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, lease_owner: str = "") -> None:
         self.url = url
+        self._identity = ((OWNER_KEY, lease_owner),) if lease_owner else ()
         self._channel = grpc.aio.insecure_channel(target_of(url), options=_OPTIONS)
         self._calls: dict[str, Callable[..., Any]] = {}
 
     async def call(self, name: str, request: Message, timeout: float | None = None) -> Any:  # noqa: ASYNC109
         """A unary RPC. Failures are the errors that the server meant."""
         try:
-            return await self._bound(name)(request, timeout=timeout)
+            return await self._bound(name)(request, timeout=timeout, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise_meant(error, self.url)
 
     async def stream(self, name: str, request: Message, timeout: float | None = None) -> AsyncIterator[Any]:  # noqa: ASYNC109
         """A streaming RPC; leaving the loop cancels it."""
-        call = self._bound(name)(request, timeout=timeout)
+        call = self._bound(name)(request, timeout=timeout, metadata=self._metadata())
         try:
             async for reply in call:
                 yield reply
@@ -77,6 +80,11 @@ class Channel:
     async def close(self) -> None:
         """End all calls."""
         await self._channel.close()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """Who calls, and the span the call belongs to."""
+        trace = current_trace()
+        return self._identity if trace is NO_TRACE else (*self._identity, ("traceparent", to_traceparent(trace)))
 
     def _bound(self, name: str) -> Callable[..., Any]:
         call = self._calls.get(name)

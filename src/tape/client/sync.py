@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
@@ -45,8 +46,9 @@ class TapeClient:
     It has the methods of `AsyncTapeClient`; threads that append at the same time share messages and commits.
     """
 
-    def __init__(self, url: str = DEFAULT_URL) -> None:
+    def __init__(self, url: str = DEFAULT_URL, *, lease_owner: str = "") -> None:
         self.url = url
+        self._lease_owner = lease_owner
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tape-client", daemon=True)
         self._thread.start()
@@ -120,10 +122,15 @@ class TapeClient:
     append_event = _blocking(AsyncTapeClient.append_event)
 
     async def _connect(self) -> AsyncTapeClient:
-        return AsyncTapeClient(self.url)  # a channel belongs to the loop it is made on
+        return AsyncTapeClient(self.url, lease_owner=self._lease_owner)  # a channel belongs to the loop it is made on
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        context = contextvars.copy_context()  # so that a call belongs to the span of the thread that makes it
+
+        async def in_context() -> T:
+            return await self._loop.create_task(work, context=context)
+
+        return asyncio.run_coroutine_threadsafe(in_context(), self._loop).result()
 
     def _iterate(self, stream: AsyncIterator[T]) -> Iterator[T]:
         async def following() -> T:

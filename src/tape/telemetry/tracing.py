@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import NamedTuple
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
@@ -17,6 +18,22 @@ class Trace(NamedTuple):
 
 
 NO_TRACE = Trace()
+
+
+def current_trace() -> Trace:
+    """The OpenTelemetry span that the caller is in, or none where OpenTelemetry is not in use."""
+    opentelemetry = sys.modules.get("opentelemetry.trace")
+    if opentelemetry is None:
+        return NO_TRACE
+    span = opentelemetry.get_current_span().get_span_context()
+    if not span.is_valid:
+        return NO_TRACE
+    return Trace(f"{span.trace_id:032x}", f"{span.span_id:016x}")
+
+
+def to_traceparent(trace: Trace) -> str:
+    """The `traceparent` header for a span."""
+    return f"00-{trace.trace_id}-{trace.span_id}-01"
 
 
 def parse_traceparent(header: str) -> Trace:
