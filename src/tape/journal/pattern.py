@@ -6,8 +6,7 @@ than it has to still matches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from tape.errors import InvalidPattern, InvalidSubject
@@ -88,11 +87,11 @@ class Pattern:
         return hash(self.segments)
 
 
-@lru_cache(maxsize=8192)
-def split(subject: str) -> tuple[str, ...]:
+def split(subject: str) -> list[str]:
     """The segments of a subject as patterns compare them."""
-    segments = subject.split("/")[1:]
-    return tuple(map(unescape, segments)) if "%" in subject else tuple(segments)
+    segments = subject.split("/")
+    del segments[0]  # what stands before the first slash
+    return list(map(unescape, segments)) if "%" in subject else segments
 
 
 def _compile(text: str) -> Segments:
@@ -191,22 +190,27 @@ class PatternSet(Generic[T]):
                 del parent.children[segment]
             node = parent
 
-    def matching(self, subject: str) -> Iterator[T]:
+    def matching(self, subject: str) -> list[T]:
         """Everything that stands for a pattern that the subject fits."""
+        found = list(self._root.rest)
         nodes = [self._root]
-        yield from self._root.rest
         for segment in split(subject):
             following = []
             for node in nodes:
                 child = node.children.get(segment)
                 if child is not None:
                     following.append(child)
-                    yield from child.rest
-                if node.one is not None:
-                    following.append(node.one)
-                    yield from node.one.rest
+                    if child.rest:
+                        found += child.rest
+                child = node.one
+                if child is not None:
+                    following.append(child)
+                    if child.rest:
+                        found += child.rest
             if not following:
-                return
+                return found
             nodes = following
         for node in nodes:
-            yield from node.ends
+            if node.ends:
+                found += node.ends
+        return found
