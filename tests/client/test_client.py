@@ -10,7 +10,15 @@ import pytest
 from tape import AsyncTapeClient, Draft, TapeClient
 from tape.client.batching import Batcher
 from tape.client.channel import target_of
-from tape.errors import InvalidConfig, InvalidInput, InvalidJson, InvalidSubject, ServerUnreachable, StoreUnavailable
+from tape.errors import (
+    InvalidConfig,
+    InvalidInput,
+    InvalidJson,
+    InvalidSubject,
+    RpcFailed,
+    ServerUnreachable,
+    StoreUnavailable,
+)
 from tape.journal.payload import to_json
 from tape.server.server import Server
 from tests.conftest import settings_for
@@ -57,6 +65,21 @@ async def test_a_retry_repeats_the_request_id_so_that_nothing_is_appended_twice(
     assert await Batcher(server).append([Draft(subject="/tape/a/b")]) == [7]
     assert len(server.requests) == 3
     assert len(set(server.requests)) == 1
+
+
+async def test_an_unclear_failure_is_not_sent_again_under_a_new_id() -> None:
+    requests: list[str] = []
+
+    async def broken(drafts: object, request_id: str) -> list[int]:
+        requests.append(request_id)
+        raise RpcFailed("nobody knows whether it was carried out")
+
+    batcher = Batcher(broken)
+    results = await asyncio.gather(
+        *(batcher.append([Draft(subject="/tape/a/b")]) for _ in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(result, RpcFailed) for result in results)
+    assert len(requests) == 1
 
 
 async def test_retries_end_and_the_error_is_told() -> None:

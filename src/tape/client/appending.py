@@ -9,8 +9,11 @@ from typing import Any
 import grpc
 
 from tape.client.channel import Channel, error_of, raise_meant
-from tape.errors import ServerStopping, TapeError
+from tape.errors import ServerStopping, ServerUnreachable, TapeError
 from tape.proto import tape_pb2 as pb
+
+# How a call ends when its server dies: nobody said whether the requests were carried out.
+_LOST = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 
 class AppendStream:
@@ -57,6 +60,9 @@ class AppendStream:
                     future.set_result(list(reply.global_seqs))
             self._break(ServerStopping("The server ended the stream; send the request again."))
         except grpc.aio.AioRpcError as error:
+            if error.code() in _LOST:
+                self._break(ServerUnreachable(f"The connection to {self._channel.url} was lost ({error.details()})."))
+                return
             try:
                 raise_meant(error, self._channel.url)
             except TapeError as meant:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from tape.errors import TapeError
+from tape.errors import InvalidInput, TapeError
 from tape.journal.entry import Draft
 
 MAX_DRAFTS = 512
@@ -86,14 +86,15 @@ class Batcher:
         try:
             seqs = await self._send_surely([draft for caller in callers for draft in caller.drafts])
         except Exception as error:
-            if len(callers) == 1 or (isinstance(error, TapeError) and error.retryable):
+            if len(callers) > 1 and isinstance(error, InvalidInput):
+                # Refused, so nothing was written: one bad draft must not fail those it travelled with.
+                # After any other error the request may have been carried out and must not get a new id.
                 for caller in callers:
-                    if not caller.future.done():
-                        caller.future.set_exception(error)
+                    await self._deliver([caller])
                 return
-            # One bad draft must not fail the others that happened to travel with it.
             for caller in callers:
-                await self._deliver([caller])
+                if not caller.future.done():
+                    caller.future.set_exception(error)
             return
         start = 0
         for caller in callers:
