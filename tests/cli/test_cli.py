@@ -212,9 +212,9 @@ def test_verify_names_damage_and_fails(filled: ServerProcess, sqlite_url: str) -
 
 def test_migrate_checks_and_applies(store_url: str) -> None:
     done = tape("migrate", "--check", "--store", store_url)
-    assert (done.returncode, done.stdout) == (1, "Pending: 0001_journal, 0002_ledgers\n")
+    assert (done.returncode, done.stdout) == (1, "Pending: 0001_journal, 0002_ledgers, 0003_list_runs\n")
     done = tape("migrate", "--store", store_url)
-    assert (done.returncode, done.stdout) == (0, "Applied: 0001_journal, 0002_ledgers\n")
+    assert (done.returncode, done.stdout) == (0, "Applied: 0001_journal, 0002_ledgers, 0003_list_runs\n")
     done = tape("migrate", "--check", "--store", store_url, "-o", "json")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"pending": []})
 

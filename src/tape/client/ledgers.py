@@ -68,6 +68,29 @@ class LedgerCalls:
         request = pb.GetRunRequest(run_id=run_id)
         return await self._call("GetRun", request)  # type: ignore[no-any-return]
 
+    async def list_runs(
+        self,
+        *,
+        app_name: str = "",
+        user_id: str = "",
+        session_id: str = "",
+        status: Any = 0,
+        before_started_at_ms: int = 0,
+        before_run_id: str = "",
+        limit: int = 100,
+    ) -> pb.ListRunsResponse:
+        """Runs, the newest first; the next page begins before the last run of this one."""
+        request = pb.ListRunsRequest(
+            app_name=app_name,
+            user_id=user_id,
+            session_id=session_id,
+            status=status,
+            before_started_at_ms=before_started_at_ms,
+            before_run_id=before_run_id,
+            limit=limit,
+        )
+        return await self._call("ListRuns", request)  # type: ignore[no-any-return]
+
     async def list_runs_to_recover(self, *, limit: int = 100, now_ms: int = 0) -> pb.ListRunsToRecoverResponse:
         """Runs that somebody should carry on."""
         request = pb.ListRunsToRecoverRequest(limit=limit, now_ms=now_ms)

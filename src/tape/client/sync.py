@@ -87,6 +87,7 @@ class TapeClient:
     resume_run = _blocking(AsyncTapeClient.resume_run)
     end_run = _blocking(AsyncTapeClient.end_run)
     get_run = _blocking(AsyncTapeClient.get_run)
+    list_runs = _blocking(AsyncTapeClient.list_runs)
     list_runs_to_recover = _blocking(AsyncTapeClient.list_runs_to_recover)
     list_compactable_runs = _blocking(AsyncTapeClient.list_compactable_runs)
     compact_run = _blocking(AsyncTapeClient.compact_run)

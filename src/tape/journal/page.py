@@ -109,6 +109,10 @@ class Page:
         """The last number given out."""
         return self._global_seq
 
+    def know(self, run_id: str, seq: int) -> None:
+        """Take the last seq of a run from whoever has just read it, if it is not known better here."""
+        self._run_seqs.setdefault(run_id, seq)
+
     def run_seq(self, run_id: str) -> int:
         """The last seq of a run, including what this transaction has appended."""
         self._load_runs([run_id])
@@ -133,9 +137,10 @@ class Page:
 
     def flush(self) -> None:
         """Write entries, run heads and the head, and announce the entries."""
+        tx = self._tx
+        tx.memory[Page] = (self._global_seq, self._chain, self._run_seqs)
         if not self._entries:
             return
-        tx = self._tx
         tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
         tx.insert("tape_append_requests", ("request_id", "first_global_seq", "entries", "ts_ms"), self._requests)
         touched = {entry.run_id for entry in self._entries}
@@ -152,7 +157,6 @@ class Page:
             self._ts_ms,
         )
         tx.announce(self._entries)
-        tx.memory[Page] = (self._global_seq, self._chain, self._run_seqs)
 
     def _remembered(self, head: Head) -> dict[str, int]:
         """The run heads as this connection left them, if nobody has written since."""

@@ -379,7 +379,9 @@ def unsettled(
     return load_all(
         Effect,
         reader.query(
-            f"SELECT {_COLUMNS} FROM tape_effects WHERE {' OR '.join(conditions)} ORDER BY ts_ms, seq LIMIT ?",
+            # The first condition is that of the index: without it SQLite reads the whole table.
+            f"SELECT {_COLUMNS} FROM tape_effects WHERE status IN (1, 4) AND ({' OR '.join(conditions)})"
+            " ORDER BY ts_ms, seq LIMIT ?",
             *params,
             limit if limit > 0 else DEFAULT_LIMIT,
         ),

@@ -239,7 +239,8 @@ def unresolved(
     return load_all(
         Obligation,
         reader.query(
-            f"SELECT {_COLUMNS} FROM tape_obligations WHERE {' OR '.join(conditions)}"
+            # The first condition is that of the index: without it SQLite reads the whole table.
+            f"SELECT {_COLUMNS} FROM tape_obligations WHERE status IN (1, 2, 4) AND ({' OR '.join(conditions)})"
             " ORDER BY next_attempt_at_ms, ts_ms, seq DESC LIMIT ?",
             *params,
             limit if limit > 0 else DEFAULT_LIMIT,

@@ -120,12 +120,16 @@ def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], tr
         session=run.session_id,
         **trace._asdict(),
     )
-    return tx.enlist(Page).append([draft])[0]
+    page = tx.enlist(Page)
+    page.know(run.run_id, run.seq_cursor)
+    return page.append([draft])[0]
 
 
 def with_cursor(tx: Transaction, run: Run) -> Run:
     """The run with the seq it has reached within this transaction."""
-    return msgspec.structs.replace(run, seq_cursor=tx.enlist(Page).run_seq(run.run_id))
+    page = tx.enlist(Page)
+    page.know(run.run_id, run.seq_cursor)
+    return msgspec.structs.replace(run, seq_cursor=page.run_seq(run.run_id))
 
 
 # ── life of a run ────────────────────────────────────────────────────────────────────────────────
@@ -268,11 +272,50 @@ def to_recover(reader: Reader, *, now: int = 0, limit: int = 0) -> list[Run]:
     return load_all(Run, rows)
 
 
+def newest_first(
+    reader: Reader,
+    *,
+    app_name: str = "",
+    user_id: str = "",
+    session_id: str = "",
+    status: int = 0,
+    before: tuple[int, str] = (0, ""),
+    limit: int = 0,
+) -> list[Run]:
+    """Runs of everybody, an app, a user or a session, the newest first; `before` is where a page ended."""
+    place = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+    for outer, inner in (("app_name", "user_id"), ("user_id", "session_id")):
+        if place[inner] and not place[outer]:
+            raise InvalidInput(f"{inner} {place[inner]!r} needs the {outer} it belongs to.")
+    conditions = [f"{name} = ?" for name, value in place.items() if value]
+    params: list[Any] = [value for value in place.values() if value]
+    if before[0] > 0:
+        conditions.append("(started_at_ms, run_id) < (?, ?)")
+        params += before
+    statuses: list[RunStatus | None] = [parse(RunStatus, "status", status)] if status else [None]
+    # A user's runs are walked by time. An app's may be many and the state wanted rare, so its index has
+    # the state before the time; without a state it is asked for each.
+    by_status = "+status = ?" if user_id else "status = ?"
+    if app_name and not user_id and not status:
+        statuses = list(RunStatus)
+    count = limit if limit > 0 else DEFAULT_LIMIT
+    parts, values = [], []
+    for number, each in enumerate(statuses):
+        wanted = conditions if each is None else [*conditions, by_status]
+        where = f" WHERE {' AND '.join(wanted)}" if wanted else ""
+        parts.append(f"SELECT * FROM (SELECT {_COLUMNS} FROM tape_runs{where}{_NEWEST_FIRST} LIMIT ?) AS part{number}")
+        values += [*params, *([] if each is None else [int(each)]), count]
+    return load_all(Run, reader.query(f"{' UNION ALL '.join(parts)}{_NEWEST_FIRST} LIMIT ?", *values, count))
+
+
+_NEWEST_FIRST = " ORDER BY started_at_ms DESC, run_id DESC"
+
+
 def newest_of_session(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Run | None:
     """The run of a session that began last."""
     row = reader.one(
         f"SELECT {_COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?"
-        " ORDER BY started_at_ms DESC, run_id DESC LIMIT 1",
+        f"{_NEWEST_FIRST} LIMIT 1",
         app_name,
         user_id,
         session_id,

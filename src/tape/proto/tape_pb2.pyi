@@ -1412,3 +1412,27 @@ class JournalHead(_message.Message):
     ts_ms: int
     chain: bytes
     def __init__(self, global_seq: _Optional[int] = ..., oldest: _Optional[int] = ..., ts_ms: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ("app_name", "user_id", "session_id", "status", "before_started_at_ms", "before_run_id", "limit")
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_STARTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    app_name: str
+    user_id: str
+    session_id: str
+    status: RunStatus
+    before_started_at_ms: int
+    before_run_id: str
+    limit: int
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., before_started_at_ms: _Optional[int] = ..., before_run_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[RunState]
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...

@@ -95,6 +95,8 @@ class PostgresConnection(Connection):
             # A binary cursor takes one statement at a time; this one takes several in one round trip.
             self._script = self._db.cursor()
             self._with_commit: list[tuple[str, tuple[Any, ...]]] | None = None
+            # A savepoint that is done with is released together with the next one, or by the commit.
+            self._is_release_due = False
             self._cursor.execute("SET synchronous_commit = on")
             if read_only:
                 self._cursor.execute("SET default_transaction_read_only = on")
@@ -139,6 +141,7 @@ class PostgresConnection(Connection):
 
     @_translated
     def begin(self) -> None:
+        self._is_release_due = False
         self._script.execute(f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")
 
     @_translated
@@ -162,11 +165,12 @@ class PostgresConnection(Connection):
 
     @_translated
     def savepoint(self) -> None:
-        self._script.execute("SAVEPOINT operation", prepare=False)
+        release = "RELEASE operation; " if self._is_release_due else ""
+        self._script.execute(f"{release}SAVEPOINT operation", prepare=False)
+        self._is_release_due = False
 
-    @_translated
     def release(self) -> None:
-        self._script.execute("RELEASE operation", prepare=False)
+        self._is_release_due = True
 
     @_translated
     def rollback_to_savepoint(self) -> None:

@@ -164,19 +164,39 @@ class Writer:
         try:
             connection.begin()
             tx = Transaction(connection)
-            position = 0
-            while position < len(batch):
-                waiting = batch[position]
-                if waiting.bulk is None:
-                    self._run_single(connection, tx, waiting)
-                    position += 1
-                else:
-                    position = self._run_bulk(tx, batch, position)
+            if len(batch) == 1 and batch[0].single is not None:
+                if not self._run_alone(connection, tx, batch[0]):
+                    return []
+            else:
+                self._run_together(connection, tx, batch)
             connection.commit(tx.flush)
         except BaseException as error:
             self._abandon(connection, broken=isinstance(error, StoreUnavailable))
             raise
         return tx.announcements
+
+    def _run_alone(self, connection: Connection, tx: Transaction, waiting: _Waiting[Any]) -> bool:
+        """Run an operation that has the transaction for itself: it needs no savepoint to fail alone."""
+        assert waiting.single is not None
+        try:
+            waiting.result = waiting.single(tx)
+        except Exception as error:
+            if not connection.in_transaction:
+                raise
+            connection.rollback()
+            waiting.error = error
+            return False
+        return True
+
+    def _run_together(self, connection: Connection, tx: Transaction, batch: list[_Waiting[Any]]) -> None:
+        position = 0
+        while position < len(batch):
+            waiting = batch[position]
+            if waiting.bulk is None:
+                self._run_single(connection, tx, waiting)
+                position += 1
+            else:
+                position = self._run_bulk(tx, batch, position)
 
     def _run_single(self, connection: Connection, tx: Transaction, waiting: _Waiting[Any]) -> None:
         assert waiting.single is not None

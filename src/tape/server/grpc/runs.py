@@ -82,6 +82,21 @@ class RunsDoor:
         )
         return pb.ListRunsToRecoverResponse(runs=map(run_state, found))
 
+    async def list_runs(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        """Runs, the newest first."""
+        found = await self._database.read(
+            lambda reader: runs.newest_first(
+                reader,
+                app_name=request.app_name,
+                user_id=request.user_id,
+                session_id=request.session_id,
+                status=request.status,
+                before=(request.before_started_at_ms, request.before_run_id),
+                limit=request.limit,
+            )
+        )
+        return pb.ListRunsResponse(runs=map(run_state, found))
+
     async def list_compactable_runs(
         self, request: pb.ListCompactableRunsRequest, context: Context
     ) -> pb.ListCompactableRunsResponse:
