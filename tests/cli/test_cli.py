@@ -52,7 +52,20 @@ def filled(running: ServerProcess) -> ServerProcess:
 
 def test_help_lists_every_command_with_a_sentence() -> None:
     text = tape("--help").stdout
-    for command in ("serve", "append", "tail", "verify", "prune", "migrate", "doctor"):
+    for command in (
+        "serve",
+        "append",
+        "tail",
+        "runs",
+        "effects",
+        "obligations",
+        "signal",
+        "values",
+        "verify",
+        "prune",
+        "migrate",
+        "doctor",
+    ):
         assert re.search(rf"{command}\s+[A-Z]", text), command
     assert "tape 0." in tape("--version").stdout
 

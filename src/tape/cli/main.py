@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from tape import __version__
-from tape.cli import append, cel, doctor, migrate, prune, serve, tail, verify
+from tape.cli import (
+    append,
+    cel,
+    doctor,
+    effects,
+    migrate,
+    obligations,
+    prune,
+    runs,
+    serve,
+    signal,
+    tail,
+    values,
+    verify,
+)
 from tape.errors import TapeError
 
 app = typer.Typer(
@@ -23,12 +37,17 @@ for command in (
     serve.serve,
     append.append,
     tail.tail,
+    effects.effects,
+    obligations.obligations,
+    signal.signal,
     verify.verify,
     prune.prune,
     migrate.migrate,
     doctor.doctor,
 ):
     app.command()(command)
+app.add_typer(runs.app, name="runs")
+app.add_typer(values.app, name="values")
 app.add_typer(cel.app, name="cel")
 
 
