@@ -1,0 +1,130 @@
+"""Fills the tables of the ledgers in bulk, through the store, with rows as runs leave them behind.
+
+Keys ascend with the row's number, so that filling is fast, and spread over the whole range of keys, so that what is
+measured afterwards lands anywhere between them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tape.store import Database
+from tape.store.connection import Connection
+
+NAMESPACE = "bench"
+APP = "treasury"
+CHUNK = 100_000
+FIRST_NUMBER = 1_000_000_000  # numbers in keys have the same length, and so the order of numbers
+
+_NUMBERS = (
+    "WITH RECURSIVE n(i) AS (SELECT CAST(? AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i + 1 < CAST(? AS BIGINT))"
+)
+_RUN_ID = {
+    "sqlite": "printf('%08x-0000-4000-8000-%012d', i * {step}, i)",
+    "postgres": "lpad(to_hex(i * {step}), 8, '0') || '-0000-4000-8000-' || lpad(CAST(i AS TEXT), 12, '0')",
+}
+_USER = f"'user-' || CAST({FIRST_NUMBER} + i / 100 AS TEXT)"
+_SESSION = f"'session-' || CAST({FIRST_NUMBER} + i / 10 AS TEXT)"
+_STATUS = "CASE WHEN i / 10 * 10 = i THEN 2 ELSE 4 END"
+
+
+def run_id(number: int, rows: int) -> str:
+    """The id of a filled run; every tenth is running."""
+    return f"{number * _step(rows):08x}-0000-4000-8000-{number:012d}"
+
+
+def place(number: int) -> dict[str, str]:
+    """Whose a filled run is."""
+    return {
+        "app_name": APP,
+        "user_id": f"user-{FIRST_NUMBER + number // 100}",
+        "session_id": f"session-{FIRST_NUMBER + number // 10}",
+    }
+
+
+def value_key(number: int) -> str:
+    """The key of a filled value."""
+    return f"key-{FIRST_NUMBER + number}"
+
+
+def fill(database: Database, rows: int) -> None:
+    """Put so many rows into each table: runs, their heads and entries, effects and values."""
+    database.migrate()
+    connection = database.connect()
+    began_ms = time.time_ns() // 1_000_000 - rows
+    try:
+        for start in range(0, rows, CHUNK):
+            connection.begin()
+            _fill_chunk(connection, start, min(start + CHUNK, rows), _step(rows), began_ms)
+            connection.commit()
+        # What a database that has grown this far has long done by itself.
+        if connection.dialect == "postgres":
+            connection.run_script("ANALYZE; CHECKPOINT")
+        else:
+            connection.run_script("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        connection.close()
+
+
+def _step(rows: int) -> int:
+    return (1 << 32) // rows
+
+
+def _fill_chunk(connection: Connection, start: int, end: int, step: int, began_ms: int) -> None:
+    run = _RUN_ID[connection.dialect].format(step=step)
+    subject = f"'/tape/run/running/{APP}/' || {_USER} || '/' || {_SESSION} || '/' || {run}"
+    payload = f"""'{{"run_id":"' || {run} || '","app":"{APP}","user":"' || {_USER} || '","status":"running"}}'"""
+    when = f"{began_ms} + i"
+    columns = {
+        # Heads before runs: the trigger that tells a run how far its journal goes finds nobody to tell yet.
+        "tape_run_heads": {"run_id": run, "seq": "1"},
+        "tape_runs": {
+            "run_id": run,
+            "app_name": f"'{APP}'",
+            "user_id": _USER,
+            "session_id": _SESSION,
+            "invocation_id": "'call-' || CAST(i - i / 10 * 10 AS TEXT)",
+            "status": _STATUS,
+            "seq_cursor": "1",
+            "started_at_ms": when,
+            "ended_at_ms": f"CASE WHEN i / 10 * 10 = i THEN 0 ELSE {when} END",
+        },
+        "tape_effects": {
+            "run_id": run,
+            "seq": "1",
+            "decision_index": "0",
+            "tool_name": "'sweep'",
+            "idempotency_key": f"{run} || '/decision-0/sweep/0'",
+            "status": "2",
+            "request_json": """'{"amount":100,"currency":"EUR"}'""",
+            "response_json": """'{"reference":"t-1"}'""",
+            "ts_ms": when,
+        },
+        "tape_values": {
+            "namespace": f"'{NAMESPACE}'",
+            "key": f"'key-' || CAST({FIRST_NUMBER} + i AS TEXT)",
+            "value_json": "'1.10'",
+            "version": "1",
+            "ts_ms": when,
+        },
+        "tape_journal": {
+            "global_seq": "i + 1",
+            "run_id": run,
+            "seq": "1",
+            "kind": "'run'",
+            "subject": subject,
+            "payload_json": payload,
+            "ts_ms": when,
+            "chain": "?",
+        },
+    }
+    for table, expressions in columns.items():
+        chain = [bytes(32)] if "chain" in expressions else []
+        names, texts = ", ".join(expressions), ", ".join(expressions.values())
+        connection.execute(
+            f"INSERT INTO {table} ({names}) {_NUMBERS} SELECT {texts} FROM n",
+            start,
+            end,
+            *chain,
+        )
+    connection.execute("UPDATE tape_head SET global_seq = ?, ts_ms = ? WHERE id = 1", end, began_ms + end)

@@ -1,0 +1,201 @@
+"""What the calls that make a run durable cost, beside their bare transactions, and whether that stays so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from bench.fill import NAMESPACE, fill, place, run_id, value_key
+from bench.lab import TapeServer
+from bench.load import CALLERS, Bounds, Outcome, run_callers
+from bench.options import NAMES, Options
+from bench.recorder import record, replay
+from bench.table import Table, count, milliseconds, ratio
+from tape.client import AsyncTapeClient
+from tape.ledgers import effects, runs, values
+from tape.ledgers.effects import Effect
+from tape.ledgers.runs import Run
+from tape.ledgers.states import EffectStatus, RunStatus
+from tape.store import Database, Transaction, open_database
+
+TITLE = "Ledgers: runs, effects and values"
+PAIR = "BeginEffect, CompleteEffect"
+OPERATIONS = ("BeginRun", PAIR, "WriteValue")
+FEW_ROWS, MANY_ROWS = 10_000, 5_000_000
+# Odd and far from a power of two: numbers in a row fall far apart.
+STRIDE = 2_654_435_761
+CONFIRMED = 2
+
+Call = Callable[[int], Awaitable[object]]
+Measured = dict[tuple[str, int], Outcome]
+
+
+def run(options: Options) -> list[Table]:
+    """Every operation with one caller and with many; small tables, then large ones."""
+    few, many = options.scaled((FEW_ROWS, MANY_ROWS), (1_000, FEW_ROWS))
+    bounds = options.scaled(Bounds(50_000, 5.0), Bounds(200, 0.5))
+    cost, growth = [], []
+    for kind in options.stores:
+        small, large = (_through_rpc(options, kind, rows, bounds) for rows in (few, many))
+        options.tell(f"{TITLE}: {NAMES[kind]}, bare transactions")
+        bare = _bare(options, kind, few, bounds)
+        for key, outcome in small.items():
+            name = f"{NAMES[kind]}: {key[0]}, {_callers(key[1])}"
+            cost.append(
+                [
+                    name,
+                    count(outcome.rate),
+                    milliseconds(outcome.p50_ms),
+                    milliseconds(outcome.p99_ms),
+                    count(bare[key].rate),
+                    milliseconds(bare[key].p50_ms),
+                    ratio(outcome.rate, bare[key].rate),
+                ]
+            )
+            growth.append(
+                [
+                    name,
+                    milliseconds(outcome.p50_ms),
+                    milliseconds(large[key].p50_ms),
+                    ratio(large[key].p50_ms, outcome.p50_ms),
+                    milliseconds(outcome.p99_ms),
+                    milliseconds(large[key].p99_ms),
+                    ratio(large[key].rate, outcome.rate),
+                ]
+            )
+    return [
+        Table(
+            f"{TITLE}, beside bare transactions",
+            ["", "a second", "p50 ms", "p99 ms", "bare, a second", "bare p50 ms", "rate ÷ bare"],
+            cost,
+            [
+                f"tables of {few:,} rows each; every commit is durable; one call of {PAIR} is a pair, two transactions",
+                "bare: the same statements, recorded from the ledgers and said again on one connection: no RPC, no"
+                " thread, no thought; with many callers the transactions that group commit makes of them, and the"
+                " latency is that of such a transaction",
+            ],
+        ),
+        Table(
+            f"{TITLE}, as the tables grow",
+            [
+                "",
+                f"p50 ms at {few:,}",
+                f"p50 ms at {many:,}",
+                "p50 ratio",
+                f"p99 ms at {few:,}",
+                f"p99 ms at {many:,}",
+                "rate ratio",
+            ],
+            growth,
+            ["so many rows in each of runs, run heads, effects, values and the journal; keys fall anywhere among them"],
+        ),
+    ]
+
+
+def _callers(number: int) -> str:
+    return "1 caller" if number == 1 else f"{number} callers"
+
+
+# ── through the server ───────────────────────────────────────────────────────────────────────────
+
+
+def _through_rpc(options: Options, kind: str, rows: int, bounds: Bounds) -> Measured:
+    options.tell(f"{TITLE}: filling {NAMES[kind]} with {rows:,} rows a table")
+    store = options.lab.fresh_store(kind)
+    fill(open_database(store), rows)
+    options.tell(f"{TITLE}: {NAMES[kind]} with {rows:,} rows a table")
+    with TapeServer(store) as server:
+        return options.lab.run(_call(server.url, rows, options.warm_up, bounds))
+
+
+async def _call(url: str, rows: int, warm_up: Bounds, bounds: Bounds) -> Measured:
+    async with AsyncTapeClient(url) as client:
+
+        async def begin_run(number: int) -> object:
+            return await client.begin_run(**place(spread(number, rows)), invocation_id=f"new-{number}")
+
+        async def effect(number: int) -> object:
+            run = running(number, rows)
+            begun = await client.begin_effect(run_id=run, decision_index=number, tool_name="sweep", request_json="{}")
+            return await client.complete_effect(
+                run_id=run, idempotency_key=begun.idempotency_key, status=CONFIRMED, response_json="{}"
+            )
+
+        async def write_value(number: int) -> object:
+            key = value_key(spread(number, rows))
+            return await client.write_value(namespace=NAMESPACE, key=key, value_json=f"{number}")
+
+        return await _measure((begin_run, effect, write_value), warm_up, bounds)
+
+
+async def _measure(calls: tuple[Call, ...], warm_up: Bounds, bounds: Bounds) -> Measured:
+    """Each operation with one caller and with many; no number is used twice."""
+    numbers = itertools.count(1)
+    measured: Measured = {}
+    for name, call in zip(OPERATIONS, calls, strict=True):
+
+        def numbered(_: int, call: Call = call) -> Awaitable[object]:
+            return call(next(numbers))
+
+        for callers in (1, CALLERS):
+            await run_callers(numbered, callers, warm_up)
+            measured[name, callers] = await run_callers(numbered, callers, bounds)
+    return measured
+
+
+def spread(number: int, rows: int) -> int:
+    """One of the filled rows, far from that of the number before."""
+    return number * STRIDE % rows
+
+
+def running(number: int, rows: int) -> str:
+    """One of the filled runs that are still running."""
+    return run_id(spread(number, rows) // 10 * 10, rows)
+
+
+# ── bare ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bare(options: Options, kind: str, rows: int, bounds: Bounds) -> Measured:
+    measured: Measured = {}
+    few = Bounds(min(bounds.entries, 5_000), bounds.seconds)
+    for name, callers in itertools.product(OPERATIONS, (1, CALLERS)):
+        recorded = open_database(options.lab.fresh_store(kind))
+        fill(recorded, rows)
+        recorders = record(recorded)
+        done = options.lab.run(_operate(recorded, name, callers, rows, few))
+        scripts = [script for recorder in recorders for script in recorder.transactions if script.last]
+        # The same tables as those recorded on found them: numbers and keys of the recording fit.
+        again = open_database(options.lab.fresh_store(kind))
+        fill(again, rows)
+        measured[name, callers] = replay(again, scripts, done.entries)
+    return measured
+
+
+async def _operate(database: Database, name: str, callers: int, rows: int, bounds: Bounds) -> Outcome:
+    """The ledgers at work without a server around them."""
+
+    async def call(number: int) -> None:
+        for operation in _operations(name, number + 1, rows):
+            await database.write(operation)
+
+    async with database:
+        return await run_callers(call, callers, bounds)
+
+
+def _operations(name: str, number: int, rows: int) -> list[Callable[[Transaction], Any]]:
+    if name == "BeginRun":
+        ids = place(spread(number, rows))
+        wanted = Run(run_id="", **ids, invocation_id=f"new-{number}", status=RunStatus.RUNNING)
+        return [lambda tx: runs.begin(tx, wanted, owner="", lease_ms=0)]
+    if name == "WriteValue":
+        key = value_key(spread(number, rows))
+        return [lambda tx: values.write(tx, NAMESPACE, key, f"{number}")]
+    run = running(number, rows)
+    key = effects.key_of(run, number, "sweep", 0)
+    pending = Effect(run, 0, number, "sweep", key, EffectStatus.PENDING, "{}")
+    return [
+        lambda tx: effects.begin(tx, pending),
+        lambda tx: effects.complete(tx, run, key, CONFIRMED, response_json="{}"),
+    ]
