@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint proof bench lock proto clean
+.PHONY: help serve test lint proof bench lock proto docs clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
 
 proto: $(VENV)/.dev ## Generate Python from tape.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src tape/proto/tape.proto
+
+docs: $(VENV)/.dev ## Generate docs/reference.md from the proto and the docstrings
+	$(BIN)/python scripts/reference.py
 
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist

@@ -39,6 +39,8 @@ def test_what_a_page_shows_works_as_printed(page: Path, reader: dict[str, str], 
         text = text.replace(GRPC, reader["GRPC"]).replace(HTTP, reader["HTTP"])
         if language == "json":
             (tmp_path / "entry.json").write_text(text)  # what the commands below it read
+        elif language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
+            (tmp_path / name[1]).write_text(text)  # what the reader is told to save, and to run below
         elif language == "python":
             run([sys.executable, "-c", text], reader, tmp_path)
         else:

@@ -50,6 +50,11 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
         )
 
 
+def test_the_reference_is_current() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts/reference.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
 def test_locks_name_no_registry(lock: str) -> None:
     text = (ROOT / lock).read_text()

@@ -1,0 +1,201 @@
+"""Writes docs/reference.md from the proto and from the docstrings of the clients: `make docs`.
+
+With `--check` it writes nothing and fails if the page is not current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2 as pb
+from grpc_tools import protoc
+
+from tape import AsyncTapeClient, TapeClient
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/reference.md"
+PROTO = "tape/proto/tape.proto"
+# Numbers of fields in the descriptors: a place in a proto is a path of them.
+MESSAGES, ENUMS, SERVICES, FIELDS, METHODS = 4, 5, 6, 2, 2
+
+HEAD = """# Reference
+
+Generated from `tape.proto` and the docstrings of the clients by `make docs`; edit those, not this page. What the
+calls mean together is told in [runs.md](runs.md) and [journal.md](journal.md), what can go wrong in
+[errors.md](errors.md).
+"""
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
+    text = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text)
+    elif not PAGE.exists() or PAGE.read_text() != text:
+        print("docs/reference.md is not current. Run: make docs", file=sys.stderr)
+        return 1
+    return 0
+
+
+def page() -> str:
+    """The whole page."""
+    proto = Proto()
+    lines = [HEAD, "## The service", ""]
+    lines += [f"`{proto.file.package}.{proto.service.name}`, {len(proto.service.method)} calls.", ""]
+    lines += proto.calls()
+    lines += ["## States and other names", "", *proto.enums()]
+    lines += ["## Messages that several calls share", "", *proto.shared_messages()]
+    lines += ["## Clients", "", *clients()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+# ── the proto ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Proto:
+    """The parsed proto file with its comments."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "tape.pb"
+            source = str(ROOT / "src")
+            options = [f"-I{source}", f"--descriptor_set_out={target}", "--include_source_info", PROTO]
+            if protoc.main(["protoc", *options]) != 0:
+                raise SystemExit("protoc failed")
+            self.file = pb.FileDescriptorSet.FromString(target.read_bytes()).file[0]
+        self.service = self.file.service[0]
+        self._messages = {message.name: (index, message) for index, message in enumerate(self.file.message_type)}
+        self._comments = {tuple(place.path): place for place in self.file.source_code_info.location}
+        self._uses = self._count_uses()
+
+    def calls(self) -> Iterator[str]:
+        """Every RPC under the heading of its group, with the fields of its request and response."""
+        for index, method in enumerate(self.service.method):
+            place = self._comments[SERVICES, 0, METHODS, index]
+            for group in place.leading_detached_comments or self._first_group(index):
+                title, _, rest = _one_line(group).partition(": ")
+                yield from (f"### {title.rstrip('.')}", "", *([_sentence(rest), ""] if rest else []))
+            request, response = _short(method.input_type), _short(method.output_type)
+            yield from (f"#### {method.name}", "", _one_line(place.leading_comments), "")
+            sends = f"stream of `{request}`" if method.client_streaming else f"`{request}`"
+            gets = f"stream of `{response}`" if method.server_streaming else f"`{response}`"
+            yield from (f"{sends} → {gets}", "")
+            for name, role in ((request, "request"), (response, "response")):
+                if self._uses[name] == 1 and self._messages[name][1].field:
+                    yield from self._fields(name, role)
+
+    def shared_messages(self) -> Iterator[str]:
+        """Messages that more than one call or message has, in the order of the proto."""
+        for name, (_, message) in self._messages.items():
+            is_shown_with_its_call = self._uses[name] == 1 and self._is_of_a_call(name)
+            if message.field and not is_shown_with_its_call:
+                yield from (f"### {name}", "", *self._fields(name, "field"))
+
+    def enums(self) -> Iterator[str]:
+        """Every enum with its numbers."""
+        for enum in self.file.enum_type:
+            values = ", ".join(f"`{value.name}` {value.number}" for value in enum.value)
+            yield from (f"**{enum.name}**: {values}", "")
+
+    def _first_group(self, index: int) -> list[str]:
+        """What stands right after the service's brace belongs to the brace for protoc."""
+        return [self._comments[SERVICES, 0].trailing_comments] if index == 0 else []
+
+    def _fields(self, name: str, role: str) -> Iterator[str]:
+        index, message = self._messages[name]
+        yield from (f"| {role} | number | type | |", "|---|---:|---|---|")
+        for position, field in enumerate(message.field):
+            place = self._comments.get((MESSAGES, index, FIELDS, position))
+            comment = _one_line(place.trailing_comments or place.leading_comments) if place else ""
+            yield f"| `{field.name}` | {field.number} | {self._type(message, field)} | {_cell(comment)} |"
+        yield ""
+
+    def _type(self, message: pb.DescriptorProto, field: pb.FieldDescriptorProto) -> str:
+        name = _short(field.type_name) if field.type_name else _scalar(field)
+        entry = next((nested for nested in message.nested_type if nested.name == name), None)
+        if entry is not None and entry.options.map_entry:
+            return f"map of {' to '.join(_scalar(part) for part in entry.field)}"
+        return f"repeated {name}" if field.label == pb.FieldDescriptorProto.LABEL_REPEATED else name
+
+    def _is_of_a_call(self, name: str) -> bool:
+        return any(name in (_short(call.input_type), _short(call.output_type)) for call in self.service.method)
+
+    def _count_uses(self) -> dict[str, int]:
+        uses = dict.fromkeys(self._messages, 0)
+        for call in self.service.method:
+            uses[_short(call.input_type)] += 1
+            uses[_short(call.output_type)] += 1
+        for message in self.file.message_type:
+            for field in message.field:
+                if _short(field.type_name) in uses:
+                    uses[_short(field.type_name)] += 1
+        return uses
+
+
+def _short(type_name: str) -> str:
+    return type_name.rpartition(".")[2]
+
+
+def _scalar(field: pb.FieldDescriptorProto) -> str:
+    return pb.FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+
+
+def _one_line(comment: str) -> str:
+    return " ".join(comment.split())
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+# ── the clients ──────────────────────────────────────────────────────────────────────────────────
+
+
+def clients() -> Iterator[str]:
+    """Both clients; they have the same methods, so these are listed once."""
+    for client in (AsyncTapeClient, TapeClient):
+        yield from (f"### {client.__name__}", "", f"`{client.__name__}{_signature(client, bound=False)}`", "")
+        yield from (inspect.getdoc(client) or "", "")
+    missing = _methods(AsyncTapeClient).keys() ^ _methods(TapeClient).keys()
+    yield from ("### Methods of both", "")
+    yield "`AsyncTapeClient` awaits them, or iterates over them with `async for`; `TapeClient` waits."
+    yield ""
+    for name, method in _methods(AsyncTapeClient).items():
+        if name not in missing:
+            yield from (f"#### {name}", "", f"`{name}{_signature(method)}`", "", inspect.getdoc(method) or "", "")
+
+
+def _methods(client: type) -> dict[str, Any]:
+    """The public methods in the order in which they are written, those of base classes last."""
+    found: dict[str, Any] = {}
+    for owner in client.__mro__[:-1]:
+        for name, value in vars(owner).items():
+            if inspect.isfunction(value) and not name.startswith("_"):
+                found.setdefault(name, value)
+    return found
+
+
+def _signature(function: Any, *, bound: bool = True) -> str:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    text = str(signature.replace(parameters=parameters[1:] if bound else parameters))
+    # Annotations are texts (from __future__ import annotations), so they come in quotes.
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    return re.sub(r" -> None$", "", text) if not bound else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
