@@ -6,6 +6,7 @@ measured afterwards lands anywhere between them.
 
 from __future__ import annotations
 
+import os
 import time
 
 from tape.store import Database
@@ -64,6 +65,7 @@ def fill(database: Database, rows: int) -> None:
             connection.run_script("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         connection.close()
+    os.sync()  # gigabytes on their way to the disk would stand in front of every commit that is measured
 
 
 def _step(rows: int) -> int:

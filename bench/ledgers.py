@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from bench.fill import NAMESPACE, fill, place, run_id, value_key
@@ -34,12 +34,17 @@ Measured = dict[tuple[str, int], Outcome]
 def run(options: Options) -> list[Table]:
     """Every operation with one caller and with many; small tables, then large ones."""
     few, many = options.scaled((FEW_ROWS, MANY_ROWS), (1_000, FEW_ROWS))
-    bounds = options.scaled(Bounds(50_000, 5.0), Bounds(200, 0.5))
+    bounds = options.scaled(Bounds(50_000, 3.0), Bounds(200, 0.5))
+    rounds = options.scaled(3, 1)
     cost, growth = [], []
     for kind in options.stores:
-        small, large = (_through_rpc(options, kind, rows, bounds) for rows in (few, many))
-        options.tell(f"{TITLE}: {NAMES[kind]}, bare transactions")
-        bare = _bare(options, kind, few, bounds)
+        called, said = [], []
+        for _ in range(rounds):
+            called.append(_through_rpc(options, kind, few, bounds))
+            options.tell(f"{TITLE}: {NAMES[kind]}, bare transactions")
+            said.append(_bare(options, kind, few, bounds))
+        small, bare = _middle(called), _middle(said)
+        large = _through_rpc(options, kind, many, bounds, rounds)
         for key, outcome in small.items():
             name = f"{NAMES[kind]}: {key[0]}, {_callers(key[1])}"
             cost.append(
@@ -71,6 +76,7 @@ def run(options: Options) -> list[Table]:
             cost,
             [
                 f"tables of {few:,} rows each; every commit is durable; one call of {PAIR} is a pair, two transactions",
+                f"the middle of {rounds} round{'s' * (rounds > 1)}, in turns with the bare ones",
                 "bare: the same statements, recorded from the ledgers and said again on one connection: no RPC, no"
                 " thread, no thought; with many callers the transactions that group commit makes of them, and the"
                 " latency is that of such a transaction",
@@ -93,6 +99,14 @@ def run(options: Options) -> list[Table]:
     ]
 
 
+def _middle(measured: list[Measured]) -> Measured:
+    """Of several rounds, for each operation the one in the middle by its rate."""
+    return {
+        key: sorted((each[key] for each in measured), key=lambda outcome: outcome.rate)[len(measured) // 2]
+        for key in measured[0]
+    }
+
+
 def _callers(number: int) -> str:
     return "1 caller" if number == 1 else f"{number} callers"
 
@@ -100,16 +114,16 @@ def _callers(number: int) -> str:
 # ── through the server ───────────────────────────────────────────────────────────────────────────
 
 
-def _through_rpc(options: Options, kind: str, rows: int, bounds: Bounds) -> Measured:
+def _through_rpc(options: Options, kind: str, rows: int, bounds: Bounds, rounds: int = 1) -> Measured:
     options.tell(f"{TITLE}: filling {NAMES[kind]} with {rows:,} rows a table")
     store = options.lab.fresh_store(kind)
     fill(open_database(store), rows)
     options.tell(f"{TITLE}: {NAMES[kind]} with {rows:,} rows a table")
     with TapeServer(store) as server:
-        return options.lab.run(_call(server.url, rows, options.warm_up, bounds))
+        return options.lab.run(_call(server.url, rows, options.warm_up, bounds, rounds))
 
 
-async def _call(url: str, rows: int, warm_up: Bounds, bounds: Bounds) -> Measured:
+async def _call(url: str, rows: int, warm_up: Bounds, bounds: Bounds, rounds: int) -> Measured:
     async with AsyncTapeClient(url) as client:
 
         async def begin_run(number: int) -> object:
@@ -126,12 +140,13 @@ async def _call(url: str, rows: int, warm_up: Bounds, bounds: Bounds) -> Measure
             key = value_key(spread(number, rows))
             return await client.write_value(namespace=NAMESPACE, key=key, value_json=f"{number}")
 
-        return await _measure((begin_run, effect, write_value), warm_up, bounds)
+        numbers = itertools.count(1)
+        calls = (begin_run, effect, write_value)
+        return _middle([await _measure(calls, numbers, warm_up, bounds) for _ in range(rounds)])
 
 
-async def _measure(calls: tuple[Call, ...], warm_up: Bounds, bounds: Bounds) -> Measured:
+async def _measure(calls: tuple[Call, ...], numbers: Iterator[int], warm_up: Bounds, bounds: Bounds) -> Measured:
     """Each operation with one caller and with many; no number is used twice."""
-    numbers = itertools.count(1)
     measured: Measured = {}
     for name, call in zip(OPERATIONS, calls, strict=True):
 
