@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -148,6 +149,18 @@ class ScopeDenied(TapeError):
 
     code = "TAPE-1304"
     status = "PERMISSION_DENIED"
+    scope = ""
+    tool = ""
+    granted: Sequence[str] = ()
+
+    def __init__(
+        self, detail: str = "", *, scope: str = "", tool: str = "", granted: Sequence[str] | None = None
+    ) -> None:
+        held = ", ".join(granted or ()) or "none"
+        super().__init__(detail or f'policy violation: {tool or "the effect"} needs scope "{scope}" (granted: {held}).')
+        self.scope = scope
+        self.tool = tool
+        self.granted = granted or ()
 
 
 # ── 14xx: too much at once ───────────────────────────────────────────────────────────────────────
@@ -266,6 +279,80 @@ class InvalidConfig(TapeError):
 
     code = "TAPE-1702"
     status = "INVALID_ARGUMENT"
+
+
+# ── 175x: what carries on a run is told ──────────────────────────────────────────────────────────
+
+
+class NotInRun(TapeError):
+    """Something that only makes sense within a run was called outside of one."""
+
+    code = "TAPE-1750"
+    status = "FAILED_PRECONDITION"
+
+
+class EffectFailed(TapeError):
+    """An effect failed, now or in an earlier drive of the run: both raise this, so that both go the same way."""
+
+    code = "TAPE-1751"
+    status = "FAILED_PRECONDITION"
+
+    def __init__(self, tool: str, error_type: str = "", error_message: str = "") -> None:
+        super().__init__(f"The effect {tool!r} failed: {error_type}: {error_message}".rstrip(": "))
+        self.tool = tool
+        self.error_type = error_type
+        self.error_message = error_message
+
+
+class RunInterrupted(TapeError):
+    """A run cannot go on now. Nothing is lost: it is carried on later, or not at all if it was cancelled."""
+
+    code = "TAPE-1752"
+    status = "FAILED_PRECONDITION"
+
+
+class RunParked(RunInterrupted):
+    """A run waits at a gate; the signal it waits for makes it runnable again."""
+
+    code = "TAPE-1753"
+
+
+class RunCancelled(RunInterrupted):
+    """A run was cancelled: it begins nothing new."""
+
+    code = "TAPE-1754"
+
+
+class EffectUnknown(RunInterrupted):
+    """Nobody knows whether an effect happened. It is not repeated; reconciling it lets the run go on."""
+
+    code = "TAPE-1755"
+
+
+class RunEnded(RunInterrupted):
+    """A run that is over was to be carried on; there is nothing left to do."""
+
+    code = "TAPE-1756"
+
+
+class AckLost(TapeError):
+    """Raised by a tool that acted and did not hear the answer: its effect becomes UNKNOWN, not FAILED."""
+
+    code = "TAPE-1757"
+    status = "UNKNOWN"
+
+
+class BudgetExceeded(TapeError):
+    """What a run is about to spend does not fit into its budget."""
+
+    code = "TAPE-1758"
+    status = "RESOURCE_EXHAUSTED"
+
+
+class ResultNotRecorded(TapeError):
+    """An effect happened, and its result cannot be written as JSON."""
+
+    code = "TAPE-1759"
 
 
 def _excerpt(text: str, offset: int, width: int = 100) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tape.errors import IllegalTransition, InvalidInput, NotFound, ScopeDenied
+from tape.errors import IllegalTransition, InvalidInput, NotFound, RunCancelled, ScopeDenied
 from tape.journal import subject
 from tape.journal.entry import check_id
 from tape.ledgers import obligations, runs
@@ -22,6 +22,7 @@ from tape.ledgers.states import (
     EffectSemantics,
     EffectStatus,
     Resolution,
+    RunStatus,
     check_transition,
     parse,
 )
@@ -136,6 +137,8 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
     existing = find(tx, run.run_id, wanted.idempotency_key) or _same_business(tx, wanted)
     if existing is not None:
         return existing
+    if run.status == RunStatus.CANCELLED:
+        raise RunCancelled(f"The run {run.run_id!r} was cancelled: it begins no further effect.")
     payload = {
         "tool": wanted.tool_name,
         "decision_index": wanted.decision_index,

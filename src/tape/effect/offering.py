@@ -1,0 +1,87 @@
+"""Callbacks are given what their parameters name, so that each asks for as much as it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tape.errors import InvalidInput
+
+
+def call_offering(fn: Callable[..., Any], offered: Mapping[str, Any], default: Any = None) -> Any:
+    """Call `fn` with those of the offered values that its parameters name; `**kwargs` takes them all.
+
+    A callback whose one required parameter has a name that is not on offer gets `default` there.
+    """
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    left = dict(offered)
+    missing: list[str] = []
+    for parameter in inspect.signature(fn).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= left
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        elif parameter.name in left:
+            _give(parameter, left.pop(parameter.name), positional, named)
+        elif parameter.default is parameter.empty:
+            missing.append(parameter.name)
+            _give(parameter, default, positional, named)
+        elif parameter.kind is not parameter.KEYWORD_ONLY:
+            positional.append(parameter.default)
+    if len(missing) > 1:
+        known = ", ".join(offered)
+        raise InvalidInput(
+            f"{name_of(fn)} asks for {' and '.join(missing)}, which are not on offer; there are: {known}."
+        )
+    return fn(*positional, **named)
+
+
+def _give(parameter: inspect.Parameter, value: Any, positional: list[Any], named: dict[str, Any]) -> None:
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        named[parameter.name] = value
+    else:
+        positional.append(value)
+
+
+def names(fn: Callable[..., Any], parameter: str) -> bool:
+    """Whether a callback asks for a value by its name."""
+    return parameter in inspect.signature(fn).parameters
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """What to call a function in a sentence."""
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+def finish(value: Any) -> Any:
+    """The result of a callback that may be a coroutine, for code that cannot await it."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def waiting() -> Any:
+        return await value
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(waiting())
+    # A loop runs on this thread already and must not be entered twice: another thread has one of its own.
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((asyncio.run(waiting()), None))
+        except BaseException as error:  # handed to the caller
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="tape-callback")
+    thread.start()
+    thread.join()
+    result, failure = outcome[0]
+    if failure is not None:
+        raise failure
+    return result
