@@ -22,6 +22,7 @@ LISTINGS: dict[str, Callable[[Reader], object]] = {
     "a run's obligations": lambda reader: obligations.of_run(reader, "r"),
     "due obligations": obligations.unresolved,
     "stuck obligations": lambda reader: obligations.unresolved(reader, stuck=True),
+    "owed obligations": lambda reader: obligations.unresolved(reader, only_owed=True),
     "due timers": timers.due,
     "an app's sessions": lambda reader: sessions.of_app(reader, "app"),
     "all runs": runs.newest_first,
@@ -56,3 +57,15 @@ async def test_a_listing_is_answered_from_an_index(sqlite_url: str, listing: str
         steps = await database.read(plan)
     assert any("USING INDEX tape_" in step or "USING INDEX sqlite_autoindex" in step for step in steps), steps
     assert not [step for step in steps if re.fullmatch(r"SCAN tape_\w+", step)], steps
+
+
+async def test_owed_obligations_are_found_without_looking_at_the_others(sqlite_url: str) -> None:
+    def plan(reader: Reader) -> list[str]:
+        planner = Planner(reader)
+        obligations.unresolved(cast(Reader, planner), only_owed=True)
+        return planner.steps
+
+    async with open_database(sqlite_url) as database:
+        steps = await database.read(plan)
+    assert "INDEX tape_obligations_owed" in steps[0], steps
+    assert not [step for step in steps if "tape_obligations_open" in step], steps

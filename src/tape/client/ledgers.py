@@ -101,9 +101,9 @@ class LedgerCalls:
         request = pb.ListCompactableRunsRequest(before_ms=before_ms, limit=limit)
         return await self._call("ListCompactableRuns", request)  # type: ignore[no-any-return]
 
-    async def compact_run(self, run_id: str) -> pb.CompactRunResponse:
+    async def compact_run(self, run_id: str, *, ignore_unowed: bool = False) -> pb.CompactRunResponse:
         """Blank what a settled run's decisions and effects said."""
-        request = pb.CompactRunRequest(run_id=run_id)
+        request = pb.CompactRunRequest(run_id=run_id, ignore_unowed=ignore_unowed)
         return await self._call("CompactRun", request)  # type: ignore[no-any-return]
 
     async def record_decision(
@@ -204,20 +204,24 @@ class LedgerCalls:
         return await self._call("ListEffectsToDispatch", request)  # type: ignore[no-any-return]
 
     async def claim_effect_dispatch(
-        self, *, run_id: str, idempotency_key: str, claimer: str, lease_ttl_ms: int = 60000
+        self, *, run_id: str, idempotency_key: str, claimer: str, lease_ttl_ms: int = 60000, renew: bool = False
     ) -> pb.ClaimEffectDispatchResponse:
-        """Claim an outbox effect."""
+        """Claim an outbox effect, or renew a claim."""
         request = pb.ClaimEffectDispatchRequest(
-            run_id=run_id, idempotency_key=idempotency_key, claimer=claimer, lease_ttl_ms=lease_ttl_ms
+            run_id=run_id, idempotency_key=idempotency_key, claimer=claimer, lease_ttl_ms=lease_ttl_ms, renew=renew
         )
         return await self._call("ClaimEffectDispatch", request)  # type: ignore[no-any-return]
 
     async def record_dispatch_attempt(
-        self, *, run_id: str, idempotency_key: str, error: str, next_dispatch_at_ms: int
+        self, *, run_id: str, idempotency_key: str, error: str, next_dispatch_at_ms: int, claimer: str = ""
     ) -> pb.EffectRecord:
         """Record a dispatch that did not succeed; without a next time it becomes UNKNOWN."""
         request = pb.RecordDispatchAttemptRequest(
-            run_id=run_id, idempotency_key=idempotency_key, error=error, next_dispatch_at_ms=next_dispatch_at_ms
+            run_id=run_id,
+            idempotency_key=idempotency_key,
+            error=error,
+            next_dispatch_at_ms=next_dispatch_at_ms,
+            claimer=claimer,
         )
         return await self._call("RecordDispatchAttempt", request)  # type: ignore[no-any-return]
 
@@ -231,6 +235,7 @@ class LedgerCalls:
         response_json: str = "",
         error_json: str = "",
         compensate_on_duplicate_kind: str = "",
+        claimer: str = "",
     ) -> pb.EffectRecord:
         """Record what the outside world shows about an effect."""
         request = pb.RecordExternalObservationRequest(
@@ -241,6 +246,7 @@ class LedgerCalls:
             response_json=response_json,
             error_json=error_json,
             compensate_on_duplicate_kind=compensate_on_duplicate_kind,
+            claimer=claimer,
         )
         return await self._call("RecordExternalObservation", request)  # type: ignore[no-any-return]
 
@@ -289,6 +295,7 @@ class LedgerCalls:
         include_pending: bool = True,
         include_stuck: bool = False,
         include_committed_expired: bool = True,
+        only_owed: bool = False,
     ) -> pb.ListUnresolvedObligationsResponse:
         """Obligations of all runs that somebody should see to."""
         request = pb.ListUnresolvedObligationsRequest(
@@ -297,33 +304,70 @@ class LedgerCalls:
             include_pending=include_pending,
             include_stuck=include_stuck,
             include_committed_expired=include_committed_expired,
+            only_owed=only_owed,
         )
         return await self._call("ListUnresolvedObligations", request)  # type: ignore[no-any-return]
 
     async def claim_obligation(
-        self, *, run_id: str, obligation_seq: int, claimer: str, lease_ttl_ms: int = 60000
+        self,
+        *,
+        run_id: str,
+        obligation_seq: int,
+        claimer: str,
+        lease_ttl_ms: int = 60000,
+        only_owed: bool = False,
+        renew: bool = False,
     ) -> pb.ClaimObligationResponse:
-        """Claim an obligation."""
+        """Claim an obligation, or renew a claim; with `only_owed` only if it is its turn."""
         request = pb.ClaimObligationRequest(
-            run_id=run_id, obligation_seq=obligation_seq, claimer=claimer, lease_ttl_ms=lease_ttl_ms
+            run_id=run_id,
+            obligation_seq=obligation_seq,
+            claimer=claimer,
+            lease_ttl_ms=lease_ttl_ms,
+            only_owed=only_owed,
+            renew=renew,
         )
         return await self._call("ClaimObligation", request)  # type: ignore[no-any-return]
 
     async def record_obligation_attempt(
-        self, *, run_id: str, obligation_seq: int, error: str, next_attempt_at_ms: int
+        self,
+        *,
+        run_id: str,
+        obligation_seq: int,
+        error: str,
+        next_attempt_at_ms: int,
+        settle_run: bool = False,
+        claimer: str = "",
     ) -> pb.ObligationRecord:
         """Record an attempt that did not succeed; without a next time it is STUCK."""
         request = pb.RecordObligationAttemptRequest(
-            run_id=run_id, obligation_seq=obligation_seq, error=error, next_attempt_at_ms=next_attempt_at_ms
+            run_id=run_id,
+            obligation_seq=obligation_seq,
+            error=error,
+            next_attempt_at_ms=next_attempt_at_ms,
+            settle_run=settle_run,
+            claimer=claimer,
         )
         return await self._call("RecordObligationAttempt", request)  # type: ignore[no-any-return]
 
     async def resolve_obligation(
-        self, *, run_id: str, obligation_seq: int, status: Any, result_json: str = ""
+        self,
+        *,
+        run_id: str,
+        obligation_seq: int,
+        status: Any,
+        result_json: str = "",
+        settle_run: bool = False,
+        claimer: str = "",
     ) -> pb.ObligationRecord:
-        """Settle an obligation."""
+        """Settle an obligation; with `settle_run` the run with it, when nothing is left to undo."""
         request = pb.ResolveObligationRequest(
-            run_id=run_id, obligation_seq=obligation_seq, status=status, result_json=result_json
+            run_id=run_id,
+            obligation_seq=obligation_seq,
+            status=status,
+            result_json=result_json,
+            settle_run=settle_run,
+            claimer=claimer,
         )
         return await self._call("ResolveObligation", request)  # type: ignore[no-any-return]
 
@@ -385,11 +429,18 @@ class LedgerCalls:
         return await self._call("CancelTimer", request)  # type: ignore[no-any-return]
 
     async def list_due_timers(
-        self, *, now_ms: int = 0, limit: int = 200, claim: bool = False
+        self, *, now_ms: int = 0, limit: int = 200, claim: bool = False, claimer: str = "", lease_ttl_ms: int = 60000
     ) -> pb.ListDueTimersResponse:
-        """Due timers; a claimed one is nobody else's."""
-        request = pb.ListDueTimersRequest(now_ms=now_ms, limit=limit, claim=claim)
+        """Due timers; a claimed one is nobody else's, and with a claimer it comes again unless it is completed."""
+        request = pb.ListDueTimersRequest(
+            now_ms=now_ms, limit=limit, claim=claim, claimer=claimer, lease_ttl_ms=lease_ttl_ms
+        )
         return await self._call("ListDueTimers", request)  # type: ignore[no-any-return]
+
+    async def complete_timer(self, *, run_id: str, timer_id: str, claimer: str) -> pb.CompleteTimerResponse:
+        """Say that a leased timer has been acted on."""
+        request = pb.CompleteTimerRequest(run_id=run_id, timer_id=timer_id, claimer=claimer)
+        return await self._call("CompleteTimer", request)  # type: ignore[no-any-return]
 
     async def create_session(
         self, *, app_name: str, user_id: str, session_id: str = "", state_json: str = "{}"

@@ -116,6 +116,7 @@ class TapeClient:
     set_timer = _blocking(AsyncTapeClient.set_timer)
     cancel_timer = _blocking(AsyncTapeClient.cancel_timer)
     list_due_timers = _blocking(AsyncTapeClient.list_due_timers)
+    complete_timer = _blocking(AsyncTapeClient.complete_timer)
     create_session = _blocking(AsyncTapeClient.create_session)
     get_session = _blocking(AsyncTapeClient.get_session)
     list_sessions = _blocking(AsyncTapeClient.list_sessions)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tape.errors import IllegalTransition, InvalidInput, NotFound, RunCancelled, ScopeDenied
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunCancelled, ScopeDenied
 from tape.journal import subject
 from tape.journal.entry import check_id
 from tape.ledgers import obligations, runs
@@ -129,14 +129,14 @@ def check(wanted: Effect) -> None:
         raise IllegalTransition("business_key requires connector: name the connector that the key is unique for.")
 
 
-def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO_TRACE) -> Effect | Denied:
-    """Begin an effect before it is carried out. One that exists already is the answer, with its outcome."""
+def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO_TRACE) -> tuple[Effect, bool] | Denied:
+    """Begin an effect before it is carried out. One that exists already is the answer, with its outcome, and True."""
     run = runs.get_writable(tx, wanted.run_id, owner)
     if wanted.scope and wanted.scope not in run.scopes:
         return _deny(tx, run, wanted, trace)
     existing = find(tx, run.run_id, wanted.idempotency_key) or _same_business(tx, wanted)
     if existing is not None:
-        return existing
+        return existing, True
     if run.status == RunStatus.CANCELLED:
         raise RunCancelled(f"The run {run.run_id!r} was cancelled: it begins no further effect.")
     payload = {
@@ -154,7 +154,7 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
     due = entry.ts_ms if wanted.dispatch_mode == DispatchMode.OUTBOX else 0
     effect = msgspec.structs.replace(wanted, seq=entry.seq, ts_ms=entry.ts_ms, next_dispatch_at_ms=due)
     insert(tx, "tape_effects", effect)
-    return effect
+    return effect, False
 
 
 def _same_business(tx: Transaction, wanted: Effect) -> Effect | None:
@@ -246,12 +246,14 @@ def observe(
     response_json: str = "",
     error_json: str = "",
     compensate_kind: str = "",
+    claimer: str = "",
     trace: Trace = NO_TRACE,
 ) -> Effect:
     """Record what looking at the outside world showed about an effect."""
     seen = parse(Resolution, "resolution", resolution)
     run = runs.get(tx, run_id)
     before = get(tx, run_id, key)
+    _check_claim(before, claimer)
     after = _observed(before, seen)
     check_transition(f"The effect {key!r}", OBSERVING, before.status, after)
     due = now_ms() if after == PENDING and before.dispatch_mode == DispatchMode.OUTBOX else before.next_dispatch_at_ms
@@ -265,7 +267,10 @@ def observe(
         **_UNCLAIMED,
     )
     if seen == Resolution.DUPLICATE and compensate_kind:
-        obligations.register(tx, run, effect_key=key, kind=compensate_kind, payload_json=response_json, trace=trace)
+        act = f"duplicate:{external_ref}"
+        obligations.register(
+            tx, run, effect_key=key, kind=compensate_kind, payload_json=response_json, act=act, trace=trace
+        )
     facts = {"transition": f"observed-{seen.name.lower()}", "external_ref": effect.external_ref}
     return _settle(tx, run, effect, after.name.lower(), facts, trace)
 
@@ -318,35 +323,58 @@ def to_dispatch(reader: Reader, *, now: int = 0, connector: str = "", limit: int
     )
 
 
-def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int) -> tuple[Effect | None, bool]:
-    """Claim an outbox effect for dispatching; True if it is this claimer's now."""
+class Claim(msgspec.Struct, frozen=True):
+    """What became of the wish to dispatch an effect."""
+
+    effect: Effect | None
+    acquired: bool
+    previous_claimer: str = ""
+
+
+def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int, renew: bool = False) -> Claim:
+    """Claim an outbox effect for dispatching, or renew a claim.
+
+    Whoever held a claim that ran out is named: it may have sent the effect, and vanished before it said so.
+    """
     if not claimer:
         raise InvalidInput("claimer is empty; a claim needs a name.")
     effect = find(tx, run_id, key)
     now = now_ms()
-    if (
-        effect is None
-        or effect.status != PENDING
-        or effect.dispatch_mode != DispatchMode.OUTBOX
-        or effect.next_dispatch_at_ms > now
-        or effect.dispatch_claim_expires_at_ms > now
-    ):
-        return effect, False
+    if effect is None or effect.status != PENDING or effect.dispatch_mode != DispatchMode.OUTBOX:
+        return Claim(effect, acquired=False)
+    is_mine = effect.dispatch_claimed_by == claimer
+    is_free = effect.next_dispatch_at_ms <= now and effect.dispatch_claim_expires_at_ms <= now
+    if not (is_mine if renew else is_free):
+        return Claim(effect, acquired=False)
     claimed = msgspec.structs.replace(
         effect,
         dispatch_claimed_by=claimer,
         dispatch_claim_expires_at_ms=now + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS),
     )
     store(tx, "tape_effects", _KEYS, claimed)
-    return claimed, True
+    return Claim(claimed, acquired=True, previous_claimer="" if renew else effect.dispatch_claimed_by)
+
+
+def _check_claim(effect: Effect, claimer: str) -> None:
+    if claimer and effect.dispatch_claimed_by != claimer:
+        holder = f"is claimed by {effect.dispatch_claimed_by!r}" if effect.dispatch_claimed_by else "is not claimed"
+        raise LeaseHeld(f"The effect {effect.idempotency_key!r} {holder}; the claim of {claimer!r} has run out.")
 
 
 def record_attempt(
-    tx: Transaction, run_id: str, key: str, *, error: str, next_at_ms: int, trace: Trace = NO_TRACE
+    tx: Transaction,
+    run_id: str,
+    key: str,
+    *,
+    error: str,
+    next_at_ms: int,
+    claimer: str = "",
+    trace: Trace = NO_TRACE,
 ) -> Effect:
     """Record a dispatch that did not succeed: tried again at `next_at_ms`, or unknown if there is none."""
     run = runs.get(tx, run_id)
     before = get(tx, run_id, key)
+    _check_claim(before, claimer)
     after = PENDING if next_at_ms > 0 else UNKNOWN
     check_transition(f"The effect {key!r}", DISPATCHING, before.status, after)
     effect = msgspec.structs.replace(

@@ -13,7 +13,7 @@ from tape.journal import subject
 from tape.journal.entry import Draft, Entry, check_id
 from tape.journal.page import Page
 from tape.ledgers.rows import Record, columns, insert, load, load_all
-from tape.ledgers.states import EffectStatus, ObligationStatus, RunStatus, check_transition, parse
+from tape.ledgers.states import ObligationStatus, RunStatus, check_transition, parse
 from tape.store import Reader, Transaction
 from tape.telemetry.clock import now_ms
 from tape.telemetry.tracing import NO_TRACE, Trace
@@ -23,6 +23,8 @@ DEFAULT_LIMIT = 100
 
 ENDED = frozenset({RunStatus.TERMINAL, RunStatus.FAILED, RunStatus.STUCK, RunStatus.CANCELLED})
 _ENDINGS = ENDED | {RunStatus.COMPENSATING}
+# What a run has registered to be undone is owed while it is one of these.
+UNDOING = frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.COMPENSATING, RunStatus.STUCK})
 
 # How a run may end, from where it stands. A run that is ended may still have to undo what it did.
 ENDING: Mapping[RunStatus, frozenset[RunStatus]] = {
@@ -32,7 +34,7 @@ ENDING: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.COMPENSATING: _ENDINGS,
     RunStatus.TERMINAL: frozenset({RunStatus.TERMINAL}),
     RunStatus.FAILED: frozenset({RunStatus.FAILED, RunStatus.COMPENSATING, RunStatus.STUCK}),
-    RunStatus.STUCK: frozenset({RunStatus.STUCK, RunStatus.COMPENSATING, RunStatus.FAILED}),
+    RunStatus.STUCK: frozenset({RunStatus.STUCK, RunStatus.COMPENSATING, RunStatus.FAILED, RunStatus.CANCELLED}),
     RunStatus.CANCELLED: frozenset({RunStatus.CANCELLED, RunStatus.COMPENSATING}),
 }
 
@@ -62,6 +64,7 @@ class Run(Record, frozen=True):
     scopes_json: str = "[]"
     labels_json: str = "{}"
     compacted_at_ms: int = 0
+    former_status: int = 0
 
     @property
     def scopes(self) -> list[str]:
@@ -195,18 +198,39 @@ def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int) -> Run:
 
 
 def _lease_to(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+    if run.status in UNDOING:
+        _owe_nothing(tx, run)
     expires = now_ms() + _lease(lease_ms)
     tx.execute(
-        "UPDATE tape_runs SET status = ?, lease_owner = ?, lease_expires_at_ms = ?, waiting_on_gate = ''"
-        " WHERE run_id = ?",
+        "UPDATE tape_runs SET status = ?, lease_owner = ?, lease_expires_at_ms = ?, waiting_on_gate = '',"
+        " former_status = 0 WHERE run_id = ?",
         int(RunStatus.RUNNING),
         owner,
         expires,
         run.run_id,
     )
     return msgspec.structs.replace(
-        run, status=RunStatus.RUNNING, lease_owner=owner, lease_expires_at_ms=expires, waiting_on_gate=""
+        run,
+        status=RunStatus.RUNNING,
+        lease_owner=owner,
+        lease_expires_at_ms=expires,
+        waiting_on_gate="",
+        former_status=0,
     )
+
+
+def _owe_nothing(tx: Transaction, run: Run) -> None:
+    """Let a run that failed go on, unless what it did is being undone: it would build on what is no longer there."""
+    row = tx.one(
+        "SELECT count(*) FROM tape_obligations WHERE run_id = ? AND owed = 1 AND (status <> 1 OR attempts > 0)",
+        run.run_id,
+    )
+    if row and row[0]:
+        raise IllegalTransition(
+            f"The run {run.run_id!r} is {run.status.name} and what it did is being undone ({row[0]} obligation(s) so"
+            " far), so it cannot go on. Begin a new one, with another invocation_id."
+        )
+    tx.execute("UPDATE tape_obligations SET owed = 0 WHERE run_id = ? AND owed = 1", run.run_id)
 
 
 def end(
@@ -222,14 +246,22 @@ def end(
     if run.status == after:
         return with_cursor(tx, run)
     now = now_ms()
+    former = _former(run, after)
     tx.execute(
         "UPDATE tape_runs SET status = ?, ended_at_ms = ?, detail_json = ?, lease_owner = '', lease_expires_at_ms = 0,"
-        " waiting_on_gate = '' WHERE run_id = ?",
+        " waiting_on_gate = '', former_status = ? WHERE run_id = ?",
         int(after),
         now,
         detail_json,
+        former,
         run_id,
     )
+    if after in UNDOING:
+        tx.execute(
+            "UPDATE tape_obligations SET owed = 1 WHERE run_id = ? AND owed = 0 AND status <> ?",
+            run_id,
+            int(ObligationStatus.COMPENSATED),
+        )
     run = msgspec.structs.replace(
         run,
         status=after,
@@ -238,11 +270,19 @@ def end(
         lease_owner="",
         lease_expires_at_ms=0,
         waiting_on_gate="",
+        former_status=former,
     )
     verb = after.name.lower()
     payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": verb}
     journal(tx, run, _subject(run, verb), payload, trace)
     return with_cursor(tx, run)
+
+
+def _former(run: Run, after: RunStatus) -> int:
+    """What a run will be again when all it did is undone."""
+    if after not in (RunStatus.COMPENSATING, RunStatus.STUCK):
+        return 0
+    return int(run.status) if run.status in (RunStatus.FAILED, RunStatus.CANCELLED) else run.former_status
 
 
 def _subject(run: Run, verb: str) -> str:
@@ -347,14 +387,17 @@ def compactable(reader: Reader, *, before_ms: int = 0, limit: int = 0) -> list[R
     return load_all(Run, rows)
 
 
-def compact(tx: Transaction, run_id: str, *, trace: Trace = NO_TRACE) -> Compaction:
-    """Blank what a settled run's decisions and effects said; that they happened stays, and so does the journal."""
+def compact(tx: Transaction, run_id: str, *, ignore_unowed: bool = False, trace: Trace = NO_TRACE) -> Compaction:
+    """Blank what a settled run's decisions and effects said; that they happened stays, and so does the journal.
+
+    With `ignore_unowed`, what a TERMINAL run has registered does not stand in the way: it is never undone.
+    """
     run = get(tx, run_id)
     if run.compacted_at_ms:
         return Compaction(already_compacted=True)
     if run.status not in ENDED:
         raise IllegalTransition(f"The run {run_id!r} is {run.status.name}: it is not terminal, so it is not compacted.")
-    _refuse_unsettled(tx, run_id)
+    _refuse_unsettled(tx, run_id, least_owed=1 if ignore_unowed and run.status == RunStatus.TERMINAL else 0)
     decisions, effects = (_blank(tx, run_id, table, texts) for table, texts in _TEXTS.items())
     now = now_ms()
     tx.execute("UPDATE tape_runs SET compacted_at_ms = ? WHERE run_id = ?", now, run_id)
@@ -375,13 +418,12 @@ _TEXTS = {
 }
 
 
-def _refuse_unsettled(tx: Transaction, run_id: str) -> None:
-    for what, table, statuses in (
-        ("open obligation(s)", "tape_obligations", (ObligationStatus.PENDING, ObligationStatus.COMMITTED)),
-        ("UNKNOWN effect(s)", "tape_effects", (EffectStatus.UNKNOWN,)),
+def _refuse_unsettled(tx: Transaction, run_id: str, least_owed: int) -> None:
+    for what, table, condition in (
+        ("open obligation(s)", "tape_obligations", f"status IN (1, 2) AND owed >= {least_owed}"),
+        ("UNKNOWN effect(s)", "tape_effects", "status = 4"),
     ):
-        condition = ", ".join(str(int(status)) for status in statuses)
-        row = tx.one(f"SELECT count(*) FROM {table} WHERE run_id = ? AND status IN ({condition})", run_id)
+        row = tx.one(f"SELECT count(*) FROM {table} WHERE run_id = ? AND {condition}", run_id)
         if row and row[0]:
             raise IllegalTransition(f"The run {run_id!r} has {row[0]} {what}; not settled, so it is not compacted.")
 

@@ -1,4 +1,8 @@
-"""Timers: something is due at a time. Claiming one marks it fired, so that it fires exactly once."""
+"""Timers: something is due at a time.
+
+Claiming one marks it fired, so that nobody else gets it. Leasing one keeps others away until whoever
+leased it says that it is done, or vanishes: then it comes again.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from tape.store import Reader, Transaction
 from tape.telemetry.clock import now_ms
 
 DEFAULT_LIMIT = 200
+DEFAULT_CLAIM_MS = 60_000
 
 
 class Timer(Record, frozen=True):
@@ -26,6 +31,8 @@ class Timer(Record, frozen=True):
     payload_json: str
     fired: bool
     created_at_ms: int
+    claimed_by: str = ""
+    claim_expires_at_ms: int = 0
 
 
 _COLUMNS = columns(Timer)
@@ -52,10 +59,12 @@ def cancel(tx: Transaction, run_id: str, timer_id: str) -> bool:
 
 
 def due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
-    """Timers that are due and have not fired, the longest due first."""
+    """Timers that are due, have not fired and are leased to nobody, the longest due first."""
     rows = reader.query(
-        f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? ORDER BY fire_at_ms, timer_id LIMIT ?",
+        f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? AND claim_expires_at_ms <= ?"
+        " ORDER BY fire_at_ms, timer_id LIMIT ?",
         now or now_ms(),
+        now_ms(),
         limit if limit > 0 else DEFAULT_LIMIT,
     )
     return load_all(Timer, rows)
@@ -67,3 +76,31 @@ def claim_due(tx: Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
     for timer in claimed:
         tx.execute("UPDATE tape_timers SET fired = 1 WHERE run_id = ? AND timer_id = ?", timer.run_id, timer.timer_id)
     return [msgspec.structs.replace(timer, fired=True) for timer in claimed]
+
+
+def lease_due(tx: Transaction, *, claimer: str, lease_ms: int = 0, now: int = 0, limit: int = 0) -> list[Timer]:
+    """Due timers, leased to this claimer: they come again unless it completes them in time."""
+    expires = now_ms() + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS)
+    leased = [
+        msgspec.structs.replace(timer, claimed_by=claimer, claim_expires_at_ms=expires)
+        for timer in due(tx, now=now, limit=limit)
+    ]
+    for timer in leased:
+        store(tx, "tape_timers", ("run_id", "timer_id"), timer)
+    return leased
+
+
+def complete(tx: Transaction, run_id: str, timer_id: str, *, claimer: str) -> bool:
+    """Mark a leased timer as fired; False if it is no longer this claimer's."""
+    if not claimer:
+        raise InvalidInput("claimer is empty; only who leased a timer can complete it.")
+    return (
+        tx.execute(
+            "UPDATE tape_timers SET fired = 1, claimed_by = '', claim_expires_at_ms = 0"
+            " WHERE run_id = ? AND timer_id = ? AND fired = 0 AND claimed_by = ?",
+            run_id,
+            timer_id,
+            claimer,
+        )
+        > 0
+    )

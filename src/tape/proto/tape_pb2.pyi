@@ -227,7 +227,7 @@ class SubscribeRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels")
+    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class RunState(_message.Message):
     GATEWAY_ROUTE_FIELD_NUMBER: _ClassVar[int]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    FORMER_STATUS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     app_name: str
     user_id: str
@@ -275,7 +276,8 @@ class RunState(_message.Message):
     gateway_route: str
     scopes: _containers.RepeatedScalarFieldContainer[str]
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    former_status: RunStatus
+    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
     __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id")
@@ -384,18 +386,22 @@ class BeginEffectRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., call_index: _Optional[int] = ..., request_json: _Optional[str] = ..., custom_key: _Optional[str] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
 
 class BeginEffectResponse(_message.Message):
-    __slots__ = ("seq", "idempotency_key", "status", "response_json", "error_json")
+    __slots__ = ("seq", "idempotency_key", "status", "response_json", "error_json", "existing", "run_id")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
     ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     seq: int
     idempotency_key: str
     status: EffectStatus
     response_json: str
     error_json: str
-    def __init__(self, seq: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ...) -> None: ...
+    existing: bool
+    run_id: str
+    def __init__(self, seq: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., existing: bool = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class CompleteEffectRequest(_message.Message):
     __slots__ = ("run_id", "idempotency_key", "status", "response_json", "error_json")
@@ -504,39 +510,45 @@ class ListEffectsToDispatchResponse(_message.Message):
     def __init__(self, effects: _Optional[_Iterable[_Union[EffectRecord, _Mapping]]] = ...) -> None: ...
 
 class ClaimEffectDispatchRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "claimer", "lease_ttl_ms")
+    __slots__ = ("run_id", "idempotency_key", "claimer", "lease_ttl_ms", "renew")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     CLAIMER_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     claimer: str
     lease_ttl_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., claimer: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+    renew: bool
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., claimer: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., renew: bool = ...) -> None: ...
 
 class ClaimEffectDispatchResponse(_message.Message):
-    __slots__ = ("acquired", "effect")
+    __slots__ = ("acquired", "effect", "previous_claimer")
     ACQUIRED_FIELD_NUMBER: _ClassVar[int]
     EFFECT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_CLAIMER_FIELD_NUMBER: _ClassVar[int]
     acquired: bool
     effect: EffectRecord
-    def __init__(self, acquired: bool = ..., effect: _Optional[_Union[EffectRecord, _Mapping]] = ...) -> None: ...
+    previous_claimer: str
+    def __init__(self, acquired: bool = ..., effect: _Optional[_Union[EffectRecord, _Mapping]] = ..., previous_claimer: _Optional[str] = ...) -> None: ...
 
 class RecordDispatchAttemptRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "error", "next_dispatch_at_ms")
+    __slots__ = ("run_id", "idempotency_key", "error", "next_dispatch_at_ms", "claimer")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_DISPATCH_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     error: str
     next_dispatch_at_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., error: _Optional[str] = ..., next_dispatch_at_ms: _Optional[int] = ...) -> None: ...
+    claimer: str
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., error: _Optional[str] = ..., next_dispatch_at_ms: _Optional[int] = ..., claimer: _Optional[str] = ...) -> None: ...
 
 class RecordExternalObservationRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "resolution", "external_ref", "response_json", "error_json", "compensate_on_duplicate_kind")
+    __slots__ = ("run_id", "idempotency_key", "resolution", "external_ref", "response_json", "error_json", "compensate_on_duplicate_kind", "claimer")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     RESOLUTION_FIELD_NUMBER: _ClassVar[int]
@@ -544,6 +556,7 @@ class RecordExternalObservationRequest(_message.Message):
     RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
     ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
     COMPENSATE_ON_DUPLICATE_KIND_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     resolution: EffectResolution
@@ -551,7 +564,8 @@ class RecordExternalObservationRequest(_message.Message):
     response_json: str
     error_json: str
     compensate_on_duplicate_kind: str
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., resolution: _Optional[_Union[EffectResolution, str]] = ..., external_ref: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., compensate_on_duplicate_kind: _Optional[str] = ...) -> None: ...
+    claimer: str
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., resolution: _Optional[_Union[EffectResolution, str]] = ..., external_ref: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., compensate_on_duplicate_kind: _Optional[str] = ..., claimer: _Optional[str] = ...) -> None: ...
 
 class RegisterCompensationRequest(_message.Message):
     __slots__ = ("run_id", "effect_key", "kind", "payload_json", "compensator_ref", "max_attempts")
@@ -586,19 +600,23 @@ class ListObligationsResponse(_message.Message):
     def __init__(self, obligations: _Optional[_Iterable[_Union[ObligationRecord, _Mapping]]] = ...) -> None: ...
 
 class ResolveObligationRequest(_message.Message):
-    __slots__ = ("run_id", "obligation_seq", "status", "result_json")
+    __slots__ = ("run_id", "obligation_seq", "status", "result_json", "settle_run", "claimer")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OBLIGATION_SEQ_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_RUN_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     obligation_seq: int
     status: ObligationStatus
     result_json: str
-    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., status: _Optional[_Union[ObligationStatus, str]] = ..., result_json: _Optional[str] = ...) -> None: ...
+    settle_run: bool
+    claimer: str
+    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., status: _Optional[_Union[ObligationStatus, str]] = ..., result_json: _Optional[str] = ..., settle_run: bool = ..., claimer: _Optional[str] = ...) -> None: ...
 
 class ObligationRecord(_message.Message):
-    __slots__ = ("run_id", "seq", "effect_key", "kind", "payload_json", "status", "ts_ms", "compensator_ref", "attempts", "max_attempts", "next_attempt_at_ms", "last_error", "claimed_by", "claim_expires_at_ms", "result_json")
+    __slots__ = ("run_id", "seq", "effect_key", "kind", "payload_json", "status", "ts_ms", "compensator_ref", "attempts", "max_attempts", "next_attempt_at_ms", "last_error", "claimed_by", "claim_expires_at_ms", "result_json", "owed", "act")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EFFECT_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +632,8 @@ class ObligationRecord(_message.Message):
     CLAIMED_BY_FIELD_NUMBER: _ClassVar[int]
     CLAIM_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
     RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
+    OWED_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     seq: int
     effect_key: str
@@ -629,21 +649,25 @@ class ObligationRecord(_message.Message):
     claimed_by: str
     claim_expires_at_ms: int
     result_json: str
-    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., effect_key: _Optional[str] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[ObligationStatus, str]] = ..., ts_ms: _Optional[int] = ..., compensator_ref: _Optional[str] = ..., attempts: _Optional[int] = ..., max_attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., claimed_by: _Optional[str] = ..., claim_expires_at_ms: _Optional[int] = ..., result_json: _Optional[str] = ...) -> None: ...
+    owed: int
+    act: str
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., effect_key: _Optional[str] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[ObligationStatus, str]] = ..., ts_ms: _Optional[int] = ..., compensator_ref: _Optional[str] = ..., attempts: _Optional[int] = ..., max_attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., claimed_by: _Optional[str] = ..., claim_expires_at_ms: _Optional[int] = ..., result_json: _Optional[str] = ..., owed: _Optional[int] = ..., act: _Optional[str] = ...) -> None: ...
 
 class ListUnresolvedObligationsRequest(_message.Message):
-    __slots__ = ("limit", "now_ms", "include_pending", "include_stuck", "include_committed_expired")
+    __slots__ = ("limit", "now_ms", "include_pending", "include_stuck", "include_committed_expired", "only_owed")
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_PENDING_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STUCK_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_COMMITTED_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    ONLY_OWED_FIELD_NUMBER: _ClassVar[int]
     limit: int
     now_ms: int
     include_pending: bool
     include_stuck: bool
     include_committed_expired: bool
-    def __init__(self, limit: _Optional[int] = ..., now_ms: _Optional[int] = ..., include_pending: bool = ..., include_stuck: bool = ..., include_committed_expired: bool = ...) -> None: ...
+    only_owed: bool
+    def __init__(self, limit: _Optional[int] = ..., now_ms: _Optional[int] = ..., include_pending: bool = ..., include_stuck: bool = ..., include_committed_expired: bool = ..., only_owed: bool = ...) -> None: ...
 
 class ListUnresolvedObligationsResponse(_message.Message):
     __slots__ = ("obligations",)
@@ -652,16 +676,20 @@ class ListUnresolvedObligationsResponse(_message.Message):
     def __init__(self, obligations: _Optional[_Iterable[_Union[ObligationRecord, _Mapping]]] = ...) -> None: ...
 
 class ClaimObligationRequest(_message.Message):
-    __slots__ = ("run_id", "obligation_seq", "claimer", "lease_ttl_ms")
+    __slots__ = ("run_id", "obligation_seq", "claimer", "lease_ttl_ms", "only_owed", "renew")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OBLIGATION_SEQ_FIELD_NUMBER: _ClassVar[int]
     CLAIMER_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_OWED_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     obligation_seq: int
     claimer: str
     lease_ttl_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., claimer: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+    only_owed: bool
+    renew: bool
+    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., claimer: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., only_owed: bool = ..., renew: bool = ...) -> None: ...
 
 class ClaimObligationResponse(_message.Message):
     __slots__ = ("acquired", "obligation")
@@ -672,16 +700,20 @@ class ClaimObligationResponse(_message.Message):
     def __init__(self, acquired: bool = ..., obligation: _Optional[_Union[ObligationRecord, _Mapping]] = ...) -> None: ...
 
 class RecordObligationAttemptRequest(_message.Message):
-    __slots__ = ("run_id", "obligation_seq", "error", "next_attempt_at_ms")
+    __slots__ = ("run_id", "obligation_seq", "error", "next_attempt_at_ms", "settle_run", "claimer")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OBLIGATION_SEQ_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_ATTEMPT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_RUN_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     obligation_seq: int
     error: str
     next_attempt_at_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., error: _Optional[str] = ..., next_attempt_at_ms: _Optional[int] = ...) -> None: ...
+    settle_run: bool
+    claimer: str
+    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., error: _Optional[str] = ..., next_attempt_at_ms: _Optional[int] = ..., settle_run: bool = ..., claimer: _Optional[str] = ...) -> None: ...
 
 class SetBudgetRequest(_message.Message):
     __slots__ = ("run_id", "usd_cap", "token_cap")
@@ -814,7 +846,7 @@ class SetTimerRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ...) -> None: ...
 
 class TimerRecord(_message.Message):
-    __slots__ = ("run_id", "timer_id", "fire_at_ms", "kind", "payload_json", "fired", "created_at_ms")
+    __slots__ = ("run_id", "timer_id", "fire_at_ms", "kind", "payload_json", "fired", "created_at_ms", "claimed_by", "claim_expires_at_ms")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRE_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -822,6 +854,8 @@ class TimerRecord(_message.Message):
     PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
     FIRED_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_BY_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     timer_id: str
     fire_at_ms: int
@@ -829,7 +863,9 @@ class TimerRecord(_message.Message):
     payload_json: str
     fired: bool
     created_at_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., fired: bool = ..., created_at_ms: _Optional[int] = ...) -> None: ...
+    claimed_by: str
+    claim_expires_at_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., fired: bool = ..., created_at_ms: _Optional[int] = ..., claimed_by: _Optional[str] = ..., claim_expires_at_ms: _Optional[int] = ...) -> None: ...
 
 class CancelTimerRequest(_message.Message):
     __slots__ = ("run_id", "timer_id")
@@ -846,14 +882,34 @@ class CancelTimerResponse(_message.Message):
     def __init__(self, cancelled: bool = ...) -> None: ...
 
 class ListDueTimersRequest(_message.Message):
-    __slots__ = ("now_ms", "limit", "claim")
+    __slots__ = ("now_ms", "limit", "claim", "claimer", "lease_ttl_ms")
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     now_ms: int
     limit: int
     claim: bool
-    def __init__(self, now_ms: _Optional[int] = ..., limit: _Optional[int] = ..., claim: bool = ...) -> None: ...
+    claimer: str
+    lease_ttl_ms: int
+    def __init__(self, now_ms: _Optional[int] = ..., limit: _Optional[int] = ..., claim: bool = ..., claimer: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+
+class CompleteTimerRequest(_message.Message):
+    __slots__ = ("run_id", "timer_id", "claimer")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLAIMER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    timer_id: str
+    claimer: str
+    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., claimer: _Optional[str] = ...) -> None: ...
+
+class CompleteTimerResponse(_message.Message):
+    __slots__ = ("completed",)
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    completed: bool
+    def __init__(self, completed: bool = ...) -> None: ...
 
 class ListDueTimersResponse(_message.Message):
     __slots__ = ("timers",)
@@ -876,10 +932,12 @@ class ListCompactableRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
 
 class CompactRunRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "ignore_unowed")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_UNOWED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    ignore_unowed: bool
+    def __init__(self, run_id: _Optional[str] = ..., ignore_unowed: bool = ...) -> None: ...
 
 class CompactRunResponse(_message.Message):
     __slots__ = ("decisions_zeroed", "effects_zeroed", "bytes_saved", "already_compacted")

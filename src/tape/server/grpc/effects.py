@@ -48,7 +48,8 @@ class EffectsDoor:
         )
         if isinstance(outcome, Denied):
             raise outcome.error
-        return to_message(pb.BeginEffectResponse, outcome)
+        effect, existing = outcome
+        return to_message(pb.BeginEffectResponse, effect, existing=existing)
 
     async def complete_effect(self, request: pb.CompleteEffectRequest, context: Context) -> pb.EffectRecord:
         """Say how an effect went."""
@@ -117,6 +118,7 @@ class EffectsDoor:
                     response_json=request.response_json,
                     error_json=request.error_json,
                     compensate_kind=request.compensate_on_duplicate_kind,
+                    claimer=request.claimer,
                     trace=trace,
                 )
             )
@@ -154,12 +156,21 @@ class EffectsDoor:
         self, request: pb.ClaimEffectDispatchRequest, context: Context
     ) -> pb.ClaimEffectDispatchResponse:
         """Claim an outbox effect."""
-        effect, acquired = await self._database.write(
+        claim = await self._database.write(
             lambda tx: effects.claim(
-                tx, request.run_id, request.idempotency_key, claimer=request.claimer, lease_ms=request.lease_ttl_ms
+                tx,
+                request.run_id,
+                request.idempotency_key,
+                claimer=request.claimer,
+                lease_ms=request.lease_ttl_ms,
+                renew=request.renew,
             )
         )
-        return pb.ClaimEffectDispatchResponse(acquired=acquired, effect=_effect(effect) if effect else None)
+        return pb.ClaimEffectDispatchResponse(
+            acquired=claim.acquired,
+            effect=_effect(claim.effect) if claim.effect else None,
+            previous_claimer=claim.previous_claimer,
+        )
 
     async def record_dispatch_attempt(
         self, request: pb.RecordDispatchAttemptRequest, context: Context
@@ -175,6 +186,7 @@ class EffectsDoor:
                     request.idempotency_key,
                     error=request.error,
                     next_at_ms=request.next_dispatch_at_ms,
+                    claimer=request.claimer,
                     trace=trace,
                 )
             )
@@ -225,6 +237,7 @@ class EffectsDoor:
                 pending=request.include_pending,
                 stuck=request.include_stuck,
                 abandoned=request.include_committed_expired,
+                only_owed=request.only_owed,
                 limit=request.limit,
             )
         )
@@ -242,6 +255,8 @@ class EffectsDoor:
                 request.obligation_seq,
                 claimer=request.claimer,
                 lease_ms=request.lease_ttl_ms,
+                only_owed=request.only_owed,
+                renew=request.renew,
                 trace=trace,
             )
         )
@@ -261,6 +276,8 @@ class EffectsDoor:
                     request.obligation_seq,
                     error=request.error,
                     next_at_ms=request.next_attempt_at_ms,
+                    settle_run=request.settle_run,
+                    claimer=request.claimer,
                     trace=trace,
                 )
             )
@@ -278,6 +295,8 @@ class EffectsDoor:
                     request.obligation_seq,
                     request.status,
                     result_json=request.result_json,
+                    settle_run=request.settle_run,
+                    claimer=request.claimer,
                     trace=trace,
                 )
             )

@@ -109,7 +109,9 @@ class RunsDoor:
     async def compact_run(self, request: pb.CompactRunRequest, context: Context) -> pb.CompactRunResponse:
         """Blank what a settled run's decisions and effects said."""
         trace = trace_of(context)
-        done = await self._database.write(lambda tx: runs.compact(tx, request.run_id, trace=trace))
+        done = await self._database.write(
+            lambda tx: runs.compact(tx, request.run_id, ignore_unowed=request.ignore_unowed, trace=trace)
+        )
         return pb.CompactRunResponse(**msgspec.structs.asdict(done))
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────
@@ -221,14 +223,31 @@ class RunsDoor:
         return pb.CancelTimerResponse(cancelled=cancelled)
 
     async def list_due_timers(self, request: pb.ListDueTimersRequest, context: Context) -> pb.ListDueTimersResponse:
-        """Due timers; claimed ones are the caller's alone."""
-        if request.claim:
+        """Due timers; claimed or leased ones are the caller's alone."""
+        if request.claim and request.claimer:
+            found = await self._database.write(
+                lambda tx: timers.lease_due(
+                    tx,
+                    claimer=request.claimer,
+                    lease_ms=request.lease_ttl_ms,
+                    now=request.now_ms,
+                    limit=request.limit,
+                )
+            )
+        elif request.claim:
             found = await self._database.write(lambda tx: timers.claim_due(tx, now=request.now_ms, limit=request.limit))
         else:
             found = await self._database.read(
                 lambda reader: timers.due(reader, now=request.now_ms, limit=request.limit)
             )
         return pb.ListDueTimersResponse(timers=(to_message(pb.TimerRecord, timer) for timer in found))
+
+    async def complete_timer(self, request: pb.CompleteTimerRequest, context: Context) -> pb.CompleteTimerResponse:
+        """Say that a leased timer has been acted on."""
+        completed = await self._database.write(
+            lambda tx: timers.complete(tx, request.run_id, request.timer_id, claimer=request.claimer)
+        )
+        return pb.CompleteTimerResponse(completed=completed)
 
 
 def run_state(run: runs.Run) -> pb.RunState:
