@@ -14,6 +14,7 @@ from tape.errors import IllegalTransition, LeaseHeld, TapeError
 log = logging.getLogger(__name__)
 
 DEFAULT_TTL_MS = 120_000
+_LEAST_PAUSE_S = 0.1
 
 
 def new_owner() -> str:
@@ -49,7 +50,7 @@ class Lease:
         self._thread = None
 
     def _renew(self) -> None:
-        while not self._stop.wait(self.ttl_ms / 3000):
+        while not self._stop.wait(max(self.ttl_ms / 3000, _LEAST_PAUSE_S)):
             try:
                 self._client.resume_run(run_id=self._run_id, lease_owner=self.owner, lease_ttl_ms=self.ttl_ms)
             except (LeaseHeld, IllegalTransition) as error:
