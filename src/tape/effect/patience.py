@@ -17,7 +17,7 @@ _FIRST_PAUSE_S = 0.05
 _LAST_PAUSE_S = 1.0
 
 
-def patiently(call: Callable[..., Any], /, *, **arguments: Any) -> Any:
+def patiently(call: Callable[..., Any], /, **arguments: Any) -> Any:
     """The result of a call that may be repeated, tried again for a while as long as nobody can answer it."""
     deadline = time.monotonic() + PATIENCE_S
     pause = _FIRST_PAUSE_S
