@@ -1,0 +1,170 @@
+"""Runs and kill -9: whatever dies when, a re-drive finishes the run, and the world was changed once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tape import TapeClient, det, durable_run, effect, gate, idempotency_key
+from tape.errors import EffectUnknown, RunEnded, ServerUnreachable
+from tape.proto import tape_pb2 as pb
+from tests.services import ServerProcess
+from tests.system.fragile_server import MOMENTS
+
+
+class FragileServer(ServerProcess):
+    """A server that dies at its N-th commit."""
+
+    def __init__(self, store: str, moment: str, number: int) -> None:
+        super().__init__(store)
+        serve = self._command[self._command.index("serve") :]
+        self._command = [sys.executable, "-m", "tests.system.fragile_server", moment, str(number), *serve]
+
+    @property
+    def is_dead(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+
+class World:
+    """What the agent changes. It recognises an act by its key, as a good service does."""
+
+    def __init__(self) -> None:
+        self.acts: dict[str, Any] = {}
+        self.requests = 0
+
+    def act(self, key: str, what: Any) -> Any:
+        self.requests += 1
+        return self.acts.setdefault(key, what)
+
+
+def refund(amount: int) -> None:
+    """Undoes a payment; nothing here fails, so nobody calls it."""
+
+
+def agent(url: str, invocation: str, world: World) -> None:
+    """Decides, samples, passes a gate, and changes the world three times."""
+
+    @effect(compensate=refund)
+    def pay(amount: int, tool_context: Any = None) -> Any:
+        return world.act(idempotency_key(tool_context), amount)
+
+    @effect
+    def tell(text: str, tool_context: Any = None) -> Any:
+        return world.act(idempotency_key(tool_context), text)
+
+    with durable_run("app", invocation_id=invocation, url=url, lease_owner="agent") as run:
+        amount = run.decide(lambda: 40)
+        pay(amount)
+        tell(f"paid at {det.now(run)}")
+        assert gate("approval") == {"approved": True}
+        pay(2)
+
+
+def drive_until_done(drive: Callable[[], None]) -> None:
+    """Drive a run again and again, as recovery does, until it is over."""
+    for _ in range(5):
+        try:
+            return drive()
+        except (ServerUnreachable, EffectUnknown):
+            continue
+        except RunEnded:
+            return None
+    raise AssertionError("the run does not come to an end")
+
+
+COMMITS = 15  # of one drive of the agent; the server may have some of its own
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_server_killed_at_each_commit_of_a_run_leaves_all_or_nothing(
+    store_url: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tape.effect.patience.PATIENCE_S", 0)
+    worlds = {f"dies at {number}": World() for number in range(1, COMMITS + 4)}
+    with ServerProcess(store_url) as server, TapeClient(server.url) as client:
+        for invocation in worlds:
+            ids = {"app_name": "app", "user_id": "", "session_id": "", "invocation_id": invocation}
+            run_id = client.begin_run(**ids, lease_owner="agent").run_id
+            client.send_signal(run_id=run_id, gate_name="approval", resolution_json='{"approved": true}')
+
+    finished = []
+    for number, (invocation, world) in enumerate(worlds.items(), 1):
+        with FragileServer(store_url, moment, number) as server:
+            try:
+                agent(server.url, invocation, world)
+                finished.append(number)
+            except ServerUnreachable:
+                pass
+    assert finished[-1:] == [COMMITS + 3], "the agent has more commits than were tried"
+    assert len(finished) <= 3
+
+    with ServerProcess(store_url) as server, TapeClient(server.url) as client:
+        for invocation, world in worlds.items():
+            drive_until_done(lambda: agent(server.url, invocation, world))  # noqa: B023 - called at once
+            assert sorted(map(str, world.acts.values()))[:2] == ["2", "40"], invocation
+            assert len(world.acts) == 3, invocation
+        runs = client.list_runs(app_name="app").runs
+        assert {run.status for run in runs} == {pb.RUN_STATUS_TERMINAL}
+        assert [len(client.list_obligations(run_id=run.run_id).obligations) for run in runs] == [2] * len(worlds)
+        assert not client.list_pending_effects().effects
+
+
+AGENT = """
+    import os, signal, sys
+    from pathlib import Path
+    from tape import durable_run, effect, idempotency_key
+
+    url, folder, dies_at = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+
+    def reached(place):
+        if place == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @effect
+    def sweep(account, tool_context=None):
+        reached(f"before {account}")
+        # The other side recognises the key: it does once what has the same.
+        (folder / f"{account}-{idempotency_key(tool_context).replace('/', '_')}").touch()
+        reached(f"after {account}")
+        return {"account": account}
+
+    with durable_run("treasury", invocation_id="monday", url=url, lease_ttl_ms=1) as run:
+        reached("begun")
+        accounts = run.decide(lambda: ["a", "b"])
+        reached("decided")
+        for account in accounts:
+            sweep(account)
+        reached("end")
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("place", ["begun", "decided", "before a", "after a", "before b", "after b", "end"])
+def test_an_agent_killed_anywhere_is_finished_by_another_process(store_url: str, tmp_path: Path, place: str) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(textwrap.dedent(AGENT))
+    world = tmp_path / "world"
+    world.mkdir()
+    with ServerProcess(store_url) as server:
+        first, second = (
+            subprocess.run(
+                [sys.executable, script, server.url, world, dies_at],
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            )
+            for dies_at in (place, "never")
+        )
+    assert first.returncode == -signal.SIGKILL
+    assert second.stdout == "done\n", second.stderr
+    assert sorted(path.name.split("-")[0] for path in world.iterdir()) == ["a", "b"]
