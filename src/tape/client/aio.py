@@ -11,6 +11,7 @@ from typing import Any
 from tape.client.appending import AppendStream
 from tape.client.batching import Batcher
 from tape.client.channel import DEFAULT_URL, Channel
+from tape.client.credentials import Credentials
 from tape.client.ledgers import LedgerCalls
 from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
 from tape.journal.entry import Draft, Entry
@@ -30,12 +31,21 @@ class AsyncTapeClient(LedgerCalls):
     """A connection to one server. Use as an async context manager, or call `close()`.
 
     With a `lease_owner` every call says who makes it, and the server holds it to the leases of runs.
-    Calls and appends made inside an OpenTelemetry span carry it.
+    Calls and appends made inside an OpenTelemetry span carry it. `tapes://…` is encrypted. A server that asks
+    who calls is shown the `id_token`, else TAPE_TOKEN, else Google's token for the `audience`; `auth=False` shows none.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, lease_owner: str = "") -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        auth: bool = True,
+        audience: str = "",
+        id_token: str = "",
+        lease_owner: str = "",
+    ) -> None:
         self.url = url
-        self._channel = Channel(url, lease_owner)
+        self._channel = Channel(url, lease_owner, Credentials(auth=auth, audience=audience, id_token=id_token))
         self._appends = AppendStream(self._channel)
         self._batcher = Batcher(self._send)
 

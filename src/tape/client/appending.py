@@ -32,7 +32,7 @@ class AppendStream:
         future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         async with self._writing:
             if self._call is None:
-                self._call = self._channel.open_stream("AppendStream")
+                self._call = await self._channel.open_stream("AppendStream")
                 self._reading = asyncio.create_task(self._read(self._call))
             self._waiting.append(future)
             try:

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from tape.client.credentials import Credentials
 from tape.errors import InvalidConfig, RpcFailed, ServerUnreachable, TapeError, all_errors
 from tape.proto import tape_pb2
 from tape.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
@@ -30,6 +31,8 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
+_SECURE = ("tapes", "grpcs", "https")
+
 R = TypeVar("R", bound=Message)
 
 
@@ -38,33 +41,44 @@ def target_of(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         rest = scheme
-    elif scheme not in ("tape", "grpc"):
-        raise InvalidConfig(f"The server URL {url!r} must look like {DEFAULT_URL}.")
+    elif scheme not in ("tape", "grpc", *_SECURE):
+        raise InvalidConfig(f"The server URL {url!r} must look like {DEFAULT_URL}; tapes:// is the same over TLS.")
     rest = rest.rstrip("/")
     if not rest:
         raise InvalidConfig(f"The server URL {url!r} has no host; it must look like {DEFAULT_URL}.")
-    return rest if rest.rpartition(":")[2].isdecimal() else f"{rest}:7878"
+    port = 443 if is_secure(url) else 7878
+    return rest if rest.rpartition(":")[2].isdecimal() else f"{rest}:{port}"
+
+
+def is_secure(url: str) -> bool:
+    """Whether the way to the server is encrypted: `tapes://host`, by the certificates that the system trusts."""
+    return url.partition("://")[0] in _SECURE
 
 
 class Channel:
     """One connection to a server, with every RPC by name."""
 
-    def __init__(self, url: str, lease_owner: str = "") -> None:
+    def __init__(self, url: str, lease_owner: str = "", credentials: Credentials | None = None) -> None:
         self.url = url
-        self._identity = ((OWNER_KEY, lease_owner),) if lease_owner else ()
-        self._channel = grpc.aio.insecure_channel(target_of(url), options=_OPTIONS)
+        self._owner = ((OWNER_KEY, lease_owner),) if lease_owner else ()
+        self._credentials = credentials or Credentials()
+        target = target_of(url)
+        if is_secure(url):
+            self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._calls: dict[str, Callable[..., Any]] = {}
 
     async def call(self, name: str, request: Message, timeout: float | None = None) -> Any:  # noqa: ASYNC109
         """A unary RPC. Failures are the errors that the server meant."""
         try:
-            return await self._bound(name)(request, timeout=timeout, metadata=self._metadata())
+            return await self._bound(name)(request, timeout=timeout, metadata=await self._metadata())
         except grpc.aio.AioRpcError as error:
             raise_meant(error, self.url)
 
     async def stream(self, name: str, request: Message, timeout: float | None = None) -> AsyncIterator[Any]:  # noqa: ASYNC109
         """A streaming RPC; leaving the loop cancels it."""
-        call = self._bound(name)(request, timeout=timeout, metadata=self._metadata())
+        call = self._bound(name)(request, timeout=timeout, metadata=await self._metadata())
         try:
             async for reply in call:
                 yield reply
@@ -73,18 +87,19 @@ class Channel:
         finally:
             call.cancel()
 
-    def open_stream(self, name: str) -> Any:
+    async def open_stream(self, name: str) -> Any:
         """A call that sends and receives many messages."""
-        return self._bound(name)()
+        return self._bound(name)(metadata=await self._credentials.metadata())
 
     async def close(self) -> None:
         """End all calls."""
         await self._channel.close()
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Who calls, and the span the call belongs to."""
+    async def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """Who calls, what proves it, and the span the call belongs to."""
+        identity = self._owner + await self._credentials.metadata()
         trace = current_trace()
-        return self._identity if trace is NO_TRACE else (*self._identity, ("traceparent", to_traceparent(trace)))
+        return identity if trace is NO_TRACE else (*identity, ("traceparent", to_traceparent(trace)))
 
     def _bound(self, name: str) -> Callable[..., Any]:
         call = self._calls.get(name)

@@ -46,9 +46,22 @@ class TapeClient:
     It has the methods of `AsyncTapeClient`; threads that append at the same time share messages and commits.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, lease_owner: str = "") -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        auth: bool = True,
+        audience: str = "",
+        id_token: str = "",
+        lease_owner: str = "",
+    ) -> None:
         self.url = url
-        self._lease_owner = lease_owner
+        self._who: dict[str, Any] = {
+            "auth": auth,
+            "audience": audience,
+            "id_token": id_token,
+            "lease_owner": lease_owner,
+        }
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tape-client", daemon=True)
         self._thread.start()
@@ -124,7 +137,7 @@ class TapeClient:
     append_event = _blocking(AsyncTapeClient.append_event)
 
     async def _connect(self) -> AsyncTapeClient:
-        return AsyncTapeClient(self.url, lease_owner=self._lease_owner)  # a channel belongs to the loop it is made on
+        return AsyncTapeClient(self.url, **self._who)  # a channel belongs to the loop it is made on
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         context = contextvars.copy_context()  # so that a call belongs to the span of the thread that makes it
