@@ -14,7 +14,7 @@ import pytest
 from tests.services import ServerProcess
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GRPC, HTTP = "127.0.0.1:7878", "127.0.0.1:7879"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -23,9 +24,11 @@ from tape.effect.call import EffectCall, RunHandle, within
 from tape.effect.lease import DEFAULT_TTL_MS, Lease, new_owner
 from tape.effect.offering import finish
 from tape.effect.patience import patiently
-from tape.errors import BudgetExceeded, RunEnded, RunInterrupted, TapeError
+from tape.errors import BudgetExceeded, LeaseHeld, RunEnded, RunInterrupted, TapeError
 from tape.journal.payload import to_json
 from tape.proto import tape_pb2 as pb
+
+_LEASE_LOOK_S = 0.2
 
 # Recovery has taken the lease already when it re-drives a run: whoever carries it on does so under that name.
 adopted_owner: contextvars.ContextVar[str] = contextvars.ContextVar("tape_adopted_owner", default="")
@@ -39,10 +42,18 @@ class DurableRun:
     """
 
     def __init__(
-        self, identity: dict[str, Any], *, url: str, client: TapeClient | None, budget: Budget | None, lease_ttl_ms: int
+        self,
+        identity: dict[str, Any],
+        *,
+        url: str,
+        client: TapeClient | None,
+        budget: Budget | None,
+        lease_ttl_ms: int,
+        lease_wait_s: float,
     ) -> None:
         self._identity = identity
         self._lease_ttl_ms = lease_ttl_ms
+        self._lease_wait_s = lease_wait_s
         self._budget = budget
         self._owns_client = client is None
         self._url = url
@@ -78,9 +89,7 @@ class DurableRun:
         owner = adopted_owner.get() or self._identity["lease_owner"] or new_owner()
         client = self._client or TapeClient(self._url, lease_owner=owner)
         try:
-            begun = patiently(
-                client.begin_run, **{**self._identity, "lease_owner": owner, "lease_ttl_ms": self._lease_ttl_ms}
-            )
+            begun = self._take(client, owner)
             ids = ("app_name", "user_id", "session_id", "invocation_id")
             handle = RunHandle(client, begun.run_id, owner, *(self._identity[name] for name in ids))
             self._tape_call = EffectCall(handle)
@@ -98,6 +107,19 @@ class DurableRun:
             raise
         handle.lease = Lease(client, begun.run_id, owner, self._lease_ttl_ms)
         handle.lease.keep()
+
+    def _take(self, client: TapeClient, owner: str) -> pb.BeginRunResponse:
+        """Begin the run, or get its lease from whoever had it, as soon as that has run out."""
+        deadline = time.monotonic() + self._lease_wait_s
+        wanted = {**self._identity, "lease_owner": owner, "lease_ttl_ms": self._lease_ttl_ms}
+        while True:
+            try:
+                begun: pb.BeginRunResponse = patiently(client.begin_run, **wanted)
+                return begun
+            except LeaseHeld:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_LEASE_LOOK_S)
 
     def _end(self, error: BaseException | None) -> None:
         handle = self._tape_call.run
@@ -209,6 +231,7 @@ def durable_run(
     budget: Budget | None = None,
     lease_owner: str = "",
     lease_ttl_ms: int = DEFAULT_TTL_MS,
+    lease_wait_s: float = 0.0,
     tenant_id: str = "",
     actor: str = "",
     subject: str = "",
@@ -219,7 +242,8 @@ def durable_run(
     """A run to be carried on in a `with` block; the same four ids are the same run, however often.
 
     Without an `invocation_id` it is a new run each time. A `client` of yours should have a `lease_owner`.
-    RunEnded if the run is over already.
+    RunEnded if the run is over already. LeaseHeld if another process has it; one that died has it until its lease
+    runs out, and `lease_wait_s` waits for that.
     """
     identity = {
         "app_name": app_name,
@@ -234,7 +258,9 @@ def durable_run(
         "scopes": scopes,
         "labels": labels,
     }
-    return DurableRun(identity, url=url, client=client, budget=budget, lease_ttl_ms=lease_ttl_ms)
+    return DurableRun(
+        identity, url=url, client=client, budget=budget, lease_ttl_ms=lease_ttl_ms, lease_wait_s=lease_wait_s
+    )
 
 
 def continue_run(run: pb.RunState, *, url: str = DEFAULT_URL, client: TapeClient | None = None) -> DurableRun:
