@@ -11,6 +11,7 @@ from tape import __version__
 from tape.cli import (
     append,
     cel,
+    demo,
     doctor,
     effects,
     migrate,
@@ -49,6 +50,7 @@ for command in (
 app.add_typer(runs.app, name="runs")
 app.add_typer(values.app, name="values")
 app.add_typer(cel.app, name="cel")
+app.add_typer(demo.app, name="demo")
 
 
 def _show_version(wanted: bool) -> None:
