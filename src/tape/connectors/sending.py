@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tape.client.sync import TapeClient
 from tape.connectors.base import DispatchResult, EffectConnector, ObservationResult, call_dispatch, call_observe
-from tape.connectors.claims import KeptClaim
+from tape.connectors.claims import KeptClaim, claim_name
 from tape.effect.patience import patiently
 from tape.effect.registry import get_tool_compensator
 from tape.errors import LeaseHeld
@@ -49,6 +49,9 @@ class Dispatcher:
 
     def send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
         """Send an effect if it is free; says what became of it: `outcome` and `reason`."""
+        return replace(self, claimer=claim_name(self.claimer))._send(effect, connector)
+
+    def _send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
         claimed_at = time.monotonic()
         claim = self._claim(effect)
         if not claim.acquired:
