@@ -31,8 +31,8 @@ bench: $(VENV)/.bench ## Measure, side by side with peers (make bench ARGS="appe
 	$(BIN)/python -m bench $(ARGS)
 
 lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
-	$(BIN)/uv pip compile $(LOCK) --group dev pyproject.toml -o requirements-dev.lock
-	$(BIN)/uv pip compile $(LOCK) -c requirements-dev.lock pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile $(LOCK) --all-extras --group dev pyproject.toml -o requirements-dev.lock
+	$(BIN)/uv pip compile $(LOCK) --extra postgres -c requirements-dev.lock pyproject.toml -o requirements.lock
 
 proto: $(VENV)/.dev ## Generate Python from tape.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src tape/proto/tape.proto
@@ -43,7 +43,7 @@ docs: $(VENV)/.dev ## Generate docs/reference.md from the proto and the docstrin
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist
 
-LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --all-extras
+LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tape needs Python 3.11 or later: make PYTHON=/path/to/python3.11 ...")'

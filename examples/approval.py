@@ -1,8 +1,8 @@
 """A human in the loop: the run parks at a gate, no process waits, and the answer carries it on.
 
-    python examples/approval.py                         # parks
-    tape signal release --app payments --user ann --session november --resolution '{"approved": true, "by": "ann"}'
-    python examples/approval.py                         # goes on
+python examples/approval.py                         # parks
+tape signal release --app payments --user ann --session november --resolution '{"approved": true, "by": "ann"}'
+python examples/approval.py                         # goes on
 """
 
 import os

@@ -1,6 +1,6 @@
 """A budget: an agent that would go on for ever stops before it spends more than it may.
 
-    python examples/budget_stop.py
+python examples/budget_stop.py
 """
 
 import os

@@ -1,6 +1,6 @@
 """Undoing: a trip is booked step by step, the last step fails, and what was booked is cancelled, newest first.
 
-    python examples/compensation.py
+python examples/compensation.py
 """
 
 import os

@@ -1,6 +1,6 @@
-"""A bank that does not know idempotency keys: sent through the outbox, by a dispatcher that never sends it blindly twice.
+"""A bank that knows no idempotency keys: sent by the outbox, whose dispatcher never sends anything blindly twice.
 
-    python examples/outbox.py
+python examples/outbox.py
 """
 
 import os

@@ -355,6 +355,16 @@ class ResultNotRecorded(TapeError):
     code = "TAPE-1759"
 
 
+# ── 177x: what brings runs to their end ──────────────────────────────────────────────────────────
+
+
+class InvalidConnector(TapeError):
+    """A connector cannot be used, or answered something that no connector may answer."""
+
+    code = "TAPE-1770"
+    status = "INVALID_ARGUMENT"
+
+
 def _excerpt(text: str, offset: int, width: int = 100) -> str:
     """The line of the text around an offset with a caret below; a long line is cut to what is near."""
     begin = text.rfind("\n", 0, offset) + 1

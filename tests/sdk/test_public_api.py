@@ -70,6 +70,12 @@ def _is_positional(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
+def test_type_checkers_see_what_is_there() -> None:
+    stub = Path(tape.__file__).with_suffix(".pyi").read_text()
+    seen = {node.names[0].asname for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)}
+    assert seen == set(tape.__all__) - {"__version__"}
+
+
 def test_everything_that_the_package_names_is_there() -> None:
     for name in tape.__all__:
         assert getattr(tape, name) is not None

@@ -231,3 +231,59 @@ async def test_what_failed_runs_did_is_found_beside_thousands_of_healthy_ones(
     await register(client, failed, "refund")
     await client.end_run(run_id=failed, status=pb.RUN_STATUS_FAILED)
     assert await owed(client, limit=1) == [(failed, "refund")]
+
+
+# ── late news ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_act_that_ends_after_its_run_was_undone_is_undone_after_all(client: AsyncTapeClient) -> None:
+    run_id = await begin(client)
+    effect = await client.begin_effect(run_id=run_id, decision_index=0, tool_name="pay")
+    key = effect.idempotency_key
+    obligation = await client.register_compensation(run_id=run_id, effect_key=key, kind="refund")
+    await client.end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED)
+    await undo(client, run_id, obligation.seq)
+    assert await owed(client) == []
+    await client.complete_effect(run_id=run_id, idempotency_key=key, status=2)
+    assert await owed(client) == [(run_id, "refund")]
+    await undo(client, run_id, obligation.seq)
+    assert await status_of(client, run_id) == "CANCELLED"
+
+
+async def test_seeing_the_same_twice_is_journaled_once(client: AsyncTapeClient) -> None:
+    run_id = await begin(client)
+    effect = await client.begin_effect(run_id=run_id, decision_index=0, tool_name="pay")
+    for _ in range(2):
+        await client.record_external_observation(
+            run_id=run_id, idempotency_key=effect.idempotency_key, resolution=1, external_ref="tx", response_json="{}"
+        )
+    assert len(await entries(client, "/tape/effect/confirmed/**")) == 1
+
+
+async def test_an_attempt_that_could_not_be_made_does_not_count(client: AsyncTapeClient) -> None:
+    run_id = await begin(client)
+    (seq,) = await register(client, run_id, "refund")
+    place = {"run_id": run_id, "obligation_seq": seq, "error": "not yet", "next_attempt_at_ms": 1}
+    assert (await client.record_obligation_attempt(**place, uncounted=True)).attempts == 0
+    assert (await client.record_obligation_attempt(**place)).attempts == 1
+
+
+# ── recovery ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_heartbeat_that_comes_late_does_not_wake_a_parked_run(client: AsyncTapeClient) -> None:
+    run_id = await begin(client, lease_owner="w1")
+    await client.resume_run(run_id=run_id, lease_owner="w1", renew=True)
+    await client.await_signal(run_id=run_id, gate_name="ok")
+    with pytest.raises(IllegalTransition, match="is WAITING and not leased to 'w1'"):
+        await client.resume_run(run_id=run_id, lease_owner="w1", renew=True)
+    assert await status_of(client, run_id) == "WAITING"
+
+
+async def test_runs_to_recover_can_be_those_of_one_app(client: AsyncTapeClient) -> None:
+    for app in ("one", "two"):
+        await begin(client, app_name=app, lease_owner="w", lease_ttl_ms=1)
+    later = time.time_ns() // 1_000_000 + 10_000
+    found = await client.list_runs_to_recover(app_name="two", now_ms=later)
+    assert [run.app_name for run in found.runs] == ["two"]
+    assert len((await client.list_runs_to_recover(now_ms=later)).runs) == 2

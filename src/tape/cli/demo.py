@@ -14,7 +14,7 @@ from tape.cli.options import Output
 from tape.demo.agent import APP, PLAN, make_tools
 from tape.demo.bank import Bank
 from tape.demo.stage import Stage, open_stage
-
+from tape.reactors import reconcile_once
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,7 +49,7 @@ def crash_resume() -> None:
 
 @app.command("unknown-reconcile")
 def unknown_reconcile() -> None:
-    """The bank's answer is lost. Nothing is repeated blindly: the bank is asked, and the run goes on with what it says."""
+    """The bank's answer is lost. Nothing is repeated blindly: the bank is asked, and the run goes on from there."""
     console = Console(highlight=False)
     with open_stage() as stage:
         _title(console, "An agent loses the bank's answer to its second transfer")
@@ -60,7 +60,7 @@ def unknown_reconcile() -> None:
         make_tools(stage.bank)  # its status check is known to this process now
         with TapeClient(stage.url) as client:
             for report in reconcile_once(stage.url, client=client):
-                console.print(f"  reactor: {report}")
+                console.print(f"  reactor: {report['tool_name']} is {report['outcome']} ({report['reason']})")
         _show_run(console, stage, "What Tape knows now")
 
         _title(console, "The agent carries on")

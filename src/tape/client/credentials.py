@@ -48,13 +48,14 @@ def _fetch(audience: str) -> str:
     except ImportError:
         raise MissingExtra("An audience", "gcp") from None
     try:
-        token: Any = fetch_id_token(Request(), audience)
+        fetch: Any = fetch_id_token
+        token: str = fetch(Request(), audience)
     except GoogleAuthError as error:
         raise InvalidConfig(
             f"No identity token for the audience {audience!r} could be had from Google: {error}."
             " Give the client an id_token, or auth=False."
         ) from error
-    return str(token)
+    return token
 
 
 def _expiry(token: str) -> float:

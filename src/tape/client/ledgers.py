@@ -52,10 +52,10 @@ class LedgerCalls:
         return await self._call("BeginRun", request)  # type: ignore[no-any-return]
 
     async def resume_run(
-        self, *, run_id: str, lease_owner: str = "", lease_ttl_ms: int = 120000
+        self, *, run_id: str, lease_owner: str = "", lease_ttl_ms: int = 120000, renew: bool = False
     ) -> pb.ResumeRunResponse:
-        """Take a run's lease, or renew it."""
-        request = pb.ResumeRunRequest(run_id=run_id, lease_owner=lease_owner, lease_ttl_ms=lease_ttl_ms)
+        """Take a run's lease, or renew it; with `renew` only if it is the caller's still."""
+        request = pb.ResumeRunRequest(run_id=run_id, lease_owner=lease_owner, lease_ttl_ms=lease_ttl_ms, renew=renew)
         return await self._call("ResumeRun", request)  # type: ignore[no-any-return]
 
     async def end_run(self, *, run_id: str, status: Any = 4, detail_json: str = "") -> pb.EndRunResponse:
@@ -91,9 +91,11 @@ class LedgerCalls:
         )
         return await self._call("ListRuns", request)  # type: ignore[no-any-return]
 
-    async def list_runs_to_recover(self, *, limit: int = 100, now_ms: int = 0) -> pb.ListRunsToRecoverResponse:
+    async def list_runs_to_recover(
+        self, *, limit: int = 100, now_ms: int = 0, app_name: str = ""
+    ) -> pb.ListRunsToRecoverResponse:
         """Runs that somebody should carry on."""
-        request = pb.ListRunsToRecoverRequest(limit=limit, now_ms=now_ms)
+        request = pb.ListRunsToRecoverRequest(limit=limit, now_ms=now_ms, app_name=app_name)
         return await self._call("ListRunsToRecover", request)  # type: ignore[no-any-return]
 
     async def list_compactable_runs(self, *, before_ms: int = 0, limit: int = 100) -> pb.ListCompactableRunsResponse:
@@ -338,6 +340,7 @@ class LedgerCalls:
         next_attempt_at_ms: int,
         settle_run: bool = False,
         claimer: str = "",
+        uncounted: bool = False,
     ) -> pb.ObligationRecord:
         """Record an attempt that did not succeed; without a next time it is STUCK."""
         request = pb.RecordObligationAttemptRequest(
@@ -347,6 +350,7 @@ class LedgerCalls:
             next_attempt_at_ms=next_attempt_at_ms,
             settle_run=settle_run,
             claimer=claimer,
+            uncounted=uncounted,
         )
         return await self._call("RecordObligationAttempt", request)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""The agent of the demonstrations: `python -m tape.demo.agent URL FOLDER [--hang-after ACCOUNT | --lose-answer-of ACCOUNT]`.
+"""The agent of the demonstrations: `python -m tape.demo.agent URL FOLDER [--hang-after X | --lose-answer-of X]`.
 
 It decides once how to spread idle cash over three accounts, and moves it. What it prints is what happens.
 """

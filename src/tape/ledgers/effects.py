@@ -211,6 +211,8 @@ def complete(
     effect = msgspec.structs.replace(
         before, status=after, response_json=response_json, error_json=error_json, **_UNCLAIMED
     )
+    if after == CONFIRMED and run.status in runs.UNDOING:
+        obligations.reopen(tx, run, key, trace)
     return _settle(tx, run, effect, after.name.lower(), {}, trace)
 
 
@@ -233,6 +235,8 @@ def reconcile(
     effect = msgspec.structs.replace(
         before, status=after, response_json=response_json, error_json=error_json, **_UNCLAIMED
     )
+    if after == CONFIRMED:
+        obligations.reopen(tx, run, key, trace)
     return _settle(tx, run, effect, "reconciled", {"resolved_to": int(after)}, trace)
 
 
@@ -255,6 +259,9 @@ def observe(
     before = get(tx, run_id, key)
     _check_claim(before, claimer)
     after = _observed(before, seen)
+    is_known = before.status in SETTLED and response_json in ("", before.response_json)
+    if after == before.status and is_known and external_ref in ("", before.external_ref) and not compensate_kind:
+        return before
     check_transition(f"The effect {key!r}", OBSERVING, before.status, after)
     due = now_ms() if after == PENDING and before.dispatch_mode == DispatchMode.OUTBOX else before.next_dispatch_at_ms
     effect = msgspec.structs.replace(
@@ -271,6 +278,8 @@ def observe(
         obligations.register(
             tx, run, effect_key=key, kind=compensate_kind, payload_json=response_json, act=act, trace=trace
         )
+    if after == CONFIRMED and before.status != CONFIRMED:
+        obligations.reopen(tx, run, key, trace)
     facts = {"transition": f"observed-{seen.name.lower()}", "external_ref": effect.external_ref}
     return _settle(tx, run, effect, after.name.lower(), facts, trace)
 

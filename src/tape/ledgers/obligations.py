@@ -180,6 +180,23 @@ def claim(
     return _change(tx, claimed, "committed", {"transition": "claimed", "claimer": claimer}, trace), True
 
 
+def reopen(tx: Transaction, run: Run, effect_key: str, trace: Trace) -> None:
+    """An effect has turned out to have happened: what was settled because nothing was to be undone counts again.
+
+    The act may have been under way while its run was cancelled and compensated.
+    """
+    rows = tx.query(
+        f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ? AND effect_key = ? AND act = '' AND status = 3",
+        run.run_id,
+        effect_key,
+    )
+    for before in load_all(Obligation, rows):
+        after = msgspec.structs.replace(
+            before, status=PENDING, attempts=0, result_json="", next_attempt_at_ms=now_ms(), owed=_owed_by(run, "")
+        )
+        _change(tx, after, "pending", {"transition": "reopened"}, trace)
+
+
 def _is_its_turn(tx: Transaction, obligation: Obligation) -> bool:
     """Whether it is owed, and nothing newer of its run is left to undo."""
     if obligation.owed != BECAUSE_THE_RUN_FAILED:
@@ -225,12 +242,13 @@ def record_attempt(
     next_at_ms: int,
     settle_run: bool = False,
     claimer: str = "",
+    uncounted: bool = False,
     trace: Trace = NO_TRACE,
 ) -> Obligation:
     """Record an attempt that did not succeed: tried again at `next_at_ms`, or stuck when that is enough."""
     before = get(tx, run_id, seq)
     _check_claim(before, claimer)
-    attempts = before.attempts + 1
+    attempts = before.attempts + (0 if uncounted else 1)
     is_stuck = next_at_ms <= 0 or attempts >= before.max_attempts
     after = STUCK if is_stuck else PENDING
     check_transition(f"The obligation {seq} of run {run_id!r}", ATTEMPTING, before.status, after)

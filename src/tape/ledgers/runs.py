@@ -188,9 +188,16 @@ def _take_up(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
     return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
 
 
-def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int) -> Run:
-    """Take a run's lease, or renew it: the way to recover a run, and its heartbeat."""
+def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bool = False) -> Run:
+    """Take a run's lease, or renew it: the way to recover a run, and its heartbeat.
+
+    With `renew` the lease must be this owner's still: a heartbeat that comes late does not wake a parked run.
+    """
     run = get_writable(tx, run_id, owner)
+    if renew and (run.status != RunStatus.RUNNING or run.lease_owner != owner):
+        raise IllegalTransition(
+            f"The run {run_id!r} is {run.status.name} and not leased to {owner!r}: nothing to renew."
+        )
     if run.status in ENDED:
         allowed = ", ".join(sorted(status.name for status in RunStatus if status not in ENDED))
         raise IllegalTransition(f"The run {run_id!r} is {run.status.name} and cannot be resumed; allowed: {allowed}.")
@@ -296,17 +303,19 @@ def _lease(lease_ms: int) -> int:
 # ── looking for runs ─────────────────────────────────────────────────────────────────────────────
 
 
-def to_recover(reader: Reader, *, now: int = 0, limit: int = 0) -> list[Run]:
+def to_recover(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
     """Runs that somebody should carry on: runnable, abandoned, or waiting for a signal that has come."""
+    narrowed, params = (" AND app_name = ?", [app_name]) if app_name else ("", [])
     rows = reader.query(
-        f"SELECT {_COLUMNS} FROM tape_runs WHERE status = ? OR (status = ? AND lease_expires_at_ms < ?)"
+        f"SELECT {_COLUMNS} FROM tape_runs WHERE (status = ? OR (status = ? AND lease_expires_at_ms < ?)"
         " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"
-        "     AND s.gate_name = tape_runs.waiting_on_gate AND s.delivered = 1 AND s.consumed = 0))"
+        f"     AND s.gate_name = tape_runs.waiting_on_gate AND s.delivered = 1 AND s.consumed = 0))){narrowed}"
         " ORDER BY started_at_ms, run_id LIMIT ?",
         int(RunStatus.RUNNABLE),
         int(RunStatus.RUNNING),
         now or now_ms(),
         int(RunStatus.WAITING),
+        *params,
         limit if limit > 0 else DEFAULT_LIMIT,
     )
     return load_all(Run, rows)

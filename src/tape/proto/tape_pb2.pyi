@@ -167,14 +167,16 @@ class BeginRunResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., resumed: bool = ..., next_seq: _Optional[int] = ..., status: _Optional[_Union[RunStatus, str]] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "lease_owner", "lease_ttl_ms")
+    __slots__ = ("run_id", "lease_owner", "lease_ttl_ms", "renew")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_OWNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     lease_owner: str
     lease_ttl_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+    renew: bool
+    def __init__(self, run_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., renew: bool = ...) -> None: ...
 
 class ResumeRunResponse(_message.Message):
     __slots__ = ("run",)
@@ -205,12 +207,14 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class ListRunsToRecoverRequest(_message.Message):
-    __slots__ = ("limit", "now_ms")
+    __slots__ = ("limit", "now_ms", "app_name")
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
     limit: int
     now_ms: int
-    def __init__(self, limit: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
+    app_name: str
+    def __init__(self, limit: _Optional[int] = ..., now_ms: _Optional[int] = ..., app_name: _Optional[str] = ...) -> None: ...
 
 class ListRunsToRecoverResponse(_message.Message):
     __slots__ = ("runs",)
@@ -700,20 +704,22 @@ class ClaimObligationResponse(_message.Message):
     def __init__(self, acquired: bool = ..., obligation: _Optional[_Union[ObligationRecord, _Mapping]] = ...) -> None: ...
 
 class RecordObligationAttemptRequest(_message.Message):
-    __slots__ = ("run_id", "obligation_seq", "error", "next_attempt_at_ms", "settle_run", "claimer")
+    __slots__ = ("run_id", "obligation_seq", "error", "next_attempt_at_ms", "settle_run", "claimer", "uncounted")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OBLIGATION_SEQ_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_ATTEMPT_AT_MS_FIELD_NUMBER: _ClassVar[int]
     SETTLE_RUN_FIELD_NUMBER: _ClassVar[int]
     CLAIMER_FIELD_NUMBER: _ClassVar[int]
+    UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     obligation_seq: int
     error: str
     next_attempt_at_ms: int
     settle_run: bool
     claimer: str
-    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., error: _Optional[str] = ..., next_attempt_at_ms: _Optional[int] = ..., settle_run: bool = ..., claimer: _Optional[str] = ...) -> None: ...
+    uncounted: bool
+    def __init__(self, run_id: _Optional[str] = ..., obligation_seq: _Optional[int] = ..., error: _Optional[str] = ..., next_attempt_at_ms: _Optional[int] = ..., settle_run: bool = ..., claimer: _Optional[str] = ..., uncounted: bool = ...) -> None: ...
 
 class SetBudgetRequest(_message.Message):
     __slots__ = ("run_id", "usd_cap", "token_cap")

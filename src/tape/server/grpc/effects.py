@@ -278,6 +278,7 @@ class EffectsDoor:
                     next_at_ms=request.next_attempt_at_ms,
                     settle_run=request.settle_run,
                     claimer=request.claimer,
+                    uncounted=request.uncounted,
                     trace=trace,
                 )
             )

@@ -54,7 +54,7 @@ class RunsDoor:
         """Take or renew a run's lease."""
         owner = request.lease_owner or owner_of(context)
         run = await self._database.write(
-            lambda tx: runs.resume(tx, request.run_id, owner=owner, lease_ms=request.lease_ttl_ms)
+            lambda tx: runs.resume(tx, request.run_id, owner=owner, lease_ms=request.lease_ttl_ms, renew=request.renew)
         )
         return pb.ResumeRunResponse(run=run_state(run))
 
@@ -78,7 +78,7 @@ class RunsDoor:
     ) -> pb.ListRunsToRecoverResponse:
         """Runs that somebody should carry on."""
         found = await self._database.read(
-            lambda reader: runs.to_recover(reader, now=request.now_ms, limit=request.limit)
+            lambda reader: runs.to_recover(reader, app_name=request.app_name, now=request.now_ms, limit=request.limit)
         )
         return pb.ListRunsToRecoverResponse(runs=map(run_state, found))
 

@@ -1,0 +1,73 @@
+"""Effects that are functions of this process: for what has a client library, and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult
+from tape.connectors.templates import content_of, fields_of
+from tape.effect.observing import check_status
+from tape.effect.offering import call_offering
+
+
+@dataclass
+class LocalConnector:
+    """Calls functions, each with what its parameters name: the fields of the request and of the record.
+
+    `send` may answer a `DispatchResult`, a dict (confirmed, with that response) or None (confirmed); an exception
+    means `unknown`. `look` answers what a status check may. `undo` may answer a `CompensationResult`, a dict or
+    None. A function with one parameter of another name gets the request, the record, or the payload. Coroutine
+    functions are run to their end.
+    """
+
+    name: str
+    send: Callable[..., Any]
+    look: Callable[..., Any] | None = None
+    undo: Callable[..., Any] | None = None
+
+    def dispatch(self, effect: Any) -> Any:
+        """Call `send`."""
+        request = content_of(effect.request_json)
+        answer = call_offering(self.send, {"effect": effect, "request": request, **fields_of(effect)}, request)
+        return _later(answer, _dispatched)
+
+    def observe(self, effect: Any) -> ObservationResult:
+        """Call `look`; without one nobody can tell."""
+        seen = check_status(self.look, effect) if self.look is not None else None
+        if seen is None:
+            return ObservationResult("stuck", response={"error": {"message": f"{self.name!r} cannot tell."}})
+        status, response = seen
+        return ObservationResult(status, response=response)  # type: ignore[arg-type]  # it was checked there
+
+    def compensate(self, obligation: Any) -> Any:
+        """Call `undo`; without one nothing can be undone."""
+        if self.undo is None:
+            return CompensationResult("failed", error={"message": f"{self.name!r} cannot undo."})
+        payload = content_of(obligation.payload_json)
+        offered = {"obligation": obligation, "payload": payload, **fields_of(obligation)}
+        return _later(call_offering(self.undo, offered, payload), _compensated)
+
+
+def _later(answer: Any, shape: Callable[[Any], Any]) -> Any:
+    """The answer in its shape, also of a coroutine."""
+    if not isinstance(answer, Awaitable):
+        return shape(answer)
+
+    async def waiting() -> Any:
+        return shape(await answer)
+
+    return waiting()
+
+
+def _dispatched(answer: Any) -> Any:
+    if answer is None or isinstance(answer, dict):
+        return DispatchResult("confirmed", response=answer or {})
+    return answer  # anything else that is no DispatchResult is reported by who asked
+
+
+def _compensated(answer: Any) -> Any:
+    if answer is None or isinstance(answer, dict):
+        return CompensationResult("compensated", response=answer or {})
+    return answer

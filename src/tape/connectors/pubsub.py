@@ -1,0 +1,225 @@
+"""Effects that are messages of Google Pub/Sub, and workers that are woken by them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tape.client.sync import TapeClient
+from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
+from tape.connectors.sending import DEFAULT_ATTEMPTS, Dispatcher, now_ms
+from tape.connectors.templates import content_of, fill_in
+from tape.effect.lease import new_owner
+from tape.errors import MissingExtra, TapeError
+from tape.proto import tape_pb2 as pb
+from tape.retry import RetryPolicy
+
+try:
+    from google.api_core import exceptions as google
+    from google.cloud import pubsub_v1
+except ImportError as missing:
+    raise MissingExtra("Pub/Sub", "pubsub") from missing
+
+log = logging.getLogger(__name__)
+
+PUBLISH_TIMEOUT_S = 30.0
+# Pub/Sub says no: the message is not there.
+_REFUSED = (google.InvalidArgument, google.NotFound, google.PermissionDenied, google.Unauthenticated)
+# The longest time for which Pub/Sub keeps a message back.
+_LONGEST_PAUSE_S = 600
+
+
+@dataclass
+class PubSubConnector:
+    """Publishes an effect's request; it is confirmed once Pub/Sub has the message, whose id is the `external_ref`.
+
+    The attributes `idempotency_key`, `business_key`, `run_id`, `tool_name` and `connector` go with it: Pub/Sub may
+    deliver a message more than once, and by its key a consumer can tell. `ordering_key_from` is a text with blanks
+    such as `{account}`, or a function of the effect. What was published can neither be looked up nor taken back.
+    """
+
+    name: str
+    project: str
+    topic: str
+    ordering_key_from: Any = None
+    publisher: Any = None
+
+    def __post_init__(self) -> None:
+        if self.publisher is None:
+            options = pubsub_v1.types.PublisherOptions(enable_message_ordering=self.ordering_key_from is not None)
+            self.publisher = pubsub_v1.PublisherClient(publisher_options=options)
+
+    def dispatch(self, effect: Any) -> DispatchResult:
+        """Publish the effect's request and wait until Pub/Sub has it."""
+        topic = self.publisher.topic_path(self.project, self.topic)
+        key = self._ordering_key(effect)
+        names = ("run_id", "idempotency_key", "business_key", "tool_name", "connector")
+        attributes = {name: getattr(effect, name) for name in names if getattr(effect, name)}
+        try:
+            published = self.publisher.publish(
+                topic, (effect.request_json or "{}").encode(), ordering_key=key, **attributes
+            )
+            message_id = published.result(timeout=PUBLISH_TIMEOUT_S)
+        except _REFUSED as error:
+            self._go_on(topic, key)
+            return DispatchResult("failed", error=described(error))
+        except Exception as error:
+            self._go_on(topic, key)
+            return DispatchResult("unknown", error=described(error))
+        return DispatchResult("confirmed", external_ref=message_id, response={"message_id": message_id})
+
+    def observe(self, effect: Any) -> ObservationResult:
+        """Pub/Sub cannot be asked for a message."""
+        return ObservationResult("stuck", response={"error": {"message": "Pub/Sub cannot be asked for a message."}})
+
+    def compensate(self, obligation: Any) -> CompensationResult:
+        """A message that was published cannot be taken back."""
+        return CompensationResult("failed", error={"message": "A message that was published cannot be taken back."})
+
+    def _ordering_key(self, effect: Any) -> str:
+        if self.ordering_key_from is None:
+            return ""
+        if callable(self.ordering_key_from):
+            return str(self.ordering_key_from(effect))
+        return fill_in(str(self.ordering_key_from), effect)
+
+    def _go_on(self, topic: str, key: str) -> None:
+        """After a failure the client of Pub/Sub holds back what has the same ordering key; the outbox decides that."""
+        if key:
+            self.publisher.resume_publish(topic, key)
+
+
+@dataclass
+class PubSubSubscriber:
+    """Carries out outbox effects that messages name, instead of looking for them: an outbox dispatcher that is woken.
+
+    A message names an effect by its attributes `run_id` and `idempotency_key`, or in its body, as the relay of
+    `/tape/effect/pending/**` sends it. The effect is claimed, so that one worker has it, `handle(request,
+    attributes)` does the work, and its `DispatchResult` is recorded; an exception means `unknown`. A message is
+    acknowledged when its effect is settled, and comes again when the effect is due again. `counts` says what
+    became of the messages.
+    """
+
+    project: str
+    subscription: str
+    tape_url: str
+    handle: Callable[[dict[str, Any], dict[str, Any]], DispatchResult]
+    claimer: str = ""
+    lease_ttl_ms: int = 60000
+    backoff_base_ms: int = 1000
+    backoff_max_ms: int = 60000
+    lru_size: int = 4096
+    subscriber: Any = None
+    tape_client_factory: Any = None
+    max_attempts: int = field(default=DEFAULT_ATTEMPTS, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._settled: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pull: Any = None
+        self._dispatcher: Dispatcher | None = None
+
+    def run(self, *, block: bool = True) -> None:
+        """Take messages until `stop()` is called; with `block=False` in the background."""
+        subscriber = self.subscriber = self.subscriber or pubsub_v1.SubscriberClient()
+        client = (self.tape_client_factory or TapeClient)(self.tape_url)
+        pauses = RetryPolicy(
+            initial_interval_s=self.backoff_base_ms / 1000, max_interval_s=self.backoff_max_ms / 1000, jitter=0.2
+        )
+        self._dispatcher = Dispatcher(client, self.claimer or new_owner(), self.max_attempts, self.lease_ttl_ms, pauses)
+        path = subscriber.subscription_path(self.project, self.subscription)
+        self._pull = subscriber.subscribe(path, callback=self._receive)
+        if block:
+            self._pull.result()
+
+    def stop(self) -> None:
+        """Take no more messages; those that are being worked on are finished first."""
+        if self._pull is not None and self._dispatcher is not None:
+            self._pull.cancel()
+            self._pull.result()
+            self._dispatcher.client.close()
+            self._pull = None
+
+    # ── one message ──────────────────────────────────────────────────────────────────────────────
+
+    def _receive(self, message: Any) -> None:
+        try:
+            outcome, pause_ms = self._work(message)
+        except TapeError as error:
+            log.warning("message %s is left for later: %s", message.message_id, error)
+            outcome, pause_ms = "later", self.backoff_base_ms
+        with self._lock:
+            self.counts[outcome] += 1
+        if pause_ms:
+            message.modify_ack_deadline(min(-(-pause_ms // 1000), _LONGEST_PAUSE_S))
+        else:
+            message.ack()
+
+    def _work(self, message: Any) -> tuple[str, int]:
+        """What became of a message, and for how many ms it is kept back; 0 if it is done with."""
+        assert self._dispatcher is not None
+        body = content_of(message.data.decode(errors="replace"))
+        run_id, key = _effect_named_by(dict(message.attributes), body)
+        if not key:
+            log.warning("message %s names no effect and is dropped: %r", message.message_id, body)
+            return "dropped", 0
+        with self._lock:
+            if key in self._settled:
+                return "repeated", 0
+        found = self._dispatcher.client.get_effect(run_id=run_id, idempotency_key=key)
+        if not found.found:
+            log.warning("message %s names the effect %r, which is not there: dropped", message.message_id, key)
+            return "dropped", 0
+        effect = found.effect
+        if effect.dispatch_mode != pb.EFFECT_DISPATCH_MODE_OUTBOX:
+            return "inline", 0
+        if effect.status != pb.EFFECT_STATUS_PENDING:
+            return self._remember(key, "repeated")
+        done = self._dispatcher.send(effect, _Handling(self.handle, dict(message.attributes)))
+        if done["outcome"] in ("held", "lost"):
+            return done["outcome"], self.backoff_base_ms
+        if done["outcome"] == "retry":
+            return "retry", max(done["next_dispatch_at_ms"] - now_ms(), 1)
+        return self._remember(key, done["outcome"])
+
+    def _remember(self, key: str, outcome: str) -> tuple[str, int]:
+        with self._lock:
+            self._settled[key] = None
+            while len(self._settled) > self.lru_size:
+                self._settled.popitem(last=False)
+        return outcome, 0
+
+
+@dataclass
+class _Handling:
+    """A handler as a connector that cannot be asked afterwards."""
+
+    handle: Callable[[dict[str, Any], dict[str, Any]], DispatchResult]
+    attributes: dict[str, Any]
+
+    def dispatch(self, effect: Any) -> DispatchResult:
+        request = content_of(effect.request_json)
+        return self.handle(request if isinstance(request, dict) else {"body": request}, self.attributes)
+
+    def observe(self, effect: Any) -> ObservationResult:
+        return ObservationResult("stuck", response={"error": {"message": "a handler cannot be asked afterwards"}})
+
+    def compensate(self, obligation: Any) -> CompensationResult:
+        return CompensationResult("failed", error={"message": "a handler undoes nothing"})
+
+
+def _effect_named_by(attributes: dict[str, str], body: Any) -> tuple[str, str]:
+    """The run and the key that a message is about; empty texts if it is about no effect."""
+    run_id, key = attributes.get("run_id", ""), attributes.get("idempotency_key", "")
+    if key or not isinstance(body, dict):
+        return run_id, key
+    payload = body.get("payload_json") or body.get("payload") or body
+    if isinstance(payload, str):
+        payload = content_of(payload)
+    carried = payload if isinstance(payload, dict) else {}
+    return str(body.get("run_id") or carried.get("run_id", "")), str(carried.get("idempotency_key", ""))

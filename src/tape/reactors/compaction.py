@@ -1,0 +1,89 @@
+"""Blanking what finished runs have said, once they are cold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tape.client.channel import DEFAULT_URL
+from tape.client.sync import TapeClient
+from tape.connectors.sending import now_ms
+from tape.errors import IllegalTransition
+from tape.proto import tape_pb2 as pb
+from tape.reactors.connection import Report, connected, for_each, pages
+from tape.reactors.looping import repeat, stopping
+
+
+def compact_once(
+    url: str = DEFAULT_URL,
+    *,
+    before_ms: int = 0,
+    limit: int = 100,
+    client: TapeClient | None = None,
+    stop: threading.Event | None = None,
+) -> list[Report]:
+    """Compact up to `limit` runs that ended before a time (0: now), the oldest first; a report on each.
+
+    A run with something left to undo or to find out is `refused`, and looked at again next time.
+    """
+    reports: list[Report] = []
+    seen: set[str] = set()
+
+    def compacted() -> int:
+        return sum(report["outcome"] == "compacted" for report in reports)
+
+    with connected(url, client) as connection:
+
+        def fetch(size: int) -> list[pb.RunState]:
+            return list(connection.list_compactable_runs(before_ms=before_ms, limit=size).runs)
+
+        for page in pages(fetch, limit, is_enough=lambda: compacted() >= limit):
+            fresh = [run for run in page if run.run_id not in seen][: limit - compacted() or None]
+            seen |= {run.run_id for run in fresh}
+            reports += for_each(fresh, lambda run: _compact(connection, run), stop=stop)
+    return reports
+
+
+def _compact(client: TapeClient, run: pb.RunState) -> Report:
+    report = {"run_id": run.run_id, "app_name": run.app_name}
+    try:
+        done = client.compact_run(run.run_id, ignore_unowed=True)
+    except IllegalTransition as error:
+        return report | {"outcome": "refused", "reason": str(error)}
+    if done.already_compacted:
+        return report | {"outcome": "already", "reason": "somebody else was faster"}
+    return report | {
+        "outcome": "compacted",
+        "reason": "",
+        "decisions_zeroed": done.decisions_zeroed,
+        "effects_zeroed": done.effects_zeroed,
+        "bytes_saved": done.bytes_saved,
+    }
+
+
+def run_compactor(
+    url: str = DEFAULT_URL,
+    *,
+    interval_s: float = 300.0,
+    hot_window_s: float = 86400.0,
+    batch_limit: int = 100,
+    once: bool = False,
+    on_tick: Callable[[dict[str, Any]], None] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Compact runs `hot_window_s` after they have ended (a day), every `interval_s` (5 minutes), until told to stop."""
+    with TapeClient(url) as client, stopping(stop) as event:
+
+        def tick() -> dict[str, Any]:
+            before = now_ms() - int(hot_window_s * 1000)
+            return summary(compact_once(before_ms=before, limit=batch_limit, client=client, stop=event))
+
+        repeat(tick, name="the compactor", interval_s=interval_s, stop=event, once=once, tell=on_tick)
+
+
+def summary(reports: list[Report]) -> dict[str, Any]:
+    """How much one pass has compacted."""
+    done = [report for report in reports if report["outcome"] == "compacted"]
+    saved = sum(report["bytes_saved"] for report in done)
+    return {"compacted": len(done), "bytes_saved": saved, "refused": len(reports) - len(done), "runs": reports}

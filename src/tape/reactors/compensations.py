@@ -1,0 +1,209 @@
+"""Undoing what failed runs did, the newest first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tape.client.channel import DEFAULT_URL
+from tape.client.sync import TapeClient
+from tape.connectors.sending import now_ms
+from tape.effect.lease import new_owner
+from tape.errors import IllegalTransition
+from tape.journal.entry import Entry
+from tape.proto import tape_pb2 as pb
+from tape.reactors.connection import Report, connected, for_each, pages
+from tape.reactors.looping import repeat, stopping
+from tape.reactors.undoing import compensate_one
+from tape.reactors.waking import Waker
+
+UNDONE = ("compensated", "skipped")
+UNDOING = (
+    pb.RUN_STATUS_FAILED,
+    pb.RUN_STATUS_CANCELLED,
+    pb.RUN_STATUS_COMPENSATING,
+    pb.RUN_STATUS_STUCK,
+)
+# What makes something owed: a run that ends, an obligation of one that has, a duplicate.
+EVENTS = 'kind == "run" || kind == "obligation"'
+
+
+def compensate_once(
+    url: str = DEFAULT_URL,
+    *,
+    claimer: str = "",
+    limit: int = 200,
+    include_committed_expired: bool = True,
+    client: TapeClient | None = None,
+    stop: threading.Event | None = None,
+) -> list[Report]:
+    """Undo up to `limit` things that are owed and have their turn, over all runs; a report on each.
+
+    Within a run the newest is undone first and an older one only after it. `include_committed_expired` also takes over
+    from compensators whose process is gone.
+    """
+    name = claimer or new_owner()
+    reports: list[Report] = []
+    seen: set[tuple[str, int]] = set()
+    with connected(url, client) as connection:
+
+        def fetch(size: int) -> list[pb.ObligationRecord]:
+            found = connection.list_unresolved_obligations(only_owed=True, limit=size).obligations
+            if include_committed_expired:
+                return list(found)
+            return [each for each in found if each.status == pb.OBLIGATION_STATUS_PENDING]
+
+        def undo(obligation: pb.ObligationRecord) -> Report:
+            return compensate_one(obligation, client=connection, claimer=name)
+
+        before = 0
+
+        def has_progressed() -> bool:
+            return any(report["outcome"] in UNDONE for report in reports[before:])
+
+        while len(reports) < limit:
+            before = len(reports)
+            for page in pages(fetch, limit, is_enough=has_progressed):
+                fresh = [each for each in page if (each.run_id, each.seq) not in seen]
+                seen |= {(each.run_id, each.seq) for each in fresh}
+                reports.extend(for_each(fresh[: limit - len(reports)], undo, stop=stop))
+            if not has_progressed() or (stop is not None and stop.is_set()):
+                break  # otherwise the next in line have their turn now
+    return reports
+
+
+def compensate_run(
+    run_id: str,
+    *,
+    url: str = DEFAULT_URL,
+    claimer: str = "",
+    max_passes: int = 32,
+    client: TapeClient | None = None,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
+    """Undo all that one failed run did, waiting between attempts; says how it went and where the run stands.
+
+    A pass undoes what has its turn. It ends when nothing is left, something is stuck, or nobody here can undo it.
+    IllegalTransition if the run has not failed: end it first, for example with `tape.cancel_run`.
+    """
+    name = claimer or new_owner()
+    steps: list[Report] = []
+    with connected(url, client) as connection:
+        run = connection.get_run(run_id)
+        if run.status not in UNDOING:
+            status = pb.RunStatus.Name(run.status).removeprefix("RUN_STATUS_")
+            raise IllegalTransition(
+                f"The run {run_id!r} is {status}: only what a FAILED, CANCELLED, COMPENSATING or STUCK run did is"
+                " undone. End it first, for example with tape.cancel_run."
+            )
+        for _ in range(max_passes):
+            due = in_turn(connection, run_id)
+            done = for_each(due, lambda each: compensate_one(each, client=connection, claimer=name), stop=stop)
+            steps += done
+            if not due or not _go_on(done, stop):
+                break
+        left = connection.list_obligations(run_id=run_id).obligations
+        run = connection.get_run(run_id)
+    outcomes = [step["outcome"] for step in steps]
+    return {
+        "run_id": run_id,
+        "status": pb.RunStatus.Name(run.status).removeprefix("RUN_STATUS_"),
+        "compensated": outcomes.count("compensated"),
+        "skipped": outcomes.count("skipped"),
+        "stuck": sum(each.status == pb.OBLIGATION_STATUS_STUCK for each in left),
+        "open": len(left),
+        "steps": steps,
+    }
+
+
+def in_turn(client: TapeClient, run_id: str) -> list[pb.ObligationRecord]:
+    """What of a run is to be undone next: the newest of what it owes, and its duplicates."""
+    owed = [each for each in client.list_obligations(run_id=run_id).obligations if each.owed]
+    newest = [each for each in owed if each.owed == 1][:1]
+    open_ones = newest + [each for each in owed if each.owed == 2]
+    return [each for each in open_ones if each.status != pb.OBLIGATION_STATUS_STUCK]
+
+
+def _go_on(done: list[Report], stop: threading.Event | None) -> bool:
+    """Whether another pass may get further; waits until it may."""
+    if any(report["outcome"] in UNDONE for report in done):
+        return True
+    if not any(report["outcome"] in ("retry", "waiting", "held") for report in done):
+        return False
+    due = min((report["next_attempt_at_ms"] for report in done if report["next_attempt_at_ms"]), default=0)
+    pause = max(due - now_ms(), 0) / 1000 if due else 0.5
+    if stop is not None:
+        return not stop.wait(pause)
+    time.sleep(pause)
+    return True
+
+
+def run_compensations_event_driven(
+    url: str = DEFAULT_URL,
+    *,
+    claimer: str = "",
+    from_ts_ms: int = 0,
+    idle_window_s: float = 0.5,
+    catchup: bool = True,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Undo what becomes owed within milliseconds, until told to stop; `on_event` gets a report on each.
+
+    The journal wakes it, and every `idle_window_s` it looks for what is to be tried again. With `catchup` it begins
+    with everything that is owed already; without, it only looks at runs that the journal has told of since
+    `from_ts_ms` (0: since now).
+    """
+    name = claimer or new_owner()
+    wake = threading.Event()
+    told_of = _ToldOf(wake)
+    where = f"({EVENTS}) && ts_ms >= {from_ts_ms}" if from_ts_ms else EVENTS
+    with TapeClient(url) as client, stopping(stop) as event:
+
+        def work() -> list[Report]:
+            if catchup:
+                return compensate_once(client=client, claimer=name, stop=event)
+            reports: list[Report] = []
+            for run_id, times in told_of.runs().items():
+                due = in_turn(client, run_id)
+                if not due:
+                    told_of.forget(run_id, times)
+                reports += for_each(due, lambda each: compensate_one(each, client=client, claimer=name), stop=event)
+            return reports
+
+        def tell(reports: list[Report]) -> None:
+            for report in reports:
+                if on_event is not None:
+                    on_event(report)
+            if any(report["outcome"] in UNDONE for report in reports):
+                wake.set()  # the next in line has its turn
+
+        with Waker(url, told_of.hear, where=where, is_new=not from_ts_ms or catchup):
+            repeat(work, name="compensation", interval_s=idle_window_s, stop=event, tell=tell, wake=wake)
+
+
+class _ToldOf:
+    """The runs that the journal has told of, until nothing of theirs is left to undo."""
+
+    def __init__(self, wake: threading.Event) -> None:
+        self._wake = wake
+        self._runs: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def hear(self, entry: Entry) -> None:
+        with self._lock:
+            self._runs[entry.run_id] += 1
+        self._wake.set()
+
+    def runs(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._runs)
+
+    def forget(self, run_id: str, times: int) -> None:
+        """Forget a run, unless the journal has told of it again since."""
+        with self._lock:
+            if self._runs[run_id] == times:
+                del self._runs[run_id]

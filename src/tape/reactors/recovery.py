@@ -1,0 +1,170 @@
+"""Carrying on runs whose process is gone, or whose gate was answered while nobody looked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tape.client.channel import DEFAULT_URL
+from tape.client.sync import TapeClient
+from tape.connectors.claims import KeptClaim
+from tape.connectors.waiting import run_to_end
+from tape.durable import adopted_owner
+from tape.effect.lease import DEFAULT_TTL_MS, new_owner
+from tape.effect.patience import patiently
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunInterrupted, RunParked, TapeError
+from tape.proto import tape_pb2 as pb
+from tape.reactors.connection import Report, connected, for_each
+
+log = logging.getLogger(__name__)
+
+Drive = Callable[[pb.RunState], Any]
+
+
+def recover_once(
+    *,
+    runner: Any = None,
+    redrive_fn: Any = None,
+    url: str = DEFAULT_URL,
+    limit: int = 50,
+    app_name: str = "",
+    lease_ttl_ms: int = DEFAULT_TTL_MS,
+    concurrency: int = 1,
+    client: TapeClient | None = None,
+    stop: threading.Event | None = None,
+) -> list[Report]:
+    """Carry on runs that are runnable, were abandoned, or got the signal they waited for; a report on each.
+
+    `redrive_fn(run)` gets the RunState; with `tape.continue_run(run)` it does what began the run. A `runner` of
+    google-adk re-drives the invocation, and only runs of its own app. Each run is leased first, so that several
+    processes never drive the same one: `outcome` is then `held`. One that fails is left until its lease runs
+    out (`lease_ttl_ms`), and then tried again.
+    """
+    drive = driver(runner, redrive_fn)
+    with connected(url, client) as connection:
+        app = app_name or str(getattr(runner, "app_name", None) or "")
+        found = connection.list_runs_to_recover(limit=limit, app_name=app).runs
+        return for_each(
+            found,
+            lambda run: redrive(run, drive, client=connection, lease_ttl_ms=lease_ttl_ms),
+            concurrency=concurrency,
+            stop=stop,
+        )
+
+
+def resume(
+    invocation_id: str,
+    *,
+    runner: Any = None,
+    redrive_fn: Any = None,
+    user_id: str = "",
+    session_id: str = "",
+    app_name: str = "",
+    url: str = DEFAULT_URL,
+    lease_ttl_ms: int = DEFAULT_TTL_MS,
+    client: TapeClient | None = None,
+) -> None:
+    """Carry on the run of one invocation, now. Raises what it raises; LeaseHeld if somebody is at it.
+
+    `app_name`, `user_id` and `session_id` narrow the search for it.
+    """
+    drive = driver(runner, redrive_fn)
+    with connected(url, client) as connection:
+        app = app_name or str(getattr(runner, "app_name", None) or "")
+        run = _find(connection, invocation_id, app, user_id, session_id)
+        owner, asked_at = new_owner(), time.monotonic()
+        leased = connection.resume_run(run_id=run.run_id, lease_owner=owner, lease_ttl_ms=lease_ttl_ms).run
+        _carry_on(leased, owner, drive, connection, lease_ttl_ms, asked_at)
+
+
+def driver(runner: Any, redrive_fn: Any) -> Drive:
+    """How runs are carried on: by a function, or by a runner of google-adk."""
+    if (runner is None) == (redrive_fn is None):
+        raise InvalidInput("Pass either runner, a google-adk Runner, or redrive_fn, a function of the RunState.")
+    if redrive_fn is not None:
+        return lambda run: run_to_end(redrive_fn(run), on="agents")
+
+    async def drive(run: pb.RunState) -> None:
+        async for _ in runner.run_async(
+            user_id=run.user_id, session_id=run.session_id, invocation_id=run.invocation_id
+        ):
+            pass
+
+    return lambda run: run_to_end(drive(run), on="agents")
+
+
+def redrive(run: pb.RunState, drive: Drive, *, client: TapeClient, lease_ttl_ms: int) -> Report:
+    """Lease a run and carry it on; says what became of it."""
+    owner, asked_at = new_owner(), time.monotonic()
+    try:
+        leased = client.resume_run(run_id=run.run_id, lease_owner=owner, lease_ttl_ms=lease_ttl_ms).run
+    except LeaseHeld as error:
+        return _report(run, "held", str(error))
+    except (IllegalTransition, NotFound) as error:
+        return _report(run, "over", str(error))
+    return carry_on(leased, owner, drive, client=client, lease_ttl_ms=lease_ttl_ms, asked_at=asked_at)
+
+
+def carry_on(
+    run: pb.RunState, owner: str, drive: Drive, *, client: TapeClient, lease_ttl_ms: int, asked_at: float
+) -> Report:
+    """Carry on a run whose lease this owner has; says what became of it."""
+    outcome, reason = "recovered", ""
+    try:
+        _carry_on(run, owner, drive, client, lease_ttl_ms, asked_at)
+    except RunInterrupted as error:
+        outcome, reason = ("parked" if isinstance(error, RunParked) else "interrupted"), str(error)
+    except Exception as error:
+        log.warning("carrying on run %s failed", run.run_id, exc_info=True)
+        outcome, reason = "failed", f"{type(error).__name__}: {error}"
+    try:
+        run = patiently(client.get_run, run_id=run.run_id)
+    except TapeError as error:
+        reason = reason or str(error)
+    return _report(run, outcome, reason)
+
+
+def _carry_on(
+    run: pb.RunState, owner: str, drive: Drive, client: TapeClient, lease_ttl_ms: int, asked_at: float
+) -> None:
+    def renew() -> bool:
+        try:
+            client.resume_run(run_id=run.run_id, lease_owner=owner, lease_ttl_ms=lease_ttl_ms, renew=True)
+        except (IllegalTransition, LeaseHeld):
+            return False  # it has ended, has parked, or is somebody else's: the code that runs will be told
+        return True
+
+    token = adopted_owner.set(owner)
+    try:
+        with KeptClaim(renew, lease_ttl_ms, claimed_at=asked_at):
+            drive(run)
+    finally:
+        adopted_owner.reset(token)
+
+
+def _find(client: TapeClient, invocation_id: str, app_name: str, user_id: str, session_id: str) -> pb.RunState:
+    """The newest run of an invocation."""
+    place = {"app_name": app_name, "user_id": user_id if app_name else ""}
+    place["session_id"] = session_id if place["user_id"] else ""
+    before: tuple[int, str] = (0, "")
+    while page := client.list_runs(**place, before_started_at_ms=before[0], before_run_id=before[1], limit=1000).runs:
+        for run in page:
+            is_it = run.invocation_id == invocation_id
+            if is_it and user_id in ("", run.user_id) and session_id in ("", run.session_id):
+                return run
+        before = (page[-1].started_at_ms, page[-1].run_id)
+    raise NotFound(f"no run has the invocation_id {invocation_id!r}" + (f" in app {app_name!r}." if app_name else "."))
+
+
+def _report(run: pb.RunState, outcome: str, reason: str) -> Report:
+    return {
+        "run_id": run.run_id,
+        "app_name": run.app_name,
+        "invocation_id": run.invocation_id,
+        "outcome": outcome,
+        "reason": reason,
+        "status": pb.RunStatus.Name(run.status).removeprefix("RUN_STATUS_"),
+    }

@@ -1,0 +1,107 @@
+"""Doing what is due: timers are leased, acted on, and only then done with."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tape.client.channel import DEFAULT_URL
+from tape.client.sync import TapeClient
+from tape.connectors.claims import claim_name
+from tape.connectors.waiting import run_to_end
+from tape.effect.lease import DEFAULT_TTL_MS, new_owner
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
+from tape.proto import tape_pb2 as pb
+from tape.reactors.connection import Report, connected, for_each
+from tape.reactors.recovery import Drive, carry_on, driver
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LEASE_MS = 60_000
+
+
+def fire_due_timers_once(
+    url: str = DEFAULT_URL,
+    *,
+    runner: Any = None,
+    redrive_fn: Any = None,
+    on_timer: Callable[[Any], None] | None = None,
+    client: TapeClient | None = None,
+    limit: int = 200,
+    claimer: str = "",
+    lease_ttl_ms: int = DEFAULT_LEASE_MS,
+    run_lease_ttl_ms: int = DEFAULT_TTL_MS,
+    stop: threading.Event | None = None,
+) -> list[Report]:
+    """Act on timers that are due; a report on each.
+
+    `on_timer(timer)` is called, within `lease_ttl_ms`; then the timer's run is carried on as `recover_once` would. A
+    timer whose handling raises, or whose process dies, comes again when its lease runs out. One whose run somebody
+    is at is `held` and comes again too, unless `on_timer` has handled it.
+    """
+    drive = driver(runner, redrive_fn) if runner is not None or redrive_fn is not None else None
+    if drive is None and on_timer is None:
+        raise InvalidInput("Nothing would become of a timer: pass on_timer, runner or redrive_fn.")
+    name = claim_name(claimer)
+    with connected(url, client) as connection:
+        reports: list[Report] = []
+        if not connection.list_due_timers(limit=1).timers:
+            return reports  # looking costs less than leasing
+        # One at a time: a lease should not run out while its timer waits for others.
+        while len(reports) < limit and not (stop is not None and stop.is_set()):
+            due = connection.list_due_timers(claim=True, claimer=name, lease_ttl_ms=lease_ttl_ms, limit=1).timers
+            if not due:
+                break
+            reports += for_each(due, lambda timer: _fire(timer, connection, name, on_timer, drive, run_lease_ttl_ms))
+        return reports
+
+
+def _fire(
+    timer: pb.TimerRecord,
+    client: TapeClient,
+    claimer: str,
+    on_timer: Callable[[Any], Any] | None,
+    drive: Drive | None,
+    run_lease_ttl_ms: int,
+) -> Report:
+    if on_timer is not None:
+        try:
+            run_to_end(on_timer(timer))
+        except Exception as error:
+            log.warning("the timer %s of run %s was not handled", timer.timer_id, timer.run_id, exc_info=True)
+            return _report(timer, "failed", f"{type(error).__name__}: {error}")
+    if drive is None:
+        return _done(timer, client, claimer, "fired", "")
+    owner, asked_at = new_owner(), time.monotonic()
+    try:
+        run = client.resume_run(run_id=timer.run_id, lease_owner=owner, lease_ttl_ms=run_lease_ttl_ms).run
+    except LeaseHeld as error:
+        if on_timer is None:
+            return _report(timer, "held", str(error))
+        return _done(timer, client, claimer, "fired", f"not carried on: {error}")
+    except (IllegalTransition, NotFound) as error:
+        return _done(timer, client, claimer, "over", str(error))
+    # From here on the run is leased, and recovery would carry it on if this process died.
+    report = _done(timer, client, claimer, "fired", "")
+    driven = carry_on(run, owner, drive, client=client, lease_ttl_ms=run_lease_ttl_ms, asked_at=asked_at)
+    return report | {"run": driven}
+
+
+def _done(timer: pb.TimerRecord, client: TapeClient, claimer: str, outcome: str, reason: str) -> Report:
+    completed = client.complete_timer(run_id=timer.run_id, timer_id=timer.timer_id, claimer=claimer).completed
+    if not completed and not reason:
+        reason = "it was cancelled, set anew, or leased to somebody else meanwhile"
+    return _report(timer, outcome, reason)
+
+
+def _report(timer: pb.TimerRecord, outcome: str, reason: str) -> Report:
+    return {
+        "run_id": timer.run_id,
+        "timer_id": timer.timer_id,
+        "kind": timer.kind,
+        "outcome": outcome,
+        "reason": reason,
+    }
