@@ -154,7 +154,8 @@ def _call(method: Callable[[Any], Any], subject: Any, kind: type[R], otherwise: 
     try:
         result = run_to_end(method(subject))
     except Exception as error:
-        log.warning("%s of %r raised", method.__name__, subject, exc_info=True)
+        what = getattr(subject, "idempotency_key", None) or getattr(subject, "kind", subject)
+        log.warning("%s of %s raised", getattr(method, "__qualname__", method), what, exc_info=True)
         return otherwise(described(error))
     if isinstance(result, kind):
         return result

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import quote
 
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
 from tape.connectors.templates import content_of, fill_in
@@ -25,6 +26,8 @@ NOT_TAKEN = frozenset({425, 429})
 # between us and the other side; 409 is what a server says of a key whose first request it is still working on.
 OPEN = frozenset({408, 409})
 PAUSE_MS = 1_000
+# What a header can carry as it is; anything else in a key is percent-encoded, so that no two keys look the same.
+_PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 REF_FIELDS = ("id", "external_ref", "reference")
 
 
@@ -122,7 +125,7 @@ class HttpConnector:
 
     def _send(self, method: str, url: str, key: str, body: str) -> httpx.Response:
         assert self.client is not None
-        headers = {"Content-Type": "application/json", **self.headers, KEY_HEADER: key}
+        headers = {"Content-Type": "application/json", **self.headers, KEY_HEADER: quote(key, safe=_PLAIN)}
         return self.client.request(method, url, headers=headers, content=(body or "{}").encode())
 
     def _ref(self, answer: httpx.Response, content: dict[str, Any]) -> str:

@@ -16,10 +16,10 @@ from tape.effect.offering import call_offering
 class LocalConnector:
     """Calls functions, each with what its parameters name: the fields of the request and of the record.
 
-    `send` may answer a `DispatchResult`, a dict (confirmed, with that response) or None (confirmed); an exception
-    means `unknown`. `look` answers what a status check may. `undo` may answer a `CompensationResult`, a dict or
-    None. A function with one parameter of another name gets the request, the record, or the payload. Coroutine
-    functions are run to their end.
+    `send` may answer a `DispatchResult`, a dict (confirmed, with that response; an `external_ref` in it is the
+    reference) or None (confirmed); an exception means `unknown`. `look` answers what a status check may. `undo` may
+    answer a `CompensationResult`, a dict or None. A function with one parameter of another name gets the request, the
+    idempotency key, or the payload. Coroutine functions are run to their end.
     """
 
     name: str
@@ -63,7 +63,8 @@ def _later(answer: Any, shape: Callable[[Any], Any]) -> Any:
 
 def _dispatched(answer: Any) -> Any:
     if answer is None or isinstance(answer, dict):
-        return DispatchResult("confirmed", response=answer or {})
+        answer = answer or {}
+        return DispatchResult("confirmed", external_ref=str(answer.get("external_ref", "")), response=answer)
     return answer  # anything else that is no DispatchResult is reported by who asked
 
 

@@ -431,6 +431,7 @@ def _refuse_unsettled(tx: Transaction, run_id: str, least_owed: int) -> None:
     for what, table, condition in (
         ("open obligation(s)", "tape_obligations", f"status IN (1, 2) AND owed >= {least_owed}"),
         ("UNKNOWN effect(s)", "tape_effects", "status = 4"),
+        ("effect(s) in the outbox", "tape_effects", "status = 1 AND dispatch_mode = 2"),
     ):
         row = tx.one(f"SELECT count(*) FROM {table} WHERE run_id = ? AND {condition}", run_id)
         if row and row[0]:
