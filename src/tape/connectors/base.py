@@ -163,6 +163,11 @@ def _call(method: Callable[[Any], Any], subject: Any, kind: type[R], otherwise: 
     return otherwise({"type": "InvalidConnector", "message": message})
 
 
+def observation_of(status: str, response: dict[str, Any]) -> ObservationResult:
+    """What a status check has said, as an observation; the response may bring the `external_ref`."""
+    return ObservationResult(status, str(response.get("external_ref") or ""), response)  # type: ignore[arg-type]
+
+
 def described(error: BaseException) -> dict[str, Any]:
     """An exception as it is put on record."""
     return {"type": type(error).__name__, "message": str(error)}

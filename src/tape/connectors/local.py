@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult
+from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, observation_of
 from tape.connectors.templates import content_of, fields_of
 from tape.effect.observing import check_status
 from tape.effect.offering import call_offering
@@ -38,8 +38,7 @@ class LocalConnector:
         seen = check_status(self.look, effect) if self.look is not None else None
         if seen is None:
             return ObservationResult("stuck", response={"error": {"message": f"{self.name!r} cannot tell."}})
-        status, response = seen
-        return ObservationResult(status, response=response)  # type: ignore[arg-type]  # it was checked there
+        return observation_of(*seen)
 
     def compensate(self, obligation: Any) -> Any:
         """Call `undo`; without one nothing can be undone."""

@@ -51,7 +51,10 @@ def check_status(check: Callable[..., Any], effect: pb.EffectRecord) -> tuple[st
             f"The status check {name_of(check)} answered {answer!r}; it may answer a dict, True, False, None,"
             f" or one of {', '.join(_RESOLUTIONS)}."
         )
-    return word, dict(getattr(answer, "response", None) or {})
+    response = dict(getattr(answer, "response", None) or {})
+    if reference := getattr(answer, "external_ref", ""):
+        response.setdefault("external_ref", reference)
+    return word, response
 
 
 def observe_unknown(client: Any, effect: pb.EffectRecord, check: Callable[..., Any] | None) -> pb.EffectRecord | None:

@@ -7,7 +7,7 @@ import time
 
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.base import ObservationResult, call_observe, get
+from tape.connectors.base import ObservationResult, call_observe, get, observation_of
 from tape.connectors.sending import now_ms, record_observation, report
 from tape.effect.observing import check_status
 from tape.effect.registry import get_status_check
@@ -81,8 +81,7 @@ def look_at(effect: pb.EffectRecord) -> tuple[ObservationResult | None, str]:
         answer = check_status(check, effect)
         if answer is None:
             return None, "the status check cannot tell yet"
-        status, response = answer
-        return ObservationResult(status, response=response), ""  # type: ignore[arg-type]  # it was checked there
+        return observation_of(*answer), ""
     connector = get(effect.connector) if effect.connector else None
     if connector is not None:
         seen = call_observe(connector, effect)
