@@ -11,7 +11,7 @@ from tape.client.sync import TapeClient
 from tape.connectors.sending import now_ms
 from tape.errors import IllegalTransition
 from tape.proto import tape_pb2 as pb
-from tape.reactors.connection import Report, connected, for_each, pages
+from tape.reactors.connection import Report, connected, pages
 from tape.reactors.looping import repeat, stopping
 
 
@@ -30,18 +30,18 @@ def compact_once(
     reports: list[Report] = []
     seen: set[str] = set()
 
-    def compacted() -> int:
-        return sum(report["outcome"] == "compacted" for report in reports)
-
+    compacted = 0
     with connected(url, client) as connection:
 
         def fetch(size: int) -> list[pb.RunState]:
             return list(connection.list_compactable_runs(before_ms=before_ms, limit=size).runs)
 
-        for page in pages(fetch, limit, is_enough=lambda: compacted() >= limit):
-            fresh = [run for run in page if run.run_id not in seen][: limit - compacted() or None]
-            seen |= {run.run_id for run in fresh}
-            reports += for_each(fresh, lambda run: _compact(connection, run), stop=stop)
+        for page in pages(fetch, limit, is_enough=lambda: compacted >= limit):
+            for run in page:
+                if compacted < limit and run.run_id not in seen and not (stop is not None and stop.is_set()):
+                    seen.add(run.run_id)
+                    reports.append(_compact(connection, run))
+                    compacted += reports[-1]["outcome"] == "compacted"
     return reports
 
 
