@@ -30,18 +30,20 @@ def compact_once(
     reports: list[Report] = []
     seen: set[str] = set()
 
-    compacted = 0
+    def is_enough() -> bool:
+        is_stopped = stop is not None and stop.is_set()
+        return is_stopped or sum(report["outcome"] == "compacted" for report in reports) >= limit
+
     with connected(url, client) as connection:
 
         def fetch(size: int) -> list[pb.RunState]:
             return list(connection.list_compactable_runs(before_ms=before_ms, limit=size).runs)
 
-        for page in pages(fetch, limit, is_enough=lambda: compacted >= limit):
+        for page in pages(fetch, limit, is_enough=is_enough):
             for run in page:
-                if compacted < limit and run.run_id not in seen and not (stop is not None and stop.is_set()):
+                if run.run_id not in seen and not is_enough():
                     seen.add(run.run_id)
                     reports.append(_compact(connection, run))
-                    compacted += reports[-1]["outcome"] == "compacted"
     return reports
 
 
