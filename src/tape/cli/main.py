@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ from tape.cli import (
     migrate,
     obligations,
     prune,
+    reactors,
     runs,
     serve,
     signal,
@@ -41,6 +43,7 @@ for command in (
     effects.effects,
     obligations.obligations,
     signal.signal,
+    reactors.reactors,
     verify.verify,
     prune.prune,
     migrate.migrate,
@@ -66,13 +69,35 @@ def options(
     """Tape: one durable log for agents, services and data pipelines."""
 
 
-def main() -> None:
+def main(command: Callable[[], Any] = app) -> None:
     """Run the command line; an error of Tape is one sentence, not a stack."""
     try:
-        app()
+        command()
     except TapeError as error:
         typer.secho(f"error {error.code}: ", fg="red", bold=True, err=True, nl=False)
         typer.echo(str(error), err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def reactors_main() -> None:
+    """`tape-reactors`, the same as `tape reactors`."""
+    main(_alone(reactors.reactors))
+
+
+def outbox_main() -> None:
+    """`tape-outbox`: only the outbox dispatcher."""
+    main(_alone(reactors.outbox))
+
+
+def pubsub_main() -> None:
+    """`tape-pubsub-sub`: a worker that messages of Pub/Sub wake."""
+    main(_alone(reactors.pubsub_worker))
+
+
+def _alone(command: Callable[..., None]) -> typer.Typer:
+    """A command line of one command."""
+    alone = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+    alone.command()(command)
+    return alone
