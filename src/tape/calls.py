@@ -83,7 +83,8 @@ def is_cancelled(tool_context: Any, *, url: str = DEFAULT_URL) -> bool:
     """Whether the run that a tool is called in was cancelled: ask now and then in long work."""
     call = call_of(tool_context)
     run = (call.run.client or shared_client(url)).get_run(call.run_id)
-    return bool(run.status == pb.RUN_STATUS_CANCELLED)
+    # While what it did is being undone it is COMPENSATING, and has been cancelled all the same.
+    return pb.RUN_STATUS_CANCELLED in (run.status, run.former_status)
 
 
 def heartbeat(tool_context: Any, *, lease_ttl_ms: int = DEFAULT_TTL_MS, url: str = DEFAULT_URL) -> pb.ResumeRunResponse:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.errors import IllegalTransition, LeaseHeld
+from tape.errors import IllegalTransition, LeaseHeld, RunCancelled
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
 from tests.server.test_ledgers import begin, entries
@@ -231,6 +231,21 @@ async def test_what_failed_runs_did_is_found_beside_thousands_of_healthy_ones(
     await register(client, failed, "refund")
     await client.end_run(run_id=failed, status=pb.RUN_STATUS_FAILED)
     assert await owed(client, limit=1) == [(failed, "refund")]
+
+
+async def test_a_cancelled_run_stays_cancelled_while_it_is_undone(client: AsyncTapeClient) -> None:
+    run_id = await begin(client)
+    older, newer = await register(client, run_id, "a", "b")
+    await client.end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED)
+    await undo(client, run_id, newer)
+    # Its process goes on for a while, and does not know.
+    for ending in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_FAILED):
+        with pytest.raises(IllegalTransition, match="because it was CANCELLED and is being undone"):
+            await client.end_run(run_id=run_id, status=ending)
+    with pytest.raises(RunCancelled):
+        await client.begin_effect(run_id=run_id, decision_index=0, tool_name="pay")
+    await undo(client, run_id, older)
+    assert await status_of(client, run_id) == "CANCELLED"
 
 
 # ── late news ────────────────────────────────────────────────────────────────────────────────────

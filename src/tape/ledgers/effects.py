@@ -137,7 +137,7 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
     existing = find(tx, run.run_id, wanted.idempotency_key) or _same_business(tx, wanted)
     if existing is not None:
         return existing, True
-    if run.status == RunStatus.CANCELLED:
+    if RunStatus.CANCELLED in (run.status, run.former_status):
         raise RunCancelled(f"The run {run.run_id!r} was cancelled: it begins no further effect.")
     payload = {
         "tool": wanted.tool_name,

@@ -250,6 +250,12 @@ def end(
         raise InvalidInput(f"status {after.name} does not end a run; use one of {allowed}.")
     run = get_writable(tx, run_id, owner)
     check_transition(f"The run {run_id!r}", ENDING, run.status, after)
+    if run.former_status and after not in (run.former_status, RunStatus.COMPENSATING, RunStatus.STUCK):
+        was = RunStatus(run.former_status).name
+        raise IllegalTransition(
+            f"The run {run_id!r} is {run.status.name} because it was {was} and is being undone, and cannot become"
+            f" {after.name}; allowed: COMPENSATING, STUCK, {was}."
+        )
     if run.status == after:
         return with_cursor(tx, run)
     now = now_ms()
