@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,3 +155,24 @@ def test_what_failed_comes_again_and_what_is_unknown_does_not(pubsub: PubSub, se
     with Worker(served.url, other_subscription, OSError("the line is dead")) as worker:
         wait_for(lambda: status_of(served, never) == 4, "the effect to be unknown")
         assert len(worker.handled) == 1
+
+
+def test_the_worker_is_a_program_too(pubsub: PubSub, served: TapeClient, tmp_path: Path) -> None:
+    topic, subscription = pubsub.topic()
+    (tmp_path / "work.py").write_text(
+        "from tape.connectors import DispatchResult\n"
+        "def handle(request, attributes): return DispatchResult('confirmed', f\"done-{request['number']}\")\n"
+    )
+    effect = left_in_the_outbox(served, 9)
+    publish(topic, (b"", {"run_id": effect.run_id, "idempotency_key": effect.idempotency_key}))
+    command = [Path(sys.executable).with_name("tape-pubsub-sub"), "--project", PROJECT, "--subscription", subscription]
+    worker = subprocess.Popen(
+        [*command, "--handle", "work:handle", "--url", served.url], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: status_of(served, effect) == 2, "the worker to do it")
+    worker.send_signal(signal.SIGTERM)
+    told, _ = worker.communicate(timeout=30)
+    assert worker.returncode == 0
+    assert "'confirmed': 1" in told
+    found = served.get_effect(run_id=effect.run_id, idempotency_key=effect.idempotency_key)
+    assert found.effect.external_ref == "done-9"

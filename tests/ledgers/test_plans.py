@@ -10,6 +10,7 @@ import pytest
 
 from tape.ledgers import effects, obligations, runs, sessions, timers
 from tape.store import Reader, open_database
+from tests.services import Postgres
 
 LISTINGS: dict[str, Callable[[Reader], object]] = {
     "runs to recover": runs.to_recover,
@@ -69,3 +70,24 @@ async def test_owed_obligations_are_found_without_looking_at_the_others(sqlite_u
         steps = await database.read(plan)
     assert "INDEX tape_obligations_owed" in steps[0], steps
     assert not [step for step in steps if "tape_obligations_open" in step], steps
+
+
+async def test_postgres_finds_owed_obligations_without_looking_at_the_others(postgres: Postgres) -> None:
+    def plan(reader: Reader) -> str:
+        class Explainer:
+            def query(self, sql: str, *params: Any) -> list[Any]:
+                steps.extend(str(row[0]) for row in reader.query(f"EXPLAIN {sql}", *params))
+                return []
+
+        steps: list[str] = []
+        obligations.unresolved(cast(Reader, Explainer()), only_owed=True)
+        return "\n".join(steps)
+
+    columns = ("run_id", "seq", "effect_key", "kind", "status", "ts_ms", "next_attempt_at_ms")
+    healthy = [("r", number, f"k{number}", "refund", 1, 1, 1) for number in range(20_000)]
+    with postgres.fresh_database() as url:
+        async with open_database(url) as database:
+            await database.write(lambda tx: tx.insert("tape_obligations", columns, healthy))
+            seen = await database.read(plan)
+    assert "using tape_obligations_owed" in seen
+    assert "tape_obligations_open" not in seen

@@ -351,13 +351,15 @@ def unresolved(
         pending = abandoned = True
     conditions = []
     params: list[int] = []
+    # Owed ones are found by their own index; PostgreSQL must not take the condition for that of all open ones.
+    status = "+status" if only_owed else "status"
     if pending:
-        conditions.append("(status = 1 AND next_attempt_at_ms <= ?)")
+        conditions.append(f"({status} = 1 AND next_attempt_at_ms <= ?)")
         params.append(moment)
     if stuck:
-        conditions.append("status = 4")
+        conditions.append(f"{status} = 4")
     if abandoned:
-        conditions.append("(status = 2 AND claim_expires_at_ms > 0 AND claim_expires_at_ms <= ?)")
+        conditions.append(f"({status} = 2 AND claim_expires_at_ms > 0 AND claim_expires_at_ms <= ?)")
         params.append(moment)
     return load_all(
         Obligation,

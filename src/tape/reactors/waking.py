@@ -34,31 +34,32 @@ class Waker:
         self._pattern = pattern
         self._where = where
         self._is_new = is_new
-        self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[None] | None = None
+        self._leave: Callable[[], object] = lambda: None
+        self._is_following = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tape-waker", daemon=True)
 
     def __enter__(self) -> Waker:
-        self._task = self._loop.create_task(self._follow())
         self._thread.start()
+        self._is_following.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._task is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._leave()
         self._thread.join()
-        self._loop.close()
 
     def _run(self) -> None:
-        assert self._task is not None
         try:
-            self._loop.run_until_complete(self._task)
+            asyncio.run(self._follow())
         except asyncio.CancelledError:
             pass
         except Exception:
             log.exception("nobody is told of new entries any more")
 
     async def _follow(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._leave = lambda: loop.is_closed() or loop.call_soon_threadsafe(task.cancel)
+        self._is_following.set()
         async with AsyncTapeClient(self._url) as client:
             position = await self._head(client) if self._is_new else 0
             async for entry in client.follow(self._pattern, from_global_seq=position, predicate_cel=self._where):
