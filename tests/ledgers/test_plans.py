@@ -89,5 +89,5 @@ async def test_postgres_finds_owed_obligations_without_looking_at_the_others(pos
         async with open_database(url) as database:
             await database.write(lambda tx: tx.insert("tape_obligations", columns, healthy))
             seen = await database.read(plan)
-    assert "using tape_obligations_owed" in seen
+    assert "tape_obligations_owed" in seen, seen
     assert "tape_obligations_open" not in seen
