@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tape.errors import InvalidInput, MissingExtra, SinkHeldBack, SinkRejected, SinkUnavailable
 from tape.sinks.sink import body_of, event_id_of
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -107,8 +110,9 @@ class NatsSink:
     async def _connect(self) -> None:
         if self._connection is not None and not self._connection.is_closed:
             return
-        options = {"connect_timeout": self._timeout, "allow_reconnect": True, "max_reconnect_attempts": 1}
-        self._connection = await self._nats.connect(self._servers, **(options | self._options))
+        # Whoever hands entries over tries again; a client that reconnects on its own would keep them waiting.
+        options = {"connect_timeout": self._timeout, "allow_reconnect": False, "error_cb": _note} | self._options
+        self._connection = await asyncio.wait_for(self._nats.connect(self._servers, **options), 2 * self._timeout)
         self._stream = self._connection.jetstream()
 
     async def _disconnect(self) -> None:
@@ -128,6 +132,10 @@ class NatsSink:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _note(error: Exception) -> None:
+    log.debug("NATS: %s", error)
 
 
 def subject_of(entry: Any) -> str:
