@@ -19,7 +19,14 @@ from tape.session.tape import SessionTape
 
 _LISTS = ("steps", "branches", "sub_agents", "agents", "children")
 _ATTRIBUTES = ("_children", "_agents", "_steps", "_branches")
-_UNSET: Any = object()
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "…"
+
+
+_UNSET: Any = _Unset()
 
 
 @dataclass(frozen=True, slots=True)
