@@ -6,6 +6,7 @@ With `--check` it writes nothing and fails if the page is not current.
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import re
 import sys
@@ -55,6 +56,8 @@ def page() -> str:
     lines += ["## States and other names", "", *proto.enums()]
     lines += ["## Messages that several calls share", "", *proto.shared_messages()]
     lines += ["## Clients", "", *clients()]
+    lines += ["## The tape in your process", "", *library("tape.session")]
+    lines += ["## Sinks and the relay", "", *library("tape.sinks"), *library("tape.sinks.relay")]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -176,6 +179,47 @@ def clients() -> Iterator[str]:
     for name, method in _methods(AsyncTapeClient).items():
         if name not in missing:
             yield from (f"#### {name}", "", f"`{name}{_signature(method)}`", "", inspect.getdoc(method) or "", "")
+
+
+def library(module_name: str) -> Iterator[str]:
+    """The public names of a module: classes with their methods, and functions."""
+    module = importlib.import_module(module_name)
+    names = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and inspect.isfunction(value) and value.__module__ == module_name
+    ]
+    for name in names:
+        value = getattr(module, name)
+        if not inspect.isclass(value) and not inspect.isfunction(value):
+            continue
+        is_only_a_name = getattr(value, "_is_protocol", False) or not _takes_anything(value)
+        shown = name if is_only_a_name else f"{name}{_signature(value, bound=False)}"
+        yield from (f"### {name}", "", f"`{shown}`", "", inspect.getdoc(value) or "", "")
+        if inspect.isclass(value):
+            for method_name, method in _own_members(value).items():
+                is_static = isinstance(inspect.getattr_static(value, method_name), staticmethod)
+                called = "" if isinstance(method, property) else _signature(method, bound=not is_static)
+                first_paragraph = (inspect.getdoc(method) or "").partition("\n\n")[0]
+                yield f"- `{method_name}{called}`: {_one_line(first_paragraph)}"
+            yield ""
+
+
+def _takes_anything(value: Any) -> bool:
+    return not inspect.isclass(value) or value.__init__ is not object.__init__
+
+
+def _own_members(cls: type) -> dict[str, Any]:
+    """Public methods and properties of a class and of its bases of the same package."""
+    found: dict[str, Any] = {}
+    for owner in cls.__mro__:
+        if not owner.__module__.startswith("tape."):
+            continue
+        for name, value in vars(owner).items():
+            plain = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+            if not name.startswith("_") and (inspect.isfunction(plain) or isinstance(plain, property)):
+                found.setdefault(name, plain)
+    return found
 
 
 def _methods(client: type) -> dict[str, Any]:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class TapeError(Exception):
@@ -363,6 +363,147 @@ class InvalidConnector(TapeError):
 
     code = "TAPE-1770"
     status = "INVALID_ARGUMENT"
+
+
+# ── 195x: the tape in your process ───────────────────────────────────────────────────────────────
+
+
+class InvalidEvent(InvalidInput):
+    """Something that a SessionTape cannot record."""
+
+    code = "TAPE-1951"
+
+
+class SeqTaken(InvalidInput):
+    """An entry brings a seq that lies before the head of the tape."""
+
+    code = "TAPE-1952"
+
+
+class SessionCursorExpired(CursorExpired):
+    """The cursor points to entries that a SessionTape has let go (`max_events`)."""
+
+    code = "TAPE-1953"
+
+    def __init__(self, cursor: int, watermark: int) -> None:
+        TapeError.__init__(
+            self,
+            f"seq {cursor} is below the oldest entry that this tape still has ({watermark}). Read from {watermark},"
+            " pass skip_expired=True to go on there by itself, or raise max_events.",
+        )
+        self.cursor = cursor
+        self.oldest = watermark
+        self.watermark = watermark
+
+
+class TapeFileInUse(TapeError):
+    """Another tape already writes to the file: one file, one writer."""
+
+    code = "TAPE-1954"
+    status = "FAILED_PRECONDITION"
+
+
+class TapeFileUnusable(TapeError):
+    """The file of a tape cannot be opened, or is not one."""
+
+    code = "TAPE-1955"
+    status = "FAILED_PRECONDITION"
+
+
+class MirrorBehind(TapeError):
+    """A backend that sends in the background has as much waiting as it may hold."""
+
+    code = "TAPE-1956"
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class InvalidSnapshot(InvalidInput):
+    """A file is not a snapshot of a session that this version can read."""
+
+    code = "TAPE-1957"
+
+
+class UnknownName(NotFound, KeyError):
+    """No branch or signal has that name."""
+
+    code = "TAPE-1958"
+
+    __str__ = Exception.__str__  # KeyError would show the sentence in quotes
+
+
+class InvalidRule(InvalidInput, ValueError):
+    """A rule or a predicate of a reactor is incomplete or cannot work."""
+
+    code = "TAPE-1959"
+
+
+# ── 1975: sinks and the relay ────────────────────────────────────────────────────────────────────
+
+
+class SinkError(TapeError):
+    """An entry could not be handed to a sink."""
+
+    code = "TAPE-1975"
+
+
+class SinkRejected(SinkError):
+    """The target of a sink will never take an entry as it is."""
+
+    code = "TAPE-1976"
+    status = "FAILED_PRECONDITION"
+
+
+class SinkUnavailable(SinkError):
+    """The target of a sink cannot take an entry now; `retry_after_s` is how long it asks to wait."""
+
+    code = "TAPE-1977"
+    status = "UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SinkHeldBack(SinkError):
+    """An entry was not sent because one before it in its run failed."""
+
+    code = "TAPE-1978"
+    status = "UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, entry: Any, failed: Any) -> None:
+        super().__init__(f"{entry.run_id}/{entry.seq} waits for {failed.run_id}/{failed.seq}, which failed.")
+
+
+class RefusedAddress(SinkError):
+    """The receiver has an address outside the public internet."""
+
+    code = "TAPE-1979"
+    status = "PERMISSION_DENIED"
+
+
+class SinkClosed(SinkError):
+    """The sink was closed while an entry was on its way."""
+
+    code = "TAPE-1980"
+    status = "CANCELLED"
+    retryable = True
+
+
+class InvalidCursorFile(TapeError):
+    """The cursor file of a relay holds no cursor."""
+
+    code = "TAPE-1981"
+    status = "DATA_LOSS"
+
+
+class CursorFileInUse(TapeError):
+    """Another relay already uses the cursor file."""
+
+    code = "TAPE-1982"
+    status = "FAILED_PRECONDITION"
 
 
 def _excerpt(text: str, offset: int, width: int = 100) -> str:

@@ -20,7 +20,19 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """What a run prints, and the Markdown that it writes."""
     page = tmp_path_factory.mktemp("bench") / "performance.md"
-    done = run_bench("latency", "ledgers", "replay", "live", "subjects", "predicate", "verify", "--markdown", str(page))
+    done = run_bench(
+        "latency",
+        "ledgers",
+        "replay",
+        "live",
+        "subjects",
+        "predicate",
+        "session",
+        "relay",
+        "verify",
+        "--markdown",
+        str(page),
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, page.read_text()
 
@@ -37,6 +49,8 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "delivered/s",
         "trie, subjects/s",
         "subject by pattern",
+        "the tape, JsonlBackend",
+        "NATS JetStream, 64 runs at once",
         "well under 60 s",
     ],
 )

@@ -74,8 +74,14 @@ class AsyncTapeClient(LedgerCalls):
             fields |= trace._asdict()
         return (await self.append_many([Draft(subject=subject, payload_json=to_json(payload), **fields)]))[0]
 
-    async def append_many(self, drafts: Sequence[Draft]) -> list[int]:
-        """Append drafts, all or none, next to each other in the order; their `global_seq`s."""
+    async def append_many(self, drafts: Sequence[Draft], *, request_id: str = "") -> list[int]:
+        """Append drafts, all or none, next to each other in the order; their `global_seq`s.
+
+        With a `request_id` of your own you may send them again after a failure, also from another process and within
+        a day, without appending them twice.
+        """
+        if request_id:
+            return await self._batcher.send_surely(drafts, request_id)
         return await self._batcher.append(drafts)
 
     async def head(self) -> pb.JournalHead:

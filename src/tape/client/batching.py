@@ -84,7 +84,9 @@ class Batcher:
 
     async def _deliver(self, callers: list[_Caller]) -> None:
         try:
-            seqs = await self._send_surely([draft for caller in callers for draft in caller.drafts])
+            # Beginning with the time, ids of one day lie side by side in the server's index.
+            request_id = f"{time.time_ns():016x}-{secrets.token_hex(8)}"
+            seqs = await self.send_surely([draft for caller in callers for draft in caller.drafts], request_id)
         except Exception as error:
             if len(callers) > 1 and isinstance(error, InvalidInput):
                 # Refused, so nothing was written: one bad draft must not fail those it travelled with.
@@ -103,9 +105,8 @@ class Batcher:
                 caller.future.set_result(seqs[start:end])
             start = end
 
-    async def _send_surely(self, drafts: list[Draft]) -> list[int]:
-        # Beginning with the time, ids of one day lie side by side in the server's index.
-        request_id = f"{time.time_ns():016x}-{secrets.token_hex(8)}"
+    async def send_surely(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
+        """Send one request, and again after a failure that may pass."""
         pause = FIRST_RETRY_S
         for attempt in range(1, ATTEMPTS + 1):
             try:

@@ -28,6 +28,8 @@ MAX_BATCH_ENTRIES = 1_024
 MAX_STREAMED_APPENDS = 64
 # A stream with nothing to say still tells this often how far it has looked.
 CHECKPOINT_S = 5.0
+# Who reads history up to the head wants to know soon that it has, also when the last entries did not match.
+CAUGHT_UP_S = 0.02
 
 
 class JournalDoor:
@@ -103,11 +105,13 @@ class JournalDoor:
         if not 0 < max_entries <= MAX_BATCH_ENTRIES:
             raise InvalidInput(f"max_entries {request.max_entries} must lie between 1 and {MAX_BATCH_ENTRIES}.")
         subscription = await self._hub.subscribe(selection, request.from_global_seq, predicate=predicate)
+        head = self._hub.head
         try:
-            for frame in self._frames.batches((), subscription.position, self._hub.head):
+            for frame in self._frames.batches((), subscription.position, head):
                 yield frame
             while True:
-                batch = await subscription.next(max_entries, CHECKPOINT_S)
+                has_caught_up = subscription.position >= head
+                batch = await subscription.next(max_entries, CHECKPOINT_S if has_caught_up else CAUGHT_UP_S)
                 for start in range(0, max(len(batch.entries), 1), max_entries):
                     part = batch.entries[start : start + max_entries]
                     is_last = start + max_entries >= len(batch.entries)

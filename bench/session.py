@@ -1,0 +1,240 @@
+"""How fast the tape in your process is: recording, following, loading; beside plain Python and the raw file."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from bench.lab import TapeServer
+from bench.options import Options
+from bench.session_plain import PlainTape
+from bench.table import NOTHING, Table, count, ratio
+from tape import InMemoryBackend, JsonlBackend, ServerBackend, SessionTape, ToolCallEnd
+
+TITLE = "Session: the tape in your process"
+
+EVENT = ToolCallEnd(tool_name="bash", result="a line of output that a tool gave back", duration_ms=12.5)
+ROUNDS = 3
+HISTORIES = (0, 10_000, 100_000)
+Record = Callable[[Any], object]
+
+
+def run(options: Options) -> list[Table]:
+    """Three tables."""
+    return [_recording(options), _following(options), _loading(options)]
+
+
+# ── recording ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _recording(options: Options) -> Table:
+    entries = options.scaled(200_000, 2_000)
+    folder = options.lab.fresh_folder()
+    names = (f"{folder}/{number}.jsonl" for number in itertools.count())
+
+    def jsonl(**settings: Any) -> SessionTape:
+        return SessionTape(backend=JsonlBackend(next(names), **settings))
+
+    rates: dict[str, float] = {}
+
+    def measure(name: str, make: Callable[[], Any], share: float = 1.0) -> None:
+        options.tell(f"{TITLE}: {name}")
+        found = []
+        for _ in range(ROUNDS):
+            tape = make()
+            found.append(_rate(tape.record, int(entries * share)))
+            getattr(tape, "close", lambda: None)()
+        rates[name] = statistics.median(found)
+
+    measure("a list of dicts", _List)
+    measure("the obvious way, in memory", PlainTape)
+    measure("the tape, no backend", SessionTape)
+    measure("the tape, InMemoryBackend", lambda: SessionTape(backend=InMemoryBackend()))
+    measure("json.dumps and write()", lambda: _File(Path(next(names))))
+    measure("the obvious way, to a file", lambda: PlainTape(Path(next(names))), 0.1)
+    measure("the tape, JsonlBackend", jsonl)
+    measure("the tape, JsonlBackend, fsync interval", lambda: jsonl(fsync="interval"))
+    measure("the tape, JsonlBackend, fsync always", lambda: jsonl(fsync="always"), 0.01)
+    measure("json.dumps, write() and fdatasync()", lambda: _File(Path(next(names)), sync=True), 0.01)
+    with TapeServer(options.lab.fresh_store("sqlite")) as server:
+        name = "the tape, ServerBackend, until all is durable"
+        options.tell(f"{TITLE}: {name}")
+        rates[name] = _mirrored_rate(server.url, options.scaled(20_000, 500))
+    against = {
+        "the tape, no backend": ("the obvious way, in memory", "≥ 2×"),
+        "the tape, InMemoryBackend": ("the obvious way, in memory", NOTHING),
+        "the tape, JsonlBackend": ("the obvious way, to a file", "≥ 20×"),
+        "the tape, JsonlBackend, fsync interval": ("the obvious way, to a file", NOTHING),
+        "the tape, JsonlBackend, fsync always": ("json.dumps, write() and fdatasync()", NOTHING),
+    }
+    rows = []
+    for name, rate in rates.items():
+        other, aim = against.get(name, ("", NOTHING))
+        rows.append([name, count(rate), other or NOTHING, ratio(rate, rates.get(other)), aim])
+    return Table(
+        "Session: records per second, one caller",
+        ["", "records/s", "beside", "÷ it", "aim"],
+        rows,
+        [
+            f"median of {ROUNDS} rounds; an event of three fields",
+            "the tape locks, and hands every entry to the system before record() returns; JSON is most of that cost",
+        ],
+    )
+
+
+class _List:
+    """The least that a record can be."""
+
+    def __init__(self) -> None:
+        self._entries: list[dict[str, Any]] = []
+
+    def record(self, event: ToolCallEnd) -> None:
+        self._entries.append(
+            {
+                "seq": len(self._entries),
+                "t": time.monotonic(),
+                "kind": event.kind,
+                "type": "ToolCallEnd",
+                "tool_name": event.tool_name,
+                "result": event.result,
+                "duration_ms": event.duration_ms,
+            }
+        )
+
+
+class _File:
+    """The least that a record in a file can be, when it must survive a killed process."""
+
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._sync = sync
+        self._seq = 0
+
+    def record(self, event: ToolCallEnd) -> None:
+        entry = {
+            "seq": self._seq,
+            "t": time.monotonic(),
+            "kind": event.kind,
+            "type": "ToolCallEnd",
+            "tool_name": event.tool_name,
+            "result": event.result,
+            "duration_ms": event.duration_ms,
+        }
+        self._seq += 1
+        os.write(self._fd, json.dumps(entry).encode() + b"\n")
+        if self._sync:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _rate(record: Record, entries: int) -> float:
+    began = time.perf_counter()
+    for _ in range(entries):
+        record(EVENT)
+    return entries / (time.perf_counter() - began)
+
+
+def _mirrored_rate(url: str, entries: int) -> float:
+    with SessionTape(backend=ServerBackend(url, close_timeout_s=60)) as tape:
+        tape.record(EVENT)
+        tape.flush()
+        began = time.perf_counter()
+        for _ in range(entries):
+            tape.record(EVENT)
+        assert tape.flush() == 0
+        return entries / (time.perf_counter() - began)
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _following(options: Options) -> Table:
+    entries = options.scaled(5_000, 100)
+    rows = []
+    for history in HISTORIES:
+        history = options.scaled(history, history // 100)
+        options.tell(f"{TITLE}: following with {history:,} entries of history")
+        ours = statistics.median(options.lab.run(_tail_rate(SessionTape(), history, entries)) for _ in range(ROUNDS))
+        few = max(entries // (1 + history // 500), 20)
+        plain = options.lab.run(_tail_rate(PlainTape(), history, few))
+        aim = "≥ 1000×" if history == HISTORIES[-1] else NOTHING
+        rows.append([count(history), count(ours), count(plain), ratio(ours, plain), aim])
+    return Table(
+        "Session: live entries per second through tail(), one wake-up each",
+        ["entries before", "the tape", "the obvious way", "÷ it", "aim"],
+        rows,
+        ["the writer records the next entry when the reader has the last: each one is a wake-up of its own"],
+    )
+
+
+async def _tail_rate(tape: Any, history: int, entries: int) -> float:
+    for _ in range(history):
+        tape.record(EVENT)
+    got = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(tape.tail(history)) as stream:
+            async for _ in stream:
+                got.set()
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0.01)
+    began = time.perf_counter()
+    for _ in range(entries):
+        tape.record(EVENT)
+        await got.wait()
+        got.clear()
+    seconds = time.perf_counter() - began
+    reading.cancel()
+    return entries / seconds
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _loading(options: Options) -> Table:
+    lines = options.scaled(1_000_000, 5_000)
+    path = options.lab.fresh_folder() / "long.jsonl"
+    with SessionTape(max_events=1, backend=JsonlBackend(path)) as tape:
+        for _ in range(lines):
+            tape.record(EVENT)
+
+    def load_all() -> object:
+        return SessionTape.load(path).head
+
+    def open_end() -> object:
+        with SessionTape(max_events=1_000, backend=JsonlBackend(path)) as tape:
+            return tape.head
+
+    def plain() -> object:
+        with path.open() as file:
+            return len([json.loads(line) for line in file])
+
+    def raw() -> object:
+        with path.open("rb") as file:
+            return sum(1 for _ in file)
+
+    rows, base = [], 0.0
+    for name, work in (
+        ("json.loads of every line into a list", plain),
+        ("SessionTape.load", load_all),
+        ("SessionTape(max_events=1000, backend=JsonlBackend(…))", open_end),
+        ("the lines of the raw file, counted", raw),
+    ):
+        options.tell(f"{TITLE}: {name}")
+        began = time.perf_counter()
+        assert work() == lines
+        seconds = time.perf_counter() - began
+        base = base or lines / seconds
+        rows.append([name, f"{seconds:.2f}", count(lines / seconds), ratio(lines / seconds, base)])
+    return Table(f"Session: opening a file of {lines:,} lines", ["", "seconds", "lines/s", "÷ json.loads"], rows)

@@ -1,0 +1,135 @@
+"""A backend that cannot stop anybody: what it refuses is kept, reported, and offered again."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from tape.errors import InvalidInput
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 5.0
+MAX_BACKLOG = 100_000
+MAX_ERRORS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BackendError:
+    """A backend failed on an entry. The entry is kept and will be offered again."""
+
+    backend: str
+    seq: int
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{self.backend} failed on seq {self.seq}: {type(self.error).__name__}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendHealth:
+    """How the backends of a tape do: attempts that failed, entries that wait to be offered again, entries given up."""
+
+    failures: int = 0
+    pending: int = 0
+    lost: int = 0
+
+
+class Mirror:
+    """Writes to one backend in order and never raises. Use from one thread at a time."""
+
+    def __init__(self, backend: Any, *, max_backlog: int = MAX_BACKLOG) -> None:
+        if not callable(getattr(backend, "append", None)):
+            raise InvalidInput(f"{backend!r} is no backend: it needs an append(entry) method.")
+        self.backend = backend
+        self.errors: deque[BackendError] = deque(maxlen=MAX_ERRORS)
+        self._failures = 0
+        self._lost = 0
+        self._append = backend.append
+        self._backlog: deque[dict[str, Any]] = deque()
+        self._max_backlog = max_backlog
+        self._pause = FIRST_RETRY_S
+        self._retry_at = 0.0
+        self._kinds_logged: set[type] = set()
+
+    @property
+    def health(self) -> BackendHealth:
+        """The counts so far."""
+        return BackendHealth(self._failures, len(self._backlog), self._lost)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Write an entry, or keep it for later."""
+        if not self._backlog:
+            try:
+                return self._append(entry)  # type: ignore[no-any-return]
+            except Exception as error:
+                self._failed(entry, error)
+        self._backlog.append(entry)
+        if len(self._backlog) > self._max_backlog:
+            self._give_up_oldest()
+        if time.monotonic() >= self._retry_at:
+            self.catch_up()
+        return None
+
+    def catch_up(self) -> int:
+        """Offer what was refused once more; how many entries still wait."""
+        while self._backlog:
+            try:
+                self._append(self._backlog[0])
+            except Exception as error:
+                self._failed(self._backlog[0], error)
+                break
+            self._backlog.popleft()
+            self._pause = FIRST_RETRY_S
+        return len(self._backlog)
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What a method answers that the backend may have; None if it has none or fails."""
+        method = getattr(self.backend, name, None)
+        if method is None:
+            return None
+        try:
+            return method(*arguments)
+        except Exception as error:
+            self._failed(self._backlog[0] if self._backlog else {"seq": -1}, error)
+            return None
+
+    def resume(self, entries: list[dict[str, Any]]) -> None:
+        """Hand over what the backend lacks of a session that goes on; one that cannot say gets what comes next."""
+        if not hasattr(self.backend, "read_since") or (head := self.ask("head")) is None:
+            return
+        for entry in entries:
+            if entry["seq"] >= head:
+                self.append(entry)
+
+    def forget(self) -> None:
+        """Drop what waits: the tape was cleared."""
+        self._backlog.clear()
+
+    def _failed(self, entry: dict[str, Any], error: Exception) -> None:
+        self._failures += 1
+        failure = BackendError(type(self.backend).__name__, entry.get("seq", -1), error)
+        self.errors.append(failure)
+        self._retry_at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, LAST_RETRY_S)
+        if type(error) not in self._kinds_logged:
+            self._kinds_logged.add(type(error))
+            _log().error("%s. The session goes on; the entry is kept and offered again.", failure)
+
+    def _give_up_oldest(self) -> None:
+        entry = self._backlog.popleft()
+        self._lost += 1
+        if self._lost == 1:
+            _log().error(
+                "%s has refused %d entries; seq %d is given up, as are others until it takes them again.",
+                type(self.backend).__name__,
+                self._max_backlog,
+                entry.get("seq", -1),
+            )
+
+
+def _log() -> Any:
+    import logging  # takes longer to import than all of this room, and is needed only here
+
+    return logging.getLogger("tape.session")

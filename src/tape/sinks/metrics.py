@@ -1,0 +1,89 @@
+"""What a relay counts, for Prometheus and for its status line."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """How a relay does. `lag` is how many entries of the journal it has not looked at yet."""
+
+    position: int = 0
+    head: int = 0
+    published: int = 0
+    retries: int = 0
+    set_aside: int = 0
+    rate: float = 0.0
+    error: str = ""
+
+    @property
+    def lag(self) -> int:
+        """Entries of the journal behind the position."""
+        return max(self.head - self.position, 0)
+
+    def __str__(self) -> str:
+        line = f"at {self.position:,} of {self.head:,} (lag {self.lag:,}), {self.published:,} published"
+        line += f" ({self.rate:,.0f}/s), {self.retries:,} retries, {self.set_aside:,} set aside"
+        return f"{line}; waiting: {self.error}" if self.error else line
+
+
+class RelayMetrics:
+    """The instruments of one relay, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.published = Counter("tape_relay_published", "Entries that the sink has taken", registry=registry)
+        self.retries = Counter("tape_relay_retries", "Hand-overs that failed and were made again", registry=registry)
+        self.skipped = Counter("tape_relay_skipped", "Entries left out by the policy skip", registry=registry)
+        self.dead_letters = Counter("tape_relay_dead_letters", "Entries written as dead letters", registry=registry)
+        self.position = Gauge("tape_relay_position", "global_seq up to which everything is done", registry=registry)
+        self.lag = Gauge("tape_relay_lag_entries", "Entries of the journal behind that", registry=registry)
+        self.seconds = Histogram(
+            "tape_relay_hand_over_seconds", "Time for a batch to be taken", buckets=_SECONDS, registry=registry
+        )
+        self._published = self._retries = self._set_aside = 0
+        self._position = self._head = 0
+        self._error = ""
+        self._rate = 0.0
+        self._rated = (time.monotonic(), 0)
+
+    @property
+    def status(self) -> RelayStatus:
+        """All of it at this moment."""
+        now = time.monotonic()
+        since, before = self._rated
+        if now - since >= 1.0:
+            self._rate = (self._published - before) / (now - since)
+            self._rated = (now, self._published)
+        return RelayStatus(
+            self._position, self._head, self._published, self._retries, self._set_aside, self._rate, self._error
+        )
+
+    def was_published(self, count: int) -> None:
+        """Entries were taken."""
+        self._published += count
+        self._error = ""
+        self.published.inc(count)
+
+    def was_retried(self, error: Exception) -> None:
+        """A hand-over failed and will be made again."""
+        self._retries += 1
+        self._error = str(error)
+        self.retries.inc()
+
+    def was_set_aside(self, policy: str) -> None:
+        """An entry was left out or became a dead letter."""
+        self._set_aside += 1
+        (self.dead_letters if policy == "dead_letter" else self.skipped).inc()
+
+    def has_moved(self, position: int, head: int) -> None:
+        """Everything up to a position is done."""
+        self._position, self._head = position, max(head, position)
+        self.position.set(position)
+        self.lag.set(self._head - position)

@@ -1,0 +1,264 @@
+"""The tape itself: recording, cursors, watermark, summary, saving and loading."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tape import EventRecord, HarnessEvent, InMemoryBackend, SessionTape, TextChunk, ToolCallStart
+from tape.errors import CursorExpired, InvalidEvent, InvalidInput, SeqTaken, SessionCursorExpired
+
+
+def seqs(entries: Any) -> list[int]:
+    return [entry["seq"] for entry in entries]
+
+
+def test_an_event_becomes_an_entry_with_the_next_seq() -> None:
+    tape = SessionTape()
+    entry = tape.record(ToolCallStart(tool_name="bash", args={"cmd": "ls"}))
+    assert list(entry) == ["seq", "t", "kind", "type", "tool_name", "args"]
+    assert entry["kind"] == "tool_call_start"
+    assert entry["type"] == "ToolCallStart"
+    assert tape.record({"kind": "text", "text": "b"})["seq"] == 1
+    assert tape.head == 2
+
+
+def test_an_entry_also_stands_for_its_seq() -> None:
+    tape = SessionTape()
+    tape.record({"kind": "a"})
+    entry = tape.record({"kind": "b"})
+    assert int(entry) == 1
+    assert entry == 1
+    assert entry != 0
+    assert 0 < entry < 2
+    assert entry >= 1
+    assert entry == {"seq": 1, "t": entry["t"], "kind": "b"}
+    assert seqs(tape.since(entry)) == [1]
+    assert json.loads(json.dumps(entry)) == entry
+
+
+def test_own_event_classes_are_recorded() -> None:
+    @dataclass(frozen=True)
+    class Priced(HarnessEvent):
+        euros: int = 0
+        kind: str = "priced"
+
+    entry = SessionTape().record(Priced(euros=3))
+    assert (entry["kind"], entry["type"], entry["euros"]) == ("priced", "Priced", 3)
+
+
+@dataclass(frozen=True)
+class Clashing(HarnessEvent):
+    seq: int = 9
+    kind: str = "clash"
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ("text", "takes a dict or an event dataclass"),
+        ({"text": "no kind"}, "kind None"),
+        ({"kind": 3}, "kind 3"),
+        ({"kind": "a", "seq": 4}, "seq 4"),
+        ({"kind": "a", "t": 4}, "t 4"),
+        ({"kind": "a", 1: 2}, "key 1"),
+        (Clashing(), "'seq'"),
+    ],
+)
+def test_what_cannot_be_recorded_is_told_and_uses_up_no_seq(event: Any, words: str) -> None:
+    tape = SessionTape()
+    with pytest.raises(InvalidEvent, match=words):
+        tape.record(event)
+    assert tape.head == 0
+    assert tape.record({"kind": "a"}) == 0
+
+
+def test_record_dict_keeps_a_seq_and_refuses_one_that_is_taken() -> None:
+    tape = SessionTape()
+    given = {"kind": "a", "seq": 5, "t": 1.5}
+    assert tape.record_dict(given) == {"seq": 5, "t": 1.5, "kind": "a"}
+    assert given == {"kind": "a", "seq": 5, "t": 1.5}
+    assert tape.record_dict({"kind": "b"}) == 6
+    with pytest.raises(SeqTaken, match="seq 5 lies before the head of the tape \\(7\\)"):
+        tape.record_dict({"seq": 5})
+    with pytest.raises(InvalidEvent, match="'5'"):
+        tape.record_dict({"seq": "5"})
+    assert tape.head == 7
+
+
+def test_since_is_a_snapshot_that_writing_does_not_disturb() -> None:
+    tape = SessionTape()
+    for _ in range(3):
+        tape.record({"kind": "a"})
+    seen = []
+    for entry in tape.since(1):
+        seen.append(entry["seq"])
+        tape.record({"kind": "b"})
+    assert seen == [1, 2]
+    assert tape.head == 5
+
+
+def test_below_the_watermark_a_reader_is_told_and_may_skip() -> None:
+    tape = SessionTape(max_events=3)
+    for _ in range(10):
+        tape.record({"kind": "a"})
+    assert (tape.head, tape.watermark, tape.size) == (10, 7, 3)
+    with pytest.raises(CursorExpired, match="oldest entry that this tape still has \\(7\\)") as raised:
+        tape.since(6)
+    assert isinstance(raised.value, SessionCursorExpired)
+    assert raised.value.watermark == 7
+    assert seqs(tape.since(7)) == [7, 8, 9]
+    assert seqs(tape.since(0, skip_expired=True)) == [7, 8, 9]
+
+
+@given(
+    limit=st.integers(0, 6),
+    steps=st.lists(st.integers(0, 3), max_size=40),
+    cursor=st.integers(0, 60),
+)
+def test_since_is_what_a_plain_list_would_say(limit: int, steps: list[int], cursor: int) -> None:
+    tape, everything = SessionTape(max_events=limit), []
+    for step in steps:
+        seq = tape.head + step
+        tape.record_dict({"kind": str(step), "seq": seq})
+        everything.append(seq)
+    kept = everything[-limit:] if limit else everything
+    assert seqs(tape.events) == kept
+    assert tape.watermark == (kept[0] if kept else tape.head)
+    assert tape.head == (everything[-1] + 1 if everything else 0)
+    assert seqs(tape.since(cursor, skip_expired=True)) == [seq for seq in kept if seq >= cursor]
+    lost = [seq for seq in everything if seq not in kept and seq >= cursor]
+    if lost:
+        with pytest.raises(CursorExpired):
+            tape.since(cursor)
+    assert [record.seq for record in tape.records_since(cursor, skip_expired=True)] == [s for s in kept if s >= cursor]
+
+
+@given(kinds=st.lists(st.sampled_from("abc"), max_size=30))
+def test_filter_and_summary_agree_with_what_was_recorded(kinds: list[str]) -> None:
+    tape = SessionTape()
+    for kind in kinds:
+        tape.record({"kind": kind})
+    for kind in "abc":
+        assert seqs(tape.filter(kind)) == [seq for seq, each in enumerate(kinds) if each == kind]
+    summary = tape.summary()
+    assert summary["event_counts"] == {kind: kinds.count(kind) for kind in set(kinds)}
+    assert (summary["total_events"], summary["head"], summary["watermark"]) == (len(kinds), len(kinds), 0)
+
+
+def test_many_threads_record_without_losing_or_doubling_a_seq() -> None:
+    backend = InMemoryBackend()
+    tape = SessionTape(backend=backend)
+
+    def write(name: str) -> None:
+        for number in range(500):
+            tape.record({"kind": name, "number": number})
+
+    threads = [threading.Thread(target=write, args=(f"w{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seqs(tape.events) == list(range(2000))
+    assert backend.entries == tape.events
+    assert [entry["number"] for entry in tape.filter("w2")] == list(range(500))
+
+
+def test_times_never_go_back_even_over_a_restart(tmp_path: Path) -> None:
+    tape = SessionTape()
+    tape.record_dict({"kind": "a", "t": 100.0})
+    tape.save(tmp_path / "tape.jsonl")
+    again = SessionTape.load(tmp_path / "tape.jsonl")
+    assert again.record({"kind": "b"})["t"] >= 100.0
+
+
+def test_clear_begins_at_0_unless_a_backend_still_has_entries() -> None:
+    tape = SessionTape()
+    tape.record({"kind": "a"})
+    tape.clear()
+    assert (tape.head, tape.size) == (0, 0)
+
+    kept = SessionTape(backend=InMemoryBackend())
+    kept.record({"kind": "a"})
+    kept.clear()
+    assert (kept.head, kept.size) == (1, 0)
+    kept.clear(backend=True)
+    assert kept.record({"kind": "b"}) == 0
+    assert kept.backend.read_since(0) == kept.events
+
+
+def test_a_saved_tape_loads_as_it_was(tmp_path: Path) -> None:
+    tape = SessionTape()
+    tape.record(TextChunk(text="héllo"))
+    tape.record({"kind": "odd", "value": float("nan"), "set": {1}, "when": Path("/x"), ("k",)[0]: None})
+    tape.save(tmp_path / "deep/tape.jsonl")
+    again = SessionTape.load(tmp_path / "deep/tape.jsonl")
+    assert again.events[0] == tape.events[0]
+    assert again.events[1]["value"] == "nan"
+    assert again.events[1]["set"] == [1]
+    assert again.head == 2
+    for line in (tmp_path / "deep/tape.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert SessionTape.load(tmp_path / "none.jsonl").head == 0
+
+
+def test_values_that_contain_themselves_are_written_all_the_same(tmp_path: Path) -> None:
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    tape = SessionTape()
+    tape.record({"kind": "loop", "value": loop})
+    tape.save(tmp_path / "tape.jsonl")
+    assert SessionTape.load(tmp_path / "tape.jsonl").head == 1
+
+
+def test_old_captures_get_their_seq_from_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_text('{"kind": "a"}\n\n{"kind": "b"}\n')
+    tape = SessionTape.load(path)
+    assert [(entry["seq"], entry["kind"]) for entry in tape.events] == [(0, "a"), (2, "b")]
+    assert tape.head == 3
+
+
+def test_seqs_out_of_order_are_put_in_order_and_head_is_above_all(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    path.write_text('{"seq": 7, "kind": "a"}\n{"kind": "b"}\n{"seq": 3, "kind": "c"}\n')
+    tape = SessionTape.load(path)
+    assert seqs(tape.events) == [1, 3, 7]
+    assert tape.record({"kind": "d"}) == 8
+
+
+def test_two_sessions_in_one_file_keep_the_order_of_the_lines(tmp_path: Path) -> None:
+    path = tmp_path / "twice.jsonl"
+    path.write_text("".join(f'{{"seq": {seq}, "kind": "{kind}"}}\n' for kind in "ab" for seq in range(3)))
+    tape = SessionTape.load(path)
+    assert [(entry["seq"], entry["kind"]) for entry in tape.events] == list(enumerate("aaabbb"))
+
+
+def test_a_bad_line_is_reported_with_its_number_and_the_rest_loads(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"seq": 0, "kind": "a"}\nnot json\n[1]\n{"seq": null}\n{"seq": 4, "kind": "b"}\n{"seq": 5, "ki')
+    tape = SessionTape.load(path)
+    assert seqs(tape.events) == [0, 4]
+    assert [bad.line for bad in tape.bad_lines] == [2, 3, 4, 6]
+    assert "bad.jsonl, line 2: not JSON" in str(tape.bad_lines[0])
+    assert "not written to its end" in tape.bad_lines[-1].reason
+
+
+def test_the_typed_view_carries_everything() -> None:
+    entry = SessionTape().record(TextChunk(text="a"))
+    record = EventRecord.from_dict(entry)
+    assert (record.seq, record.kind, record.type, record.payload) == (0, "text", "TextChunk", {"text": "a"})
+    assert record.to_dict() == entry
+    assert EventRecord.from_dict({}) == EventRecord(-1, 0.0, "", "", {})
+
+
+def test_something_that_is_no_backend_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="needs an append"):
+        SessionTape(backend=object())  # type: ignore[arg-type]
