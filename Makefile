@@ -37,7 +37,7 @@ lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
 proto: $(VENV)/.dev ## Generate Python from tape.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src tape/proto/tape.proto
 
-docs: $(VENV)/.dev ## Generate docs/reference.md from the proto and the docstrings
+docs: $(VENV)/.dev ## Generate the reference pages from the proto and the docstrings
 	$(BIN)/python scripts/reference.py
 
 clean: ## Remove the virtual environments and caches

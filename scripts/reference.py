@@ -1,6 +1,6 @@
-"""Writes docs/reference.md from the proto and from the docstrings of the clients: `make docs`.
+"""Writes docs/reference.md and docs/sdk.md from the proto and from docstrings: `make docs`.
 
-With `--check` it writes nothing and fails if the page is not current.
+With `--check` it writes nothing and fails if a page is not current.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from grpc_tools import protoc
 from tape import AsyncTapeClient, TapeClient
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/reference.md"
 PROTO = "tape/proto/tape.proto"
 # Numbers of fields in the descriptors: a place in a proto is a path of them.
 MESSAGES, ENUMS, SERVICES, FIELDS, METHODS = 4, 5, 6, 2, 2
@@ -34,17 +33,49 @@ calls mean together is told in [runs.md](runs.md) and [journal.md](journal.md), 
 """
 
 
+SDK_HEAD = """# Reference of the SDK
+
+Generated from docstrings by `make docs`; edit those, not this page. The calls of the clients are in
+[reference.md](reference.md), and [tutorial.md](tutorial.md) shows how it all goes together.
+"""
+
+# What the page of the SDK shows, in the order of a reader's questions.
+MODULES = (
+    "tape.durable",
+    "tape.effect",
+    "tape.gates",
+    "tape.budget",
+    "tape.det",
+    "tape.retry",
+    "tape.calls",
+    "tape._recover",
+    "tape.reactors",
+    "tape.reactors.outbox",
+    "tape.connectors.base",
+    "tape.connectors.http",
+    "tape.connectors.local",
+    "tape.connectors.pubsub",
+    "tape.tenancy",
+)
+# Modules whose names are used from the package itself.
+OF_THE_PACKAGE = ("tape.durable", "tape.calls", "tape._recover")
+
+
 def main() -> int:
-    """Write the page, or check it."""
+    """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        print("docs/reference.md is not current. Run: make docs", file=sys.stderr)
-        return 1
-    return 0
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are current")
+    is_check = parser.parse_args().check
+    outdated = []
+    for name, text in (("docs/reference.md", page()), ("docs/sdk.md", sdk_page())):
+        path = ROOT / name
+        if not is_check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            outdated.append(name)
+    for name in outdated:
+        print(f"{name} is not current. Run: make docs", file=sys.stderr)
+    return 1 if outdated else 0
 
 
 def page() -> str:
@@ -230,6 +261,48 @@ def _methods(client: type) -> dict[str, Any]:
             if inspect.isfunction(value) and not name.startswith("_"):
                 found.setdefault(name, value)
     return found
+
+
+# ── the SDK ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def sdk_page() -> str:
+    """Every public name of the SDK, module by module."""
+    lines = [SDK_HEAD]
+    for name in MODULES:
+        module = importlib.import_module(name)
+        title = "tape" if name in OF_THE_PACKAGE else name
+        lines += [f"## {title}: {_first_line(module).rstrip('.')}", ""]
+        lines += [*_rest(module), *_public(module)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _public(module: Any) -> Iterator[str]:
+    names = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]
+    for name in names:
+        value = getattr(module, name)
+        if not inspect.isclass(value) and not inspect.isfunction(value):
+            continue
+        is_error = inspect.isclass(value) and issubclass(value, Exception)
+        signature = "" if is_error else _signature(value, bound=False)
+        yield from (f"### {name}", "", f"`{name}{signature}`", "", inspect.getdoc(value) or "", "")
+        if inspect.isclass(value) and not is_error:
+            for method, function in _methods(value).items():
+                yield from (f"- `.{method}{_signature(function)}`: {_first_line(function)}",)
+            yield ""
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _rest(thing: Any) -> list[str]:
+    rest = (inspect.getdoc(thing) or "").partition("\n")[2].strip()
+    return [rest, ""] if rest else []
 
 
 def _signature(function: Any, *, bound: bool = True) -> str:
