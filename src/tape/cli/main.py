@@ -21,6 +21,7 @@ from tape.cli import (
     serve,
     signal,
     tail,
+    token,
     values,
     verify,
 )
@@ -41,6 +42,7 @@ for command in (
     effects.effects,
     obligations.obligations,
     signal.signal,
+    token.token,
     verify.verify,
     prune.prune,
     migrate.migrate,

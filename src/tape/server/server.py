@@ -12,18 +12,28 @@ import grpc
 import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
 
 from tape.bus.hub import Hub
+from tape.bus.live import Broadcast, Limits
 from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
+from tape.security.audit import Audit
+from tape.security.identity import Authenticator
+from tape.security.jwks import KeySet
+from tape.server.grpc.access import Access as GrpcAccess
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.effects import EffectsDoor
 from tape.server.grpc.journal import JournalDoor
 from tape.server.grpc.runs import RunsDoor
 from tape.server.grpc.sessions import SessionsDoor
 from tape.server.grpc.values import ValuesDoor
+from tape.server.http.access import Access as HttpAccess
 from tape.server.http.app import build_app
+from tape.server.http.frames import SseFormat
+from tape.server.http.protocol import Connection
+from tape.server.http.stream import EventStream
 from tape.store import WriterLimits, open_database
 from tape.telemetry.metrics import Metrics
 
@@ -48,6 +58,8 @@ class Server:
         )
         self.journal = Journal(self.database, settings.max_payload_bytes)
         self.hub = Hub(self.database)
+        self.audit = Audit(self.journal)
+        self._authenticator = _authenticator(settings)
         self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""
@@ -60,6 +72,8 @@ class Server:
         """Open the database, then the doors."""
         await self.database.open()
         try:
+            if self._authenticator is not None:
+                await self._authenticator.keys.start()
             await self.hub.start()
             await self._open_grpc()
             if self.settings.http_listen:
@@ -85,6 +99,9 @@ class Server:
             if task.get_name() != "http":
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._authenticator is not None:
+            await self._authenticator.keys.close()
+        await self.audit.close()
         await self.database.close()
 
     async def __aenter__(self) -> Server:
@@ -112,7 +129,7 @@ class Server:
             EffectsDoor(self.journal),
             SessionsDoor(self.journal),
         ]
-        server.add_generic_rpc_handlers((handlers(doors, self.metrics),))
+        server.add_generic_rpc_handlers((handlers(doors, self.metrics, GrpcAccess(self._authenticator, self.audit)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host, port = parse_address("listen", self.settings.listen)
@@ -130,7 +147,9 @@ class Server:
         listening.listen()  # connections wait from now on, also before the task below has begun
         self.http_address = _join(host, listening.getsockname()[1])
         config = uvicorn.Config(
-            build_app(self.journal, self.metrics),
+            self._http_app(),
+            http=Connection,
+            server_header=False,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -138,6 +157,20 @@ class Server:
         )
         self._http = _HttpServer(config)
         self._tasks.append(asyncio.create_task(self._http.serve([listening]), name="http"))
+
+    def _http_app(self) -> ASGIApp:
+        settings = self.settings
+        access = HttpAccess(self._authenticator, self.audit, anonymous_network=settings.anonymous == "network")
+        sse = SseFormat()
+        limits = Limits(
+            settings.subscriber_buffer_size,
+            settings.max_subscribers_per_session,
+            settings.idle_timeout_s,
+            settings.drop_window_s,
+        )
+        broadcast = Broadcast(self.hub, sse, limits)
+        stream = EventStream(broadcast, sse, access, self.audit, settings.keepalive_s)
+        return build_app(self.journal, self.metrics, stream, settings.origins)
 
     async def _keep_house(self) -> None:
         while True:
@@ -153,6 +186,13 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are for the whole server, not for one of its doors."""
         yield
+
+
+def _authenticator(settings: Settings) -> Authenticator | None:
+    if not settings.auth_jwks:
+        return None
+    keys = KeySet(settings.auth_jwks, settings.auth_refresh_s, settings.auth_max_stale_s)
+    return Authenticator(keys, settings.auth_issuer, settings.auth_audience)
 
 
 def _bind(name: str, host: str, port: int) -> socket.socket:
