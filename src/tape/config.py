@@ -85,8 +85,8 @@ class Settings:
             if not (self.auth_jwks or self.anonymous == "network" or is_loopback(host)):
                 raise InvalidConfig(
                     f"{name} is {address!r}, which other machines can reach, and auth_jwks is not set: anybody could"
-                    " read and write. Set auth_jwks (`tape token` makes keys for development), stay on 127.0.0.1, or, behind"
-                    " something that authenticates, set anonymous to network."
+                    " read and write. Set auth_jwks (`tape token` makes keys for development), stay on 127.0.0.1, or,"
+                    " behind something that authenticates, set anonymous to network."
                 )
 
     @property

@@ -385,8 +385,9 @@ class LiveSubscription:
         audience.ready[self] = None
         self._note_lost()
         behind = audience.end - self.index
-        self._tell_lost()
-        if behind >= max(self._broadcast.limits.buffer_size // 2, 1) and self._lost is None:
+        if self._lost is not None:
+            self._tell_lost()
+        elif behind >= max(self._broadcast.limits.buffer_size // 2, 1):
             self._notice("bus.lag", {"Behind": behind, "BufferSize": self._broadcast.limits.buffer_size})
         audience.send_to(self)
 
@@ -400,7 +401,8 @@ class LiveSubscription:
             return
         if self.index < audience.end or self._lost is not None:
             self._broadcast.count_reaped()
-            self._tell_lost(at_once=True)
+            self._tell_now()
+            audience.send_to(self)
             idle = round(now - self._paused_at, 3)
             self._notice("bus.subscription_idle_closed", {"SubscriberID": self.number, "IdleSeconds": idle})
             self.end()
@@ -423,21 +425,25 @@ class LiveSubscription:
         self._broadcast.count_dropped(lost[2])
         self.index = audience.start
 
-    def _tell_lost(self, *, at_once: bool = False) -> None:
-        """Say what was lost, at most once a window; later, by a timer, if that has not passed."""
-        if self._lost is None or self._telling is not None:
+    def _tell_lost(self) -> None:
+        """Say what was lost, at most once a window: by a timer, if the last has not passed."""
+        if self._telling is not None:
             return
         loop = asyncio.get_running_loop()
         due = self._told_at + self._broadcast.limits.drop_window_s
-        if self._told_at and loop.time() < due and not at_once:
-            self._telling = loop.call_at(due, self._tell_now)
-            return
-        self._tell_now()
+        if self._told_at and loop.time() < due:
+            self._telling = loop.call_at(due, self._tell_when_due)
+        else:
+            self._tell_now()
+
+    def _tell_when_due(self) -> None:
+        self._telling = None
+        if not self._is_paused:  # otherwise it is told when the outlet takes something again
+            self._tell_now()
 
     def _tell_now(self) -> None:
-        self._telling = None
-        if self._lost is None or self.audience is None or self._is_paused:
-            return  # told when the outlet takes something again
+        if self._lost is None:
+            return
         first, last, count = self._lost
         self._lost = None
         self._told_at = asyncio.get_running_loop().time()

@@ -168,8 +168,8 @@ class Server:
             settings.idle_timeout_s,
             settings.drop_window_s,
         )
-        broadcast = Broadcast(self.hub, sse, limits)
-        stream = EventStream(broadcast, sse, access, self.audit, settings.keepalive_s)
+        self.broadcast = Broadcast(self.hub, sse, limits)
+        stream = EventStream(self.broadcast, sse, access, self.audit, settings.keepalive_s)
         return build_app(self.journal, self.metrics, stream, settings.origins)
 
     async def _keep_house(self) -> None:
