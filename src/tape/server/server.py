@@ -19,6 +19,7 @@ from tape.bus.live import Broadcast, Limits
 from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
+from tape.ledgers.counts import fold
 from tape.security.audit import Audit
 from tape.security.identity import Authenticator
 from tape.security.jwks import KeySet
@@ -30,9 +31,11 @@ from tape.server.grpc.runs import RunsDoor
 from tape.server.grpc.sessions import SessionsDoor
 from tape.server.grpc.values import ValuesDoor
 from tape.server.http.access import Access as HttpAccess
-from tape.server.http.app import build_app
+from tape.server.http.app import Doors, build_app
 from tape.server.http.frames import SseFormat
+from tape.server.http.info import RuntimeInfo
 from tape.server.http.protocol import Connection
+from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
 from tape.store import WriterLimits, open_database
 from tape.telemetry.metrics import Metrics
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 # A message may be a little larger than what the queue takes, so that the error comes from us and says why.
 MESSAGE_SLACK_BYTES = 8 << 20
 HOUSEKEEPING_S = 600.0
+# Entries newer than this are counted from the journal when somebody asks.
+COUNTING_S = 10.0
 
 
 class Server:
@@ -82,6 +87,7 @@ class Server:
             await self.stop()
             raise
         self._tasks.append(asyncio.create_task(self._keep_house()))
+        self._tasks.append(asyncio.create_task(self._keep_count()))
 
     async def stop(self) -> None:
         """Accept nothing more, finish commits, end streams with a status, let go of the database."""
@@ -170,7 +176,8 @@ class Server:
         )
         self.broadcast = Broadcast(self.hub, sse, limits)
         stream = EventStream(self.broadcast, sse, access, self.audit, settings.keepalive_s)
-        return build_app(self.journal, self.metrics, stream, settings.origins)
+        doors = Doors(stream, Queries(self.journal, access, self.audit), RuntimeInfo(access))
+        return build_app(self.journal, self.metrics, doors, settings.origins)
 
     async def _keep_house(self) -> None:
         while True:
@@ -179,6 +186,15 @@ class Server:
             except TapeError as error:
                 log.warning("housekeeping failed, trying again later: %s", error)
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def _keep_count(self) -> None:
+        while True:
+            try:
+                while await fold(self.database):
+                    pass
+            except TapeError as error:
+                log.warning("counting failed, trying again later: %s", error)
+            await asyncio.sleep(COUNTING_S)
 
 
 class _HttpServer(uvicorn.Server):

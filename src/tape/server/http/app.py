@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -12,7 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tape.errors import TapeError
 from tape.journal.journal import Journal
 from tape.server.http.cors import Cors
+from tape.server.http.info import RuntimeInfo
 from tape.server.http.problems import not_found, refusal, wrong_method
+from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
 from tape.telemetry.metrics import Metrics
 
@@ -77,7 +80,15 @@ class App:
         return "other", None
 
 
-def build_app(journal: Journal, metrics: Metrics, stream: EventStream, origins: frozenset[str]) -> ASGIApp:
+class Doors(NamedTuple):
+    """What is behind the routes."""
+
+    stream: EventStream
+    queries: Queries
+    info: RuntimeInfo
+
+
+def build_app(journal: Journal, metrics: Metrics, doors: Doors, origins: frozenset[str]) -> ASGIApp:
     """The ASGI application."""
 
     async def healthz(request: Request) -> Response:
@@ -98,8 +109,11 @@ def build_app(journal: Journal, metrics: Metrics, stream: EventStream, origins: 
     app.add("GET", "/healthz", healthz)
     app.add("GET", "/readyz", readyz)
     app.add("GET", "/metrics", show_metrics)
-    app.add_raw("GET", "/v1/events", stream.serve)
-    app.add_raw("HEAD", "/v1/events", stream.serve)
+    app.add_raw("GET", "/v1/events", doors.stream.serve)
+    app.add_raw("HEAD", "/v1/events", doors.stream.serve)
+    app.add("POST", "/v1/events/list", doors.queries.list_events)
+    app.add("POST", "/v1/events/aggregate", doors.queries.aggregate)
+    app.add("POST", "/v1/control/runtime.info", doors.info.info)
     return Cors(app, origins)
 
 
