@@ -45,7 +45,7 @@ class Settings:
     drop_window_s: float = 1.0
     keepalive_s: float = 15.0
     safe_types: str = ""
-    artifacts: str = "tape-artifacts"
+    artifacts: str = ""
     artifact_threshold_bytes: int = 32 << 10
 
     def __post_init__(self) -> None:
@@ -93,6 +93,12 @@ class Settings:
     def origins(self) -> frozenset[str]:
         """The origins of `cors_origins`."""
         return frozenset(filter(None, map(str.strip, self.cors_origins.split(","))))
+
+    @property
+    def artifact_store(self) -> str:
+        """Where artifacts are: beside the database file, unless something else is said."""
+        scheme, _, path = self.store.partition(":")
+        return self.artifacts or (f"{path}.artifacts" if scheme == "sqlite" and path else "tape-artifacts")
 
     @property
     def safe_type_names(self) -> tuple[str, ...]:

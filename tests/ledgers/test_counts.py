@@ -113,9 +113,8 @@ async def test_a_day_in_96_buckets_reads_sums_and_not_the_journal(database: Data
         sql, values = counts._sql(reader, window, who, params)
         prefix = "EXPLAIN QUERY PLAN" if reader.dialect == "sqlite" else "EXPLAIN"
         if reader.dialect == "postgres":
-            reader.query(
-                "SELECT set_config('enable_seqscan', 'off', false)"
-            )  # small tables are scanned whatever the indexes
+            # Small tables are scanned whatever the indexes.
+            reader.query("SELECT set_config('enable_seqscan', 'off', false)")
         looked_at.extend(" ".join(map(str, row)) for row in reader.query(f"{prefix} {sql}", *values))
 
     await database.read(explain)

@@ -71,7 +71,7 @@ def serve(
         str | None, typer.Option(help="Event types stored as they are, e.g. order.paid,metric.*. [default: none]")
     ] = None,
     artifacts: Annotated[
-        str | None, typer.Option(help="Folder, s3://, gs:// or az:// for large fields. [default: tape-artifacts]")
+        str | None, typer.Option(help="Folder, s3://, gs:// or az:// for large fields. [default: beside the file]")
     ] = None,
     artifact_threshold_bytes: Annotated[
         int | None, typer.Option(help="A field larger than this becomes an artifact. [default: 32768]")

@@ -20,9 +20,12 @@ from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
 from tape.ledgers.counts import fold
+from tape.security.artifacts import Artifacts
 from tape.security.audit import Audit
 from tape.security.identity import Authenticator
 from tape.security.jwks import KeySet
+from tape.security.redaction import Redactor
+from tape.security.screening import Screening
 from tape.server.grpc.access import Access as GrpcAccess
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.effects import EffectsDoor
@@ -32,9 +35,11 @@ from tape.server.grpc.sessions import SessionsDoor
 from tape.server.grpc.values import ValuesDoor
 from tape.server.http.access import Access as HttpAccess
 from tape.server.http.app import Doors, build_app
+from tape.server.http.artifacts import ArtifactDoor
 from tape.server.http.frames import SseFormat
 from tape.server.http.info import RuntimeInfo
 from tape.server.http.protocol import Connection
+from tape.server.http.publish import Publishing
 from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
 from tape.store import WriterLimits, open_database
@@ -64,6 +69,8 @@ class Server:
         self.journal = Journal(self.database, settings.max_payload_bytes)
         self.hub = Hub(self.database)
         self.audit = Audit(self.journal)
+        self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
+        self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self._authenticator = _authenticator(settings)
         self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
@@ -176,7 +183,13 @@ class Server:
         )
         self.broadcast = Broadcast(self.hub, sse, limits)
         stream = EventStream(self.broadcast, sse, access, self.audit, settings.keepalive_s)
-        doors = Doors(stream, Queries(self.journal, access, self.audit), RuntimeInfo(access))
+        doors = Doors(
+            stream,
+            Queries(self.journal, access, self.audit),
+            Publishing(self.journal, access),
+            ArtifactDoor(self.artifacts, access, self.audit),
+            RuntimeInfo(access),
+        )
         return build_app(self.journal, self.metrics, doors, settings.origins)
 
     async def _keep_house(self) -> None:

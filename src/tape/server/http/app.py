@@ -12,9 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tape.errors import TapeError
 from tape.journal.journal import Journal
+from tape.server.http.artifacts import ArtifactDoor
 from tape.server.http.cors import Cors
 from tape.server.http.info import RuntimeInfo
 from tape.server.http.problems import not_found, refusal, wrong_method
+from tape.server.http.publish import Publishing
 from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
 from tape.telemetry.metrics import Metrics
@@ -85,6 +87,8 @@ class Doors(NamedTuple):
 
     stream: EventStream
     queries: Queries
+    publishing: Publishing
+    artifacts: ArtifactDoor
     info: RuntimeInfo
 
 
@@ -111,6 +115,8 @@ def build_app(journal: Journal, metrics: Metrics, doors: Doors, origins: frozens
     app.add("GET", "/metrics", show_metrics)
     app.add_raw("GET", "/v1/events", doors.stream.serve)
     app.add_raw("HEAD", "/v1/events", doors.stream.serve)
+    app.add("POST", "/v1/events", doors.publishing.publish)
+    app.add("GET", "/v1/artifacts/", doors.artifacts.get)
     app.add("POST", "/v1/events/list", doors.queries.list_events)
     app.add("POST", "/v1/events/aggregate", doors.queries.aggregate)
     app.add("POST", "/v1/control/runtime.info", doors.info.info)
