@@ -14,6 +14,7 @@ from tape.errors import TapeError
 from tape.journal.journal import Journal
 from tape.server.http.artifacts import ArtifactDoor
 from tape.server.http.cors import Cors
+from tape.server.http.documents import show_asyncapi, show_openapi
 from tape.server.http.info import RuntimeInfo
 from tape.server.http.problems import not_found, refusal, wrong_method
 from tape.server.http.publish import Publishing
@@ -120,6 +121,8 @@ def build_app(journal: Journal, metrics: Metrics, doors: Doors, origins: frozens
     app.add("POST", "/v1/events/list", doors.queries.list_events)
     app.add("POST", "/v1/events/aggregate", doors.queries.aggregate)
     app.add("POST", "/v1/control/runtime.info", doors.info.info)
+    app.add("GET", "/v1/openapi.json", show_openapi)
+    app.add("GET", "/v1/asyncapi.json", show_asyncapi)
     return Cors(app, origins)
 
 
