@@ -54,8 +54,8 @@ _VALUE = {
     "namespace": "where the value is",
     "key": "its name",
     "version": "its version from now on",
-    "previous_value": "what it was",
-    "previous_version": "its version until now",
+    "prev_value_json": "what it was",
+    "prev_version": "its version until now",
 }
 
 EVENTS: tuple[EventType, ...] = (
