@@ -58,7 +58,8 @@ class Artifacts:
 
     def _replace(self, value: Any, kept: dict[str, bytes], *, is_field: bool = True) -> Any:
         if isinstance(value, str):
-            return self._keep(value.encode(), "txt", kept) if len(value.encode()) > self.threshold_bytes else value
+            content = value.encode() if is_field else b""
+            return self._keep(content, "txt", kept) if len(content) > self.threshold_bytes else value
         if isinstance(value, dict):
             value = {key: self._replace(item, kept) for key, item in value.items()}
         elif isinstance(value, list):
