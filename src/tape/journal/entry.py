@@ -70,8 +70,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 def type_of(kind: str, subject: str) -> str:
-    """`<kind>.<verb>` of a normal subject."""
-    verb = subjects.verb_of(subject)
+    """`<kind>.<verb>` of a normal subject, which is /tape/<kind>/<verb>/… or /tape/<kind>."""
+    start = len(kind) + 7
+    end = subject.find("/", start)
+    verb = subject[start:end] if end > 0 else subject[start:]
     return f"{kind}.{verb}" if verb else kind
 
 
