@@ -15,7 +15,7 @@ from bench.options import STORES, Options
 from bench.table import Table
 
 # Each is a module of this package with a `TITLE` and a `run`.
-QUESTIONS = ("append", "latency", "ledgers", "replay", "live", "subjects", "predicate", "verify")
+QUESTIONS = ("append", "latency", "ledgers", "replay", "live", "stream", "subjects", "predicate", "verify")
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140
 

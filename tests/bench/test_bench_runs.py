@@ -20,7 +20,9 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """What a run prints, and the Markdown that it writes."""
     page = tmp_path_factory.mktemp("bench") / "performance.md"
-    done = run_bench("latency", "ledgers", "replay", "live", "subjects", "predicate", "verify", "--markdown", str(page))
+    done = run_bench(
+        "latency", "ledgers", "replay", "live", "stream", "subjects", "predicate", "verify", "--markdown", str(page)
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, page.read_text()
 
@@ -35,6 +37,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "SQLite: SubscribeBySubject, one by one",
         "SQLite: Follow, in the batches that travel",
         "delivered/s",
+        "memory of an idle reader",
         "trie, subjects/s",
         "subject by pattern",
         "well under 60 s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from tape.client import AsyncTapeClient
 from tests.services import ServerProcess
 from tests.web import Stream
 
-READERS = 700  # each is an open file of the server, and processes have about a thousand
+# Each is an open file of the server and one of ours.
+READERS = min(1_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200)
 EVENTS = 4_000
 
 
