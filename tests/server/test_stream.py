@@ -497,10 +497,10 @@ async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> N
     async with AsyncTapeClient(url) as nobody:
         with pytest.raises(TapeError, match="authorization metadata missing"):
             await nobody.head()
-    async with AsyncTapeClient(url, token="abc") as liar:
+    async with AsyncTapeClient(url, id_token="abc") as liar:
         with pytest.raises(TokenRejected, match="token_malformed"):
             await liar.head()
-    async with AsyncTapeClient(url, token=plain) as ordinary:
+    async with AsyncTapeClient(url, id_token=plain) as ordinary:
         assert await ordinary.append("/tape/a/b") > 0
         with pytest.raises(ScopeRequired, match="'other'"):
             await ordinary.append("/tape/a/b", tenant="other")
@@ -509,7 +509,7 @@ async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> N
                 pass
         with pytest.raises(ScopeRequired, match="GetValue"):
             await ordinary.get_value(namespace="a", key="b")
-    async with AsyncTapeClient(url, token=service) as trusted:
+    async with AsyncTapeClient(url, id_token=service) as trusted:
         await trusted.append("/tape/a/b", tenant="other")
         seen = []
         async for entry in trusted.follow("/tape/a/b"):

@@ -67,7 +67,7 @@ def test_a_browser_resumes_after_a_killed_server_and_misses_nothing(page: Page, 
         http, grpc = server.http_url.removeprefix("http://"), server.url.removeprefix("tape://")
 
         def append(count: int, last: int) -> None:
-            with TapeClient(server.url, token=token) as client:
+            with TapeClient(server.url, id_token=token) as client:
                 for _ in range(count):
                     client.append("/tape/order/created/1")
 
