@@ -37,8 +37,9 @@ lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
 proto: $(VENV)/.dev ## Generate Python from tape.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src tape/proto/tape.proto
 
-docs: $(VENV)/.dev ## Generate the reference pages from the proto and the docstrings
+docs: $(VENV)/.dev ## Generate the reference pages from the code
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/events.py
 
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist

@@ -15,7 +15,19 @@ from bench.options import STORES, Options
 from bench.table import Table
 
 # Each is a module of this package with a `TITLE` and a `run`.
-QUESTIONS = ("append", "latency", "ledgers", "replay", "live", "subjects", "predicate", "session", "relay", "verify")
+QUESTIONS = (
+    "append",
+    "latency",
+    "ledgers",
+    "replay",
+    "live",
+    "stream",
+    "subjects",
+    "predicate",
+    "session",
+    "relay",
+    "verify",
+)
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -115,11 +116,11 @@ def draft(number: int) -> Draft:
 class TapeServer:
     """`tape serve` as a process of its own, on free ports of the loopback."""
 
-    def __init__(self, store: str) -> None:
-        self._command = [TAPE, "serve", "--store", store, "--log-level", "warning"]
+    def __init__(self, store: str, *flags: str) -> None:
+        self._command = [TAPE, "serve", "--store", store, "--log-level", "warning", *flags]
         self._command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
         self.url = ""
-        self._http_url = ""
+        self.http_url = ""
 
     def __enter__(self) -> TapeServer:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -135,15 +136,21 @@ class TapeServer:
             self.__exit__()
             raise
         self.url = re.findall(r"tape://\S+", greeting)[0]
-        self._http_url = re.findall(r"http://\S+", greeting)[0]
+        self.http_url = re.findall(r"http://\S+", greeting)[0]
         return self
 
     def __exit__(self, *_: object) -> None:
         stop(self._process)
 
+    @property
+    def resident_bytes(self) -> int:
+        """How much memory the server has."""
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
     def counters(self) -> dict[str, float]:
         """The counters without labels, from /metrics."""
-        with urllib.request.urlopen(f"{self._http_url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.http_url}/metrics", timeout=10) as response:
             text = response.read().decode()
         return {name: float(value) for name, value in re.findall(r"^(tape_\w+) (\S+)$", text, re.MULTILINE)}
 

@@ -83,5 +83,12 @@ async def client(server: Server) -> AsyncIterator[AsyncTapeClient]:
 
 def settings_for(store: str, **changes: object) -> Settings:
     """Settings for a server on free ports."""
-    options = {"store": store, "listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "shutdown_grace_s": 2.0}
+    artifacts = f"{tempfile.gettempdir()}/tape-no-artifacts" if "artifacts" not in changes else ""
+    options = {
+        "artifacts": artifacts,
+        "store": store,
+        "listen": "127.0.0.1:0",
+        "http_listen": "127.0.0.1:0",
+        "shutdown_grace_s": 2.0,
+    }
     return Settings(**(options | changes))  # type: ignore[arg-type]

@@ -50,8 +50,9 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
         )
 
 
-def test_the_reference_is_current() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts/reference.py", "--check"], capture_output=True, text=True)
+@pytest.mark.parametrize("script", ["reference.py", "events.py"])
+def test_generated_pages_are_current(script: str) -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -31,7 +31,7 @@ def redis(folder: Path) -> Iterator[int]:
     command += ["--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning"]
     # No snapshot and no rewrite of the log gets in the way.
     command += ["--save", "", "--auto-aof-rewrite-percentage", "0"]
-    with _running(command, _redis_binary(), port):
+    with running(command, _redis_binary(), port):
         yield port
 
 
@@ -45,7 +45,7 @@ def nats(folder: Path) -> Iterator[int]:
     settings = folder / "nats.conf"
     settings.write_text(f'jetstream {{ store_dir: "{folder}", sync_interval: always }}\n')
     command = ["nats-server", "-c", str(settings), "-a", "127.0.0.1", "-p", str(port), "-l", str(folder / "log")]
-    with _running(command, str(binary), port):
+    with running(command, str(binary), port):
         yield port
 
 
@@ -79,7 +79,8 @@ def _redis_binary() -> str:
 
 
 @contextlib.contextmanager
-def _running(command: list[str], binary: str, port: int) -> Iterator[None]:
+def running(command: list[str], binary: str, port: int) -> Iterator[None]:
+    """A server as a process of ours, from when it answers."""
     process = subprocess.Popen(command, executable=binary, stdout=subprocess.DEVNULL, text=True)
     try:
         deadline = time.monotonic() + START_S

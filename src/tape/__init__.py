@@ -26,6 +26,7 @@ _NAMES = {
         "watch_value",
     ),
     "tape.client": ("DEFAULT_URL", "AsyncTapeClient", "TapeClient"),
+    "tape.client.stream": ("Event", "Gap", "stream"),
     "tape.durable": ("DurableRun", "continue_run", "durable_run"),
     "tape.effect": (
         "business_key",

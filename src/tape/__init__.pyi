@@ -22,6 +22,9 @@ from tape.calls import watch_value as watch_value
 from tape.client import DEFAULT_URL as DEFAULT_URL
 from tape.client import AsyncTapeClient as AsyncTapeClient
 from tape.client import TapeClient as TapeClient
+from tape.client.stream import Event as Event
+from tape.client.stream import Gap as Gap
+from tape.client.stream import stream as stream
 from tape.durable import DurableRun as DurableRun
 from tape.durable import continue_run as continue_run
 from tape.durable import durable_run as durable_run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -31,11 +32,37 @@ class Settings:
     readers: int = 4
     shutdown_grace_s: float = 5.0
     log_level: str = "info"
+    auth_jwks: str = ""
+    auth_issuer: str = ""
+    auth_audience: str = ""
+    auth_refresh_s: float = 300.0
+    auth_max_stale_s: float = 3600.0
+    anonymous: str = "loopback"
+    cors_origins: str = ""
+    subscriber_buffer_size: int = 256
+    max_subscribers_per_session: int = 16
+    idle_timeout_s: float = 60.0
+    drop_window_s: float = 1.0
+    keepalive_s: float = 15.0
+    safe_types: str = ""
+    artifacts: str = ""
+    artifact_threshold_bytes: int = 32 << 10
 
     def __post_init__(self) -> None:
-        for name in ("max_payload_bytes", "queue_operations", "queue_bytes", "readers"):
+        for name in (
+            "max_payload_bytes",
+            "queue_operations",
+            "queue_bytes",
+            "readers",
+            "subscriber_buffer_size",
+            "max_subscribers_per_session",
+            "artifact_threshold_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("auth_refresh_s", "auth_max_stale_s", "idle_timeout_s", "drop_window_s", "keepalive_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be more than 0.")
         if self.shutdown_grace_s < 0:
             raise InvalidConfig(f"shutdown_grace_s is {self.shutdown_grace_s}; it must not be negative.")
         if self.queue_bytes < self.max_payload_bytes:
@@ -44,9 +71,39 @@ class Settings:
             )
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"log_level is {self.log_level!r}; use debug, info, warning or error.")
-        parse_address("listen", self.listen)
-        if self.http_listen:
-            parse_address("http_listen", self.http_listen)
+        if self.anonymous not in ("loopback", "network"):
+            raise InvalidConfig(f"anonymous is {self.anonymous!r}; use loopback or network.")
+        self._check_doors()
+
+    def _check_doors(self) -> None:
+        """Without tokens, nobody but this machine is let in, unless that was asked for."""
+        for name in ("listen", "http_listen"):
+            address = getattr(self, name)
+            if not address and name == "http_listen":
+                continue
+            host, _ = parse_address(name, address)
+            if not (self.auth_jwks or self.anonymous == "network" or is_loopback(host)):
+                raise InvalidConfig(
+                    f"{name} is {address!r}, which other machines can reach, and auth_jwks is not set: anybody could"
+                    " read and write. Set auth_jwks (`tape token` makes keys for development), stay on 127.0.0.1, or,"
+                    " behind something that authenticates, set anonymous to network."
+                )
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The origins of `cors_origins`."""
+        return frozenset(filter(None, map(str.strip, self.cors_origins.split(","))))
+
+    @property
+    def artifact_store(self) -> str:
+        """Where artifacts are: beside the database file, unless something else is said."""
+        scheme, _, path = self.store.partition(":")
+        return self.artifacts or (f"{path}.artifacts" if scheme == "sqlite" and path else "tape-artifacts")
+
+    @property
+    def safe_type_names(self) -> tuple[str, ...]:
+        """The types of `safe_types`."""
+        return tuple(filter(None, map(str.strip, self.safe_types.split(","))))
 
 
 def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
@@ -71,6 +128,14 @@ def parse_address(name: str, address: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65_535:
         raise InvalidConfig(f"{name} is {address!r}; write it as host:port, for example 127.0.0.1:7878.")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104  (asked for with an empty host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host's address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _from_file(file: Path | None, types: Mapping[str, type]) -> dict[str, Any]:

@@ -506,6 +506,85 @@ class CursorFileInUse(TapeError):
     status = "FAILED_PRECONDITION"
 
 
+# ── 185x: the HTTP door ──────────────────────────────────────────────────────────────────────────
+
+
+class InvalidRequest(InvalidInput):
+    """A header, a query parameter or a body of an HTTP request makes no sense."""
+
+    code = "TAPE-1850"
+
+
+class RequestTooLarge(InvalidInput):
+    """The body of an HTTP request is larger than the route takes."""
+
+    code = "TAPE-1851"
+
+
+class TooManySubscribers(TapeError):
+    """A session has as many open streams as it may have."""
+
+    code = "TAPE-1852"
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class HttpFailed(TapeError):
+    """The server answered an HTTP request with an error; the message has its status and code."""
+
+    code = "TAPE-1853"
+    status = "UNKNOWN"
+
+
+# ── 190x: who calls, and what must not be seen ───────────────────────────────────────────────────
+
+
+class IdentityRequired(TapeError):
+    """The caller did not say who it is: no token, or one without tenant, user and session."""
+
+    code = "TAPE-1900"
+    status = "UNAUTHENTICATED"
+
+
+class TokenRejected(TapeError):
+    """The token does not prove who the caller is. `reason` is one stable word."""
+
+    code = "TAPE-1901"
+    status = "UNAUTHENTICATED"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"jwt rejected: {reason}")
+        self.reason = reason
+
+
+class ScopeRequired(TapeError):
+    """The caller's token lacks the scope that this needs."""
+
+    code = "TAPE-1902"
+    status = "PERMISSION_DENIED"
+
+
+class SessionOutOfReach(TapeError):
+    """The caller named a session that its token may not use."""
+
+    code = "TAPE-1903"
+    status = "PERMISSION_DENIED"
+
+
+class RedactionFailed(InvalidInput):
+    """A payload could not be searched for secrets, so it was not stored."""
+
+    code = "TAPE-1910"
+
+
+class ArtifactStoreFailed(TapeError):
+    """The object store for large fields refused or failed; nothing was appended."""
+
+    code = "TAPE-1911"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
 def _excerpt(text: str, offset: int, width: int = 100) -> str:
     """The line of the text around an offset with a caret below; a long line is cut to what is near."""
     begin = text.rfind("\n", 0, offset) + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 from tape.bus.predicate import Envelope, Predicate
 from tape.bus.ring import Ring
@@ -29,6 +30,19 @@ RING_BYTES = 32 << 20
 RETRY_S = 0.2
 
 
+class Follower(Protocol):
+    """Somebody who takes every entry as it comes, on the event loop."""
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """New entries, in order, without a gap."""
+
+    def restarted(self, position: int) -> None:
+        """Entries up to a position were pruned before they could be passed on."""
+
+    def closed(self) -> None:
+        """Nothing more comes."""
+
+
 class Hub:
     """One per process. `start()` it after the database is open."""
 
@@ -40,6 +54,7 @@ class Hub:
         self._by_subject: PatternSet[Subscription] = PatternSet()
         self._by_run: dict[str, dict[Subscription, None]] = {}
         self._open: dict[Subscription, None] = {}
+        self._followers: list[Follower] = []
         self._cursor = SubjectCursor(EVERYTHING)
         self._stale = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -57,6 +72,8 @@ class Hub:
         self._closing = ServerStopping("The server is shutting down; resume from the last global_seq you have seen.")
         for subscription in list(self._open):
             subscription.fail(self._closing)
+        for follower in self._followers:
+            follower.closed()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -83,6 +100,10 @@ class Hub:
         self._open[subscription] = None
         self.metrics.subscriptions.set(len(self._open))
         return subscription
+
+    def add_follower(self, follower: Follower) -> None:
+        """Hand every entry to somebody, whatever it is about."""
+        self._followers.append(follower)
 
     # ── subscriptions come and go ────────────────────────────────────────────────────────────────
 
@@ -141,6 +162,8 @@ class Hub:
                 subscription.push(entry)
                 delivered += 1
         self.head = new[-1].global_seq
+        for follower in self._followers:
+            follower.committed(new)
         self.metrics.delivered.inc(delivered)
         self.metrics.head.set(self.head)
         return True
@@ -182,4 +205,6 @@ class Hub:
         self.head = position
         for subscription in list(self._open):
             subscription.fall_behind()
+        for follower in self._followers:
+            follower.restarted(position)
         self._stale.set()

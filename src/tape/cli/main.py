@@ -24,6 +24,7 @@ from tape.cli import (
     serve,
     signal,
     tail,
+    token,
     values,
     verify,
 )
@@ -45,6 +46,7 @@ for command in (
     obligations.obligations,
     signal.signal,
     reactors.reactors,
+    token.token,
     verify.verify,
     relay.relay,
     prune.prune,

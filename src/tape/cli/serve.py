@@ -37,6 +37,45 @@ def serve(
         float | None, typer.Option(help="Seconds that calls have to finish. [default: 5]")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [default: info]")] = None,
+    auth_jwks: Annotated[str | None, typer.Option(help="Keys to check tokens with: a JWKS file or URL.")] = None,
+    auth_issuer: Annotated[str | None, typer.Option(help="Take tokens of this issuer only.")] = None,
+    auth_audience: Annotated[str | None, typer.Option(help="Take tokens for this audience only.")] = None,
+    auth_refresh_s: Annotated[
+        float | None, typer.Option(help="Seconds between looks at the keys. [default: 300]")
+    ] = None,
+    auth_max_stale_s: Annotated[
+        float | None, typer.Option(help="Refuse tokens when the keys are older. [default: 3600]")
+    ] = None,
+    anonymous: Annotated[
+        str | None, typer.Option(help="Without keys: loopback, or network to let anybody in. [default: loopback]")
+    ] = None,
+    cors_origins: Annotated[
+        str | None, typer.Option(help="Web pages that may read: origins, separated by commas. [default: none]")
+    ] = None,
+    subscriber_buffer_size: Annotated[
+        int | None, typer.Option(help="Events a slow HTTP stream may be behind before it loses some. [default: 256]")
+    ] = None,
+    max_subscribers_per_session: Annotated[
+        int | None, typer.Option(help="HTTP streams a session may have open. [default: 16]")
+    ] = None,
+    idle_timeout_s: Annotated[
+        float | None, typer.Option(help="End an HTTP stream that has not been read for so long. [default: 60]")
+    ] = None,
+    drop_window_s: Annotated[
+        float | None, typer.Option(help="Tell a slow HTTP stream at most this often what it lost. [default: 1]")
+    ] = None,
+    keepalive_s: Annotated[
+        float | None, typer.Option(help="Seconds between keep-alives on HTTP streams. [default: 15]")
+    ] = None,
+    safe_types: Annotated[
+        str | None, typer.Option(help="Event types stored as they are, e.g. order.paid,metric.*. [default: none]")
+    ] = None,
+    artifacts: Annotated[
+        str | None, typer.Option(help="Folder, s3://, gs:// or az:// for large fields. [default: beside the file]")
+    ] = None,
+    artifact_threshold_bytes: Annotated[
+        int | None, typer.Option(help="A field larger than this becomes an artifact. [default: 32768]")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file. [default: tape.toml]")
     ] = None,
@@ -55,6 +94,21 @@ def serve(
         "readers": readers,
         "shutdown_grace_s": shutdown_grace_s,
         "log_level": log_level,
+        "auth_jwks": auth_jwks,
+        "auth_issuer": auth_issuer,
+        "auth_audience": auth_audience,
+        "auth_refresh_s": auth_refresh_s,
+        "auth_max_stale_s": auth_max_stale_s,
+        "anonymous": anonymous,
+        "cors_origins": cors_origins,
+        "subscriber_buffer_size": subscriber_buffer_size,
+        "max_subscribers_per_session": max_subscribers_per_session,
+        "idle_timeout_s": idle_timeout_s,
+        "drop_window_s": drop_window_s,
+        "keepalive_s": keepalive_s,
+        "safe_types": safe_types,
+        "artifacts": artifacts,
+        "artifact_threshold_bytes": artifact_threshold_bytes,
     }
     settings = load_settings(flags, file=config)
     logging.basicConfig(
@@ -83,12 +137,19 @@ async def _serve(settings: Settings) -> None:
 def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
     me = "tape" if shutil.which("tape") else sys.argv[0]
     elsewhere = "" if grpc_address.endswith(":7878") else f" --url tape://{grpc_address}"
-    http = f"http://{http_address}   (/healthz /readyz /metrics)" if http_address else "off"
+    http = f"http://{http_address}   (/v1/events /healthz /readyz /metrics)" if http_address else "off"
+    if settings.auth_jwks:
+        access = f"tokens of {settings.auth_jwks} (for development: {me} token)"
+    elif settings.anonymous == "network":
+        access = "anybody who can reach these addresses: anonymous is network"
+    else:
+        access = f"anybody on this machine, nobody else; for tokens: {me} token, then --auth-jwks"
     typer.echo(
         f"Tape {__version__} is running.\n"
         f"  store  {settings.store}\n"
         f"  gRPC   tape://{grpc_address}\n"
         f"  HTTP   {http}\n"
+        f"  open   {access}\n"
         "\n"
         "Try it in another terminal:\n"
         f"  {me} tail{elsewhere}\n"

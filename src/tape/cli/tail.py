@@ -16,6 +16,7 @@ from tape.bus.predicate import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.client.aio import to_entry
+from tape.client.stream import Event, stream
 from tape.errors import InvalidInput
 from tape.journal.entry import Entry
 
@@ -34,9 +35,21 @@ def tail(
     count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many; 0 is never.")] = 0,
     follow: Annotated[bool, typer.Option(help="Wait for more when the end is reached.")] = True,
     url: UrlOption = DEFAULT_URL,
+    http: Annotated[str, typer.Option(help="Read the HTTP stream there instead, e.g. http://127.0.0.1:7879.")] = "",
+    tenant: Annotated[str, typer.Option(help="With --http, on a server without tokens: whose.")] = "",
+    user: Annotated[str, typer.Option(help="With --http, on a server without tokens: whose.")] = "",
+    session: Annotated[str, typer.Option(help="With --http: which session.")] = "",
+    everybody: Annotated[bool, typer.Option("--admin", help="With --http: everybody's; needs a scope.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Print entries as they happen. Reconnects by itself and never shows one twice."""
+    if http:
+        for name, value in (("--subject", subject), ("--where", where), ("--kind", kind), ("--no-follow", not follow)):
+            if value:
+                raise InvalidInput(f"{name} cannot be used with --http; leave it out, or use --url.")
+        whose = {"tenant": tenant, "user": user, "session": session, "run": run_id, "admin": everybody}
+        run(_tail_http(http, _position(start), whose, count, output))
+        return
     compile_predicate(where)  # a text that does not compile is told before anybody is asked
     wanted = {
         "subject_pattern": subject,
@@ -62,6 +75,43 @@ async def _tail(url: str, wanted: dict[str, Any], count: int, follow: bool, outp
             sys.stdout.flush()
             if not follow and batch.position >= head.global_seq:
                 return
+
+
+async def _tail_http(url: str, after: int, whose: dict[str, Any], count: int, output: Output) -> None:
+    show = _Painter().show
+    shown = 0
+    async for event in stream(url, after=None if after < 0 else after, **whose):
+        if output is Output.json:
+            sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        else:
+            show(_as_entry(event))
+        sys.stdout.flush()
+        shown += 1
+        if shown == count:
+            return
+
+
+def _as_entry(event: Event) -> Entry:
+    moment = dt.datetime.fromisoformat(event.occurred_at[:23] + "+00:00")
+    kind = event.type.partition(".")[0]
+    payload = msgspec.json.encode(event.payload).decode()
+    return Entry(
+        event.sequence,
+        event.run,
+        0,
+        kind,
+        event.extra["subject"],
+        payload,
+        int(event.extra["schema_version"]),
+        event.extra.get("trace_id", ""),
+        event.extra.get("span_id", ""),
+        "",
+        round(moment.timestamp() * 1000),
+        event.tenant,
+        event.user,
+        event.session,
+        b"",
+    )
 
 
 def _position(text: str) -> int:

@@ -66,8 +66,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     @property
     def type(self) -> str:
         """`<kind>.<verb>`, the name of this sort of event on streams."""
-        verb = subjects.verb_of(self.subject)
-        return f"{self.kind}.{verb}" if verb else self.kind
+        return type_of(self.kind, self.subject)
+
+
+def type_of(kind: str, subject: str) -> str:
+    """`<kind>.<verb>` of a normal subject, which is /tape/<kind>/<verb>/… or /tape/<kind>."""
+    start = len(kind) + 7
+    end = subject.find("/", start)
+    verb = subject[start:end] if end > 0 else subject[start:]
+    return f"{kind}.{verb}" if verb else kind
 
 
 # The columns of tape_journal in the order of Entry's fields.

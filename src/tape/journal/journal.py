@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -16,6 +17,9 @@ from tape.store import Database, Transaction
 ENTRY_OVERHEAD_BYTES = 512
 # A repeated request is recognized for this long.
 REQUEST_MEMORY_MS = 24 * 3600 * 1000
+
+
+Screen = Callable[[Sequence[Draft]], Awaitable[list[Draft]]]
 
 
 class AppendRequest(msgspec.Struct, frozen=True):
@@ -31,17 +35,35 @@ class Journal:
     def __init__(self, database: Database, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self.database = database
         self.max_payload_bytes = max_payload_bytes
+        # What drafts go through before they are stored, if anything.
+        self.screen: Screen | None = None
 
     async def append(self, drafts: Sequence[Draft], *, request_id: str = "") -> range:
         """Append drafts in one operation; the `global_seq`s they got, once that is durable.
 
         All or none: a bad draft refuses the whole request before anything is written.
         """
+        check_id("request_id", request_id)
+        good = await self._prepared(drafts)
+        return await self._submit(AppendRequest(good, request_id))
+
+    async def append_each(self, drafts: Sequence[Draft], request_ids: Sequence[str]) -> list[int]:
+        """Append drafts in order, each with a request id of its own: those that were appended before are not again.
+
+        A bad draft refuses all of them before anything is written.
+        """
+        good = await self._prepared(drafts)
+        requests = (AppendRequest([draft], key) for draft, key in zip(good, request_ids, strict=True))
+        answers = await asyncio.gather(*map(self._submit, requests), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer  # the others are durable; a repetition of the call finds them
+        return [answer[0] for answer in answers if isinstance(answer, range)]
+
+    async def _prepared(self, drafts: Sequence[Draft]) -> list[Draft]:
         if not drafts:
             raise InvalidInput("drafts is empty; send at least one.")
-        check_id("request_id", request_id)
         good = []
-        size = 0
         for index, draft in enumerate(drafts):
             try:
                 good.append(checked(draft, self.max_payload_bytes))
@@ -49,13 +71,16 @@ class Journal:
                 if len(drafts) == 1:
                     raise
                 raise type(error)(f"drafts[{index}]: {error}") from error
-            size += len(draft.payload_json) + ENTRY_OVERHEAD_BYTES
+        return good if self.screen is None else await self.screen(good)
+
+    async def _submit(self, request: AppendRequest) -> range:
+        size = sum(len(draft.payload_json) for draft in request.drafts) + len(request.drafts) * ENTRY_OVERHEAD_BYTES
         if size > self.database.max_operation_bytes:
             raise PayloadTooLarge(
-                f"{len(drafts)} drafts have about {size} bytes together; this server takes"
+                f"{len(request.drafts)} drafts have about {size} bytes together; this server takes"
                 f" {self.database.max_operation_bytes} at once (queue_bytes). Append them in several requests."
             )
-        return await self.database.write_bulk(append_requests, AppendRequest(good, request_id), size)
+        return await self.database.write_bulk(append_requests, request, size)
 
     async def head(self) -> Head:
         """Both ends of the journal."""

@@ -208,6 +208,59 @@ class RunCursor:
         return Slice([entry for entry in entries if self._selection.matches(entry)], position, head.global_seq)
 
 
+class IdentityCursor:
+    """Reads the entries of one tenant, user and session, however many others there are in between."""
+
+    def __init__(self, identity: tuple[str, str, str]) -> None:
+        self._identity = identity
+        self._limit = _Limit()
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        head = read_head(reader)
+        after = checked_cursor(after, head)
+        limit = self._limit.value
+        condition, is_indexed = identity_condition(self._identity)
+        until = head.global_seq if is_indexed else min(head.global_seq, after + WINDOW)
+        rows = reader.query(
+            f"{_SELECT} WHERE {condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?",
+            *self._identity,
+            after,
+            until,
+            limit,
+        )
+        entries = [Entry(*row) for row in rows]
+        self._limit.learn(entries)
+        position = entries[-1].global_seq if len(entries) == limit else max(after, until)
+        return Slice(entries, position, head.global_seq)
+
+
+class _OwnRunCursor(RunCursor):
+    """One run, as far as it is of one identity."""
+
+    def __init__(self, identity: tuple[str, str, str], run_id: str) -> None:
+        super().__init__(Selection(EVERYTHING.pattern, run_id))
+        self._identity = identity
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        found = super().read(reader, after)
+        own = [entry for entry in found.entries if (entry.tenant, entry.user, entry.session) == self._identity]
+        return Slice(own, found.position, found.head)
+
+
+def open_identity_cursor(identity: tuple[str, str, str] | None, run_id: str = "") -> Cursor:
+    """The cursor for what one identity may see, or everybody, in one run or in all."""
+    if identity is None:
+        return open_cursor(Selection(EVERYTHING.pattern, run_id))
+    return _OwnRunCursor(identity, run_id) if run_id else IdentityCursor(identity)
+
+
+def identity_condition(identity: tuple[str, str, str]) -> tuple[str, bool]:
+    """The condition for entries of one identity (its parameters are the three), and whether an index has them."""
+    condition = 'tenant = ? AND "user" = ? AND session = ?'
+    # Entries without a session are not in the index: most journals without identities would pay for nothing.
+    return (f"{condition} AND session <> ''", True) if identity[2] else (condition, False)
+
+
 def checked_cursor(after: int, head: Head) -> int:
     """The cursor where the journal begins to be read; 0 is the oldest entry, whatever was pruned."""
     if after > head.global_seq:

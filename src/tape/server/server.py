@@ -12,18 +12,36 @@ import grpc
 import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
 
 from tape.bus.hub import Hub
+from tape.bus.live import Broadcast, Limits
 from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
+from tape.ledgers.counts import fold
+from tape.security.artifacts import Artifacts
+from tape.security.audit import Audit
+from tape.security.identity import Authenticator
+from tape.security.jwks import KeySet
+from tape.security.redaction import Redactor
+from tape.security.screening import Screening
+from tape.server.grpc.access import Access as GrpcAccess
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.effects import EffectsDoor
 from tape.server.grpc.journal import JournalDoor
 from tape.server.grpc.runs import RunsDoor
 from tape.server.grpc.sessions import SessionsDoor
 from tape.server.grpc.values import ValuesDoor
-from tape.server.http.app import build_app
+from tape.server.http.access import Access as HttpAccess
+from tape.server.http.app import Doors, build_app
+from tape.server.http.artifacts import ArtifactDoor
+from tape.server.http.frames import SseFormat
+from tape.server.http.info import RuntimeInfo
+from tape.server.http.protocol import Connection
+from tape.server.http.publish import Publishing
+from tape.server.http.queries import Queries
+from tape.server.http.stream import EventStream
 from tape.store import WriterLimits, open_database
 from tape.telemetry.metrics import Metrics
 
@@ -32,6 +50,8 @@ log = logging.getLogger(__name__)
 # A message may be a little larger than what the queue takes, so that the error comes from us and says why.
 MESSAGE_SLACK_BYTES = 8 << 20
 HOUSEKEEPING_S = 600.0
+# Entries newer than this are counted from the journal when somebody asks.
+COUNTING_S = 10.0
 
 
 class Server:
@@ -48,6 +68,10 @@ class Server:
         )
         self.journal = Journal(self.database, settings.max_payload_bytes)
         self.hub = Hub(self.database)
+        self.audit = Audit(self.journal)
+        self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
+        self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
+        self._authenticator = _authenticator(settings)
         self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""
@@ -60,6 +84,8 @@ class Server:
         """Open the database, then the doors."""
         await self.database.open()
         try:
+            if self._authenticator is not None:
+                await self._authenticator.keys.start()
             await self.hub.start()
             await self._open_grpc()
             if self.settings.http_listen:
@@ -68,6 +94,7 @@ class Server:
             await self.stop()
             raise
         self._tasks.append(asyncio.create_task(self._keep_house()))
+        self._tasks.append(asyncio.create_task(self._keep_count()))
 
     async def stop(self) -> None:
         """Accept nothing more, finish commits, end streams with a status, let go of the database."""
@@ -85,6 +112,9 @@ class Server:
             if task.get_name() != "http":
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._authenticator is not None:
+            await self._authenticator.keys.close()
+        await self.audit.close()
         await self.database.close()
 
     async def __aenter__(self) -> Server:
@@ -112,7 +142,7 @@ class Server:
             EffectsDoor(self.journal),
             SessionsDoor(self.journal),
         ]
-        server.add_generic_rpc_handlers((handlers(doors, self.metrics),))
+        server.add_generic_rpc_handlers((handlers(doors, self.metrics, GrpcAccess(self._authenticator, self.audit)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host, port = parse_address("listen", self.settings.listen)
@@ -130,7 +160,9 @@ class Server:
         listening.listen()  # connections wait from now on, also before the task below has begun
         self.http_address = _join(host, listening.getsockname()[1])
         config = uvicorn.Config(
-            build_app(self.journal, self.metrics),
+            self._http_app(),
+            http=Connection,
+            server_header=False,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -138,6 +170,27 @@ class Server:
         )
         self._http = _HttpServer(config)
         self._tasks.append(asyncio.create_task(self._http.serve([listening]), name="http"))
+
+    def _http_app(self) -> ASGIApp:
+        settings = self.settings
+        access = HttpAccess(self._authenticator, self.audit, anonymous_network=settings.anonymous == "network")
+        sse = SseFormat()
+        limits = Limits(
+            settings.subscriber_buffer_size,
+            settings.max_subscribers_per_session,
+            settings.idle_timeout_s,
+            settings.drop_window_s,
+        )
+        self.broadcast = Broadcast(self.hub, sse, limits)
+        stream = EventStream(self.broadcast, sse, access, self.audit, settings.keepalive_s)
+        doors = Doors(
+            stream,
+            Queries(self.journal, access, self.audit),
+            Publishing(self.journal, access),
+            ArtifactDoor(self.artifacts, access, self.audit),
+            RuntimeInfo(access),
+        )
+        return build_app(self.journal, self.metrics, doors, settings.origins)
 
     async def _keep_house(self) -> None:
         while True:
@@ -147,12 +200,28 @@ class Server:
                 log.warning("housekeeping failed, trying again later: %s", error)
             await asyncio.sleep(HOUSEKEEPING_S)
 
+    async def _keep_count(self) -> None:
+        while True:
+            try:
+                while await fold(self.database):
+                    pass
+            except TapeError as error:
+                log.warning("counting failed, trying again later: %s", error)
+            await asyncio.sleep(COUNTING_S)
+
 
 class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are for the whole server, not for one of its doors."""
         yield
+
+
+def _authenticator(settings: Settings) -> Authenticator | None:
+    if not settings.auth_jwks:
+        return None
+    keys = KeySet(settings.auth_jwks, settings.auth_refresh_s, settings.auth_max_stale_s)
+    return Authenticator(keys, settings.auth_issuer, settings.auth_audience)
 
 
 def _bind(name: str, host: str, port: int) -> socket.socket:

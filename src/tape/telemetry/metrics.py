@@ -41,6 +41,12 @@ class Metrics:
         self.fell_behind = counter("subscriptions_fell_behind", "Times a slow subscription went back to the journal")
         self.read_retries = counter("subscription_read_retries", "Failed journal reads that were tried again")
 
+        self.live_subscriptions = gauge("live_subscriptions", "Open HTTP streams")
+        self.live_delivered = counter("live_entries", "Entries for HTTP streams, one for each stream")
+        self.live_dropped = counter("live_dropped", "Entries that slow HTTP streams lost, as each was told")
+        self.live_reaped = counter("live_reaped", "HTTP streams ended because nobody read them")
+        self.http_requests = counter("http_requests", "HTTP requests by route and status", "route", "status")
+
         self.predicate_errors = counter("predicate_errors", "Entries passed over because a predicate failed on them")
 
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")

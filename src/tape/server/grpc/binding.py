@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tape.errors import TapeError
 from tape.proto import tape_pb2
+from tape.server.grpc.access import Access
 from tape.telemetry.metrics import Metrics
 from tape.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 
@@ -38,13 +39,13 @@ class Context(Protocol):
     async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn: ...
 
 
-def handlers(doors: list[Any], metrics: Metrics) -> Any:
+def handlers(doors: list[Any], metrics: Metrics, access: Access) -> Any:
     """A generic gRPC handler for the service, served by the `snake_case` methods of the doors."""
     bound = {}
     for method in tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
         function = next((getattr(door, name) for door in doors if hasattr(door, name)), None)
-        bound[method.name] = _handler(method, function, metrics)
+        bound[method.name] = _handler(method, function, metrics, access)
     return grpc.method_handlers_generic_handler(SERVICE, bound)
 
 
@@ -64,16 +65,16 @@ def owner_of(context: Context) -> str:
     return ""
 
 
-def _handler(method: Any, function: Any, metrics: Metrics) -> Any:
+def _handler(method: Any, function: Any, metrics: Metrics, access: Access) -> Any:
     options = {
         "request_deserializer": GetMessageClass(method.input_type).FromString,
         "response_serializer": _to_bytes,
     }
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(_stream(method.name, function, metrics), **options)
+        return grpc.stream_stream_rpc_method_handler(_stream(method.name, function, metrics, access), **options)
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_stream(method.name, function, metrics), **options)
-    return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics), **options)
+        return grpc.unary_stream_rpc_method_handler(_stream(method.name, function, metrics, access), **options)
+    return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics, access), **options)
 
 
 def _to_bytes(reply: Reply) -> bytes:
@@ -81,7 +82,7 @@ def _to_bytes(reply: Reply) -> bytes:
 
 
 def _unary(
-    name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics
+    name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics, access: Access
 ) -> Callable[[Any, Context], Awaitable[Reply]]:
     succeeded = metrics.rpcs.labels(name, "OK")
 
@@ -89,6 +90,8 @@ def _unary(
         if function is None:
             await _not_served(context, name, metrics)
         try:
+            if access.is_restricted:
+                await access.admit(name, context.invocation_metadata())
             reply = await function(request, context)
         except Exception as error:
             await _fail(context, error, name, metrics)
@@ -99,12 +102,14 @@ def _unary(
 
 
 def _stream(
-    name: str, function: Callable[[Any, Context], AsyncIterator[Reply]] | None, metrics: Metrics
+    name: str, function: Callable[[Any, Context], AsyncIterator[Reply]] | None, metrics: Metrics, access: Access
 ) -> Callable[[Any, Context], AsyncIterator[Reply]]:
     async def call(request: Any, context: Context) -> AsyncIterator[Reply]:
         if function is None:
             await _not_served(context, name, metrics)
         try:
+            if access.is_restricted:
+                await access.admit(name, context.invocation_metadata())
             async for reply in function(request, context):
                 yield reply
         except Exception as error:

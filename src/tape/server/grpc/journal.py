@@ -17,6 +17,7 @@ from tape.journal.journal import Journal
 from tape.journal.pattern import Pattern
 from tape.journal.read import RunCursor, Selection, has_run, position_before
 from tape.proto import tape_pb2 as pb
+from tape.server.grpc.access import own
 from tape.server.grpc.binding import INTERNAL_ERROR, Context, trace_of
 from tape.server.grpc.frames import Frames, encode_journal_entry
 from tape.telemetry.tracing import NO_TRACE
@@ -164,8 +165,8 @@ class JournalDoor:
 
 
 def to_drafts(request: pb.AppendRequest) -> list[Draft]:
-    """The drafts of a request, with the defaults of fields that were left out."""
-    return [
+    """The drafts of a request, with the defaults of fields that were left out and the caller's identity."""
+    drafts = [
         Draft(
             subject=draft.subject,
             payload_json=draft.payload_json or "{}",
@@ -181,3 +182,4 @@ def to_drafts(request: pb.AppendRequest) -> list[Draft]:
         )
         for draft in request.drafts
     ]
+    return own(drafts)

@@ -1,0 +1,207 @@
+"""The event types that Tape itself writes: when, with which payload, and whether it is stored as it is.
+
+Everything else on a journal is its users'. `docs/events.md` and the AsyncAPI document are made from this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class EventType(NamedTuple):
+    """One type. A *safe* payload is stored as it is; a notice is on a stream only, without an id."""
+
+    name: str
+    when: str
+    fields: Mapping[str, str]
+    is_safe: bool = True
+    is_notice: bool = False
+
+
+_RUN = {"run_id": "the run"}
+_OWNER = {**_RUN, "app": "its app", "user": "its user", "session": "its session", "status": "where it stands now"}
+_ENDS = {
+    "terminal": "A run ended well.",
+    "failed": "A run failed.",
+    "cancelled": "A run was cancelled.",
+    "stuck": "A run cannot go on and needs somebody.",
+    "compensating": "A run undoes what it did.",
+}
+_EFFECT = {**_RUN, "tool": "what was called", "idempotency_key": "which call", "status": "what is known of it"}
+_SETTLED = {
+    **_EFFECT,
+    "transition": "how that became known, if not from the run itself",
+    "external_ref": "what the outside world calls it",
+    "dispatch_attempts": "tries so far",
+    "error": "what went wrong",
+    "next_dispatch_at_ms": "when it is tried again",
+}
+_OBLIGATION = {
+    **_RUN,
+    "obligation_seq": "which obligation",
+    "effect_key": "the effect that it undoes",
+    "kind": "how it is undone",
+    "status": "where it stands now",
+    "transition": "what happened to it",
+    "claimer": "who took it",
+    "attempts": "tries so far",
+    "error": "what went wrong",
+    "next_attempt_at_ms": "when it is tried again",
+}
+_VALUE = {
+    **_RUN,
+    "namespace": "where the value is",
+    "key": "its name",
+    "version": "its version from now on",
+    "prev_value_json": "what it was",
+    "prev_version": "its version until now",
+}
+
+EVENTS: tuple[EventType, ...] = (
+    EventType(
+        "run.running",
+        "A run began.",
+        {
+            **_OWNER,
+            "invocation_id": "which invocation",
+            "tenant_id": "the tenant it is charged to",
+            "actor": "who acts",
+            "subject": "for whom",
+            "agent_id": "the agent",
+            "aiplex_instance_id": "the instance it runs on",
+        },
+    ),
+    *(EventType(f"run.{verb}", when, _OWNER) for verb, when in _ENDS.items()),
+    EventType(
+        "run.compacted",
+        "The texts of an ended run were removed.",
+        {
+            **_RUN,
+            "compacted_at_ms": "when",
+            "decisions_zeroed": "decisions without texts now",
+            "effects_zeroed": "effects without texts now",
+            "bytes_saved": "how much that was",
+        },
+    ),
+    EventType(
+        "decision.recorded",
+        "A model's decision was recorded.",
+        {
+            **_RUN,
+            "decision_index": "its number in the run",
+            "model": "which model",
+            "policy_version": "under which policy",
+            "rationale": "why",
+        },
+    ),
+    EventType(
+        "effect.pending",
+        "An effect is about to be carried out.",
+        {
+            **_SETTLED,
+            "decision_index": "the decision behind it",
+            "semantics": "what repeating it would do",
+            "dispatch_mode": "who carries it out",
+            "business_key": "what makes it unique outside",
+            "connector": "the outside system",
+            "scope": "the scope it needs",
+        },
+    ),
+    EventType("effect.confirmed", "An effect happened.", _SETTLED),
+    EventType("effect.failed", "An effect did not happen.", _SETTLED),
+    EventType("effect.unknown", "Nobody knows whether an effect happened.", _SETTLED),
+    EventType("effect.reconciled", "Somebody found out.", {**_EFFECT, "resolved_to": "what it turned out to be"}),
+    EventType("obligation.registered", "An effect may have to be undone.", _OBLIGATION),
+    EventType("obligation.pending", "Undoing failed and is tried again.", _OBLIGATION),
+    EventType("obligation.committed", "Somebody undoes it now.", _OBLIGATION),
+    EventType("obligation.compensated", "It was undone.", _OBLIGATION),
+    EventType("obligation.stuck", "It cannot be undone without help.", _OBLIGATION),
+    EventType("gate.waiting", "A run waits at a gate.", {**_RUN, "gate": "which", "status": "waiting"}),
+    EventType("gate.released", "A run may go on.", {**_RUN, "gate": "which", "status": "released"}),
+    EventType(
+        "policy.denied",
+        "A run was refused a scope.",
+        {
+            **_RUN,
+            "tool": "what it wanted to call",
+            "decision_index": "the decision behind it",
+            "required_scope": "the scope that takes",
+            "granted_scopes": "the scopes it has",
+            "violation": "what was violated",
+        },
+    ),
+    EventType(
+        "value.changed", "A value was written.", {**_VALUE, "writer": "who wrote it", "value": "the value as it is now"}
+    ),
+    EventType("value.deleted", "A value was deleted.", {**_VALUE, "deleted": "true"}),
+    EventType(
+        "event.appended",
+        "An event was appended to a session.",
+        {
+            **_RUN,
+            "app": "the session's app",
+            "user": "its user",
+            "session": "the session",
+            "event_id": "the event's id",
+            "invocation_id": "which invocation",
+            "author": "who said it",
+            "branch": "on which branch",
+            "content_json": "what was said",
+            "actions_json": "what it asks for",
+            "timestamp_ms": "when",
+            "state_delta": "what it changes in the session's state",
+        },
+    ),
+    EventType(
+        "journal.pruned",
+        "Retention removed the oldest entries.",
+        {"oldest": "the oldest that is left", "removed": "how many went", "anchor": "the chain value before it"},
+    ),
+    EventType(
+        "audit.admin_scope_used",
+        "Somebody looked beyond its own session, by the scope of its token.",
+        {
+            "Tenant": "the caller's",
+            "User": "the caller's",
+            "Session": "the caller's",
+            "SubscriberID": "its stream, or 0",
+            "Method": "what it called",
+        },
+    ),
+    EventType(
+        "audit.redaction_failed",
+        "A payload could not be searched for secrets, so it was not stored.",
+        {"OriginalSubject": "the subject it had", "Reason": "why"},
+    ),
+    EventType("auth.rejected", "Tokens were refused.", {"Reason": "why", "Count": "how many, within a second"}),
+    EventType(
+        "bus.dropped",
+        "This stream was read too slowly and lost entries. They are on the journal: resume, or ask for a list.",
+        {
+            "FromSeq": "the first one lost",
+            "ToSeq": "the last one lost",
+            "DroppedCount": "how many that this stream would have had",
+            "SubscriberID": "this stream",
+        },
+        is_notice=True,
+    ),
+    EventType(
+        "bus.lag",
+        "This stream is more than half a buffer behind; nothing was lost yet.",
+        {"Behind": "entries that wait", "BufferSize": "how many may wait"},
+        is_notice=True,
+    ),
+    EventType(
+        "bus.subscription_idle_closed",
+        "This stream ends, because nobody read it.",
+        {"SubscriberID": "this stream", "IdleSeconds": "for how long"},
+        is_notice=True,
+    ),
+    EventType(
+        "checkpoint",
+        "Nothing matched up to here: the cursor moves on.",
+        {"Position": "the sequence to resume after, which is also the frame's id"},
+        is_notice=True,
+    ),
+)

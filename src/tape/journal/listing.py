@@ -1,0 +1,70 @@
+"""Looking back: the newest entries that somebody may see, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from tape.journal.entry import COLUMNS, Entry
+from tape.journal.page import read_head
+from tape.journal.read import position_before
+from tape.journal.whose import Whose
+from tape.store import Reader
+
+# Entries looked at for one page; a rare type may need several calls.
+MAX_LOOKED_AT = 50_000
+STEP = 1_000
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Which entries are asked for. Times are in milliseconds, `until_ms` is exclusive."""
+
+    whose: Whose
+    types: Collection[str] = ()
+    runs: Sequence[str] = ()
+    since_ms: int | None = None
+    until_ms: int | None = None
+    before_seq: int = 0
+    limit: int = 50
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Entries, the oldest first. `next_cursor` asks for those before them; 0 if there are none."""
+
+    entries: list[Entry]
+    next_cursor: int
+    is_truncated: bool
+
+
+def list_entries(reader: Reader, question: Question) -> Page:
+    """The newest entries that match, before a cursor."""
+    head = read_head(reader)
+    low = head.oldest - 1 if question.since_ms is None else position_before(reader, question.since_ms)
+    high = head.global_seq if question.until_ms is None else position_before(reader, question.until_ms)
+    if question.before_seq:
+        high = min(high, question.before_seq - 1)
+    condition, params = question.whose.condition(reader)
+    if question.runs:
+        among, runs = reader.is_any("run_id", question.runs)
+        condition, params = f"{condition} AND {among}", [*params, runs]
+    found: list[Entry] = []
+    looked_at = 0
+    step = STEP if question.types else question.limit + 1
+    while high > low and looked_at < MAX_LOOKED_AT:
+        rows = reader.query(
+            f"SELECT {','.join(COLUMNS)} FROM tape_journal WHERE {condition}"
+            " AND global_seq > ? AND global_seq <= ? ORDER BY global_seq DESC LIMIT ?",
+            *params,
+            low,
+            high,
+            step,
+        )
+        looked_at += len(rows)
+        entries = [Entry(*row) for row in rows]
+        found += [entry for entry in entries if entry.type in question.types] if question.types else entries
+        high = entries[-1].global_seq - 1 if len(entries) == step else low
+        if len(found) > question.limit:
+            page = found[: question.limit]
+            return Page(page[::-1], page[-1].global_seq, is_truncated=False)
+    return Page(found[::-1], high + 1 if high > low else 0, is_truncated=high > low)

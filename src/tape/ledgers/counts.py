@@ -1,0 +1,191 @@
+"""How much happened: entries by minute, identity and type, folded from the journal after the fact.
+
+The journal is not held up by counting: a fold reads what is new on a reader's connection and writes a few sums.
+Whatever was not folded yet, and minutes that a bucket's edge cuts in two, are counted from the journal itself, in
+the same statement: the answer is always that of counting the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tape.journal.whose import Whose
+from tape.store import Database, Reader, Transaction
+from tape.store.connection import Dialect, Row
+
+MINUTE_MS = 60_000
+MS = 1_000_000
+MINUTE_NS = MINUTE_MS * MS
+FOLD_ENTRIES = 20_000
+
+# `<kind>.<verb>`, as Entry.type has it, from the subject /tape/<kind>/<verb>/…
+_AFTER_KIND = "substr(subject, length(kind) + 8)"
+_VERB: dict[Dialect, str] = {
+    "sqlite": f"substr({_AFTER_KIND}, 1, instr({_AFTER_KIND} || '/', '/') - 1)",
+    "postgres": "split_part(subject, '/', 4)",
+}
+
+
+def type_sql(dialect: Dialect) -> str:
+    """An entry's type as an SQL expression."""
+    verb = _VERB[dialect]
+    return f"CASE WHEN {verb} = '' THEN kind ELSE kind || '.' || {verb} END"
+
+
+# ── folding ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Fold(msgspec.Struct, frozen=True):
+    """Sums over the entries after one global_seq up to another."""
+
+    after: int
+    until: int
+    counts: list[Row]
+    minutes: list[Row]
+
+
+async def fold(database: Database) -> bool:
+    """Count the next entries that were not counted yet; False if there are none."""
+    found = await database.read(_read_fold)
+    if found.until <= found.after:
+        return False
+    await database.write(lambda tx: _write_fold(tx, found))
+    return True
+
+
+def _read_fold(reader: Reader) -> Fold:
+    row = reader.one(
+        "SELECT c.global_seq, h.global_seq, h.oldest FROM tape_counted c, tape_head h WHERE c.id = 1 AND h.id = 1"
+    )
+    assert row is not None, "the migration puts the rows there"
+    after = max(row[0], row[2] - 1)
+    until = min(row[1], after + FOLD_ENTRIES)
+    condition = "FROM tape_journal WHERE global_seq > ? AND global_seq <= ?"
+    counts = reader.query(
+        f'SELECT ts_ms / {MINUTE_MS}, tenant, "user", session, {type_sql(reader.dialect)}, count(*) {condition}'
+        " GROUP BY 1, 2, 3, 4, 5",
+        after,
+        until,
+    )
+    minutes = reader.query(
+        f"SELECT ts_ms / {MINUTE_MS}, min(global_seq), max(global_seq) {condition} GROUP BY 1", after, until
+    )
+    return Fold(row[0], until, counts, minutes)
+
+
+def _write_fold(tx: Transaction, fold: Fold) -> None:
+    """Add the sums, unless another process has done so meanwhile."""
+    advance = "UPDATE tape_counted SET global_seq = ? WHERE id = 1 AND global_seq = ?"
+    if tx.execute(advance, fold.until, fold.after) != 1:
+        return
+    tx.insert("tape_counts", ("minute", "tenant", '"user"', "session", "type", "entries"), fold.counts)
+    tx.insert("tape_minutes", ("minute", "first_seq", "last_seq"), fold.minutes)
+
+
+# ── asking ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Equal buckets from a time on, in nanoseconds; `since_ns` and `until_ns` narrow what is counted."""
+
+    start_ns: int
+    bucket_ns: int
+    buckets: int
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+    @property
+    def low_ms(self) -> int:
+        """The first millisecond that counts."""
+        return _up(max(self.start_ns, self.since_ns if self.since_ns is not None else self.start_ns))
+
+    @property
+    def high_ms(self) -> int:
+        """The first millisecond that does not count any more."""
+        end = self.start_ns + self.buckets * self.bucket_ns
+        return _up(min(end, self.until_ns if self.until_ns is not None else end))
+
+    def cut_minutes(self) -> list[int]:
+        """Minutes that belong to the window or to one of its buckets only in part."""
+        edges = {self.low_ms, self.high_ms}
+        edges |= {_up(self.start_ns + index * self.bucket_ns) for index in range(self.buckets + 1)}
+        return sorted({edge // MINUTE_MS for edge in edges if edge % MINUTE_MS})
+
+
+class Count(msgspec.Struct, frozen=True):
+    """So many entries of a type in a bucket."""
+
+    bucket: int
+    type: str
+    tenant: str
+    entries: int
+
+
+def count(
+    reader: Reader, window: Window, whose: Whose, types: Sequence[str] = (), runs: Sequence[str] = ()
+) -> list[Count]:
+    """Entries by bucket, type and tenant: one statement, and so one moment."""
+    if window.high_ms <= window.low_ms:
+        return []
+    who, who_params = whose.condition(reader)
+    if runs:
+        sql, params = _runs_sql(reader, window, who, who_params, runs)
+    else:
+        sql, params = _sql(reader, window, who, who_params)
+    condition = ""
+    if types:
+        among, names = reader.is_any("type", types)
+        condition, params = f" WHERE {among}", [*params, names]
+    rows = reader.query(
+        f"SELECT bucket, type, tenant, sum(n) FROM ({sql}) AS parts{condition} GROUP BY bucket, type, tenant", *params
+    )
+    return [Count(int(bucket), kind, tenant, int(entries)) for bucket, kind, tenant, entries in rows]
+
+
+def _sql(reader: Reader, window: Window, who: str, who_params: list[Any]) -> tuple[str, list[Any]]:
+    cut, cuts = reader.is_any("minute", window.cut_minutes() or [-1])  # type: ignore[arg-type]  # numbers do as well
+    bounds = [window.low_ms, window.high_ms]
+    buckets = [window.start_ns, window.bucket_ns]
+    summed = (
+        f"SELECT (minute * {MINUTE_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n FROM tape_counts"
+        f" WHERE {who} AND minute >= ? AND minute < ? AND NOT ({cut}) GROUP BY 1, 2, 3"
+    )
+    minutes = [_up(window.low_ms, MINUTE_MS), _up(window.high_ms, MINUTE_MS)]
+    in_cut_minutes = _journal_sql(
+        reader.dialect,
+        f"(SELECT first_seq, last_seq FROM tape_minutes WHERE {cut}) AS m"
+        " CROSS JOIN tape_journal WHERE global_seq >= first_seq AND global_seq <= last_seq",
+        who,
+    )
+    not_folded = _journal_sql(
+        reader.dialect, "tape_journal WHERE global_seq > (SELECT global_seq FROM tape_counted WHERE id = 1)", who
+    )
+    params = [
+        *(*buckets, *who_params, *minutes, cuts),
+        *(*buckets, cuts, *bounds, *who_params),
+        *(*buckets, *bounds, *who_params),
+    ]
+    return f"{summed} UNION ALL {in_cut_minutes} UNION ALL {not_folded}", params
+
+
+def _runs_sql(
+    reader: Reader, window: Window, who: str, who_params: list[Any], runs: Sequence[str]
+) -> tuple[str, list[Any]]:
+    among, names = reader.is_any("run_id", runs)
+    sql = _journal_sql(reader.dialect, f"tape_journal WHERE {among}", who)
+    return sql, [window.start_ns, window.bucket_ns, names, window.low_ms, window.high_ms, *who_params]
+
+
+def _journal_sql(dialect: Dialect, source: str, who: str) -> str:
+    return (
+        f"SELECT (ts_ms * {MS} - ?) / ? AS bucket, {type_sql(dialect)} AS type, tenant, count(*) AS n"
+        f" FROM {source} AND ts_ms >= ? AND ts_ms < ? AND {who} GROUP BY 1, 2, 3"
+    )
+
+
+def _up(value: int, step: int = MS) -> int:
+    """Divided and rounded up."""
+    return -(-value // step)

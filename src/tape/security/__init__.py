@@ -1,0 +1,1 @@
+"""Who calls, and what must not be seen: identity, redaction, artifacts."""

@@ -1,0 +1,167 @@
+"""The public keys that tokens are checked with: a JWKS from a file or a URL, kept fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from jwt import PyJWTError
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from tape.errors import InvalidConfig, TokenRejected
+
+log = logging.getLogger(__name__)
+
+ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"})
+MAX_BYTES = 1 << 20
+FETCH_S = 5.0
+# An unknown key id makes us look again, but not more often than this: anybody can send one.
+LOOK_AGAIN_S = 5.0
+
+_CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+
+
+class Key(NamedTuple):
+    """A public key and the algorithms that it may be used with."""
+
+    algorithms: frozenset[str]
+    public: Any
+
+
+class KeySet:
+    """Keys by their ids. `start()` it; a file is read again like a URL, so that keys can be rolled."""
+
+    def __init__(self, source: str, refresh_s: float = 300.0, max_stale_s: float = 3600.0) -> None:
+        self.source = source
+        self.generation = 0
+        self._refresh_s = refresh_s
+        self._max_stale_s = max_stale_s
+        self._keys: dict[str, Key] = {}
+        self._fetched_at = -max_stale_s
+        self._looked_at = -LOOK_AGAIN_S
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._is_url = "://" in source
+        if self._is_url:
+            _check_url(source)
+
+    async def start(self) -> None:
+        """Load the keys. A file must be there; a URL that does not answer is tried again later."""
+        try:
+            await self._load()
+        except (OSError, ValueError) as error:
+            if not self._is_url:
+                raise InvalidConfig(f"auth_jwks {self.source} cannot be used: {error}.") from error
+            log.warning("cannot fetch the keys from %s, trying again: %s", self.source, error)
+        self._task = asyncio.create_task(self._keep_fresh())
+
+    async def close(self) -> None:
+        """Stop refreshing."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def find(self, kid: str) -> Key | None:
+        """The key with that id, looking at the source again if it is new."""
+        if kid not in self._keys or self._is_stale:
+            await self._look_again()
+        self.check_fresh()
+        return self._keys.get(kid)
+
+    def check_fresh(self) -> None:
+        """Raise if the source has not been heard of for too long: a key may have been withdrawn since."""
+        if self._is_stale:
+            raise TokenRejected("jwks_stale")
+
+    @property
+    def _is_stale(self) -> bool:
+        return time.monotonic() - self._fetched_at >= self._max_stale_s
+
+    async def _look_again(self) -> None:
+        async with self._looking:
+            if time.monotonic() - self._looked_at < LOOK_AGAIN_S:
+                return
+            try:
+                await self._load()
+            except (OSError, ValueError) as error:
+                log.warning("cannot load the keys from %s: %s", self.source, error)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(min(self._refresh_s, LOOK_AGAIN_S) if self._is_stale else self._refresh_s)
+            await self._look_again()
+
+    async def _load(self) -> None:
+        self._looked_at = time.monotonic()
+        keys = parse_jwks(await asyncio.to_thread(self._fetch))
+        if keys.keys() != self._keys.keys() or any(keys[kid] != self._keys[kid] for kid in keys):
+            self.generation += 1
+        self._keys = keys
+        self._fetched_at = time.monotonic()
+
+    def _fetch(self) -> bytes:
+        if not self._is_url:
+            return Path(self.source).read_bytes()
+        with _OPENER.open(self.source, timeout=FETCH_S) as answer:
+            body: bytes = answer.read(MAX_BYTES + 1)
+        if len(body) > MAX_BYTES:
+            raise ValueError(f"the answer has more than {MAX_BYTES} bytes")
+        return body
+
+
+def parse_jwks(text: bytes) -> dict[str, Key]:
+    """The usable keys of a JWKS document; ValueError if it has none."""
+    try:
+        document = msgspec.json.decode(text)
+        entries = document["keys"]
+        found = {entry["kid"]: key for entry in entries if entry.get("kid") and (key := _parse_key(entry))}
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f'it is not a JWKS document {{"keys": [...]}} ({error})') from error
+    if not found:
+        raise ValueError("it has no RSA, EC or Ed25519 key with a kid")
+    return found
+
+
+def _parse_key(entry: dict[str, Any]) -> Key | None:
+    if entry.get("use", "sig") != "sig":
+        return None
+    key: Any
+    try:
+        match entry.get("kty"):
+            case "RSA":
+                key, fitting = RSAAlgorithm.from_jwk(entry), {"RS256", "RS384", "RS512"}
+            case "EC" if entry.get("crv") in _CURVES:
+                key, fitting = ECAlgorithm.from_jwk(entry), {_CURVES[entry["crv"]]}
+            case "OKP":
+                key, fitting = OKPAlgorithm.from_jwk(entry), {"EdDSA"}
+            case _:
+                return None
+    except (PyJWTError, ValueError) as error:
+        log.warning("the key %r is left out: %s", entry.get("kid"), error)
+        return None
+    declared = entry.get("alg")
+    algorithms = fitting & {declared} if declared else fitting
+    public = key.public_key() if hasattr(key, "public_key") else key
+    return Key(frozenset(algorithms), public) if algorithms else None
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    is_here = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
+        raise InvalidConfig(f"auth_jwks {url!r} must be a file, an https:// address, or http:// on this machine.")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Keys come from the address that was configured, from nowhere else."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)

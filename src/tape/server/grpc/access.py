@@ -1,0 +1,67 @@
+"""Who may call what over gRPC, when the server demands tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+from tape.errors import IdentityRequired, ScopeRequired, TokenRejected
+from tape.journal.entry import Draft
+from tape.security.audit import Audit
+from tape.security.identity import ADMIN, SERVICE, Authenticator, Caller
+
+# The door serves whole tenants: runs, leases, values. That needs one of these scopes.
+SCOPES = frozenset({ADMIN, SERVICE})
+# What any caller may do: add to its own session, and see how far the journal is.
+OPEN_TO_ALL = frozenset({"Append", "AppendStream", "GetHead"})
+
+_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+class Access:
+    """Lets calls in, or not. Without an authenticator everybody is."""
+
+    def __init__(self, authenticator: Authenticator | None, audit: Audit) -> None:
+        self._authenticator = authenticator
+        self._audit = audit
+        self.is_restricted = authenticator is not None
+
+    async def admit(self, method: str, metadata: Any) -> None:
+        """Raise unless the call's `authorization` metadata proves a caller that may make it."""
+        assert self._authenticator is not None
+        header = next((value for key, value in metadata or () if key == "authorization"), "")
+        scheme, _, token = str(header).strip().partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise IdentityRequired("authorization metadata missing or malformed: send 'authorization: Bearer <token>'.")
+        try:
+            caller = await self._authenticator.verify(token.strip(), session=_session(metadata))
+        except TokenRejected as error:
+            self._audit.auth_rejected(error.reason)
+            raise
+        if method not in OPEN_TO_ALL and SCOPES.isdisjoint(caller.scopes):
+            raise ScopeRequired(f"{method} serves whole tenants; it needs a token with the scope `service` or `admin`.")
+        _caller.set(caller)
+
+
+def own(drafts: Sequence[Draft]) -> list[Draft]:
+    """Drafts that carry the present caller's identity; one that names somebody else's needs a scope."""
+    caller = _caller.get()
+    if caller is None or not SCOPES.isdisjoint(caller.scopes):
+        return list(drafts)
+    return [_owned(draft, caller) for draft in drafts]
+
+
+def _owned(draft: Draft, caller: Caller) -> Draft:
+    for name in ("tenant", "user", "session"):
+        if getattr(draft, name) not in ("", getattr(caller, name)):
+            raise ScopeRequired(
+                f"{name} {getattr(draft, name)!r} is not the caller's; that needs the scope `service` or `admin`."
+            )
+    return msgspec.structs.replace(draft, tenant=caller.tenant, user=caller.user, session=caller.session)
+
+
+def _session(metadata: Any) -> str:
+    return next((str(value).strip() for key, value in metadata or () if key == "x-harbor-session"), "")

@@ -1,0 +1,74 @@
+"""Who makes an HTTP request: a verified token, or, on a server without keys, somebody on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+
+from tape.config import is_loopback
+from tape.errors import IdentityRequired, InvalidRequest, ScopeRequired, TokenRejected
+from tape.journal.entry import check_id
+from tape.security.audit import Audit
+from tape.security.identity import SCOPES, Authenticator, Caller
+
+SESSION = "x-harbor-session"
+
+
+class Access:
+    """Finds the caller of a request. Without an authenticator, callers say themselves who they are."""
+
+    def __init__(self, authenticator: Authenticator | None, audit: Audit, *, anonymous_network: bool = False) -> None:
+        self._authenticator = authenticator
+        self._audit = audit
+        self._is_local = not anonymous_network
+
+    async def caller_of(self, request: Request, *, query_too: bool = False) -> Caller:
+        """The caller; with `query_too` a token may stand in the query, where browsers cannot send headers."""
+        if self._authenticator is None:
+            return self._anonymous(request)
+        header, session = request.headers.get("authorization"), request.headers.get(SESSION, "").strip()
+        token = _bearer(header)
+        if header is None and query_too:
+            token = request.query_params.get("access_token", "")
+            session = session or request.query_params.get("session", "").strip()
+        if not token:
+            raise IdentityRequired("authorization header missing or malformed: send 'Authorization: Bearer <token>'.")
+        check_id(SESSION, session)
+        try:
+            return await self._authenticator.verify(token, session)
+        except TokenRejected as error:
+            self._audit.auth_rejected(error.reason)
+            raise
+
+    def _anonymous(self, request: Request) -> Caller:
+        if self._is_local and not _is_for_this_machine(request):
+            # A web page elsewhere that resolves its own name to this machine must not get in.
+            raise ScopeRequired(
+                f"the host {request.headers.get('host', '')!r} is not this machine; a server without auth_jwks answers"
+                " to localhost and 127.0.0.1 only."
+            )
+        names: dict[str, Any] = {}
+        for name in ("tenant", "user", "session"):
+            value = request.headers.get(f"x-harbor-{name}", "").strip() or request.query_params.get(name, "").strip()
+            check_id(name, value)
+            names[name] = value
+        return Caller(**names, scopes=SCOPES)
+
+
+def require_widening(caller: Caller, message: str) -> None:
+    """Raise unless the caller may look beyond its own session."""
+    if not caller.may_widen:
+        raise ScopeRequired(message)
+
+
+def _bearer(header: str | None) -> str:
+    scheme, _, token = (header or "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _is_for_this_machine(request: Request) -> bool:
+    try:
+        return is_loopback(request.url.hostname or "")
+    except ValueError as error:
+        raise InvalidRequest(f"the Host header {request.headers.get('host')!r} makes no sense.") from error

@@ -1,0 +1,59 @@
+"""`POST /v1/control/runtime.info`: who answers here, and what it can do."""
+
+from __future__ import annotations
+
+import platform
+import time
+import uuid
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape import __version__
+from tape.server.http.access import Access
+from tape.server.http.bodies import read_json
+from tape.server.http.queries import PROTOCOL_VERSION, Identity
+
+CAPABILITIES = (
+    "artifacts_get",
+    "events_aggregate",
+    "events_checkpoint",
+    "events_lag",
+    "events_list",
+    "events_publish",
+    "events_replay",
+    "events_subscribe",
+)
+MAX_BYTES = 32 << 10
+
+
+class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A handshake."""
+
+    identity: Identity | None = None
+
+
+class RuntimeInfo:
+    """Serves the handshake."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._instance = str(uuid.uuid4())
+        self._started = time.monotonic()
+
+    async def info(self, request: Request) -> Response:
+        """Instance, version and capabilities."""
+        await self._access.caller_of(request)
+        await read_json(request, InfoRequest, MAX_BYTES)
+        facts = {
+            "instance_id": self._instance,
+            "display_name": "Tape",
+            "build_version": __version__,
+            "build_commit": "",
+            "build_python_version": platform.python_version(),
+            "protocol_version": PROTOCOL_VERSION,
+            "capabilities": CAPABILITIES,
+            "uptime_seconds": int(time.monotonic() - self._started),
+        }
+        return Response(msgspec.json.encode(facts) + b"\n", media_type="application/json")

@@ -1,0 +1,71 @@
+"""Errors on the wire: `{"code": …, "message": …}`. Clients branch on the code, never on the message."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from starlette.responses import PlainTextResponse, Response
+
+from tape.errors import (
+    IdentityRequired,
+    InvalidRequest,
+    PayloadTooLarge,
+    RedactionFailed,
+    RequestTooLarge,
+    ScopeRequired,
+    SessionOutOfReach,
+    TapeError,
+    TokenRejected,
+)
+
+log = logging.getLogger(__name__)
+
+INTERNAL_ERROR = "An error of Tape itself; the server's log has the details."
+
+_BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
+    InvalidRequest: (400, "invalid_request"),
+    RequestTooLarge: (413, "request_too_large"),
+    PayloadTooLarge: (413, "request_too_large"),
+    IdentityRequired: (401, "identity_required"),
+    TokenRejected: (401, "auth_rejected"),
+    ScopeRequired: (403, "identity_scope_required"),
+    SessionOutOfReach: (403, "scope_mismatch"),
+    RedactionFailed: (422, "payload_invalid"),
+}
+_BY_STATUS = {
+    "INVALID_ARGUMENT": (400, "invalid_request"),
+    "OUT_OF_RANGE": (400, "invalid_request"),
+    "NOT_FOUND": (404, "not_found"),
+    "ABORTED": (409, "conflict"),
+    "RESOURCE_EXHAUSTED": (429, "runtime_error"),
+    "UNAVAILABLE": (503, "runtime_error"),
+}
+
+
+def refusal(error: Exception) -> Response:
+    """The answer that an error stands for; what is not ours is logged and not told."""
+    if isinstance(error, TapeError):
+        found = next((_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _BY_ERROR), None)
+        if found is not None or error.status in _BY_STATUS:
+            status, code = found or _BY_STATUS[error.status]
+            return envelope(status, code, str(error))
+    log.error("a request failed", exc_info=error)
+    return envelope(500, "runtime_error", INTERNAL_ERROR)
+
+
+def envelope(status: int, code: str, message: str) -> Response:
+    """An error as every client of the stream expects it."""
+    body = msgspec.json.encode({"code": code, "message": message})
+    return Response(body, status, media_type="application/json")
+
+
+def not_found() -> Response:
+    """There is no such route."""
+    return PlainTextResponse("404 page not found\n", 404, {"X-Content-Type-Options": "nosniff"})
+
+
+def wrong_method(*allowed: str) -> Response:
+    """The route is there, but not for this method."""
+    headers = {"Allow": ", ".join(allowed), "X-Content-Type-Options": "nosniff"}
+    return PlainTextResponse("Method Not Allowed\n", 405, headers)

@@ -1,0 +1,163 @@
+"""`POST /v1/events`: CloudEvents 1.0 onto the journal, structured, batched or binary."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.errors import InvalidInput, InvalidRequest
+from tape.journal import subject as subjects
+from tape.journal.entry import Draft
+from tape.journal.journal import Journal
+from tape.security.identity import Caller
+from tape.server.http.access import Access
+from tape.server.http.bodies import read_body
+from tape.telemetry.tracing import parse_traceparent
+
+STRUCTURED = "application/cloudevents+json"
+BATCHED = "application/cloudevents-batch+json"
+MAX_BATCH = 1_000
+# A request may have several payloads of the largest size, and what stands around them.
+MAX_BODY_PAYLOADS = 4
+
+_REQUIRED = ("specversion", "id", "source", "type")
+_USED = frozenset({*_REQUIRED, "subject", "datacontenttype", "partitionkey", "traceparent", "data", "data_base64"})
+
+
+class Event(NamedTuple):
+    """A CloudEvent: its attributes, and its data as JSON text."""
+
+    attributes: Mapping[str, str]
+    payload_json: str
+
+
+class Publishing:
+    """Serves publishing."""
+
+    def __init__(self, journal: Journal, access: Access) -> None:
+        self._journal = journal
+        self._access = access
+
+    async def publish(self, request: Request) -> Response:
+        """Append events durably; their places in the order. An id of a source is appended once."""
+        caller = await self._access.caller_of(request)
+        body = await read_body(request, self._journal.max_payload_bytes * MAX_BODY_PAYLOADS)
+        events = _events(request, body)
+        drafts, keys = [], []
+        for index, event in enumerate(events):
+            try:
+                drafts.append(_draft(event, caller))
+            except InvalidInput as error:
+                raise InvalidRequest(f"events[{index}]: {error}" if len(events) > 1 else str(error)) from error
+            keys.append(_request_id(event, caller))
+        answer: dict[str, Any] = {"global_seqs": await self._journal.append_each(drafts, keys)}
+        if ignored := sorted({name for event in events for name in event.attributes if name not in _USED}):
+            answer["ignored"] = ignored
+        return Response(msgspec.json.encode(answer) + b"\n", media_type="application/json")
+
+
+def _events(request: Request, body: bytes) -> list[Event]:
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media == BATCHED:
+        entries = _decode(body, list[dict[str, msgspec.Raw]])
+        if not 0 < len(entries) <= MAX_BATCH:
+            raise InvalidRequest(f"the batch has {len(entries)} events; send between 1 and {MAX_BATCH}.")
+        return [_structured(entry) for entry in entries]
+    if media == STRUCTURED:
+        return [_structured(_decode(body, dict[str, msgspec.Raw]))]
+    if "ce-specversion" in request.headers:
+        return [_binary(request, media, body)]
+    raise InvalidRequest(
+        f"content-type {media!r} is not a CloudEvent; send {STRUCTURED}, {BATCHED}, or ce-* headers with the data."
+    )
+
+
+def _structured(entry: dict[str, msgspec.Raw]) -> Event:
+    attributes: dict[str, str] = {}
+    for name, raw in entry.items():
+        if name not in ("data", "data_base64"):
+            value = msgspec.json.decode(raw)
+            if value is not None:
+                attributes[name] = value if isinstance(value, str) else bytes(raw).decode()
+    if "data_base64" in entry:
+        try:
+            data = base64.b64decode(msgspec.json.decode(entry["data_base64"], type=str), validate=True)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise InvalidRequest(f"data_base64 is not base64: {error}") from error
+        return Event(attributes, _as_json(data, attributes.get("datacontenttype", "")))
+    return Event(attributes, bytes(entry["data"]).decode() if "data" in entry else "{}")
+
+
+def _binary(request: Request, media: str, body: bytes) -> Event:
+    attributes = {
+        name[3:]: unquote(value) for name, value in request.headers.items() if name.startswith("ce-") and len(name) > 3
+    }
+    if media:
+        attributes["datacontenttype"] = media
+    return Event(attributes, _as_json(body, media) if body else "{}")
+
+
+def _as_json(data: bytes, media: str) -> str:
+    """Data as a JSON payload: JSON as it is, text as a string, anything else in base64."""
+    if media in ("", "application/json", "text/json") or media.endswith("+json"):
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the data is not UTF-8, which JSON has to be: {error}") from error
+    if media.startswith("text/"):
+        try:
+            return msgspec.json.encode(data.decode()).decode()
+        except UnicodeDecodeError:
+            pass
+    return msgspec.json.encode({"data_base64": base64.b64encode(data).decode(), "datacontenttype": media}).decode()
+
+
+def _draft(event: Event, caller: Caller) -> Draft:
+    attributes = event.attributes
+    for name in _REQUIRED:
+        if not attributes.get(name):
+            raise InvalidRequest(f"the attribute {name!r} is missing; events have specversion, id, source and type.")
+    if attributes["specversion"] != "1.0":
+        raise InvalidRequest(f"specversion {attributes['specversion']!r} is not known; send 1.0.")
+    trace = parse_traceparent(attributes.get("traceparent", ""))
+    return Draft(
+        subject=_subject(attributes["type"], attributes.get("subject", "")),
+        payload_json=event.payload_json,
+        run_id=attributes.get("partitionkey", ""),
+        tenant=caller.tenant,
+        user=caller.user,
+        session=caller.session,
+        **trace._asdict(),
+    )
+
+
+def _subject(kind: str, about: str) -> str:
+    """`order.created` about `42` is `/tape/order/created/42`; the type of the entry is that of the event."""
+    first, _, verb = kind.partition(".")
+    if not verb:
+        raise InvalidRequest(f"type {kind!r} must have a dot, for example order.created.")
+    if not about.startswith(f"/{subjects.ROOT}/"):
+        return subjects.build(first, verb, *filter(None, about.split("/")))
+    subject = subjects.normalize(about)
+    if subjects.kind_of(subject) != first or subjects.verb_of(subject) != verb:
+        raise InvalidRequest(f"subject {about!r} is not of type {kind!r}; it must begin with /tape/{first}/{verb}.")
+    return subject
+
+
+def _request_id(event: Event, caller: Caller) -> str:
+    parts = (*caller.triple, event.attributes["source"], event.attributes["id"])
+    return "ce-" + hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def _decode(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"failed to decode request body: {error}") from error

@@ -1,0 +1,210 @@
+"""`POST /v1/events/list` and `/aggregate`: what happened, looked up and counted."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.errors import InvalidRequest
+from tape.journal.journal import Journal
+from tape.journal.listing import Question, list_entries
+from tape.journal.whose import Whose
+from tape.ledgers import counts
+from tape.security.audit import Audit
+from tape.security.identity import Caller
+from tape.server.http.access import Access, require_widening
+from tape.server.http.bodies import parse_time, read_json, to_time
+from tape.server.http.frames import event_json
+
+PROTOCOL_VERSION = "0.1.0"
+MAX_AGGREGATE_BYTES = 32 << 10
+MAX_LIST_BYTES = 64 << 10
+MAX_BUCKETS = 10_000
+MAX_WINDOW_NS = 100 * 366 * 86_400 * 1_000_000_000
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 200
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Names = list[Annotated[str, msgspec.Meta(max_length=500, pattern="^[^\\x00]*$")]]
+
+
+class Identity(msgspec.Struct, forbid_unknown_fields=True):
+    """Accepted from older clients; who asks is what the token says."""
+
+    tenant: Any = None
+    user: Any = None
+    session: Any = None
+    run: Any = None
+    scope: Any = None
+    actor: Any = None
+    requester: Any = None
+    impersonating: Any = None
+
+
+class Filter(msgspec.Struct, forbid_unknown_fields=True):
+    """What is asked for; an axis that is left out is the caller's own."""
+
+    event_types: Names = []
+    tenant_ids: Names = []
+    user_ids: Names = []
+    session_ids: Names = []
+    run_ids: Names = []
+    since: str | None = None
+    until: str | None = None
+
+
+class AggregateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Counts over a window, in equal buckets; both in nanoseconds."""
+
+    identity: Identity | None = None
+    filter: Filter | None = None
+    window: Int64 = 0
+    bucket: Int64 = 0
+    anchor: str | None = None
+    by_tenant: bool = False
+
+
+class ListRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A page of events before a cursor; 0 is the newest."""
+
+    identity: Identity | None = None
+    filter: Filter | None = None
+    cursor: Int64 = 0
+    limit: Int64 = 0
+
+
+class Queries:
+    """Serves both."""
+
+    def __init__(self, journal: Journal, access: Access, audit: Audit) -> None:
+        self._database = journal.database
+        self._access = access
+        self._audit = audit
+
+    async def aggregate(self, request: Request) -> Response:
+        """Counts by type in equal buckets, the oldest first."""
+        caller = await self._access.caller_of(request)
+        wanted = await read_json(request, AggregateRequest, MAX_AGGREGATE_BYTES)
+        asked = wanted.filter or Filter()
+        since, until = _times(asked)
+        if since is not None and until is not None and until < since:
+            raise InvalidRequest(f"until {asked.until!r} is before since {asked.since!r}.")
+        window = _window(wanted, since, until)
+        whose = await self._whose(caller, asked, "aggregate")
+        found = await self._database.read(
+            lambda reader: counts.count(reader, window, whose, asked.event_types, asked.run_ids)
+        )
+        oldest = await self._database.read(_oldest_ms)
+        answer = _buckets(window, found, by_tenant=wanted.by_tenant)
+        if oldest is not None and window.low_ms < oldest:
+            answer["truncated"] = True
+        return _json(msgspec.json.encode(answer))
+
+    async def list_events(self, request: Request) -> Response:
+        """A page of events, the oldest first in it."""
+        caller = await self._access.caller_of(request)
+        wanted = await read_json(request, ListRequest, MAX_LIST_BYTES)
+        asked = wanted.filter or Filter()
+        if wanted.limit < 0 or wanted.cursor < 0:
+            name = "limit" if wanted.limit < 0 else "cursor"
+            raise InvalidRequest(f"{name} {getattr(wanted, name)} must not be negative.")
+        since, until = _times(asked)
+        if since is not None and until is not None and until <= since:
+            raise InvalidRequest(f"until {asked.until!r} must be after since {asked.since!r}.")
+        question = Question(
+            await self._whose(caller, asked, "list"),
+            frozenset(asked.event_types),
+            asked.run_ids,
+            None if since is None else -(-since // counts.MS),
+            None if until is None else -(-until // counts.MS),
+            wanted.cursor,
+            min(wanted.limit or DEFAULT_LIMIT, MAX_LIMIT),
+        )
+        page = await self._database.read(lambda reader: list_entries(reader, question))
+        events = ",".join(event_json(entry) for entry in page.entries)
+        more = "true" if page.next_cursor else "false"
+        truncated = ',"truncated":true' if page.is_truncated else ""
+        body = f'{{"events":[{events}],"next_cursor":{page.next_cursor},"has_more":{more}{truncated}}}'
+        return _json(body.encode())
+
+    async def _whose(self, caller: Caller, asked: Filter, method: str) -> Whose:
+        """What the filter reaches; more than the caller's own session needs a scope and is audited."""
+        own = Whose([caller.tenant], [caller.user], [caller.session])
+        named = (
+            (asked.tenant_ids, caller.tenant),
+            (asked.user_ids, caller.user),
+            (asked.session_ids, caller.session),
+        )
+        if all(set(names) <= {mine} for names, mine in named):
+            return own
+        require_widening(caller, f"cross-session {method} requires a verified `admin` or `console:fleet` scope")
+        await self._audit.admin_scope_used(caller, f"events.{method}")
+        # Below an axis that names others, everything is meant; above it, the caller's own.
+        users = asked.user_ids or (None if asked.tenant_ids else own.users)
+        sessions = asked.session_ids or (None if asked.tenant_ids or asked.user_ids else own.sessions)
+        return Whose(asked.tenant_ids or own.tenants, users, sessions)
+
+
+def _window(wanted: AggregateRequest, since: int | None, until: int | None) -> counts.Window:
+    prefix = "aggregate window/bucket invalid: events: aggregate Window/Bucket is invalid:"
+    for name, value in (("Window", wanted.window), ("Bucket", wanted.bucket)):
+        if value <= 0:
+            raise InvalidRequest(f"{prefix} {name}={value}ns must be > 0")
+    if wanted.window % wanted.bucket:
+        raise InvalidRequest(f"{prefix} Window={wanted.window}ns not evenly divisible by Bucket={wanted.bucket}ns")
+    buckets = wanted.window // wanted.bucket
+    if buckets > MAX_BUCKETS:
+        raise InvalidRequest(f"{prefix} {buckets} buckets; {MAX_BUCKETS} is the limit, use larger ones")
+    if wanted.window > MAX_WINDOW_NS:
+        raise InvalidRequest(f"{prefix} Window={wanted.window}ns is more than 100 years")
+    now = time.time_ns()
+    # An entry's time is in whole milliseconds: one of this very moment must not be beyond the end.
+    start = now // counts.MS * counts.MS + counts.MS - wanted.window
+    if wanted.anchor is not None:
+        anchor = parse_time("anchor", wanted.anchor)
+        if abs(anchor - now) > MAX_WINDOW_NS:
+            raise InvalidRequest(f"anchor {wanted.anchor!r} is more than 100 years from now.")
+        start = anchor + (now - wanted.window - anchor) // wanted.bucket * wanted.bucket
+    return counts.Window(start, wanted.bucket, buckets, since, until)
+
+
+def _times(asked: Filter) -> tuple[int | None, int | None]:
+    since = parse_time("since", asked.since) if asked.since else None
+    until = parse_time("until", asked.until) if asked.until else None
+    return since, until
+
+
+def _buckets(window: counts.Window, found: list[counts.Count], *, by_tenant: bool) -> dict[str, Any]:
+    sums: list[dict[str, int]] = [{} for _ in range(window.buckets)]
+    tenants: list[dict[str, dict[str, int]]] = [{} for _ in range(window.buckets)]
+    for each in found:
+        sums[each.bucket][each.type] = sums[each.bucket].get(each.type, 0) + each.entries
+        tenants[each.bucket].setdefault(each.tenant, {})[each.type] = each.entries
+    buckets: list[dict[str, Any]] = []
+    for index in range(window.buckets):
+        start = window.start_ns + index * window.bucket_ns
+        bucket: dict[str, Any] = {
+            "bucket_start": to_time(start),
+            "bucket_end": to_time(start + window.bucket_ns),
+            "counts": dict(sorted(sums[index].items())),
+        }
+        if by_tenant:
+            bucket["counts_by_tenant"] = dict(sorted(tenants[index].items()))
+        buckets.append(bucket)
+    return {"buckets": buckets, "protocol_version": PROTOCOL_VERSION}
+
+
+def _oldest_ms(reader: Any) -> int | None:
+    """When the oldest entry that is left was written, if older ones were removed."""
+    row = reader.one(
+        "SELECT j.ts_ms FROM tape_head h JOIN tape_journal j ON j.global_seq = h.oldest WHERE h.id = 1 AND h.oldest > 1"
+    )
+    return int(row[0]) if row else None
+
+
+def _json(body: bytes) -> Response:
+    return Response(body + b"\n", media_type="application/json")

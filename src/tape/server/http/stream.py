@@ -1,0 +1,275 @@
+"""`GET /v1/events`: what the journal has after a cursor, then what happens, as Server-Sent Events."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from tape.bus.live import Broadcast, LiveSubscription, Scope
+from tape.errors import CursorExpired, InvalidRequest, StoreError
+from tape.journal.entry import check_id
+from tape.journal.page import read_head
+from tape.journal.read import Cursor, open_identity_cursor
+from tape.security.audit import Audit
+from tape.security.identity import Caller
+from tape.server.http.access import Access, require_widening
+from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
+from tape.server.http.protocol import KEY, Connection
+from tape.store import Reader
+
+HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"connection", b"keep-alive"),
+    (b"content-type", b"text/event-stream"),
+    (b"x-accel-buffering", b"no"),
+]
+MAX_TYPES = 256
+MAX_SEQUENCE = (1 << 63) - 1
+_DECIMAL = re.compile(r"[0-9]{1,20}")
+
+TOO_OLD = "stream.replay_unavailable reconnect cursor older than the retained window"
+BEYOND_HEAD = "stream.replay_unavailable reconnect cursor beyond the head of this journal"
+NOT_A_NUMBER = "stream.replay_unavailable reconnect cursor is not a sequence number"
+FAILED = "stream.replay_unavailable replay failed"
+
+
+class EventStream:
+    """Serves the stream to any number of clients."""
+
+    def __init__(
+        self, broadcast: Broadcast, format_: SseFormat, access: Access, audit: Audit, keepalive_s: float
+    ) -> None:
+        self._broadcast = broadcast
+        self._format = format_
+        self._access = access
+        self._audit = audit
+        self._keepalive_s = keepalive_s
+        self._streams: dict[_Stream, None] = {}
+        self._keeping: asyncio.TimerHandle | None = None
+
+    async def serve(self, asgi: AsgiScope, receive: Receive, send: Send) -> None:
+        """One request, to its end."""
+        request = Request(asgi)
+        caller = await self._access.caller_of(request, query_too=True)
+        if request.method == "HEAD":
+            await PlainTextResponse("event stream accepts GET only\n", 405)(asgi, receive, send)
+            return
+        is_admin = request.query_params.get("admin") == "1"
+        if is_admin:
+            require_widening(caller, "admin fan-in requires a verified `admin` or `console:fleet` scope")
+        scope = _scope(request, caller, is_admin)
+        cursor = _cursor(request)
+        stream = _Stream(self, cast(Connection, asgi[KEY]))
+        subscription = stream.subscription = self._broadcast.open(scope, stream)
+        try:
+            # Whatever is appended from here on comes live, also the audit of this very request.
+            head = self._broadcast.hub.head
+            if is_admin:
+                await self._audit.admin_scope_used(caller, "events.subscribe", subscription.number)
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            stream.begin(caller)
+            self._streams[stream] = None
+            self._keep_alive()
+            await self._play(stream, subscription, head, cursor)
+            await stream.ended
+        finally:
+            self._streams.pop(stream, None)
+            stream.close()
+        if not stream.is_gone:
+            await stream.finish(send, self._broadcast.limits.idle_timeout_s)
+
+    async def _play(self, stream: _Stream, subscription: LiveSubscription, head: int, cursor: int | str | None) -> None:
+        """Everything after the cursor from the journal, then attach to what comes."""
+        position = head if cursor is None or isinstance(cursor, str) else cursor
+        if isinstance(cursor, str):
+            stream.send(comment(NOT_A_NUMBER))
+        elif cursor is not None:
+            bounds = await self._broadcast.hub.database.read(read_head)
+            if cursor > bounds.global_seq:
+                stream.send(comment(BEYOND_HEAD))
+                position = bounds.global_seq
+            elif cursor < bounds.oldest - 1:
+                stream.send(comment(TOO_OLD))
+                position = bounds.oldest - 1
+        replay = _Replay(subscription.scope, self._format, position)
+        while not stream.ended.done() and not subscription.attach(replay.position):
+            try:
+                data = await self._broadcast.hub.database.read(replay.read)
+            except CursorExpired as error:  # pruned while it was being replayed
+                stream.send(comment(TOO_OLD))
+                replay.position = error.oldest - 1
+                continue
+            except StoreError:
+                stream.send(comment(FAILED))
+                stream.end()  # the client comes back with the last id it has, and nothing is missed
+                raise
+            if data:
+                stream.write(data)
+                stream.last_id = replay.last_id
+                await stream.drain(self._broadcast.limits.idle_timeout_s)
+
+    # ── keep-alives, for all streams at once ─────────────────────────────────────────────────────
+
+    def _keep_alive(self) -> None:
+        if self._keeping is None:
+            self._keeping = asyncio.get_running_loop().call_later(self._keepalive_s, self._keep_all_alive)
+
+    def _keep_all_alive(self) -> None:
+        self._keeping = None
+        for stream in list(self._streams):
+            stream.keep_alive(self._format)
+        if self._streams:
+            self._keep_alive()
+
+
+class _Stream:
+    """One client's stream: an outlet of the broadcast, a writer of the connection."""
+
+    def __init__(self, door: EventStream, connection: Connection) -> None:
+        self.subscription: LiveSubscription | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_gone = False
+        self._connection = connection
+        self._transport = connection.transport
+        self.last_id = 0
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def begin(self, caller: Caller) -> None:
+        """Say how to come back; end when the token does."""
+        self._connection.writer = self
+        if self._transport.is_closing():
+            self.gone()
+            return
+        self.send(RETRY)
+        if caller.expires_at is not None:
+            left = max(caller.expires_at - time.time(), 0)
+            self._expiry = asyncio.get_running_loop().call_later(min(left, 86_400 * 20), self.end)
+
+    def send(self, frame: bytes) -> None:
+        """One frame, in a chunk of its own."""
+        self.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+
+    def write(self, data: bytes) -> None:
+        if not self.ended.done():
+            self._transport.write(data)
+
+    async def drain(self, patience_s: float) -> None:
+        """Wait until the client has taken what was written; one that reads nothing for too long is let go."""
+        if not self._connection.flow.write_paused:
+            return
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._connection.flow.drain()
+        except TimeoutError:
+            self._transport.abort()
+            self.gone()
+
+    async def finish(self, send: Send, patience_s: float) -> None:
+        """End the body, after what the client still has to read; one that never reads it is let go."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            self._transport.abort()
+
+    def keep_alive(self, format_: SseFormat) -> None:
+        """A sign of life, and the cursor where nothing matched."""
+        if self._connection.flow.write_paused:
+            return
+        frames = KEEPALIVE
+        position = self.subscription.position if self.subscription is not None else None
+        if position is not None and position > self.last_id:
+            frames += format_.checkpoint(position)
+            self.last_id = position
+        self.send(frames)
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def pause(self) -> None:
+        if self.subscription is not None:
+            self.subscription.pause()
+
+    def resume(self) -> None:
+        if self.subscription is not None:
+            self.subscription.resume()
+
+    def gone(self) -> None:
+        self.is_gone = True
+        if self.subscription is not None:
+            self.subscription.close()
+        self.end()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.end()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._connection.writer is self:
+            self._connection.writer = None
+        if self.subscription is not None:
+            self.subscription.close()
+
+
+class _Replay:
+    """Reads a scope from the journal piece by piece; the thread that reads also encodes."""
+
+    def __init__(self, scope: Scope, format_: SseFormat, position: int) -> None:
+        self.position = position
+        self._scope = scope
+        self._format = format_
+        self._cursor: Cursor = open_identity_cursor(scope.identity, scope.run)
+        self.last_id = 0
+
+    def read(self, reader: Reader) -> bytes:
+        """The next piece, as bytes to write; empty if nothing matched."""
+        found = self._cursor.read(reader, self.position)
+        self.position = found.position
+        types = self._scope.types
+        encode = self._format.entry
+        wanted = [entry for entry in found.entries if entry.type in types] if types else found.entries
+        if wanted:
+            self.last_id = wanted[-1].global_seq
+        frames = [encode(entry) for entry in wanted]
+        return self._format.join(frames) if frames else b""
+
+
+def _scope(request: Request, caller: Caller, is_admin: bool) -> Scope:
+    types: set[str] = set(request.query_params.getlist("type"))
+    for value in request.headers.getlist("x-harbor-event-type"):
+        types.update(value.split(","))
+    types = {kind.strip() for kind in types} - {""}
+    if len(types) > MAX_TYPES:
+        raise InvalidRequest(f"{len(types)} event types are asked for; {MAX_TYPES} is the limit. Ask for all instead.")
+    run = request.headers.get("x-harbor-run", "").strip()
+    check_id("x-harbor-run", run)
+    if is_admin:
+        return Scope(None, "", frozenset(types))
+    return Scope(caller.triple, run, frozenset(types))
+
+
+def _cursor(request: Request) -> int | str | None:
+    """Where to begin; None is now, a text is what was sent instead of a number."""
+    last = request.headers.get("last-event-id")
+    if last is not None:
+        last = last.strip()
+        return (_number(last) if _DECIMAL.fullmatch(last) else last) if last else None
+    values = request.query_params.getlist("resume_seq")
+    if not values:
+        return None
+    if len(values) > 1 or not _DECIMAL.fullmatch(values[0]) or int(values[0]) >= 1 << 64:
+        raise InvalidRequest(f"resume_seq {', '.join(values)!r} must be one decimal number from 0 to 2^64 - 1.")
+    return _number(values[0])
+
+
+def _number(text: str) -> int | str:
+    number = int(text)
+    return min(number, MAX_SEQUENCE) if number < 1 << 64 else text

@@ -1,0 +1,42 @@
+"""A journal with a past: entries at chosen times, written straight into the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tape.journal.entry import COLUMNS
+from tape.journal.page import read_head
+from tape.store import Database, Transaction
+
+Past = tuple[int, str, str, str, str, str]  # ts_ms, kind, verb, tenant, user, session
+
+
+async def write_past(database: Database, past: Sequence[Past]) -> None:
+    """Append entries at their times, the oldest first. The chain is not kept: nobody verifies these."""
+
+    def write(tx: Transaction) -> None:
+        head = read_head(tx)
+        rows = [
+            (
+                head.global_seq + number,
+                f"run-{number % 3}",
+                head.global_seq + number,
+                kind,
+                f"/tape/{kind}/{verb}/x" if verb else f"/tape/{kind}",
+                "{}",
+                1,
+                "",
+                "",
+                "",
+                ts_ms,
+                tenant,
+                user,
+                session,
+                b"",
+            )
+            for number, (ts_ms, kind, verb, tenant, user, session) in enumerate(past, start=1)
+        ]
+        tx.insert("tape_journal", COLUMNS, rows)
+        tx.execute("UPDATE tape_head SET global_seq = ?, ts_ms = ? WHERE id = 1", rows[-1][0], rows[-1][10])
+
+    await database.write(write)

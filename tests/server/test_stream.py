@@ -1,0 +1,519 @@
+"""GET /v1/events: frames, replay joined to live, scopes, and slow readers who are told what they lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tape.client import AsyncTapeClient
+from tape.errors import ScopeRequired, TapeError, TokenRejected
+from tape.journal.entry import Draft
+from tape.journal.retention import prune
+from tape.security.tokens import SigningKey, jwks_path, load_key
+from tape.server.server import Server
+from tests.conftest import settings_for
+from tests.web import Stream, call
+
+MINE = {"x_harbor_tenant": "shop", "x_harbor_user": "ada", "x_harbor_session": "s1"}
+
+
+def drafts(count: int, subject: str = "/tape/order/created/{}", size: int = 0, **fields: str) -> list[Draft]:
+    identity = {"tenant": "shop", "user": "ada", "session": "s1"} | fields
+    payload = json.dumps({"n": 1, "fill": "x" * size}) if size else '{"n":1}'
+    return [Draft(subject=subject.format(n), payload_json=payload, **identity) for n in range(count)]
+
+
+async def settled(server: Server, subscribers: int) -> None:
+    """Wait until so many streams are open."""
+    async with asyncio.timeout(10):
+        while server.metrics.registry.get_sample_value("tape_live_subscriptions") != subscribers:
+            await asyncio.sleep(0.005)
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_stream_is_byte_for_byte_what_was_agreed(server: Server) -> None:
+    await server.journal.append(
+        [
+            Draft(
+                subject="/tape/order/created/a%3Cb",
+                payload_json='{"b": "<&>\u2028é",\n "a": 1}',
+                run_id="r<1",
+                trace_id="a" * 32,
+                span_id="b" * 16,
+                tenant="shop",
+                user="a&b",
+                session="s1",
+            )
+        ]
+    )
+    async with Stream(server.http_address, last_event_id="0", **MINE | {"x_harbor_user": "a&b"}) as stream:
+        await stream.frames(1)
+        assert {name: value for name, value in stream.headers.items() if name != "date"} == {
+            "cache-control": "no-cache",
+            "connection": "keep-alive",
+            "content-type": "text/event-stream",
+            "x-accel-buffering": "no",
+            "transfer-encoding": "chunked",
+        }
+        text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}000000Z", "TIME", stream.raw.decode())
+    assert text == (
+        "retry: 3000\n\n"
+        "event: order.created\nid: 1\n"
+        'data: {"type":"order.created","sequence":1,"occurred_at":"TIME","tenant":"shop","user":"a\\u0026b",'
+        '"session":"s1","run":"r\\u003c1","payload":{"b": "\\u003c\\u0026\\u003e\\u2028é",  "a": 1},'
+        '"extra":{"schema_version":"1","span_id":"bbbbbbbbbbbbbbbb","subject":"/tape/order/created/a%3Cb",'
+        '"trace_id":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}}\n\n'
+    )
+
+
+async def test_a_payload_that_is_no_object_travels_in_one(server: Server) -> None:
+    await server.journal.append([Draft(subject="/tape/a/b", payload_json=text) for text in (" [1]", "null", "{}")])
+    async with Stream(server.http_address, last_event_id="0") as stream:
+        assert [frame.data["payload"] for frame in await stream.frames(3)] == [{"value": [1]}, {"value": None}, {}]
+
+
+async def test_quiet_streams_get_a_sign_of_life_and_their_cursor_moves_on(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, keepalive_s=0.05)) as server:
+        async with Stream(server.http_address, x_harbor_event_type="order.paid") as stream:
+            await settled(server, 1)
+            await server.journal.append(drafts(3, tenant="", user="", session=""))
+            seen = await stream.until("checkpoint")
+            assert seen[-1].id == 3
+            assert seen[-1].data["payload"] == {"Position": 3}
+            assert any(frame.raw == b": keepalive" for frame in seen)
+            await server.journal.append(drafts(1, "/tape/order/paid/{}", tenant="", user="", session=""))
+            assert (await stream.until("order.paid"))[-1].id == 4
+            for frame in await stream.frames(3):  # the cursor stands at the entry already: it is not said twice
+                assert frame.raw == b": keepalive"
+
+
+# ── what is seen ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_every_joiner_sees_every_id_once_whenever_it_joins(server: Server) -> None:
+    async def write() -> None:
+        for _ in range(40):
+            await server.journal.append(drafts(11))
+
+    async def read() -> list[int | None]:
+        async with Stream(server.http_address, "/v1/events?resume_seq=0", **MINE) as stream:
+            return await stream.ids(440)
+
+    writing = asyncio.create_task(write())
+    reading = []
+    for _ in range(8):
+        reading.append(asyncio.create_task(read()))
+        await server.journal.append(drafts(1, session="other"))
+    results = await asyncio.gather(*reading)
+    await writing
+    for ids in results:
+        assert len(set(ids)) == 440
+        assert ids == sorted(ids, key=int)  # type: ignore[arg-type]
+
+
+async def test_a_caller_sees_its_own_session_only_and_can_narrow_it(server: Server) -> None:
+    await server.journal.append(
+        [
+            *drafts(1),
+            *drafts(1, session="s2"),
+            *drafts(1, user="bob"),
+            *drafts(1, tenant="other"),
+            *drafts(1, run_id="r1"),
+            *drafts(1, "/tape/order/paid/{}", run_id="r1"),
+            *drafts(1, "/tape/order/shipped/{}"),
+        ]
+    )
+    address = server.http_address
+
+    async def ids(count: int, path: str = "/v1/events?resume_seq=0", **headers: str) -> list[int | None]:
+        async with Stream(address, path, **MINE | headers) as stream:
+            found = await stream.ids(count)
+            await server.journal.append(drafts(1, "/tape/the/end"))  # and nothing else comes before this
+            return found
+
+    assert await ids(4) == [1, 5, 6, 7]
+    assert await ids(2, x_harbor_run="r1") == [5, 6]
+    assert await ids(2, x_harbor_event_type="order.paid, order.shipped") == [6, 7]
+    assert await ids(2, x_harbor_event_type="order.paid\norder.shipped") == [6, 7]
+    assert await ids(2, "/v1/events?resume_seq=0&type=order.paid&type=order.shipped") == [6, 7]
+    assert await ids(1, "/v1/events?resume_seq=0&type=order.paid", x_harbor_run="r1") == [6]
+    assert (await ids(7, "/v1/events?admin=1&resume_seq=0", x_harbor_run="r1"))[:7] == [1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_live_entries_reach_exactly_those_who_may_see_them(server: Server) -> None:
+    async with (
+        Stream(server.http_address, **MINE) as mine,
+        Stream(server.http_address, **MINE | {"x_harbor_session": "s2"}) as other,
+        Stream(server.http_address, **MINE, x_harbor_run="r1") as run,
+        Stream(server.http_address, **MINE, x_harbor_event_type="order.paid") as paid,
+        Stream(server.http_address, "/v1/events?admin=1") as everything,
+    ):
+        await settled(server, 5)
+        assert (await everything.frames(1))[0].event == "audit.admin_scope_used"
+        await server.journal.append(
+            [
+                *drafts(1),
+                *drafts(1, session="s2"),
+                *drafts(1, "/tape/order/paid/{}", run_id="r1"),
+                *drafts(1, user="bob"),
+            ]
+        )
+        assert await everything.ids(4) == [2, 3, 4, 5]
+        assert await mine.ids(2) == [2, 4]
+        assert await other.ids(1) == [3]
+        assert await run.ids(1) == [4]
+        assert await paid.ids(1) == [4]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "ids", "comment"),
+    [
+        ("", [6], ""),
+        ("0", [1, 2, 3, 4, 5, 6], ""),
+        ("2", [3, 4, 5, 6], ""),
+        ("5", [6], ""),
+        ("6", [6], "stream.replay_unavailable reconnect cursor beyond the head of this journal"),
+        ("99999999999999999999", [6], "stream.replay_unavailable reconnect cursor is not a sequence number"),
+        ("18446744073709551615", [6], "stream.replay_unavailable reconnect cursor beyond the head of this journal"),
+        *[
+            (bad, [6], "stream.replay_unavailable reconnect cursor is not a sequence number")
+            for bad in ("abc", "-1", "+1", "1.0", "1_0", "\xb2")
+        ],
+    ],
+)
+async def test_a_cursor_is_followed_or_it_is_said_why_not(
+    server: Server, cursor: str, ids: list[int], comment: str
+) -> None:
+    await server.journal.append(drafts(5))
+    async with Stream(server.http_address, last_event_id=cursor, **MINE) as stream:
+        await settled(server, 1)
+        seen = [] if not comment else await stream.frames(1)
+        assert [frame.comment for frame in seen] == ([comment] if comment else [])
+        await server.journal.append(drafts(1))
+        assert await stream.ids(len(ids)) == ids
+
+
+async def test_what_retention_removed_is_said_and_the_rest_is_replayed(server: Server) -> None:
+    await server.journal.append(drafts(9))
+    await prune(server.database, before_seq=6)
+    too_old = "stream.replay_unavailable reconnect cursor older than the retained window"
+    for cursor in ("0", "3"):
+        async with Stream(server.http_address, last_event_id=cursor, **MINE) as stream:
+            frames = await stream.frames(5)
+            assert [frame.comment for frame in frames] == [too_old, "", "", "", ""]
+            assert [frame.id for frame in frames[1:]] == [6, 7, 8, 9]
+    async with Stream(server.http_address, last_event_id="5", **MINE) as stream:
+        assert await stream.ids(4) == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "18446744073709551616", "1&resume_seq=2", "%00", "1%20"])
+async def test_a_bad_first_cursor_is_refused_before_the_stream_opens(server: Server, value: str) -> None:
+    answer = await call(server.http_address, "GET", f"/v1/events?resume_seq={value}")
+    assert (answer.status, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_one_noisy_tenant_does_not_shorten_another_ones_replay(server: Server) -> None:
+    await server.journal.append(drafts(3))
+    for _ in range(20):
+        await server.journal.append(drafts(1000, tenant="noisy"))
+    server.hub.ring.clear()
+    await server.journal.append(drafts(1))
+    async with Stream(server.http_address, last_event_id="1", **MINE) as stream:
+        assert await stream.ids(3) == [2, 3, 20_004]
+
+
+# ── methods and limits ───────────────────────────────────────────────────────────────────────────
+
+
+async def test_other_methods_are_refused_plainly(server: Server) -> None:
+    for method in ("PUT", "DELETE", "OPTIONS"):
+        answer = await call(server.http_address, method, "/v1/events")
+        assert (answer.status, answer.body) == (405, b"Method Not Allowed\n")
+        assert {"GET", "HEAD"} <= set(answer.headers["allow"].split(", "))
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    answer = await call(server.http_address, "HEAD", "/v1/events")
+    assert (answer.status, answer.headers["content-length"]) == (405, "30")
+    answer = await call(server.http_address, "GET", "/v1/events/")
+    assert (answer.status, answer.body) == (404, b"404 page not found\n")
+
+
+async def test_a_session_has_a_limited_number_of_streams_and_gets_them_back(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, max_subscribers_per_session=2)) as server:
+        async with Stream(server.http_address, **MINE) as first, Stream(server.http_address, **MINE):
+            await settled(server, 2)
+            refused = await call(server.http_address, "GET", "/v1/events", **MINE)
+            assert (refused.status, refused.json()["code"]) == (429, "runtime_error")
+            assert "per-session subscriber limit reached" in refused.json()["message"]
+            async with (
+                Stream(server.http_address, **MINE | {"x_harbor_session": "s2"}),
+                Stream(server.http_address, "/v1/events?admin=1", **MINE),
+            ):
+                await settled(server, 4)
+            await first.__aexit__()
+            await settled(server, 1)
+            async with Stream(server.http_address, **MINE):
+                await settled(server, 2)
+
+
+async def test_past_connections_leave_nothing_behind(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url)) as server:
+        await server.journal.append(drafts(1))
+        broadcast = server.broadcast
+        for number in range(300):
+            async with Stream(server.http_address, last_event_id="0", **MINE | {"x_harbor_session": f"s{number % 7}"}):
+                pass
+        await settled(server, 0)
+        assert not broadcast._audiences
+        assert not broadcast._by_identity
+        assert not broadcast._per_session
+        assert not broadcast._open
+        assert not broadcast._blocked
+
+
+# ── slow readers ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def stalled(server: Server, stream: Stream) -> int:
+    """Append until the client's socket is full; the number appended."""
+    stream.pause_reading()
+    appended = 0
+    async with asyncio.timeout(60):
+        while not server.broadcast._blocked:
+            await server.journal.append(drafts(20, size=8000))
+            appended += 20
+    return appended
+
+
+async def test_a_slow_subscriber_is_told_exactly_what_it_lost(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, drop_window_s=0.05)) as server:
+        async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
+            await settled(server, 1)
+            before = await stalled(server, stream)
+            await server.journal.append(drafts(100, size=8000))
+            stream.resume_reading()
+            seen = (await stream.until("bus.dropped"))[1:]
+            notice = seen.pop()
+            assert notice.id is None
+            lost = notice.data["payload"]
+            assert re.search(rb"^id:", notice.raw, re.MULTILINE) is None
+            # Nothing else is appended: the burst's tail is told all the same, and the ids add up.
+            rest = await stream.ids(10)
+            total = before + 100
+            assert rest == list(range(total - 9, total + 1))
+            delivered = [frame.id for frame in seen if frame.id] + rest
+            dropped = sorted(set(range(1, total + 1)) - set(delivered))  # type: ignore[type-var]
+            assert lost["DroppedCount"] == len(dropped) > 0
+            assert (lost["FromSeq"], lost["ToSeq"]) == (dropped[0], dropped[-1])
+            assert lost["SubscriberID"] == 1
+            assert delivered == sorted(delivered)  # type: ignore[type-var]
+            dropped_total = server.metrics.registry.get_sample_value("tape_live_dropped_total")
+            assert dropped_total == len(dropped)
+            await server.journal.append(drafts(1))
+            assert await stream.ids(1) == [total + 1]
+
+
+async def test_one_who_falls_behind_without_losing_anything_is_told_how_far(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=100)) as server:
+        async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
+            await settled(server, 1)
+            total = await stalled(server, stream)
+            await server.journal.append(drafts(60, size=100))
+            stream.resume_reading()
+            seen = await stream.until("bus.lag")
+            assert 60 <= seen[-1].data["payload"]["Behind"] <= 80
+            ids = [frame.id for frame in seen if frame.id]
+            ids += await stream.ids(total + 60 - len(ids))
+            assert ids == list(range(1, total + 61))
+
+
+async def test_a_burst_larger_than_the_buffer_is_no_loss_for_one_who_reads(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=4)) as server:
+        async with Stream(server.http_address, **MINE) as stream:
+            await settled(server, 1)
+            await server.journal.append(drafts(500))
+            assert await stream.ids(500) == list(range(1, 501))
+
+
+async def test_a_slow_reader_does_not_hold_up_the_others(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10)) as server:
+        async with (
+            Stream(server.http_address, limit=1 << 12, **MINE) as slow,
+            Stream(server.http_address, **MINE) as fast,
+        ):
+            await settled(server, 2)
+            total = await stalled(server, slow)
+            await server.journal.append(drafts(50))
+            assert await fast.ids(total + 50) == list(range(1, total + 51))
+
+
+async def test_one_who_never_reads_is_let_go_and_told(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, idle_timeout_s=0.4)) as server:
+        async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
+            await settled(server, 1)
+            await stalled(server, stream)
+            await server.journal.append(drafts(30, size=8000))
+            await settled(server, 0)
+            stream.resume_reading()
+            seen = await stream.until("bus.subscription_idle_closed")
+            assert seen[-1].data["payload"]["IdleSeconds"] >= 0.4
+            assert seen[-1].data["payload"]["SubscriberID"] == 1
+            assert [frame.event for frame in seen[-12:-1]] == ["bus.dropped", *["order.created"] * 10]
+            assert await stream.frame() is None
+        assert server.metrics.registry.get_sample_value("tape_live_reaped_total") == 1
+
+
+async def test_quiet_readers_are_never_reaped(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, idle_timeout_s=0.05, keepalive_s=0.05)) as server:
+        async with Stream(server.http_address, **MINE) as stream:
+            for frame in await stream.frames(6):
+                assert frame.comment == "keepalive" or frame.event == "checkpoint"
+
+
+async def test_streams_end_when_the_server_stops(sqlite_url: str) -> None:
+    server = Server(settings_for(sqlite_url))
+    await server.start()
+    async with Stream(server.http_address, **MINE) as stream:
+        await settled(server, 1)
+        await server.stop()
+        while (frame := await stream.frame()) is not None:
+            assert frame.raw == b"retry: 3000"
+
+
+# ── identity ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> SigningKey:
+    return load_key(tmp_path / "dev.key")[0]
+
+
+@pytest.fixture
+async def guarded(store_url: str, key: SigningKey, tmp_path: Path) -> AsyncIterator[Server]:
+    """A server that demands tokens."""
+    settings = settings_for(
+        store_url, auth_jwks=str(jwks_path(tmp_path / "dev.key")), cors_origins="https://console.example"
+    )
+    async with Server(settings) as server:
+        yield server
+
+
+def bearer(key: SigningKey, **claims: object) -> str:
+    return "Bearer " + key.mint(**{"tenant": "shop", "user": "ada", "session": "s1"} | claims)  # type: ignore[arg-type]
+
+
+async def test_a_token_decides_what_is_seen_whatever_the_headers_say(guarded: Server, key: SigningKey) -> None:
+    await guarded.journal.append([*drafts(1), *drafts(1, tenant="other"), *drafts(1, session="s2")])
+    spoofed = {"x_harbor_tenant": "other", "x_harbor_user": "eve", "authorization": bearer(key)}
+    async with Stream(guarded.http_address, last_event_id="0", **spoofed) as stream:
+        await settled(guarded, 1)
+        await guarded.journal.append(drafts(1))
+        assert await stream.ids(2) == [1, 4]
+    async with Stream(guarded.http_address, last_event_id="0", x_harbor_session="s2", **spoofed) as stream:
+        assert await stream.ids(1) == [3]
+
+
+async def test_refusals_have_a_stable_code_and_are_journaled_without_the_token(
+    guarded: Server, key: SigningKey
+) -> None:
+    address = guarded.http_address
+    missing = await call(address, "GET", "/v1/events")
+    assert (missing.status, missing.json()["code"]) == (401, "identity_required")
+    assert missing.headers["content-type"] == "application/json"
+    other = await call(address, "GET", "/v1/events", authorization="Basic abc")
+    assert (other.status, other.json()["code"]) == (401, "identity_required")
+    head = (await guarded.journal.head()).global_seq
+    assert head == 0
+    for _ in range(50):
+        bad = await call(address, "GET", "/v1/events?admin=1", authorization="Bearer abc.secret")
+        assert (bad.status, bad.json()) == (
+            401,
+            {"code": "auth_rejected", "message": "jwt rejected: token_malformed"},
+        )
+    denied = await call(address, "GET", "/v1/events?admin=1", authorization=bearer(key))
+    assert (denied.status, denied.json()["code"]) == (403, "identity_scope_required")
+    admin = bearer(key, scopes=["admin"])
+    async with Stream(address, "/v1/events?admin=1&resume_seq=0", authorization=admin) as stream:
+        frames = await stream.until("audit.admin_scope_used")
+        rejected = [frame for frame in frames if frame.event == "auth.rejected"]
+        assert {frame.data["payload"]["Reason"] for frame in rejected} == {"token_malformed"}
+        assert b"secret" not in stream.raw
+        assert len(rejected) < 10  # a flood is counted, not repeated
+        used = frames[-1].data
+        assert (used["tenant"], used["user"], used["session"]) == ("shop", "ada", "s1")
+
+
+async def test_a_browser_may_put_its_token_into_the_query_of_the_stream_only(guarded: Server, key: SigningKey) -> None:
+    await guarded.journal.append([*drafts(1), *drafts(1, session="s2")])
+    token = bearer(key).removeprefix("Bearer ")
+    async with Stream(guarded.http_address, f"/v1/events?resume_seq=0&access_token={token}") as stream:
+        assert await stream.ids(1) == [1]
+    async with Stream(guarded.http_address, f"/v1/events?resume_seq=0&session=s2&access_token={token}") as stream:
+        assert await stream.ids(1) == [2]
+    answer = await call(
+        guarded.http_address, "GET", f"/v1/events?access_token={token}", authorization="Bearer no.good.token"
+    )
+    assert answer.status == 401  # the header wins, also a bad one
+
+
+async def test_a_stream_ends_with_its_token(guarded: Server, key: SigningKey) -> None:
+    async with Stream(guarded.http_address, authorization=bearer(key, lifetime_s=2)) as stream:
+        began = time.time()
+        while (frame := await stream.frame()) is not None:
+            assert frame.raw == b"retry: 3000"
+        assert time.time() < began + 15
+    await settled(guarded, 0)
+
+
+async def test_only_listed_origins_may_read(guarded: Server, key: SigningKey) -> None:
+    address = guarded.http_address
+    for origin, allowed in (("https://console.example", True), ("https://evil.example", False)):
+        preflight = await call(address, "OPTIONS", "/v1/events", origin=origin, access_control_request_method="GET")
+        assert preflight.status == 204
+        answer = await call(address, "GET", "/v1/events", origin=origin)
+        assert answer.status == 401
+        for headers in (preflight.headers, answer.headers):
+            assert headers.get("access-control-allow-origin") == (origin if allowed else None)
+            assert headers.get("vary") == ("Origin" if allowed else None)
+            assert ("access-control-allow-credentials" in headers) == allowed
+
+
+async def test_a_server_without_keys_answers_to_this_machine_only(server: Server) -> None:
+    port = server.http_address.rpartition(":")[2]
+    for host, status in (("evil.example", 403), (f"localhost:{port}", 405), ("[::1]", 405), ("127.0.0.1", 405)):
+        assert (await call(server.http_address, "HEAD", "/v1/events", host=host)).status == status
+
+
+async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> None:
+    url = f"tape://{guarded.grpc_address}"
+    plain, service = (bearer(key, scopes=s).removeprefix("Bearer ") for s in ([], ["service"]))
+    async with AsyncTapeClient(url) as nobody:
+        with pytest.raises(TapeError, match="authorization metadata missing"):
+            await nobody.head()
+    async with AsyncTapeClient(url, id_token="abc") as liar:
+        with pytest.raises(TokenRejected, match="token_malformed"):
+            await liar.head()
+    async with AsyncTapeClient(url, id_token=plain) as ordinary:
+        assert await ordinary.append("/tape/a/b") > 0
+        with pytest.raises(ScopeRequired, match="'other'"):
+            await ordinary.append("/tape/a/b", tenant="other")
+        with pytest.raises(ScopeRequired, match="Follow"):
+            async for _ in ordinary.follow():
+                pass
+        with pytest.raises(ScopeRequired, match="GetValue"):
+            await ordinary.get_value(namespace="a", key="b")
+    async with AsyncTapeClient(url, id_token=service) as trusted:
+        await trusted.append("/tape/a/b", tenant="other")
+        seen = []
+        async for entry in trusted.follow("/tape/a/b"):
+            seen.append((entry.tenant, entry.user, entry.session))
+            if len(seen) == 2:
+                break
+        assert seen == [("shop", "ada", "s1"), ("other", "", "")]
