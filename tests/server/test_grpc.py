@@ -66,7 +66,7 @@ async def test_a_repeated_append_request_appends_nothing(channel: Channel) -> No
 
 
 async def test_a_stream_of_appends_is_answered_in_order_and_survives_a_bad_one(channel: Channel) -> None:
-    call = channel.open_stream("AppendStream")
+    call = await channel.open_stream("AppendStream")
     good = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/order/created/1")] * 2)
     bad = pb.AppendRequest(drafts=[pb.Draft(subject="nonsense")])
     for request in (good, bad, good):
