@@ -70,6 +70,24 @@ def test_an_answer_decides_what_becomes_of_an_effect(
     assert effect_of(client, run_id, key).status == status
 
 
+@pytest.mark.parametrize(
+    "response",
+    [{"x": object()}, {"x": float("nan")}, {"x": "y" * 2_000_000}, {"x": "a NUL \0"}],
+    ids=["an object", "not a number", "too large", "a NUL"],
+)
+def test_what_was_sent_is_on_record_whatever_was_answered(client: TapeClient, response: dict[str, Any]) -> None:
+    requests = answering(DispatchResult("confirmed", "tx-1\0", response))
+    run_id = begin(client)
+    key = send(client, run_id)
+    assert outcomes(outbox_dispatch_once(client=client)) == ["confirmed"]
+    assert effect_of(client, run_id, key).status == CONFIRMED
+    answering(DispatchResult("failed", error=response))
+    key = send(client, run_id)
+    assert outcomes(outbox_dispatch_once(client=client)) == ["failed"]
+    assert effect_of(client, run_id, key).status == FAILED
+    assert len(requests) == 1
+
+
 def test_attempts_come_to_an_end(client: TapeClient) -> None:
     requests = answering(DispatchResult("unknown", retry_at_ms=1))
     run_id = begin(client)
