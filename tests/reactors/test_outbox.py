@@ -136,6 +136,24 @@ def test_an_idempotent_effect_is_simply_sent_again(client: TapeClient) -> None:
     assert len(requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("look", "outcome"), [(lambda: True, "confirmed"), (lambda: False, "failed"), (None, "unknown")]
+)
+def test_a_refusal_does_not_hide_that_an_earlier_attempt_may_have_come_through(
+    client: TapeClient, look: Any, outcome: str
+) -> None:
+    lost = DispatchResult("unknown", retry_at_ms=1)
+    busy, refused = DispatchResult("failed", retry_at_ms=1), DispatchResult("failed", error={"status": 401})
+    answering(lost, busy, refused, look=look)
+    run_id = begin(client)
+    key = send(client, run_id, IDEMPOTENT)
+    seen = [outcomes(outbox_dispatch_once(client=client)) for _ in range(3)]
+    assert seen == [["retry"], ["retry"], [outcome]]
+    assert (
+        effect_of(client, run_id, key).status == {"confirmed": CONFIRMED, "failed": FAILED, "unknown": UNKNOWN}[outcome]
+    )
+
+
 def test_a_duplicate_is_undone_also_if_its_run_is_healthy(client: TapeClient) -> None:
     def refund() -> None: ...
 

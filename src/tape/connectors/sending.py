@@ -25,6 +25,7 @@ from tape.retry import RetryPolicy
 DEFAULT_LEASE_MS = 60_000
 DEFAULT_ATTEMPTS = 5
 LONGEST_ERROR = 20_000
+DOUBT = "unknown: "  # how an attempt is put on record that may have come through
 # 1 s, 2 s, 4 s, … up to a minute, each up to a fifth shorter or longer.
 PAUSES = RetryPolicy(jitter=0.2)
 
@@ -76,38 +77,40 @@ class Dispatcher:
     def _carry_out(
         self, effect: pb.EffectRecord, connector: EffectConnector, previous: str, kept: KeptClaim
     ) -> dict[str, Any]:
+        # An earlier attempt may have come through, whatever becomes of this one.
+        in_doubt = bool(previous) or effect.last_dispatch_error.startswith(DOUBT)
         if previous and effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
             seen = call_observe(connector, effect)
             if seen.status != "absent":
-                return self._record_seen(effect, seen, previous)
+                return self._record_seen(effect, seen, f"{previous} vanished with it")
+            in_doubt = False
         if not kept.holds():
             return report(effect, "lost", "the claim ran out before the effect was sent")
-        return self._record(effect, call_dispatch(connector, effect))
-
-    def _record_seen(self, effect: pb.EffectRecord, seen: ObservationResult, previous: str) -> dict[str, Any]:
-        why = f"{previous} vanished with it"
-        if seen.status == "stuck":
-            reason = f"{why}, and nobody can tell whether it was sent: {recordable(seen.response, LONGEST_ERROR)}"
-            return self._attempted(effect, reason, 0)
-        record_observation(self.client, effect, seen)
-        return report(effect, seen.status, f"{why}; the other side was asked")
-
-    def _record(self, effect: pb.EffectRecord, result: DispatchResult) -> dict[str, Any]:
+        result = call_dispatch(connector, effect)
         if result.status == "confirmed":
             observed = ObservationResult("confirmed", result.external_ref, result.response)
             record_observation(self.client, effect, observed)
             return report(effect, "confirmed", result.external_ref)
         reason = recordable(result.error, LONGEST_ERROR)
         is_last = effect.dispatch_attempts + 1 >= self.max_attempts
-        if result.status == "failed":
-            if result.retry_at_ms and not is_last:
-                return self._attempted(effect, reason, result.retry_at_ms)
-            self._observe(effect, pb.EFFECT_RESOLUTION_FAILED, result)
-            return report(effect, "failed", reason)
-        if is_last or effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
-            return self._attempted(effect, reason, 0)
-        pause_ms = int(self.pauses.delay(effect.dispatch_attempts + 1) * 1000)
-        return self._attempted(effect, reason, result.retry_at_ms or now_ms() + pause_ms)
+        if result.status == "unknown":
+            if is_last or effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
+                return self._attempted(effect, DOUBT + reason, 0)
+            pause_ms = int(self.pauses.delay(effect.dispatch_attempts + 1) * 1000)
+            return self._attempted(effect, DOUBT + reason, result.retry_at_ms or now_ms() + pause_ms)
+        if result.retry_at_ms and not is_last:
+            return self._attempted(effect, (DOUBT if in_doubt else "") + reason, result.retry_at_ms)
+        if in_doubt and (seen := call_observe(connector, effect)).status != "absent":
+            return self._record_seen(effect, seen, f"this attempt failed ({reason}), an earlier one may not have")
+        self._observe(effect, pb.EFFECT_RESOLUTION_FAILED, result)
+        return report(effect, "failed", reason)
+
+    def _record_seen(self, effect: pb.EffectRecord, seen: ObservationResult, why: str) -> dict[str, Any]:
+        if seen.status == "stuck":
+            said = recordable(seen.response, LONGEST_ERROR)
+            return self._attempted(effect, f"{DOUBT}{why}, and nobody can tell whether it was sent: {said}", 0)
+        record_observation(self.client, effect, seen)
+        return report(effect, seen.status, f"{why}; the other side was asked")
 
     def _attempted(self, effect: pb.EffectRecord, reason: str, next_at_ms: int) -> dict[str, Any]:
         patiently(
