@@ -52,7 +52,11 @@ def compensate_one(
         return _report(ob, "unregistered", f"no compensator {ob.compensator_ref or ob.kind!r} in this process")
     one = _Undoing(ob, client, claim_name(claimer), lease_ttl_ms, pauses)
     claimed_at = time.monotonic()
-    if not one.claim():
+    try:
+        is_claimed = one.claim()
+    except IllegalTransition as error:
+        return _report(ob, "held", str(error))
+    if not is_claimed:
         return _report(ob, "held", "somebody is at it, it is not due, not owed, or something newer comes first")
     try:
         with KeptClaim(lambda: one.claim(renew=True), lease_ttl_ms, claimed_at=claimed_at):
