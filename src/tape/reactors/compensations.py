@@ -133,7 +133,7 @@ def _go_on(done: list[Report], stop: threading.Event | None) -> bool:
         return True
     if not any(report["outcome"] in ("retry", "waiting", "held") for report in done):
         return False
-    due = min((report["next_attempt_at_ms"] for report in done if report["next_attempt_at_ms"]), default=0)
+    due = min((report["next_attempt_at_ms"] for report in done if report.get("next_attempt_at_ms")), default=0)
     pause = max(due - now_ms(), 0) / 1000 if due else 0.5
     if stop is not None:
         return not stop.wait(pause)
