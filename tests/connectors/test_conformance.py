@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,3 +145,13 @@ def test_a_connector_that_lacks_something_is_refused() -> None:
         connectors.register(type("Half", (), {"name": "half", "dispatch": print})())
     with pytest.raises(InvalidConnector, match="has no name"):
         connectors.register(LocalConnector("", print))
+
+
+@pytest.mark.parametrize(("name", "client", "extra"), [
+    ("HttpConnector", "httpx", "http"),
+    ("PubSubConnector", "google.cloud", "pubsub"),
+])  # fmt: skip
+def test_a_client_that_is_not_installed_is_one_sentence(name: str, client: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{client!r}] = None; import tape.connectors; tape.connectors.{name}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"pip install 'tape[{extra}]'" in done.stderr.splitlines()[-1]

@@ -178,6 +178,29 @@ def test_what_did_not_happen_is_not_undone(
     assert (undone, effect_of(client, run_id, key).status) == (["a"] if outcome == "compensated" else [], after)
 
 
+def test_a_compensator_gets_what_a_status_check_has_found(client: TapeClient) -> None:
+    given: list[Any] = []
+    register_compensator("refund", lambda result: given.append(result))
+    register_status_check("pay", lambda: {"ref": "tx-9"})
+    run_id = begin(client)
+    key = client.begin_effect(run_id=run_id, decision_index=0, tool_name="pay").idempotency_key
+    owe(client, run_id, "refund", key=key)
+    client.complete_effect(run_id=run_id, idempotency_key=key, status=pb.EFFECT_STATUS_UNKNOWN)
+    fail(client, run_id)
+    assert outcomes(compensate_once(client=client)) == ["compensated"]
+    assert given == [{"ref": "tx-9"}]
+
+
+@pytest.mark.parametrize("answer", [object(), float("nan"), "y" * 2_000_000], ids=["an object", "nan", "too large"])
+def test_what_is_undone_is_on_record_whatever_was_answered(client: TapeClient, answer: Any) -> None:
+    register_compensator("good", lambda: {"x": answer})
+    register_compensator("bad", lambda: CompensationResult("failed", error={"x": answer}))
+    run_id = begin(client)
+    owe(client, run_id, "bad", "good")
+    fail(client, run_id)
+    assert outcomes(compensate_once(client=client)) == ["compensated", "retry"]
+
+
 def test_what_still_waits_in_the_outbox_is_withdrawn(client: TapeClient, undone: list[str]) -> None:
     sent: list[int] = []
     register(LocalConnector("bank", lambda: sent.append(1)))

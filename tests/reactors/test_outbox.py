@@ -70,6 +70,24 @@ def test_an_answer_decides_what_becomes_of_an_effect(
     assert effect_of(client, run_id, key).status == status
 
 
+@pytest.mark.parametrize(
+    "response",
+    [{"x": object()}, {"x": float("nan")}, {"x": "y" * 2_000_000}, {"x": "a NUL \0"}],
+    ids=["an object", "not a number", "too large", "a NUL"],
+)
+def test_what_was_sent_is_on_record_whatever_was_answered(client: TapeClient, response: dict[str, Any]) -> None:
+    requests = answering(DispatchResult("confirmed", "tx-1\0", response))
+    run_id = begin(client)
+    key = send(client, run_id)
+    assert outcomes(outbox_dispatch_once(client=client)) == ["confirmed"]
+    assert effect_of(client, run_id, key).status == CONFIRMED
+    answering(DispatchResult("failed", error=response))
+    key = send(client, run_id)
+    assert outcomes(outbox_dispatch_once(client=client)) == ["failed"]
+    assert effect_of(client, run_id, key).status == FAILED
+    assert len(requests) == 1
+
+
 def test_attempts_come_to_an_end(client: TapeClient) -> None:
     requests = answering(DispatchResult("unknown", retry_at_ms=1))
     run_id = begin(client)
@@ -116,6 +134,24 @@ def test_an_idempotent_effect_is_simply_sent_again(client: TapeClient) -> None:
     wait_for(lambda: client.list_effects_to_dispatch().effects, "the claim to run out")
     assert outcomes(outbox_dispatch_once(client=client)) == ["confirmed"]
     assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("look", "outcome"), [(lambda: True, "confirmed"), (lambda: False, "failed"), (None, "unknown")]
+)
+def test_a_refusal_does_not_hide_that_an_earlier_attempt_may_have_come_through(
+    client: TapeClient, look: Any, outcome: str
+) -> None:
+    lost = DispatchResult("unknown", retry_at_ms=1)
+    busy, refused = DispatchResult("failed", retry_at_ms=1), DispatchResult("failed", error={"status": 401})
+    answering(lost, busy, refused, look=look)
+    run_id = begin(client)
+    key = send(client, run_id, IDEMPOTENT)
+    seen = [outcomes(outbox_dispatch_once(client=client)) for _ in range(3)]
+    assert seen == [["retry"], ["retry"], [outcome]]
+    assert (
+        effect_of(client, run_id, key).status == {"confirmed": CONFIRMED, "failed": FAILED, "unknown": UNKNOWN}[outcome]
+    )
 
 
 def test_a_duplicate_is_undone_also_if_its_run_is_healthy(client: TapeClient) -> None:

@@ -16,8 +16,10 @@ from tape import reactors
 from tape.client import TapeClient
 from tape.effect import register_compensator
 from tape.effect.patience import patiently
+from tape.errors import ServerUnreachable
 from tape.proto import tape_pb2 as pb
 from tape.reactors import compact_once, run_compactor, run_reactors
+from tape.reactors.connection import for_each
 from tape.reactors.looping import repeat
 from tests.reactors.scene import begin, fail, outcomes, owe, send, status_of
 from tests.services import ServerProcess, wait_for
@@ -102,6 +104,20 @@ def test_a_loop_that_fails_pauses_and_goes_on(caplog: pytest.LogCaptureFixture) 
     assert len(calls) == 2
     assert "the work failed" in caplog.text
     assert "goes on after 1 failure(s)" in caplog.text
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_one_thing_that_goes_wrong_keeps_nobody_from_the_others(concurrency: int) -> None:
+    def act(number: int) -> dict[str, Any]:
+        return {"outcome": f"{1 // number}"}
+
+    assert outcomes(for_each([1, 0, 1], act, concurrency=concurrency)) == ["1", "error", "1"]
+
+    def unreachable(number: int) -> dict[str, Any]:
+        raise ServerUnreachable("away")
+
+    with pytest.raises(ServerUnreachable):
+        for_each([1, 2], unreachable, concurrency=concurrency)
 
 
 def test_sigterm_ends_a_loop_after_what_is_under_way(sqlite_url: str, tmp_path: Path) -> None:

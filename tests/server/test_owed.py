@@ -248,6 +248,15 @@ async def test_a_cancelled_run_stays_cancelled_while_it_is_undone(client: AsyncT
     assert await status_of(client, run_id) == "CANCELLED"
 
 
+async def test_a_run_that_undid_things_by_itself_and_ended_well_owes_nothing(client: AsyncTapeClient) -> None:
+    run_id = await begin(client)
+    await register(client, run_id, "a")
+    await client.end_run(run_id=run_id, status=pb.RUN_STATUS_COMPENSATING)
+    assert await owed(client) == [(run_id, "a")]
+    await client.end_run(run_id=run_id, status=pb.RUN_STATUS_TERMINAL)
+    assert await owed(client) == []
+
+
 # ── late news ────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -156,7 +156,9 @@ class PubSubSubscriber:
         with self._lock:
             self.counts[outcome] += 1
         if pause_ms:
+            # It comes again when this runs out, unless the client holds on to it and extends it.
             message.modify_ack_deadline(min(-(-pause_ms // 1000), _LONGEST_PAUSE_S))
+            message.drop()
         else:
             message.ack()
 

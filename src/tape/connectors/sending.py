@@ -8,7 +8,6 @@ told, and asks the other side before it sends what must not be repeated.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,13 +17,15 @@ from tape.connectors.base import DispatchResult, EffectConnector, ObservationRes
 from tape.connectors.claims import KeptClaim, claim_name
 from tape.effect.patience import patiently
 from tape.effect.registry import get_tool_compensator
-from tape.errors import LeaseHeld
+from tape.errors import IllegalTransition, InvalidInput, InvalidJson, LeaseHeld
 from tape.journal.payload import to_json
 from tape.proto import tape_pb2 as pb
 from tape.retry import RetryPolicy
 
 DEFAULT_LEASE_MS = 60_000
 DEFAULT_ATTEMPTS = 5
+LONGEST_ERROR = 20_000
+DOUBT = "unknown: "  # how an attempt is put on record that may have come through
 # 1 s, 2 s, 4 s, … up to a minute, each up to a fifth shorter or longer.
 PAUSES = RetryPolicy(jitter=0.2)
 
@@ -61,7 +62,7 @@ class Dispatcher:
                 lambda: self._claim(effect, renew=True).acquired, self.lease_ttl_ms, claimed_at=claimed_at
             ) as kept:
                 return self._carry_out(claim.effect, connector, claim.previous_claimer, kept)
-        except LeaseHeld as error:
+        except (LeaseHeld, IllegalTransition) as error:
             return report(effect, "lost", str(error))
 
     def _claim(self, effect: pb.EffectRecord, *, renew: bool = False) -> pb.ClaimEffectDispatchResponse:
@@ -76,38 +77,40 @@ class Dispatcher:
     def _carry_out(
         self, effect: pb.EffectRecord, connector: EffectConnector, previous: str, kept: KeptClaim
     ) -> dict[str, Any]:
+        # An earlier attempt may have come through, whatever becomes of this one.
+        in_doubt = bool(previous) or effect.last_dispatch_error.startswith(DOUBT)
         if previous and effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
             seen = call_observe(connector, effect)
             if seen.status != "absent":
-                return self._record_seen(effect, seen, previous)
+                return self._record_seen(effect, seen, f"{previous} vanished with it")
+            in_doubt = False
         if not kept.holds():
             return report(effect, "lost", "the claim ran out before the effect was sent")
-        return self._record(effect, call_dispatch(connector, effect))
-
-    def _record_seen(self, effect: pb.EffectRecord, seen: ObservationResult, previous: str) -> dict[str, Any]:
-        why = f"{previous} vanished with it"
-        if seen.status == "stuck":
-            reason = f"{why}, and nobody can tell whether it was sent: {json.dumps(seen.response)}"
-            return self._attempted(effect, reason, 0)
-        record_observation(self.client, effect, seen)
-        return report(effect, seen.status, f"{why}; the other side was asked")
-
-    def _record(self, effect: pb.EffectRecord, result: DispatchResult) -> dict[str, Any]:
+        result = call_dispatch(connector, effect)
         if result.status == "confirmed":
             observed = ObservationResult("confirmed", result.external_ref, result.response)
             record_observation(self.client, effect, observed)
             return report(effect, "confirmed", result.external_ref)
-        reason = json.dumps(result.error, default=str)
+        reason = recordable(result.error, LONGEST_ERROR)
         is_last = effect.dispatch_attempts + 1 >= self.max_attempts
-        if result.status == "failed":
-            if result.retry_at_ms and not is_last:
-                return self._attempted(effect, reason, result.retry_at_ms)
-            self._observe(effect, pb.EFFECT_RESOLUTION_FAILED, result)
-            return report(effect, "failed", reason)
-        if is_last or effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
-            return self._attempted(effect, reason, 0)
-        pause_ms = int(self.pauses.delay(effect.dispatch_attempts + 1) * 1000)
-        return self._attempted(effect, reason, result.retry_at_ms or now_ms() + pause_ms)
+        if result.status == "unknown":
+            if is_last or effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
+                return self._attempted(effect, DOUBT + reason, 0)
+            pause_ms = int(self.pauses.delay(effect.dispatch_attempts + 1) * 1000)
+            return self._attempted(effect, DOUBT + reason, result.retry_at_ms or now_ms() + pause_ms)
+        if result.retry_at_ms and not is_last:
+            return self._attempted(effect, (DOUBT if in_doubt else "") + reason, result.retry_at_ms)
+        if in_doubt and (seen := call_observe(connector, effect)).status != "absent":
+            return self._record_seen(effect, seen, f"this attempt failed ({reason}), an earlier one may not have")
+        self._observe(effect, pb.EFFECT_RESOLUTION_FAILED, result)
+        return report(effect, "failed", reason)
+
+    def _record_seen(self, effect: pb.EffectRecord, seen: ObservationResult, why: str) -> dict[str, Any]:
+        if seen.status == "stuck":
+            said = recordable(seen.response, LONGEST_ERROR)
+            return self._attempted(effect, f"{DOUBT}{why}, and nobody can tell whether it was sent: {said}", 0)
+        record_observation(self.client, effect, seen)
+        return report(effect, seen.status, f"{why}; the other side was asked")
 
     def _attempted(self, effect: pb.EffectRecord, reason: str, next_at_ms: int) -> dict[str, Any]:
         patiently(
@@ -128,8 +131,8 @@ class Dispatcher:
             idempotency_key=effect.idempotency_key,
             resolution=resolution,
             external_ref=result.external_ref,
-            response_json=to_json(result.response) if result.response else "",
-            error_json=to_json(result.error),
+            response_json=recordable(result.response, LONGEST_ERROR) if result.response else "",
+            error_json=recordable(result.error, LONGEST_ERROR),
             claimer=self.claimer,
         )
 
@@ -138,17 +141,35 @@ def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: Observ
     """Record what the other side shows. That something happened is a fact, whoever has the claim."""
     declared = get_tool_compensator(effect.tool_name) if seen.status == "duplicate" else None
     is_negative = seen.status in ("failed", "absent")
-    record: pb.EffectRecord = patiently(
-        client.record_external_observation,
-        run_id=effect.run_id,
-        idempotency_key=effect.idempotency_key,
-        resolution=RESOLUTIONS[seen.status],
-        external_ref=seen.external_ref,
-        response_json="" if is_negative else to_json(seen.response),
-        error_json=to_json({"type": "Observed", "message": seen.status, **seen.response}) if is_negative else "",
-        compensate_on_duplicate_kind=getattr(declared["fn"], "__name__", "") if declared else "",
-    )
+    why = {"type": "Observed", "message": seen.status, **seen.response}
+    fields: dict[str, Any] = {
+        "run_id": effect.run_id,
+        "idempotency_key": effect.idempotency_key,
+        "resolution": RESOLUTIONS[seen.status],
+        "external_ref": seen.external_ref,
+        "response_json": "" if is_negative else recordable(seen.response),
+        "error_json": recordable(why, LONGEST_ERROR) if is_negative else "",
+        "compensate_on_duplicate_kind": getattr(declared["fn"], "__name__", "") if declared else "",
+    }
+    record: pb.EffectRecord
+    try:
+        record = patiently(client.record_external_observation, **fields)
+    except InvalidInput as error:
+        # That it happened must be on record, whatever is wrong with what the other side said about it.
+        fields |= {"response_json": recordable({"unrecorded": str(error)}), "external_ref": ""}
+        record = patiently(client.record_external_observation, **fields)
     return record
+
+
+def recordable(value: Any, longest: int = 0) -> str:
+    """A value as JSON, also if it is none: a record must not fail because of what somebody answered."""
+    try:
+        text = to_json(value)
+    except InvalidJson:
+        text = to_json({"unrecorded": repr(value)[: longest or LONGEST_ERROR]})
+    if longest and len(text) > longest:
+        text = to_json({"unrecorded": text[:longest]})
+    return text
 
 
 def report(effect: pb.EffectRecord, outcome: str, reason: str) -> dict[str, Any]:

@@ -275,6 +275,8 @@ def end(
             run_id,
             int(ObligationStatus.COMPENSATED),
         )
+    elif run.status in UNDOING:  # it was compensating by itself, and says that all is well now
+        tx.execute("UPDATE tape_obligations SET owed = 0 WHERE run_id = ? AND owed = 1", run_id)
     run = msgspec.structs.replace(
         run,
         status=after,

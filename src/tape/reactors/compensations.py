@@ -133,7 +133,7 @@ def _go_on(done: list[Report], stop: threading.Event | None) -> bool:
         return True
     if not any(report["outcome"] in ("retry", "waiting", "held") for report in done):
         return False
-    due = min((report["next_attempt_at_ms"] for report in done if report["next_attempt_at_ms"]), default=0)
+    due = min((report["next_attempt_at_ms"] for report in done if report.get("next_attempt_at_ms")), default=0)
     pause = max(due - now_ms(), 0) / 1000 if due else 0.5
     if stop is not None:
         return not stop.wait(pause)
@@ -159,7 +159,13 @@ def run_compensations_event_driven(
     """
     name = claimer or new_owner()
     wake = threading.Event()
-    told_of = _ToldOf(wake)
+    told_of = _ToldOf()
+
+    def hear(entry: Entry) -> None:
+        if not catchup:
+            told_of.add(entry.run_id)
+        wake.set()
+
     where = f"({EVENTS}) && ts_ms >= {from_ts_ms}" if from_ts_ms else EVENTS
     with TapeClient(url) as client, stopping(stop) as event:
 
@@ -181,22 +187,20 @@ def run_compensations_event_driven(
             if any(report["outcome"] in UNDONE for report in reports):
                 wake.set()  # the next in line has its turn
 
-        with Waker(url, told_of.hear, where=where, is_new=not from_ts_ms or catchup):
+        with Waker(url, hear, where=where, is_new=not from_ts_ms or catchup):
             repeat(work, name="compensation", interval_s=idle_window_s, stop=event, tell=tell, wake=wake)
 
 
 class _ToldOf:
     """The runs that the journal has told of, until nothing of theirs is left to undo."""
 
-    def __init__(self, wake: threading.Event) -> None:
-        self._wake = wake
+    def __init__(self) -> None:
         self._runs: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def hear(self, entry: Entry) -> None:
+    def add(self, run_id: str) -> None:
         with self._lock:
-            self._runs[entry.run_id] += 1
-        self._wake.set()
+            self._runs[run_id] += 1
 
     def runs(self) -> dict[str, int]:
         with self._lock:

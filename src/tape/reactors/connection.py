@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tape.client.sync import TapeClient
+from tape.errors import TapeError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Report = dict[str, Any]
@@ -30,10 +34,23 @@ def connected(url: str, client: TapeClient | None) -> Iterator[TapeClient]:
 def for_each(
     things: Sequence[T], act: Callable[[T], Report], *, concurrency: int = 1, stop: threading.Event | None = None
 ) -> list[Report]:
-    """What became of each; those that come after a stop are left."""
+    """What became of each; those that come after a stop are left.
+
+    One that nobody expected to go wrong is reported as `error` and keeps nobody from the others; a server that is
+    away ends the pass.
+    """
 
     def unless_stopped(thing: T) -> Report | None:
-        return None if stop is not None and stop.is_set() else act(thing)
+        if stop is not None and stop.is_set():
+            return None
+        try:
+            return act(thing)
+        except Exception as error:
+            if isinstance(error, TapeError) and error.retryable:
+                raise
+            log.exception("this went wrong and is left for the next pass")
+            reason = f"{type(error).__name__}: {error}"
+            return {"run_id": getattr(thing, "run_id", ""), "outcome": "error", "reason": reason}
 
     if concurrency <= 1 or len(things) <= 1:
         reports = [unless_stopped(thing) for thing in things]

@@ -15,7 +15,7 @@ from tape.connectors.waiting import run_to_end
 from tape.effect.lease import DEFAULT_TTL_MS, new_owner
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
 from tape.proto import tape_pb2 as pb
-from tape.reactors.connection import Report, connected, for_each
+from tape.reactors.connection import Report, connected
 from tape.reactors.recovery import Drive, carry_on, driver
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def fire_due_timers_once(
             due = connection.list_due_timers(claim=True, claimer=name, lease_ttl_ms=lease_ttl_ms, limit=1).timers
             if not due:
                 break
-            reports += for_each(due, lambda timer: _fire(timer, connection, name, on_timer, drive, run_lease_ttl_ms))
+            reports.append(_fire(due[0], connection, name, on_timer, drive, run_lease_ttl_ms))
         return reports
 
 

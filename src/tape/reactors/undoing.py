@@ -10,13 +10,13 @@ from typing import Any
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, EffectConnector, ObservationResult, call_compensate, described, get
 from tape.connectors.claims import KeptClaim, claim_name
-from tape.connectors.sending import DEFAULT_LEASE_MS, now_ms, record_observation
+from tape.connectors.sending import DEFAULT_LEASE_MS, LONGEST_ERROR, now_ms, record_observation, recordable
 from tape.connectors.templates import content_of
 from tape.connectors.waiting import run_to_end
 from tape.effect.offering import call_offering
 from tape.effect.patience import patiently
 from tape.effect.registry import get_compensator, get_tool_compensator
-from tape.errors import InvalidJson, LeaseHeld
+from tape.errors import IllegalTransition, LeaseHeld
 from tape.journal.payload import to_json
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report
@@ -30,7 +30,7 @@ PAUSES = RetryPolicy(jitter=0.2)
 DUPLICATE = "duplicate:"
 STILL_ON_ITS_WAY_MS = 2_000
 
-Undo = Callable[[], Any]
+Undo = Callable[[pb.EffectRecord | None], Any]
 
 
 def compensate_one(
@@ -47,20 +47,26 @@ def compensate_one(
     on its way), `held` (somebody is at it, or it has no turn), `lost`, or `unregistered`: this process knows no
     compensator for it, which costs no attempt.
     """
-    found = client.get_effect(run_id=ob.run_id, idempotency_key=ob.effect_key)
-    effect = found.effect if found.found else None
-    undo = _find_undo(ob, effect)
+    undo = _find_undo(ob, _effect_of(ob, client))
     if undo is None:
         return _report(ob, "unregistered", f"no compensator {ob.compensator_ref or ob.kind!r} in this process")
     one = _Undoing(ob, client, claim_name(claimer), lease_ttl_ms, pauses)
     claimed_at = time.monotonic()
-    if not one.claim():
+    try:
+        is_claimed = one.claim()
+    except IllegalTransition as error:
+        return _report(ob, "held", str(error))
+    if not is_claimed:
         return _report(ob, "held", "somebody is at it, it is not due, not owed, or something newer comes first")
     try:
         with KeptClaim(lambda: one.claim(renew=True), lease_ttl_ms, claimed_at=claimed_at):
-            return one.carry_out(effect, undo)
+            return one.carry_out(_effect_of(ob, client), undo)
     except LeaseHeld as error:
         return _report(ob, "lost", str(error))
+
+
+class _CheckFailed(Exception):
+    """A status check raised: whether there is anything to undo is not known yet."""
 
 
 class _Undoing:
@@ -87,16 +93,19 @@ class _Undoing:
 
     def carry_out(self, effect: pb.EffectRecord | None, undo: Undo) -> Report:
         """Undo it, unless there is nothing to undo."""
-        try:
-            if effect is not None and not self._obligation.act:
+        if effect is not None and not self._obligation.act:
+            try:
                 effect, verdict = self._look(effect)
-                if verdict == "waiting":
-                    return self._later("the effect is still on its way")
-                if verdict:
-                    return self._resolve({"skipped": verdict}, "skipped", verdict)
-            result = run_to_end(undo())
-        except LeaseHeld:
-            raise
+            except _CheckFailed as error:
+                return self._failed(described(error.__cause__ or error))
+            except IllegalTransition as error:
+                return self._later(str(error))  # it was settled meanwhile
+            if verdict == "waiting":
+                return self._later("the effect is still on its way")
+            if verdict:
+                return self._resolve({"skipped": verdict}, "skipped", verdict)
+        try:
+            result = run_to_end(undo(effect))
         except Exception as error:
             log.warning("undoing %s of run %s failed", self._obligation.kind, self._obligation.run_id, exc_info=True)
             return self._failed(described(error))
@@ -116,7 +125,10 @@ class _Undoing:
             effect, verdict = self._withdraw(effect)
             if verdict:
                 return effect, verdict
-        seen, _ = look_at(effect)
+        try:
+            seen, _ = look_at(effect)
+        except Exception as error:
+            raise _CheckFailed from error
         if seen is None or seen.status == "stuck":
             return effect, ""
         if seen.status in ("absent", "failed"):
@@ -148,15 +160,11 @@ class _Undoing:
         return record, "the effect was never sent"
 
     def _resolve(self, result: Any, outcome: str, reason: str) -> Report:
-        try:
-            result_json = to_json(result)
-        except InvalidJson:
-            result_json = to_json({"unrecorded": repr(result)})
         patiently(
             self._client.resolve_obligation,
             **self._place,
             status=pb.OBLIGATION_STATUS_COMPENSATED,
-            result_json=result_json,
+            result_json=recordable(result, LONGEST_ERROR),
             settle_run=True,
             claimer=self._claimer,
         )
@@ -164,7 +172,7 @@ class _Undoing:
 
     def _failed(self, error: dict[str, Any]) -> Report:
         pause_ms = int(self._pauses.delay(self._obligation.attempts + 1) * 1000)
-        return self._attempted(to_json(error), now_ms() + pause_ms)
+        return self._attempted(recordable(error, LONGEST_ERROR), now_ms() + pause_ms)
 
     def _later(self, reason: str) -> Report:
         self._attempted(reason, now_ms() + STILL_ON_ITS_WAY_MS, uncounted=True)
@@ -192,12 +200,17 @@ def _find_undo(obligation: Any, effect: pb.EffectRecord | None) -> Undo | None:
         if declared is not None and getattr(declared["fn"], "__name__", "") == obligation.kind:
             fn = declared["fn"]
     if fn is not None:
-        return _calling(fn, obligation, effect)
+        return lambda effect: _call(fn, obligation, effect)
     connector: EffectConnector | None = get(effect.connector) if effect is not None and effect.connector else None
-    return None if connector is None else lambda: call_compensate(connector, obligation)
+    return None if connector is None else lambda _: call_compensate(connector, obligation)
 
 
-def _calling(fn: Callable[..., Any], obligation: Any, effect: pb.EffectRecord | None) -> Undo:
+def _effect_of(obligation: Any, client: TapeClient) -> pb.EffectRecord | None:
+    found = client.get_effect(run_id=obligation.run_id, idempotency_key=obligation.effect_key)
+    return found.effect if found.found else None
+
+
+def _call(fn: Callable[..., Any], obligation: Any, effect: pb.EffectRecord | None) -> Any:
     payload = content_of(obligation.payload_json)
     arguments = content_of(effect.request_json) if effect is not None else {}
     fields = {**(arguments if isinstance(arguments, dict) else {}), **(payload if isinstance(payload, dict) else {})}
@@ -215,7 +228,7 @@ def _calling(fn: Callable[..., Any], obligation: Any, effect: pb.EffectRecord | 
         "effect": effect,
         "obligation": obligation,
     }
-    return lambda: call_offering(fn, offered, payload)
+    return call_offering(fn, offered, payload)
 
 
 def _report(obligation: Any, outcome: str, reason: str) -> Report:
