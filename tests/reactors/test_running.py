@@ -73,7 +73,9 @@ def test_reactors_outlive_a_server_that_goes_away(sqlite_url: str) -> None:
                 run_id = begin(client)
                 owe(client, run_id, "undo")
                 fail(client, run_id)
-                wait_for(lambda times=times: len(done) == times, f"pass {times}")
+                place = {"run_id": run_id}
+                wait_for(lambda place=place: not client.list_obligations(**place).obligations, f"pass {times}")
+                assert len(done) == times
             server.kill()
             if times == 1:
                 server.start(listen=address)
