@@ -1,0 +1,72 @@
+"""A durable agent in one call."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from google.adk.apps.app import App, ResumabilityConfig
+from google.adk.events.event import Event
+from google.adk.runners import Runner
+
+from tape.adk.identity import RunIdentity
+from tape.adk.plugin import TapePlugin, meaning_of
+from tape.adk.session import TapeSessionService
+from tape.client.channel import DEFAULT_URL
+
+
+class DurableRunner(Runner):
+    """A runner that raises what Tape means: RunParked, RunCancelled, BudgetExceeded, EffectFailed, ….
+
+    google-adk wraps what plugins raise into a RuntimeError; this one takes it out again.
+    """
+
+    async def run_async(self, **arguments: Any) -> AsyncGenerator[Event, None]:
+        """Run the agent on a message, or resume an invocation by its id; what Runner.run_async takes and yields."""
+        try:
+            async with aclosing(super().run_async(**arguments)) as events:
+                async for event in events:
+                    yield event
+        except Exception as error:
+            if (meant := meaning_of(error)) is error:
+                raise
+            raise meant from error
+
+
+def durable_app(
+    *,
+    name: str,
+    agent: Any,
+    tape_url: str | None = None,
+    budget: Any | None = None,
+    resumable: bool = True,
+    check_cancellation: bool = True,
+    identity: RunIdentity | None = None,
+    require_identity: bool | None = None,
+    app_kwargs: dict[str, Any] | None = None,
+    runner_kwargs: dict[str, Any] | None = None,
+) -> tuple[App, DurableRunner]:
+    """An app of google-adk around an agent, and a runner for it, whose every invocation is a durable run.
+
+    `tape_url` is by default `TAPE_URL`, else the server of this machine. Runs act for `identity`, by default the one
+    that the environment describes; with `require_identity` an incomplete one is refused. `app_kwargs` go to `App`
+    and `runner_kwargs` to the runner; sessions are kept by the server unless `session_service` is among them.
+    """
+    url = tape_url or os.environ.get("TAPE_URL") or DEFAULT_URL
+    if identity is None:
+        identity = RunIdentity.from_env(strict=require_identity)
+    elif require_identity:
+        identity.validate()
+    plugin = TapePlugin(url, budget=budget, check_cancellation=check_cancellation, identity=identity)
+    settings: dict[str, Any] = dict(app_kwargs or {})
+    settings["plugins"] = [plugin, *settings.get("plugins", [])]
+    if resumable:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that google-adk calls it experimental
+            settings.setdefault("resumability_config", ResumabilityConfig(is_resumable=True))
+    app = App(name=name, root_agent=agent, **settings)
+    runner = DurableRunner(app=app, **{"session_service": TapeSessionService(url), **(runner_kwargs or {})})
+    return app, runner
