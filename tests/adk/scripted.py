@@ -59,9 +59,7 @@ class Scripted(BaseLlm):
         if stream and text:
             half = len(text) // 2
             for piece in (text[:half], text[half:]):
-                yield LlmResponse(
-                    content=types.Content(role="model", parts=[types.Part(text=piece)]), partial=True
-                )
+                yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text=piece)]), partial=True)
             answer.finish_reason = types.FinishReason.STOP
         yield answer
 

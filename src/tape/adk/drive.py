@@ -18,6 +18,8 @@ from tape.effect.call import RunHandle
 
 # Where an event carries the index of the decision that it shows (in its custom_metadata).
 MARK = "tape.decision"
+# What an event carries beside it if the model's answer was streamed.
+STREAMED = "tape.streamed"
 
 # Decisions of a branch of their own: 40 bits for the branch, 20 for the decision.
 _BRANCHED = 1 << 60
@@ -49,8 +51,8 @@ class Drive:
     is_replaying: bool  # an earlier drive may have left decisions
     budget: Budget | None = None
     within: str = ""  # the effect that this invocation is a part of: an agent that another one calls as its tool
-    cancellation_checked_at: float = field(default_factory=time.monotonic)
-    error: Exception | None = None
+    looked_at: float = field(default_factory=time.monotonic)  # when it was last seen not to be cancelled
+    has_raised: bool = False
     _next: dict[str, int] = field(default_factory=dict)
     _fresh: set[str] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
@@ -59,7 +61,12 @@ class Drive:
     _broken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.known_events = len(self.session.events)
+        self._earlier = len(self.session.events)
+
+    @property
+    def earlier_events(self) -> list[Any]:
+        """The events that were in the session when the drive began."""
+        return list(self.session.events[: self._earlier])
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────
 
@@ -102,13 +109,14 @@ class Drive:
                 self._next[branch] = max(index + 1, self.next_index(branch))
                 self._know_calls(event, index)
 
-    def mark(self, event: Any) -> None:
+    def mark(self, event: Any, *, is_streamed: bool) -> None:
         """Write on an event which decision it shows, if it shows one that no event has shown yet."""
         if event.author == "user" or event.get_function_responses():
             return
         index = self._unmarked.pop(event.branch or "", None)
         if index is not None:
-            event.custom_metadata = {**(event.custom_metadata or {}), MARK: index}
+            streamed = {STREAMED: True} if is_streamed else {}
+            event.custom_metadata = {**(event.custom_metadata or {}), MARK: index, **streamed}
             self._know_calls(event, index)
 
     def _know_calls(self, event: Any, index: int) -> None:
@@ -119,9 +127,9 @@ class Drive:
 
     # ── tool calls ───────────────────────────────────────────────────────────────────────────────
 
-    def place_of(self, call_id: str | None) -> Place | None:
-        """Where a call stands; None if no recorded decision asked for it."""
-        return self._places.get(call_id or "")
+    def place_of(self, call_id: str | None) -> Place:
+        """Where a call stands; its decision is -1 if no recorded one asked for it."""
+        return self._places.get(call_id or "", Place(-1, 0))
 
     def broke(self, call_id: str | None) -> None:
         """A call raised: unless something answers for it, the agent does not get further than this decision."""

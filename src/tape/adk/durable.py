@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import warnings
 from collections.abc import AsyncGenerator
@@ -13,7 +14,8 @@ from google.adk.events.event import Event
 from google.adk.runners import Runner
 
 from tape.adk.identity import RunIdentity
-from tape.adk.plugin import TapePlugin, meaning_of
+from tape.adk.looking import meaning_of
+from tape.adk.plugin import TapePlugin
 from tape.adk.session import TapeSessionService
 from tape.client.channel import DEFAULT_URL
 
@@ -27,6 +29,8 @@ class DurableRunner(Runner):
     async def run_async(self, **arguments: Any) -> AsyncGenerator[Event, None]:
         """Run the agent on a message, or resume an invocation by its id; what Runner.run_async takes and yields."""
         try:
+            if arguments.get("new_message") is None and await self._is_over(**arguments):
+                return
             async with aclosing(super().run_async(**arguments)) as events:
                 async for event in events:
                     yield event
@@ -34,6 +38,22 @@ class DurableRunner(Runner):
             if (meant := meaning_of(error)) is error:
                 raise
             raise meant from error
+
+    async def _is_over(self, *, user_id: str, session_id: str, invocation_id: str | None = None, **_: Any) -> bool:
+        """Whether the agent of an invocation has come to its end; its run is ended then.
+
+        A process that died between the two leaves a run that google-adk would not call the plugin for.
+        """
+        place: dict[str, Any] = {"app_name": self.app_name, "user_id": user_id, "session_id": session_id}
+        session = await self.session_service.get_session(**place)
+        plugin = next((plugin for plugin in self.app.plugins if isinstance(plugin, TapePlugin)), None)
+        is_over = session is not None and any(
+            event.invocation_id == invocation_id and event.author == self.agent.name and event.actions.end_of_agent
+            for event in session.events
+        )
+        if is_over and plugin is not None and invocation_id:
+            await asyncio.to_thread(plugin.runs.finish, **place, invocation_id=invocation_id)
+        return is_over
 
 
 def durable_app(

@@ -38,11 +38,9 @@ class RunIdentity:
         (MissingIdentity); it is strict if `TAPE_REQUIRE_IDENTITY` is set, unless `strict` says otherwise.
         """
         env = os.environ if env is None else env
-        identity = cls(
-            **{name: env.get(f"TAPE_{name.upper()}", "").strip() for name in _TEXTS},
-            scopes=_items(env.get("TAPE_SCOPES", "")),
-            labels=_labels(env.get("TAPE_LABELS", "")),
-        )
+        identity = cls(scopes=_items(env.get("TAPE_SCOPES", "")), labels=_labels(env.get("TAPE_LABELS", "")))
+        for name in _TEXTS:
+            setattr(identity, name, env.get(f"TAPE_{name.upper()}", "").strip())
         if strict is None:
             strict = env.get("TAPE_REQUIRE_IDENTITY", "").strip().lower() not in _NO
         if strict:
