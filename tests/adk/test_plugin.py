@@ -623,3 +623,50 @@ async def test_a_durable_app_needs_an_agent_and_a_name(url: str, observer: TapeC
         durable_app(name="app", agent=agent, require_identity=True)
     with pytest.raises(tape.adk.MissingIdentity):
         durable_app(name="app", agent=agent, identity=RunIdentity(actor="ann"), require_identity=True)
+
+
+# ── recovery ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_recovery_finishes_what_a_dead_process_left(url: str, observer: TapeClient) -> None:
+    bank = Bank()
+    agent = agent_of(PAY, says("done"), tools=[bank.tool()])
+    runner = runner_of(url, agent, DieAfterTool(), lease_ttl_ms=300, lease_owner=None)
+    with pytest.raises(Death):
+        await begin(runner)
+    run_id = run_of(observer).run_id
+    await wait_until_left(observer, run_id)
+    (report,) = await asyncio.to_thread(tape.recover_once, runner=runner, url=url)
+    assert (report["run_id"], report["outcome"], report["status"]) == (run_id, "recovered", "TERMINAL")
+    assert asked(agent) == [0, 1]
+    assert len(bank.done) == 1
+
+
+async def test_recovery_carries_on_a_run_whose_gate_was_answered(url: str, observer: TapeClient) -> None:
+    agent = agent_of(
+        calls(("first", {})),
+        calls(("second", {})),
+        says("done"),
+        tools=[tape.gate_tool("first"), tape.gate_tool("second")],
+    )
+    runner = runner_of(url, agent, lease_owner=None)
+    with pytest.raises(RunParked):
+        await begin(runner)
+    run = run_of(observer)
+    assert await asyncio.to_thread(tape.recover_once, runner=runner, url=url) == []
+    for gate, outcome in (("first", "parked"), ("second", "recovered")):
+        observer.send_signal(run_id=run.run_id, gate_name=gate, resolution_json='{"ok": true}')
+        (report,) = await asyncio.to_thread(tape.recover_once, runner=runner, url=url)
+        assert report["outcome"] == outcome
+    assert run_of(observer).status == pb.RUN_STATUS_TERMINAL
+    assert asked(agent) == [0, 1, 2]
+
+
+async def test_one_invocation_can_be_resumed_by_its_id(url: str, observer: TapeClient) -> None:
+    runner = runner_of(url, agent_of(PAY, says("done"), tools=[Bank().tool()]), DieAfterTool(), lease_ttl_ms=300)
+    with pytest.raises(Death):
+        await begin(runner)
+    run = run_of(observer)
+    await wait_until_left(observer, run.run_id)
+    await asyncio.to_thread(tape.resume, run.invocation_id, runner=runner, url=url)
+    assert run_of(observer).status == pb.RUN_STATUS_TERMINAL

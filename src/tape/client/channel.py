@@ -73,7 +73,7 @@ class Channel:
     def speaking_as(self, lease_owner: str) -> Channel:
         """The same connection, whose calls say another name."""
         other = copy.copy(self)
-        other._identity = ((OWNER_KEY, lease_owner),)
+        other._owner = ((OWNER_KEY, lease_owner),)
         return other
 
     async def call(self, name: str, request: Message, timeout: float | None = None) -> Any:  # noqa: ASYNC109
