@@ -68,19 +68,29 @@ def durable_app(
     require_identity: bool | None = None,
     app_kwargs: dict[str, Any] | None = None,
     runner_kwargs: dict[str, Any] | None = None,
+    cancel_check_interval_s: float = 5.0,
+    lease_ttl_ms: int | None = None,
 ) -> tuple[App, DurableRunner]:
     """An app of google-adk around an agent, and a runner for it, whose every invocation is a durable run.
 
     `tape_url` is by default `TAPE_URL`, else the server of this machine. Runs act for `identity`, by default the one
     that the environment describes; with `require_identity` an incomplete one is refused. `app_kwargs` go to `App`
     and `runner_kwargs` to the runner; sessions are kept by the server unless `session_service` is among them.
+    When a process dies, its runs can be recovered after `lease_ttl_ms` (by default two minutes).
     """
     url = tape_url or os.environ.get("TAPE_URL") or DEFAULT_URL
     if identity is None:
         identity = RunIdentity.from_env(strict=require_identity)
     elif require_identity:
         identity.validate()
-    plugin = TapePlugin(url, budget=budget, check_cancellation=check_cancellation, identity=identity)
+    plugin = TapePlugin(
+        url,
+        budget=budget,
+        check_cancellation=check_cancellation,
+        cancel_check_interval_s=cancel_check_interval_s,
+        identity=identity,
+        lease_ttl_ms=lease_ttl_ms,
+    )
     settings: dict[str, Any] = dict(app_kwargs or {})
     settings["plugins"] = [plugin, *settings.get("plugins", [])]
     if resumable:

@@ -98,6 +98,8 @@ class TapePlugin(BasePlugin):
 
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
         """Begin the run of this invocation, or take it up again."""
+        if invocation_context.live_request_queue is not None:
+            return  # a live connection cannot be resumed
         outer = find_call()
         if outer is not None and outer.idempotency_key:
             # An agent that another one calls as its tool: a part of that effect, in the same run.
