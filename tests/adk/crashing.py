@@ -25,6 +25,7 @@ from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App, ResumabilityConfig
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.agent_tool import AgentTool
+from google.adk.workflow import START, BaseNode, JoinNode, Workflow
 
 import tape
 from tape.adk import DurableRunner, TapePlugin, TapeSessionService
@@ -65,7 +66,7 @@ class World:
         }
 
 
-def agent_for(scenario: str, world: World) -> BaseAgent:
+def agent_for(scenario: str, world: World) -> BaseNode:
     """The agent of a scenario, with tools that act on the world."""
 
     @tape.effect
@@ -92,6 +93,10 @@ def agent_for(scenario: str, world: World) -> BaseAgent:
         inner = agent("inner", *one_step)
         return agent("outer", calls(("inner", {"request": "pay"})), says("done"), tools=[AgentTool(agent=inner)])
     parts: list[BaseAgent] = [agent("left", *one_step), agent("right", *one_step)]
+    if scenario == "workflow":
+        return Workflow(name="both", edges=[(START, parts[0], parts[1])])
+    if scenario == "workflow that forks":
+        return Workflow(name="both", edges=[(START, (parts[0], parts[1]), JoinNode(name="join"))])
     if scenario == "sequential agents":
         return SequentialAgent(name="both", sub_agents=parts)
     assert scenario == "parallel agents"

@@ -61,12 +61,7 @@ class Drive:
     _broken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._earlier = len(self.session.events)
-
-    @property
-    def earlier_events(self) -> list[Any]:
-        """The events that were in the session when the drive began."""
-        return list(self.session.events[: self._earlier])
+        self.earlier_events = list(self.session.events)  # those that were in the session when the drive began
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────
 

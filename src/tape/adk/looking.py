@@ -47,6 +47,27 @@ def has_answered(agent: LlmAgent, context: InvocationContext, events: Sequence[E
     return False
 
 
+def put_question_back(context: InvocationContext) -> None:
+    """Put what a node of a workflow was asked back to where it was first asked: before what it did about it.
+
+    google-adk asks a resumed node anew, after all that is in the session, and its model would not see what it has
+    decided and done already.
+    """
+    events, path = context.session.events, context.node_path
+    asked = [
+        number
+        for number, event in enumerate(events)
+        if event.author == "user" and not event.invocation_id and event.node_info.path == path
+    ]
+    done = [
+        number
+        for number, event in enumerate(events)
+        if event.invocation_id == context.invocation_id and event.node_info.path == path
+    ]
+    if path and asked and done and done[0] < asked[-1]:
+        events.insert(done[0], events.pop(asked[-1]))
+
+
 def unanswered_calls(context: InvocationContext) -> list[str]:
     """Long-running calls of an invocation that the user has not answered yet, the oldest first."""
     mine = [event for event in context.session.events if event.invocation_id == context.invocation_id]

@@ -30,7 +30,7 @@ from google.adk.tools.tool_context import ToolContext
 
 from tape.adk.drive import MARK, Drive
 from tape.adk.identity import RunIdentity
-from tape.adk.looking import MEANING, calls_of, first_answer, has_answered, model_of
+from tape.adk.looking import MEANING, calls_of, first_answer, has_answered, model_of, put_question_back
 from tape.adk.recording import (
     decision_json,
     is_continuation,
@@ -148,11 +148,12 @@ class TapePlugin(BasePlugin):
         drive.mark(event, is_streamed=bool(config and config.streaming_mode.value))
 
     async def before_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> None:
-        """Do not ask an agent again that had given its last answer when its process died."""
+        """Let a resumed agent see what it has done, and do not ask one again that had given its last answer."""
         drive = self._drive(callback_context)
         if drive is None or not drive.is_replaying or not isinstance(agent, LlmAgent):
             return
         context = callback_context._invocation_context
+        put_question_back(context)
         if has_answered(agent, context, drive.earlier_events):
             context.end_invocation = True  # of this agent's own copy of the context
             context.set_agent_state(agent.name, end_of_agent=True)
