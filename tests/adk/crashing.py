@@ -92,6 +92,9 @@ def agent_for(scenario: str, world: World) -> BaseNode:
     if scenario == "agent as a tool":
         inner = agent("inner", *one_step)
         return agent("outer", calls(("inner", {"request": "pay"})), says("done"), tools=[AgentTool(agent=inner)])
+    if scenario == "transfer to another agent":
+        helper = agent("helper", *one_step)
+        return agent("root", calls(("transfer_to_agent", {"agent_name": "helper"})), sub_agents=[helper])
     parts: list[BaseAgent] = [agent("left", *one_step), agent("right", *one_step)]
     if scenario == "workflow":
         return Workflow(name="both", edges=[(START, parts[0], parts[1])])

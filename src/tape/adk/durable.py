@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from google.adk.agents.llm_agent import LlmAgent
 from google.adk.apps.app import App, ResumabilityConfig
 from google.adk.events.event import Event
 from google.adk.runners import Runner
@@ -42,8 +43,11 @@ class DurableRunner(Runner):
     async def _is_over(self, *, user_id: str, session_id: str, invocation_id: str | None = None, **_: Any) -> bool:
         """Whether the agent of an invocation has come to its end; its run is ended then.
 
-        A process that died between the two leaves a run that google-adk would not call the plugin for.
+        A process that died between the two leaves a run that google-adk would not call the plugin for. (It does
+        for an LlmAgent, whose end may be that it has handed over to another agent.)
         """
+        if isinstance(self.agent, LlmAgent):
+            return False
         place: dict[str, Any] = {"app_name": self.app_name, "user_id": user_id, "session_id": session_id}
         session = await self.session_service.get_session(**place)
         plugin = next((plugin for plugin in self.app.plugins if isinstance(plugin, TapePlugin)), None)

@@ -253,9 +253,9 @@ class TapePlugin(BasePlugin):
             recorded = underway.outcome()
         except EffectFailed as failure:
             return await _answer_for_failed(failure, tool, tool_args, tool_context)
-        if recorded is None and (tool.is_long_running or getattr(tool, "_defers_response", False)):
-            return {}  # its answer comes later, by another way
-        return result_from_record(recorded, tool_context)
+        result = result_from_record(recorded, tool_context)
+        is_answered_later = tool.is_long_running or getattr(tool, "_defers_response", False)
+        return {} if is_answered_later and result == {"result": None} else result
 
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any
@@ -266,7 +266,7 @@ class TapePlugin(BasePlugin):
         if underway is None or actions.requested_tool_confirmations or actions.requested_auth_configs:
             return None  # it was answered from the record, or asks for leave and has not acted
         setattr(tool_context, _UNDERWAY, None)
-        mine = None if result is None else result_to_record(result, actions)
+        mine = result_to_record(result, actions)
         recorded = await asyncio.to_thread(underway.confirm, mine)
         if recorded == mine:
             return None
