@@ -20,6 +20,7 @@ from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App, ResumabilityConfig
@@ -95,6 +96,11 @@ def agent_for(scenario: str, world: World) -> BaseNode:
     if scenario == "transfer to another agent":
         helper = agent("helper", *one_step)
         return agent("root", calls(("transfer_to_agent", {"agent_name": "helper"})), sub_agents=[helper])
+    if scenario == "loop":
+        return LoopAgent(name="loop", max_iterations=2, sub_agents=[agent("again", *one_step, *one_step)])
+    if scenario == "agent of a single turn":
+        inner = agent("inner", *one_step, mode="single_turn", description="Pays.")
+        return agent("outer", calls(("inner", {"request": "pay"})), says("done"), sub_agents=[inner])
     parts: list[BaseAgent] = [agent("left", *one_step), agent("right", *one_step)]
     if scenario == "workflow":
         return Workflow(name="both", edges=[(START, parts[0], parts[1])])

@@ -59,6 +59,7 @@ class Drive:
     _unmarked: dict[str, int] = field(default_factory=dict)
     _places: dict[str, Place] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
+    _entered: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.earlier_events = list(self.session.events)  # those that were in the session when the drive began
@@ -92,6 +93,13 @@ class Drive:
 
     def _first(self, branch: str) -> int:
         return first_index("\n".join(filter(None, (self.within, branch))))
+
+    def is_first_entry(self, agent: str, branch: str | None) -> bool:
+        """Whether an agent is entered for the first time in this drive; true once."""
+        place = (agent, branch or "")
+        is_first = place not in self._entered
+        self._entered.add(place)
+        return is_first
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 

@@ -154,7 +154,9 @@ class TapePlugin(BasePlugin):
             return
         context = callback_context._invocation_context
         put_question_back(context)
-        if has_answered(agent, context, drive.earlier_events):
+        # Only the first time: in a loop it is asked again.
+        is_first = drive.is_first_entry(agent.name, context.branch)
+        if is_first and has_answered(agent, context, drive.earlier_events):
             context.end_invocation = True  # of this agent's own copy of the context
             context.set_agent_state(agent.name, end_of_agent=True)
 
