@@ -14,6 +14,7 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
@@ -418,17 +419,28 @@ async def test_a_run_whose_budget_is_spent_fails_before_the_model_is_asked_again
     assert run_of(observer).status == pb.RUN_STATUS_FAILED
 
 
-async def test_a_replayed_decision_is_not_charged_again_and_the_price_is_remembered(
+async def test_a_replayed_decision_is_not_charged_again_and_the_runs_own_budget_is_remembered(
     url: str, observer: TapeClient
 ) -> None:
     agent = agent_of(calls(("pay", {"amount": 5}), tokens=100), says("done", tokens=200), tools=[Bank().tool()])
-    runner = runner_of(url, agent, DieAfterTool())
+    runner = runner_of(url, agent, DieAfterTool(), budget=Budget(token_cap=1))
     config = tape.with_budget(usd_cap=5.0, usd_per_million_tokens=10_000)
     with pytest.raises(Death):
         await begin(runner, run_config=config)
     await resume(runner)
     budget = observer.admit_budget(run_id=run_of(observer).run_id).budget
-    assert (budget.tokens_spent, budget.usd_spent, budget.usd_cap) == (300, 3.0, 5.0)
+    assert (budget.tokens_spent, budget.usd_spent, budget.usd_cap, budget.token_cap) == (300, 3.0, 5.0, 0)
+
+
+async def test_an_agent_as_a_tool_spends_from_the_budget_of_the_run(url: str, observer: TapeClient) -> None:
+    inner = agent_of(says("paid", tokens=100), name="inner")
+    agent = agent_of(
+        calls(("inner", {"request": "pay"}), tokens=100), says("done", tokens=100), tools=[AgentTool(inner)]
+    )
+    with pytest.raises(BudgetExceeded):
+        await begin(runner_of(url, agent, budget=Budget(usd_cap=2.0, usd_per_million_tokens=10_000)))
+    assert (asked(agent), asked(inner)) == ([0], [0])
+    assert observer.admit_budget(run_id=run_of(observer).run_id).budget.usd_spent == 2.0
 
 
 # ── outbox, scopes, identity ─────────────────────────────────────────────────────────────────────

@@ -114,7 +114,7 @@ class Drive:
 
     def mark(self, event: Any, *, is_streamed: bool) -> None:
         """Write on an event which decision it shows, if it shows one that no event has shown yet."""
-        if event.author == "user" or event.get_function_responses():
+        if event.author == "user" or not event.content or event.get_function_responses():
             return
         index = self._unmarked.pop(event.branch or "", None)
         if index is not None:

@@ -103,7 +103,9 @@ class TapePlugin(BasePlugin):
         outer = find_call()
         if outer is not None and outer.idempotency_key:
             # An agent that another one calls as its tool: a part of that effect, in the same run.
-            drive = Drive(outer.run, invocation_context.session, is_replaying=True, within=outer.idempotency_key)
+            budget = next((each.budget for each in self._drives.values() if each.run is outer.run), None)
+            key = outer.idempotency_key
+            drive = Drive(outer.run, invocation_context.session, is_replaying=True, budget=budget, within=key)
         else:
             drive = await asyncio.to_thread(self.runs.begin, invocation_context)
         self._drives[id(drive.session)] = drive

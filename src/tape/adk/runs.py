@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -10,7 +11,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from tape.adk.drive import Drive
 from tape.adk.identity import RunIdentity
 from tape.adk.looking import meaning_of, unanswered_calls
-from tape.budget import Budget, budget_from_run_config
+from tape.budget import KEY, Budget, budget_from_run_config
 from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
 from tape.durable import adopted_owner, ends_run
@@ -19,9 +20,6 @@ from tape.effect.lease import Lease, new_owner
 from tape.effect.patience import patiently
 from tape.errors import IllegalTransition, RunCancelled, RunEnded
 from tape.proto import tape_pb2 as pb
-
-# What a run remembers of its budget, for whoever resumes it without the run configuration.
-_PRICE = "tape.usd_per_million_tokens"
 
 
 class Runs:
@@ -46,15 +44,14 @@ class Runs:
 
     def begin(self, context: InvocationContext) -> Drive:
         """Begin the run of an invocation, or take it up again, and keep its lease."""
-        budget = budget_from_run_config(context.run_config) or self._budget
-        run, is_resumed = self._take(
-            context.app_name, context.user_id, context.session.id, context.invocation_id, budget
-        )
+        own = budget_from_run_config(context.run_config)
+        run, is_resumed = self._take(context.app_name, context.user_id, context.session.id, context.invocation_id, own)
+        if own is None and is_resumed:
+            remembered = patiently(run.client.get_run, run_id=run.run_id).labels.get(KEY)
+            own = Budget(**json.loads(remembered)) if remembered else None
+        budget = own or self._budget
         if budget is not None:
             patiently(run.client.set_budget, run_id=run.run_id, usd_cap=budget.usd_cap, token_cap=budget.token_cap)
-        elif is_resumed:
-            price = patiently(run.client.get_run, run_id=run.run_id).labels.get(_PRICE)
-            budget = Budget(usd_per_million_tokens=float(price)) if price else None
         run.lease = Lease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms)
         run.lease.keep()
         drive = Drive(run, context.session, is_replaying=is_resumed, budget=budget)
@@ -98,8 +95,8 @@ class Runs:
         owner = adopted_owner.get() or self._lease_owner or new_owner()
         client = (self._client or shared_client(self._url)).speaking_as(owner)
         identity = self._identity.fields()
-        if budget is not None and budget.usd_per_million_tokens:
-            identity["labels"] = {**identity["labels"], _PRICE: str(budget.usd_per_million_tokens)}
+        if budget is not None:  # whoever resumes the run does not have the run configuration
+            identity["labels"] = {**identity["labels"], KEY: json.dumps(asdict(budget))}
         ids = {"app_name": app_name, "user_id": user_id, "session_id": session_id, "invocation_id": invocation_id}
         begun = patiently(client.begin_run, **ids, **identity, lease_owner=owner, lease_ttl_ms=self._lease_ttl_ms)
         if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
