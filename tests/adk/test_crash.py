@@ -14,6 +14,9 @@ import pytest
 from tape.proto import tape_pb2 as pb
 from tests.services import ServerProcess
 
+# Dozens of processes are started, one after the other: on a busy machine that takes a while.
+pytestmark = pytest.mark.timeout(900)
+
 # What each scenario comes to: how many things are done, which answers models are asked for, what is said.
 SCENARIOS: dict[str, dict[str, Any]] = {
     "one agent": {
@@ -81,7 +84,7 @@ def deaths(store: str, scenario: str, folder: Path) -> list[dict[str, Any]]:
             [*command, server.url, scenario, str(folder)],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=800,
             env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"},
         )
     assert done.returncode == 0, done.stderr[-4000:]

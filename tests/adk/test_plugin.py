@@ -432,6 +432,7 @@ async def test_a_replayed_decision_is_not_charged_again_and_the_runs_own_budget_
     assert (budget.tokens_spent, budget.usd_spent, budget.usd_cap, budget.token_cap) == (300, 3.0, 5.0, 0)
 
 
+@pytest.mark.filterwarnings("ignore:The `plugins` argument is deprecated")  # AgentTool itself uses it
 async def test_an_agent_as_a_tool_spends_from_the_budget_of_the_run(url: str, observer: TapeClient) -> None:
     inner = agent_of(says("paid", tokens=100), name="inner")
     agent = agent_of(
