@@ -128,7 +128,7 @@ class DurableRun:
                 handle.lease.let_go()
             if error is None:
                 patiently(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_TERMINAL)
-            elif _ends_run(error):
+            elif ends_run(error):
                 detail = json.dumps({"error": type(error).__name__, "message": str(error)})
                 patiently(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_FAILED, detail_json=detail)
         finally:
@@ -213,7 +213,7 @@ def _decided(record: pb.DecisionRecord) -> Any:
     return msgspec.json.decode(record.response_json)["decision"]
 
 
-def _ends_run(error: BaseException) -> bool:
+def ends_run(error: BaseException) -> bool:
     """Whether an exception is the run's own failure, and not something that keeps it from going on just now."""
     if not isinstance(error, Exception) or isinstance(error, RunInterrupted):
         return False

@@ -355,6 +355,28 @@ class ResultNotRecorded(TapeError):
     code = "TAPE-1759"
 
 
+# ── 176x: agents of google-adk ───────────────────────────────────────────────────────────────────
+
+
+class MissingIdentity(TapeError):
+    """A run is to say for whom it acts, and does not."""
+
+    code = "TAPE-1760"
+    status = "FAILED_PRECONDITION"
+
+    def __init__(self, missing: Sequence[str]) -> None:
+        names = ", ".join(f"{name} (TAPE_{name.upper()})" for name in missing)
+        super().__init__(f"The identity of the run lacks {names}. Set it in the environment or in RunIdentity(...).")
+        self.missing = list(missing)
+
+
+class SessionExists(TapeError):
+    """A session was to be created, and one with that id is there already."""
+
+    code = "TAPE-1761"
+    status = "ALREADY_EXISTS"
+
+
 # ── 177x: what brings runs to their end ──────────────────────────────────────────────────────────
 
 

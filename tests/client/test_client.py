@@ -15,6 +15,7 @@ from tape.errors import (
     InvalidInput,
     InvalidJson,
     InvalidSubject,
+    LeaseHeld,
     RpcFailed,
     ServerUnreachable,
     StoreUnavailable,
@@ -192,3 +193,12 @@ def test_payloads_become_json_and_nothing_is_silently_changed() -> None:
     for bad in (float("nan"), {"a": float("inf")}, {"a": object()}):
         with pytest.raises(InvalidJson):
             to_json(bad)
+
+
+async def test_one_connection_speaks_for_several_owners(client: AsyncTapeClient) -> None:
+    ids = {"app_name": "app", "user_id": "ann", "session_id": "s1", "invocation_id": "i1"}
+    mine, other = client.speaking_as("me"), client.speaking_as("somebody else")
+    run_id = (await mine.begin_run(**ids, lease_owner="me")).run_id
+    with pytest.raises(LeaseHeld, match="somebody else"):
+        await other.record_decision(run_id=run_id, decision_index=0)
+    await mine.record_decision(run_id=run_id, decision_index=0)

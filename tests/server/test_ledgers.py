@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 import grpc
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.errors import IllegalTransition, InvalidInput, InvalidJson, LeaseHeld, NotFound, ScopeDenied, TapeError
+from tape.errors import (
+    IllegalTransition,
+    InvalidInput,
+    InvalidJson,
+    LeaseHeld,
+    NotFound,
+    ScopeDenied,
+    SessionExists,
+    TapeError,
+)
 from tape.journal.verify import verify
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
@@ -503,6 +513,41 @@ async def test_sessions_are_listed_latest_first_and_can_be_deleted(client: Async
     assert (await client.delete_session(app_name="app", user_id="ann", session_id="s1")).deleted
     assert not (await client.delete_session(app_name="app", user_id="ann", session_id="s1")).deleted
     assert (await client.create_session(app_name="app", user_id="ann")).session_id
+
+
+async def test_state_of_the_app_and_of_the_user_is_shared_by_their_sessions(client: AsyncTapeClient) -> None:
+    async def state_of(user: str, session: str) -> dict[str, Any]:
+        found = await client.get_session(app_name="app", user_id=user, session_id=session)
+        return json.loads(found.session.state_json)
+
+    for user, session in (("ann", "s1"), ("ann", "s2"), ("bob", "s3")):
+        await client.create_session(app_name="app", user_id=user, session_id=session, state_json='{"own": 1}')
+    delta = json.dumps({"app:a": 1, "user:u": {"x": None}, "own": 2, "gone:x": 3})
+    place = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+    await client.append_event(**place, event=pb.EventRecord(id="e1"), state_delta_json=delta)
+    assert await state_of("ann", "s1") == {"own": 2, "gone:x": 3, "app:a": 1, "user:u": {"x": None}}
+    assert await state_of("ann", "s2") == {"own": 1, "app:a": 1, "user:u": {"x": None}}
+    assert await state_of("bob", "s3") == {"own": 1, "app:a": 1}
+    listed = (await client.list_sessions(app_name="app")).sessions
+    assert {session.session_id: json.loads(session.state_json).get("user:u") for session in listed} == {
+        "s1": {"x": None},
+        "s2": {"x": None},
+        "s3": None,
+    }
+    await client.append_event(**place, event=pb.EventRecord(id="e2"), state_delta_json='{"app:a": null}')
+    assert await state_of("bob", "s3") == {"own": 1}
+    created = await client.create_session(app_name="app", user_id="ann", session_id="s4", state_json='{"app:b": 2}')
+    assert json.loads(created.state_json) == {"app:b": 2, "user:u": {"x": None}}
+
+
+async def test_of_many_who_create_a_session_that_must_not_be_there_one_does(client: AsyncTapeClient) -> None:
+    place = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+    tries = [client.create_session(**place, state_json=f'{{"n": {n}, "app:n": {n}}}', if_absent=True) for n in range(8)]
+    answers = await asyncio.gather(*tries, return_exceptions=True)
+    created = [answer for answer in answers if isinstance(answer, pb.Session)]
+    assert len(created) == 1
+    assert [type(answer) for answer in answers if answer is not created[0]] == [SessionExists] * 7
+    assert (await client.get_session(**place)).session.state_json == created[0].state_json
 
 
 async def test_state_that_is_no_object_is_refused(client: AsyncTapeClient) -> None:

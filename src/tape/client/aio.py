@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -54,6 +55,12 @@ class AsyncTapeClient(LedgerCalls):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def speaking_as(self, lease_owner: str) -> AsyncTapeClient:
+        """This client under another lease owner, on the same connection: it is closed with this one."""
+        other = copy.copy(self)
+        other._channel = self._channel.speaking_as(lease_owner)
+        return other
 
     async def close(self) -> None:
         """Let appends that are on their way arrive, then disconnect."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -68,6 +69,12 @@ class Channel:
         else:
             self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._calls: dict[str, Callable[..., Any]] = {}
+
+    def speaking_as(self, lease_owner: str) -> Channel:
+        """The same connection, whose calls say another name."""
+        other = copy.copy(self)
+        other._owner = ((OWNER_KEY, lease_owner),)
+        return other
 
     async def call(self, name: str, request: Message, timeout: float | None = None) -> Any:  # noqa: ASYNC109
         """A unary RPC. Failures are the errors that the server meant."""

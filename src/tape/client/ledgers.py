@@ -447,11 +447,11 @@ class LedgerCalls:
         return await self._call("CompleteTimer", request)  # type: ignore[no-any-return]
 
     async def create_session(
-        self, *, app_name: str, user_id: str, session_id: str = "", state_json: str = "{}"
+        self, *, app_name: str, user_id: str, session_id: str = "", state_json: str = "{}", if_absent: bool = False
     ) -> pb.Session:
-        """Create a session, or replace the state of one."""
+        """Create a session, or replace the state of one; SessionExists if it must not be there and is."""
         request = pb.CreateSessionRequest(
-            app_name=app_name, user_id=user_id, session_id=session_id, state_json=state_json
+            app_name=app_name, user_id=user_id, session_id=session_id, state_json=state_json, if_absent=if_absent
         )
         return await self._call("CreateSession", request)  # type: ignore[no-any-return]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
@@ -81,6 +82,12 @@ class TapeClient:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def speaking_as(self, lease_owner: str) -> TapeClient:
+        """This client under another lease owner, on the same connection: it is closed with this one."""
+        other = copy.copy(self)
+        other._client = self._client.speaking_as(lease_owner)
+        return other
 
     append = _blocking(AsyncTapeClient.append)
     append_many = _blocking(AsyncTapeClient.append_many)

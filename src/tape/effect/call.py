@@ -106,6 +106,11 @@ def within(call: EffectCall) -> Iterator[None]:
         _current.reset(token)
 
 
+def enter(call: EffectCall) -> None:
+    """Code that follows in this task carries out that call: for frameworks that run each call in a task of its own."""
+    _current.set(call)
+
+
 def idempotency_key(tool_context: Any) -> str:
     """The key that makes this effect recognisable: give it to the other side, so that it acts once."""
     return call_of(tool_context).idempotency_key

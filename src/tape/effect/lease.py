@@ -49,6 +49,10 @@ class Lease:
             self._thread.join()
         self._thread = None
 
+    def give_up(self) -> None:
+        """Stop renewing, without waiting for a renewal that is on its way."""
+        self._stop.set()
+
     def _renew(self) -> None:
         while not self._stop.wait(max(self.ttl_ms / 3000, _LEAST_PAUSE_S)):
             try:

@@ -1,4 +1,7 @@
-"""Sessions: a conversation's state and its events. Every event is on the journal too."""
+"""Sessions: a conversation's state and its events. Every event is on the journal too.
+
+Keys of the state that begin with `app:` or `user:` are shared by the sessions of the app, or of the user.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from tape.errors import InvalidJson
+from tape.errors import InvalidJson, SessionExists
 from tape.journal import subject
 from tape.journal.entry import Draft, check_id
 from tape.journal.page import append
+from tape.ledgers import scoped
 from tape.ledgers.rows import Record, columns, insert, load, load_all, store
 from tape.store import Reader, Transaction
 from tape.telemetry.clock import now_ms
@@ -80,14 +84,46 @@ def of_app(reader: Reader, app_name: str, user_id: str = "") -> list[Session]:
     return load_all(Session, rows)
 
 
-def create(tx: Transaction, app_name: str, user_id: str, session_id: str, state_json: str) -> Session:
-    """Create a session, or replace the state of the one that is there; without an id it gets one."""
+def with_shared(reader: Reader | Transaction, found: list[Session]) -> list[Session]:
+    """Sessions of one app, each with what it shares with others laid over its own state."""
+    if not found:
+        return []
+    of_app, of_users = scoped.shared(reader, found[0].app_name, (session.user_id for session in found))
+    return [
+        msgspec.structs.replace(session, state_json=_joined(session.state_json, of_app | of_users[session.user_id]))
+        for session in found
+    ]
+
+
+def _joined(state_json: str, shared: dict[str, Any]) -> str:
+    return msgspec.json.encode(parse_object("state_json", state_json) | shared).decode() if shared else state_json
+
+
+def create(
+    tx: Transaction, app_name: str, user_id: str, session_id: str, state_json: str, *, if_absent: bool = False
+) -> Session:
+    """Create a session, or replace the state of the one that is there; without an id it gets one.
+
+    With `if_absent`, one that is there is left alone: SessionExists.
+    """
     for name, value in (("app_name", app_name), ("user_id", user_id), ("session_id", session_id)):
         check_id(name, value)
     state = parse_object("state_json", state_json)
-    session = Session(app_name, user_id, session_id or str(uuid.uuid4()), msgspec.json.encode(state).decode(), now_ms())
-    store(tx, "tape_sessions", _KEYS, session)
+    own_json = msgspec.json.encode(scoped.own(state)).decode()
+    session = Session(app_name, user_id, session_id or str(uuid.uuid4()), own_json, now_ms())
+    if not if_absent:
+        store(tx, "tape_sessions", _KEYS, session)
+    elif not _add(tx, session):
+        raise SessionExists(f"The session {session_id!r} of {app_name}/{user_id} is there already.")
+    scoped.share(tx, app_name, user_id, state)
     return session
+
+
+def _add(tx: Transaction, session: Session) -> bool:
+    """Add a session unless it is there; of several who try at once, one does."""
+    values = msgspec.structs.astuple(session)
+    marks = ", ".join("?" for _ in values)
+    return tx.execute(f"INSERT INTO tape_sessions ({_SESSION}) VALUES ({marks}) ON CONFLICT DO NOTHING", *values) > 0
 
 
 def delete(tx: Transaction, app_name: str, user_id: str, session_id: str) -> bool:
@@ -119,7 +155,8 @@ def append_event(
         timestamp_ms=wanted.timestamp_ms or now,
     )
     insert(tx, "tape_events", event)
-    state = merged(parse_object("state_json", session.state_json), delta)
+    state = merged(parse_object("state_json", session.state_json), scoped.own(delta))
+    scoped.share(tx, wanted.app_name, wanted.user_id, delta)
     store(
         tx,
         "tape_sessions",

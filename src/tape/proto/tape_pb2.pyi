@@ -1302,16 +1302,18 @@ class EventRecord(_message.Message):
     def __init__(self, id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., author: _Optional[str] = ..., branch: _Optional[str] = ..., content_json: _Optional[str] = ..., actions_json: _Optional[str] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("app_name", "user_id", "session_id", "state_json")
+    __slots__ = ("app_name", "user_id", "session_id", "state_json", "if_absent")
     APP_NAME_FIELD_NUMBER: _ClassVar[int]
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    IF_ABSENT_FIELD_NUMBER: _ClassVar[int]
     app_name: str
     user_id: str
     session_id: str
     state_json: str
-    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., state_json: _Optional[str] = ...) -> None: ...
+    if_absent: bool
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., state_json: _Optional[str] = ..., if_absent: bool = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("app_name", "user_id", "session_id", "max_events")

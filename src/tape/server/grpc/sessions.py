@@ -5,11 +5,12 @@ from __future__ import annotations
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.ledgers import sessions
-from tape.ledgers.sessions import Event
+from tape.ledgers.sessions import Event, Session
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.binding import Context, trace_of
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import to_message
+from tape.store import Reader, Transaction
 
 
 class SessionsDoor:
@@ -22,25 +23,37 @@ class SessionsDoor:
     async def create_session(self, request: pb.CreateSessionRequest, context: Context) -> pb.Session:
         """Create a session, or replace the state of one."""
         check_texts(self._max_bytes, state_json=request.state_json)
-        session = await self._database.write(
-            lambda tx: sessions.create(tx, request.app_name, request.user_id, request.session_id, request.state_json)
-        )
-        return to_message(pb.Session, session)
+        place = (request.app_name, request.user_id, request.session_id)
+
+        def create(tx: Transaction) -> Session:
+            session = sessions.create(tx, *place, request.state_json, if_absent=request.if_absent)
+            return sessions.with_shared(tx, [session])[0]
+
+        return to_message(pb.Session, await self._database.write(create))
 
     async def get_session(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """A session with its events, all or the latest."""
         place = (request.app_name, request.user_id, request.session_id)
-        session = await self._database.read(lambda reader: sessions.find(reader, *place))
-        if session is None:
+
+        def read(reader: Reader) -> tuple[Session, list[Event]] | None:
+            session = sessions.find(reader, *place)
+            if session is None:
+                return None
+            events = sessions.events(reader, *place, newest=request.max_events)
+            return sessions.with_shared(reader, [session])[0], events
+
+        if (found := await self._database.read(read)) is None:
             return pb.GetSessionResponse(found=False)
-        events = await self._database.read(lambda reader: sessions.events(reader, *place, newest=request.max_events))
+        session, events = found
         return pb.GetSessionResponse(
             found=True, session=to_message(pb.Session, session, events=[_event(event) for event in events])
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
         """An app's sessions without their events, the latest first."""
-        found = await self._database.read(lambda reader: sessions.of_app(reader, request.app_name, request.user_id))
+        found = await self._database.read(
+            lambda reader: sessions.with_shared(reader, sessions.of_app(reader, request.app_name, request.user_id))
+        )
         return pb.ListSessionsResponse(sessions=(to_message(pb.Session, session) for session in found))
 
     async def delete_session(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:

@@ -1,0 +1,151 @@
+"""One drive of an agent's run: where it stands in the ledger of decisions, and which call is which.
+
+A resumed invocation goes on from the events of its session, so every event that shows a decision carries the
+decision's index, and counting begins after the highest one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tape.budget import Budget
+from tape.effect.call import RunHandle
+
+# Where an event carries the index of the decision that it shows (in its custom_metadata).
+MARK = "tape.decision"
+# What an event carries beside it if the model's answer was streamed.
+STREAMED = "tape.streamed"
+
+# Decisions of a branch of their own: 40 bits for the branch, 20 for the decision.
+_BRANCHED = 1 << 60
+_PER_BRANCH = 20
+
+
+def first_index(space: str) -> int:
+    """Where the decisions of a branch begin. The root counts 0, 1, 2, …; parallel branches must not share a counter."""
+    if not space:
+        return 0
+    number = int.from_bytes(hashlib.sha256(space.encode()).digest()[:5], "big")
+    return _BRANCHED | number << _PER_BRANCH
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tool call stands: in which decision, and which of that decision's calls of the same tool it is."""
+
+    decision_index: int
+    call_index: int
+
+
+@dataclass(eq=False)
+class Drive:
+    """What the plugin knows of an invocation while it runs."""
+
+    run: RunHandle
+    session: Any  # google-adk's; it is the same object for the whole invocation
+    is_replaying: bool  # an earlier drive may have left decisions
+    budget: Budget | None = None
+    within: str = ""  # the effect that this invocation is a part of: an agent that another one calls as its tool
+    looked_at: float = field(default_factory=time.monotonic)  # when it was last seen not to be cancelled
+    has_raised: bool = False
+    _next: dict[str, int] = field(default_factory=dict)
+    _fresh: set[str] = field(default_factory=set)
+    _asked: set[str] = field(default_factory=set)
+    _unmarked: dict[str, int] = field(default_factory=dict)
+    _places: dict[str, Place] = field(default_factory=dict)
+    _broken: set[str] = field(default_factory=set)
+    _entered: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.earlier_events = list(self.session.events)  # those that were in the session when the drive began
+
+    # ── decisions ────────────────────────────────────────────────────────────────────────────────
+
+    def next_index(self, branch: str | None) -> int:
+        """The index of the decision that a branch is about to make."""
+        return self._next.get(branch or "", self._first(branch or ""))
+
+    def may_be_recorded(self, branch: str | None) -> bool:
+        """Whether an earlier drive may have made that decision."""
+        return self.is_replaying and (branch or "") not in self._fresh
+
+    def ask(self, branch: str | None) -> None:
+        """The model is asked: from here on the branch makes decisions that nobody made before."""
+        self._fresh.add(branch or "")
+        self._asked.add(branch or "")
+
+    def decided(self, branch: str | None) -> None:
+        """A decision was made; the next event of the branch shows it."""
+        branch = branch or ""
+        index = self.next_index(branch)
+        self._asked.discard(branch)
+        self._unmarked[branch] = index
+        self._next[branch] = index + 1
+
+    def is_asked(self, branch: str | None) -> bool:
+        """Whether the model has not begun to answer yet."""
+        return (branch or "") in self._asked
+
+    def _first(self, branch: str) -> int:
+        return first_index("\n".join(filter(None, (self.within, branch))))
+
+    def is_first_entry(self, agent: str, branch: str | None) -> bool:
+        """Whether an agent is entered for the first time in this drive; true once."""
+        place = (agent, branch or "")
+        is_first = place not in self._entered
+        self._entered.add(place)
+        return is_first
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    def learn(self, events: Iterable[Any]) -> None:
+        """Take in events that an earlier drive has left in the session."""
+        for event in events:
+            index = (event.custom_metadata or {}).get(MARK)
+            if index is not None:
+                branch = event.branch or ""
+                self._next[branch] = max(index + 1, self.next_index(branch))
+                self._know_calls(event, index)
+
+    def mark(self, event: Any, *, is_streamed: bool) -> None:
+        """Write on an event which decision it shows, if it shows one that no event has shown yet."""
+        if event.author == "user" or not event.content or event.get_function_responses():
+            return
+        index = self._unmarked.pop(event.branch or "", None)
+        if index is not None:
+            streamed = {STREAMED: True} if is_streamed else {}
+            event.custom_metadata = {**(event.custom_metadata or {}), MARK: index, **streamed}
+            self._know_calls(event, index)
+
+    def _know_calls(self, event: Any, index: int) -> None:
+        counts: Counter[str] = Counter()
+        for call in event.get_function_calls():
+            self._places[call.id] = Place(index, counts[call.name])
+            counts[call.name] += 1
+
+    # ── tool calls ───────────────────────────────────────────────────────────────────────────────
+
+    def place_of(self, call_id: str | None) -> Place:
+        """Where a call stands; its decision is -1 if no recorded one asked for it."""
+        return self._places.get(call_id or "", Place(-1, 0))
+
+    def broke(self, call_id: str | None) -> None:
+        """A call raised: unless something answers for it, the agent does not get further than this decision."""
+        self._broken.add(call_id or "")
+
+    def is_cut_short(self, event: Any) -> bool:
+        """Whether an event has the answers to some calls of a decision of which another one raised.
+
+        Kept in the session, it would make the agent believe that the decision was carried out.
+        """
+        answered = {answer.id for answer in event.get_function_responses()}
+        decisions = {self._places[call].decision_index for call in answered if call in self._places}
+        return any(
+            call not in answered and call in self._places and self._places[call].decision_index in decisions
+            for call in self._broken
+        )

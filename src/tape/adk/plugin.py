@@ -1,0 +1,337 @@
+"""The plugin that makes runs of an agent durable: decisions are made once, tools act once.
+
+An invocation of google-adk is a run. What the model says is recorded before it is acted upon, and a resumed
+invocation gets it from the record. A tool's call is an effect: on record before the act, settled after it.
+
+No callback returns anything that it need not: google-adk would skip the agent's own callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+import uuid
+import weakref
+from typing import Any
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+
+from tape.adk.drive import MARK, Drive
+from tape.adk.identity import RunIdentity
+from tape.adk.looking import MEANING, calls_of, first_answer, has_answered, model_of, put_question_back
+from tape.adk.recording import (
+    decision_json,
+    is_continuation,
+    joined,
+    response_of,
+    result_from_record,
+    result_to_record,
+)
+from tape.adk.runs import Runs, refuse_cancelled
+from tape.budget import Budget
+from tape.client.channel import DEFAULT_URL
+from tape.client.sync import TapeClient
+from tape.effect.call import ATTRIBUTE, EffectCall, enter, find_call
+from tape.effect.declaration import EffectMeta, meta_of
+from tape.effect.lease import DEFAULT_TTL_MS
+from tape.effect.patience import patiently
+from tape.effect.perform import Underway
+from tape.errors import BudgetExceeded, EffectFailed
+
+# Where a tool context carries the effect that is to be settled after its call.
+_UNDERWAY = "_tape_underway"
+
+
+class TapePlugin(BasePlugin):
+    """Makes every invocation of a runner a durable run. Put it first among the plugins of an `App`.
+
+    `budget` caps each run; a run configuration made by `tape.with_budget` wins. With `check_cancellation` a
+    cancelled run also stops before the next step, looked at no more often than every `cancel_check_interval_s`;
+    effects are refused to it in any case. `identity` says for whom runs act, by default what the environment says.
+    Without a `lease_owner` each drive of a run has one of its own, so that no two drive the same run at once.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        client: TapeClient | None = None,
+        budget: Budget | None = None,
+        lease_owner: str | None = None,
+        lease_ttl_ms: int | None = None,
+        check_cancellation: bool = False,
+        cancel_check_interval_s: float = 5.0,
+        identity: RunIdentity | None = None,
+        name: str = "tape",
+    ) -> None:
+        super().__init__(name=name)
+        self._identity = RunIdentity.from_env() if identity is None else identity
+        self.runs = Runs(
+            url,
+            client,
+            budget=budget,
+            identity=self._identity,
+            lease_owner=lease_owner,
+            lease_ttl_ms=lease_ttl_ms or DEFAULT_TTL_MS,
+        )
+        self._check_cancellation = check_cancellation
+        self._cancel_check_interval_s = cancel_check_interval_s
+        # By the session object: an invocation has one of its own, and all copies of its context share it.
+        self._drives: dict[int, Drive] = {}
+
+    def _drive(self, context: CallbackContext) -> Drive | None:
+        return self._drives.get(id(context._invocation_context.session))
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        """Begin the run of this invocation, or take it up again."""
+        if invocation_context.live_request_queue is not None:
+            return  # a live connection cannot be resumed
+        outer = find_call()
+        if outer is not None and outer.idempotency_key:
+            # An agent that another one calls as its tool: a part of that effect, in the same run.
+            budget = next((each.budget for each in self._drives.values() if each.run is outer.run), None)
+            key = outer.idempotency_key
+            drive = Drive(outer.run, invocation_context.session, is_replaying=True, budget=budget, within=key)
+        else:
+            drive = await asyncio.to_thread(self.runs.begin, invocation_context)
+        self._drives[id(drive.session)] = drive
+        # A cancelled task calls back to nobody: its run must not be kept from those who would carry it on.
+        weakref.finalize(invocation_context, self._forget, id(drive.session))
+
+    def _forget(self, key: int) -> None:
+        drive = self._drives.pop(key, None)
+        if drive is not None and not drive.within and drive.run.lease is not None:
+            drive.run.lease.give_up()
+
+    async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        """End the run; one that waits for the answer to a long-running call waits for it on record."""
+        drive = self._drives.pop(id(invocation_context.session), None)
+        if drive is not None and not drive.within:
+            is_closed_early = isinstance(sys.exception(), (GeneratorExit, asyncio.CancelledError))
+            await asyncio.to_thread(self.runs.end, drive, invocation_context, is_closed_early=is_closed_early)
+
+    async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
+        """Fail the run, unless it can be carried on: after a gate, when an outcome is known, when a server is back."""
+        drive = self._drives.pop(id(invocation_context.session), None)
+        if drive is not None and not drive.within:
+            await asyncio.to_thread(self.runs.end_failed, drive, error)
+
+    async def on_agent_error_callback(
+        self, *, agent: BaseAgent, callback_context: CallbackContext, error: Exception
+    ) -> None:
+        """Take note: the event that google-adk makes of an exception is not to be kept."""
+        if drive := self._drive(callback_context):
+            drive.has_raised = True
+
+    async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> None:
+        """Write on each event which decision it shows, and keep those from the session that would mislead a resume."""
+        drive = self._drives.get(id(invocation_context.session))
+        if drive is None or event.partial:
+            return
+        is_exception = drive.has_raised and event.error_code and not event.content
+        if is_exception or drive.is_cut_short(event):
+            event.partial = True  # it is shown, and not kept
+            return
+        config = invocation_context.run_config
+        drive.mark(event, is_streamed=bool(config and config.streaming_mode.value))
+
+    async def before_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> None:
+        """Let a resumed agent see what it has done, and do not ask one again that had given its last answer."""
+        drive = self._drive(callback_context)
+        if drive is None or not drive.is_replaying or not isinstance(agent, LlmAgent):
+            return
+        context = callback_context._invocation_context
+        put_question_back(context)
+        # Only the first time: in a loop it is asked again.
+        is_first = drive.is_first_entry(agent.name, context.branch)
+        if is_first and has_answered(agent, context, drive.earlier_events):
+            context.end_invocation = True  # of this agent's own copy of the context
+            context.set_agent_state(agent.name, end_of_agent=True)
+
+    async def _stop_if_cancelled(self, drive: Drive) -> None:
+        now = time.monotonic()
+        if self._check_cancellation and now - drive.looked_at >= self._cancel_check_interval_s:
+            drive.looked_at = now
+            await asyncio.to_thread(refuse_cancelled, drive.run)
+
+    # ── decisions ────────────────────────────────────────────────────────────────────────────────
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
+        """Answer from the record if this decision was made before; else see that the budget allows it."""
+        drive = self._drive(callback_context)
+        if drive is None:
+            return None
+        await self._stop_if_cancelled(drive)
+        context = callback_context._invocation_context
+        known = await asyncio.to_thread(_recall, drive, context.branch)
+        if known is None:
+            await asyncio.to_thread(_admit, drive)
+            drive.ask(context.branch)
+            return None
+        # The callbacks that come after the model had their say the first time, too.
+        given: dict[str, Any] = {"callback_context": callback_context, "llm_response": known}
+        altered = await context.plugin_manager.run_after_model_callback(**given)
+        return altered or await first_answer(context, "after_model", **given) or known
+
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> LlmResponse | None:
+        """Record what the model decided, before anything is done about it."""
+        drive = self._drive(callback_context)
+        is_answer = not llm_response.partial and llm_response.content is not None
+        if drive is None or not is_answer or MARK in (llm_response.custom_metadata or {}):
+            return None
+        for call in calls_of(llm_response):
+            call.id = call.id or f"adk-{uuid.uuid4()}"  # the prefix tells google-adk that the model did not give it
+        return await asyncio.to_thread(self._record, drive, callback_context, llm_response)
+
+    def _record(self, drive: Drive, context: CallbackContext, response: LlmResponse) -> LlmResponse | None:
+        run, branch = drive.run, context._invocation_context.branch
+        index = drive.next_index(branch)
+        tokens = (response.usage_metadata.total_token_count if response.usage_metadata else 0) or 0
+        if tokens:
+            # It is spent, also if this process dies before the decision is on record and the model is asked again.
+            usd = drive.budget.usd_of(tokens) if drive.budget else 0.0
+            patiently(run.client.charge_budget, run_id=run.run_id, usd=usd, tokens=tokens)
+        mine = decision_json(response, continues=not drive.is_asked(branch))
+        recorded = patiently(
+            run.client.record_decision,
+            run_id=run.run_id,
+            decision_index=index,
+            model=response.model_version or model_of(context),
+            request_json=json.dumps({"agent": context.agent_name, "branch": branch or ""}),
+            response_json=mine,
+            policy_version=self._identity.labels.get("policy_version", ""),
+        )
+        drive.decided(branch)
+        if recorded.response_json == mine:
+            response.custom_metadata = {**(response.custom_metadata or {}), MARK: index}
+            return None
+        return _marked(response_of(recorded.response_json), index)  # somebody was faster: what is on record counts
+
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────
+
+    async def before_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, Any] | None:
+        """Put the call on record as an effect, or answer with what came of it before."""
+        drive = self._drive(tool_context)
+        if drive is None or type(tool) is BaseTool:  # the latter stands for a tool that the model made up
+            return None
+        await self._stop_if_cancelled(drive)
+        declared = meta_of(tool)
+        meta = dataclasses.replace(declared, result_type=Any) if declared else EffectMeta(tool.name)
+        call_id = tool_context.function_call_id
+        place = drive.place_of(call_id)
+        root = EffectCall(drive.run, decision_index=place.decision_index)
+        if place.decision_index < 0 and meta.key_from is None:
+            # Nobody recorded the decision (a callback answered for the model); the call's id is all there is.
+            meta = dataclasses.replace(meta, key_from=lambda: f"{root.run_id}/no-decision/{meta.name}/{call_id}")
+        if meta.dispatch == "outbox":
+            # Its function prepares the request and begins the effect itself, from here.
+            root.counts[place.decision_index, meta.name] = place.call_index
+            _enter(tool_context, root)
+            return None
+        underway = await asyncio.to_thread(Underway.begin, meta, root, tool_args, call_index=place.call_index)
+        _enter(tool_context, underway.call)
+        if underway.is_to_be_done:
+            setattr(tool_context, _UNDERWAY, underway)
+            return None
+        try:
+            recorded = underway.outcome()
+        except EffectFailed as failure:
+            return await _answer_for_failed(failure, tool, tool_args, tool_context)
+        result = result_from_record(recorded, tool_context)
+        is_answered_later = tool.is_long_running or getattr(tool, "_defers_response", False)
+        return {} if is_answered_later and result == {"result": None} else result
+
+    async def after_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any
+    ) -> dict[str, Any] | None:
+        """Settle the effect with the tool's result and what it did to the state."""
+        underway: Underway | None = getattr(tool_context, _UNDERWAY, None)
+        actions = tool_context.actions
+        if underway is None or actions.requested_tool_confirmations or actions.requested_auth_configs:
+            return None  # it was answered from the record, or asks for leave and has not acted
+        setattr(tool_context, _UNDERWAY, None)
+        mine = result_to_record(result, actions)
+        recorded = await asyncio.to_thread(underway.confirm, mine)
+        if recorded == mine:
+            return None
+        return result_from_record(recorded, tool_context)  # somebody was faster: what is on record counts
+
+    async def on_tool_error_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
+    ) -> None:
+        """Settle the effect as failed, or as unknown; a call that was interrupted is left to be done again."""
+        drive = self._drive(tool_context)
+        if drive is None or not isinstance(error, Exception):
+            return
+        drive.broke(tool_context.function_call_id)
+        underway: Underway | None = getattr(tool_context, _UNDERWAY, None)
+        if underway is not None:
+            setattr(tool_context, _UNDERWAY, None)
+            setattr(error, MEANING, await asyncio.to_thread(underway.fail, error))
+
+
+def _recall(drive: Drive, branch: str | None) -> LlmResponse | None:
+    """The response on record for the next decision of a branch, with all that goes on with it; None if it is new."""
+    response = None
+    while drive.may_be_recorded(branch):
+        index = drive.next_index(branch)
+        found = patiently(drive.run.client.get_decision, run_id=drive.run.run_id, decision_index=index)
+        if not found.found or (response is not None and not is_continuation(found.decision.response_json)):
+            break
+        further = response_of(found.decision.response_json)
+        response = _marked(further if response is None else joined(response, further), index)
+        drive.decided(branch)
+    return response
+
+
+def _marked(response: LlmResponse, index: int) -> LlmResponse:
+    response.custom_metadata = {**(response.custom_metadata or {}), MARK: index}
+    return response
+
+
+def _admit(drive: Drive) -> None:
+    usd = drive.budget.usd_of(1) if drive.budget else 0.0
+    answer = patiently(drive.run.client.admit_budget, run_id=drive.run.run_id, usd_estimate=usd, token_estimate=1)
+    if not answer.admitted:
+        raise BudgetExceeded(f"The budget of run {drive.run.run_id!r} does not allow it: {answer.reason}.")
+
+
+def _enter(tool_context: ToolContext, call: EffectCall) -> None:
+    setattr(tool_context, ATTRIBUTE, call)
+    enter(call)  # also for tools that do not ask for their context
+
+
+async def _answer_for_failed(
+    failure: EffectFailed, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+) -> dict[str, Any]:
+    """Let those who answered for a failed tool the first time answer again, or raise as the tool did."""
+    context = tool_context._invocation_context
+    answer = await context.plugin_manager.run_on_tool_error_callback(
+        tool=tool, tool_args=tool_args, tool_context=tool_context, error=failure
+    )
+    if answer is None:
+        given = {"tool": tool, "args": tool_args, "tool_context": tool_context, "error": failure}
+        answer = await first_answer(context, "on_tool_error", **given)
+    if answer is None:
+        raise failure
+    return dict(answer)

@@ -1,0 +1,127 @@
+"""How the run of an invocation begins and how it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from google.adk.agents.invocation_context import InvocationContext
+
+from tape.adk.drive import Drive
+from tape.adk.identity import RunIdentity
+from tape.adk.looking import meaning_of, unanswered_calls
+from tape.budget import KEY, Budget, budget_from_run_config
+from tape.client.shared import shared_client
+from tape.client.sync import TapeClient
+from tape.durable import adopted_owner, ends_run
+from tape.effect.call import RunHandle
+from tape.effect.lease import Lease, new_owner
+from tape.effect.patience import patiently
+from tape.errors import IllegalTransition, RunCancelled, RunEnded
+from tape.proto import tape_pb2 as pb
+
+
+class Runs:
+    """Begins, ends and leaves runs on a server. Its methods wait for the server: call them on a thread."""
+
+    def __init__(
+        self,
+        url: str,
+        client: TapeClient | None,
+        *,
+        budget: Budget | None,
+        identity: RunIdentity,
+        lease_owner: str | None,
+        lease_ttl_ms: int,
+    ) -> None:
+        self._url = url
+        self._client = client
+        self._budget = budget
+        self._identity = identity
+        self._lease_owner = lease_owner
+        self._lease_ttl_ms = lease_ttl_ms
+
+    def begin(self, context: InvocationContext) -> Drive:
+        """Begin the run of an invocation, or take it up again, and keep its lease."""
+        own = budget_from_run_config(context.run_config)
+        run, is_resumed = self._take(context.app_name, context.user_id, context.session.id, context.invocation_id, own)
+        if own is None and is_resumed:
+            remembered = patiently(run.client.get_run, run_id=run.run_id).labels.get(KEY)
+            own = Budget(**json.loads(remembered)) if remembered else None
+        budget = own or self._budget
+        if budget is not None:
+            patiently(run.client.set_budget, run_id=run.run_id, usd_cap=budget.usd_cap, token_cap=budget.token_cap)
+        run.lease = Lease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms)
+        run.lease.keep()
+        drive = Drive(run, context.session, is_replaying=is_resumed, budget=budget)
+        drive.learn(event for event in context.session.events if event.invocation_id == context.invocation_id)
+        return drive
+
+    def end(self, drive: Drive, context: InvocationContext, *, is_closed_early: bool) -> None:
+        """End the run of an invocation that came to its end; one that waits for an answer waits on record."""
+        _let_go(drive)
+        run = drive.run
+        if context.is_aborted:
+            _end_as(run, pb.RUN_STATUS_CANCELLED, {"reason": "aborted"})
+        elif is_closed_early:
+            return  # whoever listened has left, and the run is not over: it is there to be recovered
+        elif waiting := unanswered_calls(context):
+            patiently(
+                run.client.await_signal,
+                run_id=run.run_id,
+                gate_name=f"adk-call:{waiting[0]}",
+                payload_json=json.dumps({"calls": waiting}),
+            )
+        else:
+            _end_as(run, pb.RUN_STATUS_TERMINAL)
+
+    def end_failed(self, drive: Drive, error: Exception) -> None:
+        """Fail the run, unless the exception only means that it cannot go on just now."""
+        _let_go(drive)
+        meant = meaning_of(error)
+        if ends_run(meant):
+            _end_as(drive.run, pb.RUN_STATUS_FAILED, {"error": type(meant).__name__, "message": str(meant)})
+
+    def finish(self, *, app_name: str, user_id: str, session_id: str, invocation_id: str) -> None:
+        """End the run of an invocation that is over, for somebody who died before doing so."""
+        run, _ = self._take(app_name, user_id, session_id, invocation_id, None)
+        _end_as(run, pb.RUN_STATUS_TERMINAL)
+
+    def _take(
+        self, app_name: str, user_id: str, session_id: str, invocation_id: str, budget: Budget | None
+    ) -> tuple[RunHandle, bool]:
+        """The run of an invocation, leased to this drive, and whether it was begun before."""
+        owner = adopted_owner.get() or self._lease_owner or new_owner()
+        client = (self._client or shared_client(self._url)).speaking_as(owner)
+        identity = self._identity.fields()
+        if budget is not None:  # whoever resumes the run does not have the run configuration
+            identity["labels"] = {**identity["labels"], KEY: json.dumps(asdict(budget))}
+        ids = {"app_name": app_name, "user_id": user_id, "session_id": session_id, "invocation_id": invocation_id}
+        begun = patiently(client.begin_run, **ids, **identity, lease_owner=owner, lease_ttl_ms=self._lease_ttl_ms)
+        if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
+            raise RunEnded(
+                f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: nothing is left to do."
+            )
+        handle = RunHandle(client, begun.run_id, owner, app_name, user_id, session_id, invocation_id)
+        return handle, begun.resumed
+
+
+def refuse_cancelled(run: RunHandle) -> None:
+    """Raise RunCancelled if that is what became of the run."""
+    if patiently(run.client.get_run, run_id=run.run_id).status == pb.RUN_STATUS_CANCELLED:
+        raise RunCancelled(f"The run {run.run_id!r} was cancelled.")
+
+
+def _end_as(run: RunHandle, status: int, detail: dict[str, Any] | None = None) -> None:
+    detail_json = json.dumps(detail) if detail else ""
+    try:
+        patiently(run.client.end_run, run_id=run.run_id, status=status, detail_json=detail_json)
+    except IllegalTransition:
+        refuse_cancelled(run)
+        raise
+
+
+def _let_go(drive: Drive) -> None:
+    if drive.run.lease is not None:
+        drive.run.lease.let_go()

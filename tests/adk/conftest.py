@@ -1,0 +1,7 @@
+"""Servers for agents, and a world for them to act on."""
+
+from __future__ import annotations
+
+from tests.sdk.conftest import observer, url
+
+__all__ = ["observer", "url"]
