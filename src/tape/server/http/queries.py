@@ -127,8 +127,8 @@ class Queries:
         )
         page = await self._database.read(lambda reader: list_entries(reader, question))
         if BATCH in request.headers.get("accept", ""):
-            more = {"Tape-Next-Cursor": str(page.next_cursor)}
-            return Response(to_batch(page.entries), media_type=BATCH, headers=more)
+            cursor = {"Tape-Next-Cursor": str(page.next_cursor)}
+            return Response(to_batch(page.entries), media_type=BATCH, headers=cursor)
         events = ",".join(event_json(entry) for entry in page.entries)
         more = "true" if page.next_cursor else "false"
         truncated = ',"truncated":true' if page.is_truncated else ""
