@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from tape.proto import tape_pb2 as pb
 from tape.security.tokens import jwks_path, load_key
 from tape.server.http import documents
 from tape.server.server import Server
-from tests.conftest import settings_for
 from tests.server.test_stream import bearer
+from tests.services import ServerProcess
 from tests.web import call
 
 
@@ -86,12 +85,10 @@ OPERATIONS = ["events.publish", "events.list", "events.aggregate", "runtime.info
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_requests_made_from_the_schema_get_answers_of_the_schema(
-    sqlite_url: str, tmp_path: Path, operation: str
-) -> None:
+def test_requests_made_from_the_schema_get_answers_of_the_schema(tmp_path: Path, operation: str) -> None:
     key, _ = load_key(tmp_path / "dev.key")
-    async with Server(settings_for(sqlite_url, auth_jwks=str(jwks_path(tmp_path / "dev.key")))) as server:
-        await asyncio.to_thread(_explore, f"http://{server.http_address}", operation, bearer(key, scopes=["admin"]))
+    with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}", "--auth-jwks", str(jwks_path(tmp_path / "dev.key"))) as server:
+        _explore(server.http_url, operation, bearer(key, scopes=["admin"]))
 
 
 def _explore(base: str, operation: str, authorization: str) -> None:

@@ -83,6 +83,32 @@ async def test_data_in_base64_is_decoded(server: Server) -> None:
     assert (await entries(server))[0].payload == {"n": 2}
 
 
+async def test_what_was_published_can_be_listed_as_cloudevents(server: Server) -> None:
+    trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    await publish(server, EVENT | {"partitionkey": "order-42", "traceparent": trace, "subject": "a/b c"}, **ONE)
+    accept = {"accept": "application/cloudevents-batch+json"}
+    answer = await call(server.http_address, "POST", "/v1/events/list", {}, **MINE, **accept)
+    assert answer.headers["content-type"] == "application/cloudevents-batch+json"
+    assert answer.headers["tape-next-cursor"] == "0"
+    (event,) = answer.json()
+    assert event["recordedtime"] == event["time"]
+    assert {name: value for name, value in event.items() if not name.endswith("time")} == {
+        "specversion": "1.0",
+        "id": "1",
+        "source": "/tape/shop",
+        "type": "order.created",
+        "subject": "a/b c",
+        "datacontenttype": "application/json",
+        "data": {"n": 1},
+        "sequence": "00000000000000000001",
+        "partitionkey": "order-42",
+        "traceparent": trace,
+    }
+    again = await publish(server, [event], **MANY)
+    assert again.status == 200
+    assert again.json()["ignored"] == ["recordedtime", "sequence", "time"]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

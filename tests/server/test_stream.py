@@ -517,3 +517,10 @@ async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> N
             if len(seen) == 2:
                 break
         assert seen == [("shop", "ada", "s1"), ("other", "", "")]
+
+
+async def test_a_grpc_stream_says_nothing_after_its_token_has_expired(guarded: Server, key: SigningKey) -> None:
+    token = bearer(key, scopes=["service"], lifetime_s=2).removeprefix("Bearer ")
+    async with AsyncTapeClient(f"tape://{guarded.grpc_address}", id_token=token) as client:
+        with pytest.raises(TokenRejected, match="token_expired"):
+            await asyncio.wait_for(anext(client.follow(reconnect=False)), 30)

@@ -17,12 +17,20 @@ class Whose(msgspec.Struct, frozen=True):
     users: Sequence[str] | None = None
     sessions: Sequence[str] | None = None
 
-    def condition(self, reader: Reader) -> tuple[str, list[Any]]:
-        """SQL and its parameters."""
+    @property
+    def is_one_session(self) -> bool:
+        """Whether the index by identity leads straight to it."""
+        axes = (self.tenants, self.users, self.sessions)
+        return all(values is not None and len(values) == 1 for values in axes) and self.sessions != [""]
+
+    def condition(self, reader: Reader, *, by_index: bool = True) -> tuple[str, list[Any]]:
+        """SQL and its parameters; not `by_index` where a range of the journal is short already."""
         conditions, params = ["1 = 1"], []
         for column, values in (("tenant", self.tenants), ('"user"', self.users), ("session", self.sessions)):
             if values is None:
                 continue
+            if not by_index:
+                column = f"({column} || '')"
             if len(values) == 1:
                 conditions.append(f"{column} = ?")
                 params.append(values[0])
@@ -30,6 +38,6 @@ class Whose(msgspec.Struct, frozen=True):
                 condition, param = reader.is_any(column, values)
                 conditions.append(condition)
                 params.append(param)
-        if self.sessions and all(self.sessions):
+        if by_index and self.sessions and all(self.sessions):
             conditions.append("session <> ''")  # lets planners use the index, which has no others
         return " AND ".join(conditions), params

@@ -1,8 +1,8 @@
-"""How much happened: entries by minute, identity and type, folded from the journal after the fact.
+"""How much happened: entries by ten seconds, identity and type, folded from the journal after the fact.
 
 The journal is not held up by counting: a fold reads what is new on a reader's connection and writes a few sums.
-Whatever was not folded yet, and minutes that a bucket's edge cuts in two, are counted from the journal itself, in
-the same statement: the answer is always that of counting the journal.
+Whatever was not folded yet, and the ten seconds that a bucket's edge cuts in two, are counted from the journal itself,
+in the same statement: the answer is always that of counting the journal.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from tape.journal.whose import Whose
 from tape.store import Database, Reader, Transaction
 from tape.store.connection import Dialect, Row
 
-MINUTE_MS = 60_000
+# A slot is ten seconds: few enough that the two at each edge of a bucket are quickly counted one by one.
+SLOT_MS = 10_000
 MS = 1_000_000
-MINUTE_NS = MINUTE_MS * MS
+SLOT_NS = SLOT_MS * MS
 FOLD_ENTRIES = 20_000
 
 # `<kind>.<verb>`, as Entry.type has it, from the subject /tape/<kind>/<verb>/…
@@ -44,7 +45,7 @@ class Fold(msgspec.Struct, frozen=True):
     after: int
     until: int
     counts: list[Row]
-    minutes: list[Row]
+    slots: list[Row]
 
 
 async def fold(database: Database) -> bool:
@@ -65,15 +66,15 @@ def _read_fold(reader: Reader) -> Fold:
     until = min(row[1], after + FOLD_ENTRIES)
     condition = "FROM tape_journal WHERE global_seq > ? AND global_seq <= ?"
     counts = reader.query(
-        f'SELECT ts_ms / {MINUTE_MS}, tenant, "user", session, {type_sql(reader.dialect)}, count(*) {condition}'
+        f'SELECT ts_ms / {SLOT_MS}, tenant, "user", session, {type_sql(reader.dialect)}, count(*) {condition}'
         " GROUP BY 1, 2, 3, 4, 5",
         after,
         until,
     )
-    minutes = reader.query(
-        f"SELECT ts_ms / {MINUTE_MS}, min(global_seq), max(global_seq) {condition} GROUP BY 1", after, until
+    slots = reader.query(
+        f"SELECT ts_ms / {SLOT_MS}, min(global_seq), max(global_seq) {condition} GROUP BY 1", after, until
     )
-    return Fold(row[0], until, counts, minutes)
+    return Fold(row[0], until, counts, slots)
 
 
 def _write_fold(tx: Transaction, fold: Fold) -> None:
@@ -81,8 +82,8 @@ def _write_fold(tx: Transaction, fold: Fold) -> None:
     advance = "UPDATE tape_counted SET global_seq = ? WHERE id = 1 AND global_seq = ?"
     if tx.execute(advance, fold.until, fold.after) != 1:
         return
-    tx.insert("tape_counts", ("minute", "tenant", '"user"', "session", "type", "entries"), fold.counts)
-    tx.insert("tape_minutes", ("minute", "first_seq", "last_seq"), fold.minutes)
+    tx.insert("tape_counts", ("slot", "tenant", '"user"', "session", "type", "entries"), fold.counts)
+    tx.insert("tape_slots", ("slot", "first_seq", "last_seq"), fold.slots)
 
 
 # ── asking ───────────────────────────────────────────────────────────────────────────────────────
@@ -108,11 +109,11 @@ class Window(msgspec.Struct, frozen=True):
         end = self.start_ns + self.buckets * self.bucket_ns
         return _up(min(end, self.until_ns if self.until_ns is not None else end))
 
-    def cut_minutes(self) -> list[int]:
-        """Minutes that belong to the window or to one of its buckets only in part."""
+    def cut_slots(self) -> list[int]:
+        """Slots that belong to the window or to one of its buckets only in part."""
         edges = {self.low_ms, self.high_ms}
         edges |= {_up(self.start_ns + index * self.bucket_ns) for index in range(self.buckets + 1)}
-        return sorted({edge // MINUTE_MS for edge in edges if edge % MINUTE_MS})
+        return sorted({edge // SLOT_MS for edge in edges if edge % SLOT_MS})
 
 
 class Count(msgspec.Struct, frozen=True):
@@ -130,11 +131,7 @@ def count(
     """Entries by bucket, type and tenant: one statement, and so one moment."""
     if window.high_ms <= window.low_ms:
         return []
-    who, who_params = whose.condition(reader)
-    if runs:
-        sql, params = _runs_sql(reader, window, who, who_params, runs)
-    else:
-        sql, params = _sql(reader, window, who, who_params)
+    sql, params = _runs_sql(reader, window, whose, runs) if runs else _sql(reader, window, whose)
     condition = ""
     if types:
         among, names = reader.is_any("type", types)
@@ -145,35 +142,36 @@ def count(
     return [Count(int(bucket), kind, tenant, int(entries)) for bucket, kind, tenant, entries in rows]
 
 
-def _sql(reader: Reader, window: Window, who: str, who_params: list[Any]) -> tuple[str, list[Any]]:
-    cut, cuts = reader.is_any("minute", window.cut_minutes() or [-1])  # type: ignore[arg-type]  # numbers do as well
+def _sql(reader: Reader, window: Window, whose: Whose) -> tuple[str, list[Any]]:
+    who, who_params = whose.condition(reader)
+    who_there, _ = whose.condition(reader, by_index=whose.is_one_session)
+    cut, cuts = reader.is_any("slot", window.cut_slots() or [-1])  # type: ignore[arg-type]  # numbers do as well
     bounds = [window.low_ms, window.high_ms]
     buckets = [window.start_ns, window.bucket_ns]
     summed = (
-        f"SELECT (minute * {MINUTE_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n FROM tape_counts"
-        f" WHERE {who} AND minute >= ? AND minute < ? AND NOT ({cut}) GROUP BY 1, 2, 3"
+        f"SELECT (slot * {SLOT_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n FROM tape_counts"
+        f" WHERE {who} AND slot >= ? AND slot < ? AND NOT ({cut}) GROUP BY 1, 2, 3"
     )
-    minutes = [_up(window.low_ms, MINUTE_MS), _up(window.high_ms, MINUTE_MS)]
-    in_cut_minutes = _journal_sql(
+    slots = [_up(window.low_ms, SLOT_MS), _up(window.high_ms, SLOT_MS)]
+    in_cut_slots = _journal_sql(
         reader.dialect,
-        f"(SELECT first_seq, last_seq FROM tape_minutes WHERE {cut}) AS m"
+        f"(SELECT first_seq, last_seq FROM tape_slots WHERE {cut}) AS m"
         " CROSS JOIN tape_journal WHERE global_seq >= first_seq AND global_seq <= last_seq",
-        who,
+        who_there,
     )
     not_folded = _journal_sql(
-        reader.dialect, "tape_journal WHERE global_seq > (SELECT global_seq FROM tape_counted WHERE id = 1)", who
+        reader.dialect, "tape_journal WHERE global_seq > (SELECT global_seq FROM tape_counted WHERE id = 1)", who_there
     )
     params = [
-        *(*buckets, *who_params, *minutes, cuts),
+        *(*buckets, *who_params, *slots, cuts),
         *(*buckets, cuts, *bounds, *who_params),
         *(*buckets, *bounds, *who_params),
     ]
-    return f"{summed} UNION ALL {in_cut_minutes} UNION ALL {not_folded}", params
+    return f"{summed} UNION ALL {in_cut_slots} UNION ALL {not_folded}", params
 
 
-def _runs_sql(
-    reader: Reader, window: Window, who: str, who_params: list[Any], runs: Sequence[str]
-) -> tuple[str, list[Any]]:
+def _runs_sql(reader: Reader, window: Window, whose: Whose, runs: Sequence[str]) -> tuple[str, list[Any]]:
+    who, who_params = whose.condition(reader, by_index=False)
     among, names = reader.is_any("run_id", runs)
     sql = _journal_sql(reader.dialect, f"tape_journal WHERE {among}", who)
     return sql, [window.start_ns, window.bucket_ns, names, window.low_ms, window.high_ms, *who_params]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -29,8 +30,8 @@ class Access:
         self._audit = audit
         self.is_restricted = authenticator is not None
 
-    async def admit(self, method: str, metadata: Any) -> None:
-        """Raise unless the call's `authorization` metadata proves a caller that may make it."""
+    async def admit(self, method: str, metadata: Any) -> Caller:
+        """The caller; raise unless the call's `authorization` metadata proves a caller that may make it."""
         assert self._authenticator is not None
         header = next((value for key, value in metadata or () if key == "authorization"), "")
         scheme, _, token = str(header).strip().partition(" ")
@@ -44,6 +45,13 @@ class Access:
         if method not in OPEN_TO_ALL and SCOPES.isdisjoint(caller.scopes):
             raise ScopeRequired(f"{method} serves whole tenants; it needs a token with the scope `service` or `admin`.")
         _caller.set(caller)
+        return caller
+
+
+def check_expiry(caller: Caller | None) -> None:
+    """Raise once the caller's token has expired: a stream must not outlive it."""
+    if caller is not None and caller.expires_at is not None and time.time() >= caller.expires_at:
+        raise TokenRejected("token_expired")
 
 
 def own(drafts: Sequence[Draft]) -> list[Draft]:

@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tape.errors import TapeError
 from tape.proto import tape_pb2
-from tape.server.grpc.access import Access
+from tape.server.grpc.access import Access, check_expiry
 from tape.telemetry.metrics import Metrics
 from tape.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 
@@ -108,9 +108,9 @@ def _stream(
         if function is None:
             await _not_served(context, name, metrics)
         try:
-            if access.is_restricted:
-                await access.admit(name, context.invocation_metadata())
+            caller = await access.admit(name, context.invocation_metadata()) if access.is_restricted else None
             async for reply in function(request, context):
+                check_expiry(caller)
                 yield reply
         except Exception as error:
             await _fail(context, error, name, metrics)

@@ -140,7 +140,13 @@ def openapi() -> dict[str, Any]:
                     "responses": _responses(_json(_PUBLISHED), "413", "422", "429", "503"),
                 },
             },
-            "/v1/events/list": _post("events.list", "The newest events, page by page.", "ListRequest", "Page"),
+            "/v1/events/list": _post(
+                "events.list",
+                "The newest events, page by page.",
+                "ListRequest",
+                "Page",
+                {BATCHED: publish[BATCHED]},
+            ),
             "/v1/events/aggregate": _post(
                 "events.aggregate", "Counts by type in equal buckets.", "AggregateRequest", "Aggregate"
             ),
@@ -220,7 +226,9 @@ def _message(event: EventType) -> dict[str, Any]:
     }
 
 
-def _post(operation: str, summary: str, request: str, answer: str) -> dict[str, Any]:
+def _post(
+    operation: str, summary: str, request: str, answer: str, also: dict[str, Any] | None = None
+) -> dict[str, Any]:
     body = _json({"$ref": f"#/components/schemas/{request}"})
     return {
         "post": {
@@ -228,7 +236,7 @@ def _post(operation: str, summary: str, request: str, answer: str) -> dict[str, 
             "summary": summary,
             "parameters": [_SESSION],
             "requestBody": {"content": body},
-            "responses": _responses(_json({"$ref": f"#/components/schemas/{answer}"}), "503"),
+            "responses": _responses(_json({"$ref": f"#/components/schemas/{answer}"}) | (also or {}), "503"),
         }
     }
 

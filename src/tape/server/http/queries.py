@@ -18,6 +18,7 @@ from tape.security.audit import Audit
 from tape.security.identity import Caller
 from tape.server.http.access import Access, require_widening
 from tape.server.http.bodies import parse_time, read_json, to_time
+from tape.server.http.cloudevents import BATCH, to_batch
 from tape.server.http.frames import event_json
 
 PROTOCOL_VERSION = "0.1.0"
@@ -125,6 +126,9 @@ class Queries:
             min(wanted.limit or DEFAULT_LIMIT, MAX_LIMIT),
         )
         page = await self._database.read(lambda reader: list_entries(reader, question))
+        if BATCH in request.headers.get("accept", ""):
+            cursor = {"Tape-Next-Cursor": str(page.next_cursor)}
+            return Response(to_batch(page.entries), media_type=BATCH, headers=cursor)
         events = ",".join(event_json(entry) for entry in page.entries)
         more = "true" if page.next_cursor else "false"
         truncated = ',"truncated":true' if page.is_truncated else ""

@@ -1,26 +1,26 @@
 -- What one session may see, in order. Entries without a session are not in it.
 CREATE INDEX tape_journal_identity ON tape_journal (tenant, "user", session, global_seq) WHERE session <> '';
 
--- How many entries of each type there were, by minute and identity: a projection of the journal. What is counted
--- later is added in rows of its own; sums are taken when somebody asks.
+-- How many entries of each type there were, by slot (ten seconds) and identity: a projection of the journal.
+-- What is counted later is added in rows of its own; sums are taken when somebody asks.
 CREATE TABLE tape_counts (
-    minute     INTEGER NOT NULL,
+    slot       INTEGER NOT NULL,
     tenant     TEXT    NOT NULL,
     "user"     TEXT    NOT NULL,
     session    TEXT    NOT NULL,
     type       TEXT    NOT NULL,
     entries    INTEGER NOT NULL
 ) STRICT;
-CREATE INDEX tape_counts_identity ON tape_counts (tenant, "user", session, minute);
-CREATE INDEX tape_counts_minute ON tape_counts (minute);
+CREATE INDEX tape_counts_identity ON tape_counts (tenant, "user", session, slot);
+CREATE INDEX tape_counts_slot ON tape_counts (slot);
 
--- Which entries a minute has: global_seq and time go up together.
-CREATE TABLE tape_minutes (
-    minute     INTEGER NOT NULL,
+-- Which entries a slot has: global_seq and time go up together.
+CREATE TABLE tape_slots (
+    slot       INTEGER NOT NULL,
     first_seq  INTEGER NOT NULL,
     last_seq   INTEGER NOT NULL
 ) STRICT;
-CREATE INDEX tape_minutes_minute ON tape_minutes (minute);
+CREATE INDEX tape_slots_slot ON tape_slots (slot);
 
 -- The global_seq up to which entries are in both.
 CREATE TABLE tape_counted (

@@ -1,0 +1,43 @@
+"""Entries as CloudEvents 1.0, with the extensions `sequence`, `recordedtime`, `partitionkey` and `traceparent`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from tape.journal.entry import Entry
+from tape.journal.subject import decode
+from tape.server.http.frames import moment
+from tape.telemetry.tracing import Trace, to_traceparent
+
+BATCH = "application/cloudevents-batch+json"
+
+
+def to_batch(entries: Sequence[Entry]) -> bytes:
+    """A JSON batch. `source` and `id` name an entry for good: its tenant's journal, and its place in it."""
+    return msgspec.json.encode([_event(entry) for entry in entries])
+
+
+def _event(entry: Entry) -> dict[str, Any]:
+    written = moment(entry.ts_ms)
+    keys = entry.subject.split("/")[4:]
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": str(entry.global_seq),
+        "source": f"/tape/{quote(entry.tenant, safe='')}",
+        "type": entry.type,
+        "time": written,
+        "datacontenttype": "application/json",
+        "data": msgspec.Raw(entry.payload_json.encode()),
+        "sequence": f"{entry.global_seq:020d}",
+        "recordedtime": written,
+        "partitionkey": entry.run_id,
+    }
+    if keys:
+        event["subject"] = "/".join(map(decode, keys))
+    if entry.trace_id and entry.span_id:
+        event["traceparent"] = to_traceparent(Trace(entry.trace_id, entry.span_id))
+    return event
