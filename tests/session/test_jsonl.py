@@ -120,6 +120,13 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
     JsonlBackend(path).close()
 
 
+def test_a_backend_that_nobody_holds_any_more_lets_its_file_go(tmp_path: Path) -> None:
+    JsonlBackend(tmp_path / "tape.jsonl").append({"seq": 0, "kind": "a"})
+    backend = JsonlBackend(tmp_path / "tape.jsonl")
+    assert backend.head() == 1
+    backend.close()
+
+
 def test_a_fork_does_not_write_to_its_parents_file(tmp_path: Path) -> None:
     program = """
 import os, sys

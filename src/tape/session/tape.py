@@ -38,7 +38,7 @@ class SessionTape:
         self.backend: TapeBackend = NullBackend() if backend is None else backend
         self.bad_lines: list[BadLine] = []
         self._mirror = Mirror(self.backend)
-        self._append = None if isinstance(self.backend, NullBackend) else self._mirror.append
+        self._append = None if type(self.backend) is NullBackend else self._mirror.append
         self._max = max(max_events, 0)
         self._lock = threading.RLock()
         self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
@@ -194,14 +194,14 @@ class SessionTape:
         """Offer the backend what it refused and let it finish; how many entries it still lacks."""
         with self._lock:
             self._mirror.catch_up()
-            self._mirror.ask("flush")
+        self._mirror.ask("flush")  # without the lock: whoever records need not wait for it
         return self.backend_health.pending
 
     def close(self) -> None:
         """Flush and close the backend."""
         with self._lock:
             self._mirror.catch_up()
-            self._mirror.ask("close")
+        self._mirror.ask("close")
 
     # ── the whole ────────────────────────────────────────────────────────────────────────────────
 

@@ -154,6 +154,10 @@ class JsonlBackend:
                 finally:
                     self._close_file()
 
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:  # nobody closed it, and nobody can any more
+            self._close_file()
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     def _reopen(self) -> None:
