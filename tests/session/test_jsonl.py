@@ -101,7 +101,8 @@ def test_a_bad_line_in_the_middle_stays_and_is_reported(tmp_path: Path, caplog: 
     assert "tape.jsonl, line 2" in caplog.text
     assert backend.head() == 6
     assert [entry["seq"] for entry in backend.read_since(0)] == [0, 5]
-    backend.close()
+    with SessionTape(backend=backend) as tape:
+        assert [bad.line for bad in tape.bad_lines] == [2]
 
 
 def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:

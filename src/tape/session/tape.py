@@ -52,6 +52,7 @@ class SessionTape:
             if (resume := getattr(self.backend, "resume", None)) is not None:
                 resume(list(entries))
             self._begin(entries, head)
+            self.bad_lines = list(getattr(self.backend, "bad_lines", ()))
 
     def __enter__(self) -> SessionTape:
         return self
