@@ -149,8 +149,6 @@ class SessionTape:
         What a wake-up costs depends on the new entries alone. A reader that is so slow that its next entry has left
         memory gets SessionCursorExpired, unless asked to skip. After `clear()` it goes on with seq 0.
         """
-        from asyncio import sleep
-
         position, cleared = index(from_seq), self._cleared
         while True:
             if cleared != self._cleared:
@@ -158,7 +156,6 @@ class SessionTape:
             for entry in self._from(position, skip_expired):
                 position = entry["seq"] + 1
                 yield entry
-            await sleep(0)  # a tape that is never quiet must not keep the loop, or a cancellation, from its turn
             await self._more(position, cleared)
 
     def filter(self, kind: str) -> list[dict[str, Any]]:
@@ -289,14 +286,17 @@ class SessionTape:
 
     async def _more(self, position: int, cleared: int) -> None:
         """Return when there is an entry from that position on."""
-        from asyncio import get_running_loop
+        from asyncio import get_running_loop, sleep
 
+        loop = get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            if self._head > position or cleared != self._cleared:
-                return
-            loop = get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-            self._waiters[future] = loop
+            is_there = self._head > position or cleared != self._cleared
+            if not is_there:
+                self._waiters[future] = loop
+        if is_there:
+            await sleep(0)  # a tape that is never quiet must not keep the loop, or a cancellation, from its turn
+            return
         try:
             await future
         finally:
