@@ -22,7 +22,7 @@ from tape import InMemoryBackend, JsonlBackend, ServerBackend, SessionTape, Tool
 TITLE = "Session: the tape in your process"
 
 EVENT = ToolCallEnd(tool_name="bash", result="a line of output that a tool gave back", duration_ms=12.5)
-ROUNDS = 3
+ROUNDS = 5
 HISTORIES = (0, 10_000, 100_000)
 Record = Callable[[Any], object]
 
@@ -43,27 +43,26 @@ def _recording(options: Options) -> Table:
     def jsonl(**settings: Any) -> SessionTape:
         return SessionTape(backend=JsonlBackend(next(names), **settings))
 
-    rates: dict[str, float] = {}
-
-    def measure(name: str, make: Callable[[], Any], share: float = 1.0) -> None:
-        options.tell(f"{TITLE}: {name}")
-        found = []
-        for _ in range(ROUNDS):
+    subjects: dict[str, tuple[Callable[[], Any], float]] = {
+        "a list of dicts": (_List, 1.0),
+        "the obvious way, in memory": (PlainTape, 1.0),
+        "the tape, no backend": (SessionTape, 1.0),
+        "the tape, InMemoryBackend": (lambda: SessionTape(backend=InMemoryBackend()), 1.0),
+        "json.dumps and write()": (lambda: _File(Path(next(names))), 0.5),
+        "the obvious way, to a file": (lambda: PlainTape(Path(next(names))), 0.1),
+        "the tape, JsonlBackend": (jsonl, 0.5),
+        "the tape, JsonlBackend, fsync interval": (lambda: jsonl(fsync="interval"), 0.5),
+        "the tape, JsonlBackend, fsync always": (lambda: jsonl(fsync="always"), 0.005),
+        "json.dumps, write() and fdatasync()": (lambda: _File(Path(next(names)), sync=True), 0.005),
+    }
+    found: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(ROUNDS):  # in turns, so that all meet the same noise
+        for name, (make, share) in subjects.items():
+            options.tell(f"{TITLE}: {name}")
             tape = make()
-            found.append(_rate(tape.record, int(entries * share)))
+            found[name].append(_rate(tape.record, int(entries * share)))
             getattr(tape, "close", lambda: None)()
-        rates[name] = statistics.median(found)
-
-    measure("a list of dicts", _List)
-    measure("the obvious way, in memory", PlainTape)
-    measure("the tape, no backend", SessionTape)
-    measure("the tape, InMemoryBackend", lambda: SessionTape(backend=InMemoryBackend()))
-    measure("json.dumps and write()", lambda: _File(Path(next(names))))
-    measure("the obvious way, to a file", lambda: PlainTape(Path(next(names))), 0.1)
-    measure("the tape, JsonlBackend", jsonl)
-    measure("the tape, JsonlBackend, fsync interval", lambda: jsonl(fsync="interval"))
-    measure("the tape, JsonlBackend, fsync always", lambda: jsonl(fsync="always"), 0.01)
-    measure("json.dumps, write() and fdatasync()", lambda: _File(Path(next(names)), sync=True), 0.01)
+    rates = {name: statistics.median(each) for name, each in found.items()}
     with TapeServer(options.lab.fresh_store("sqlite")) as server:
         name = "the tape, ServerBackend, until all is durable"
         options.tell(f"{TITLE}: {name}")
@@ -164,9 +163,15 @@ def _following(options: Options) -> Table:
     for history in HISTORIES:
         history = options.scaled(history, history // 100)
         options.tell(f"{TITLE}: following with {history:,} entries of history")
-        ours = statistics.median(options.lab.run(_tail_rate(SessionTape(), history, entries)) for _ in range(ROUNDS))
         few = max(entries // (1 + history // 500), 20)
-        plain = options.lab.run(_tail_rate(PlainTape(), history, few))
+        rates = [
+            (
+                options.lab.run(_tail_rate(SessionTape(), history, entries)),
+                options.lab.run(_tail_rate(PlainTape(), history, few)),
+            )
+            for _ in range(ROUNDS)
+        ]
+        ours, plain = (statistics.median(each) for each in zip(*rates, strict=True))
         aim = "≥ 1000×" if history == HISTORIES[-1] else NOTHING
         rows.append([count(history), count(ours), count(plain), ratio(ours, plain), aim])
     return Table(

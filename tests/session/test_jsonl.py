@@ -101,7 +101,8 @@ def test_a_bad_line_in_the_middle_stays_and_is_reported(tmp_path: Path, caplog: 
     assert "tape.jsonl, line 2" in caplog.text
     assert backend.head() == 6
     assert [entry["seq"] for entry in backend.read_since(0)] == [0, 5]
-    backend.close()
+    with SessionTape(backend=backend) as tape:
+        assert [bad.line for bad in tape.bad_lines] == [2]
 
 
 def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
@@ -118,6 +119,13 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
         assert other.communicate()[0] == "TAPE-1954\n"
         assert SessionTape.load(path).events == tape.events
     JsonlBackend(path).close()
+
+
+def test_a_backend_that_nobody_holds_any_more_lets_its_file_go(tmp_path: Path) -> None:
+    JsonlBackend(tmp_path / "tape.jsonl").append({"seq": 0, "kind": "a"})
+    backend = JsonlBackend(tmp_path / "tape.jsonl")
+    assert backend.head() == 1
+    backend.close()
 
 
 def test_a_fork_does_not_write_to_its_parents_file(tmp_path: Path) -> None:

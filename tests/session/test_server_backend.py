@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def test_a_session_is_visible_on_the_journal_while_it_runs(tmp_path: Path) -> No
             check=True,
         ).stdout
         assert [json.loads(line)["payload"]["seq"] for line in shown.splitlines()] == [0, 1]
+
+
+def test_a_session_is_visible_to_its_user_on_the_stream_over_http(tmp_path: Path) -> None:
+    with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}") as server:
+        with SessionTape(backend=ServerBackend(server.url, session="chat-1", user="ada", tenant="coder")) as tape:
+            tape.record(TextChunk(text="hello"))
+            address = f"{server.http_url}/v1/events?resume_seq=0&tenant=coder&user=ada&session=chat-1"
+            with urllib.request.urlopen(address, timeout=30) as stream:
+                event = next(line for line in stream if line.startswith(b"data: "))
+                assert json.loads(event.removeprefix(b"data: "))["payload"] == tape.events[0]
+                tape.record(TextChunk(text="again"))  # while somebody watches
+                event = next(line for line in stream if line.startswith(b"data: "))
+                assert json.loads(event.removeprefix(b"data: "))["payload"] == tape.events[1]
 
 
 def test_while_the_server_is_away_entries_wait_and_then_arrive_once(tmp_path: Path) -> None:

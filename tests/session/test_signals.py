@@ -187,6 +187,25 @@ def test_and_over_two_signals_means_that_both_are_true_now() -> None:
     assert not both.matches(change("other", 1))
 
 
+def test_a_part_that_stays_true_counts_on_every_change() -> None:
+    any_and = (Signal("a").is_(1) | Signal("c").is_(1)) & Signal("b").is_(1)
+    assert not any_and.matches(change("c", 1))
+    assert any_and.matches(change("b", 1))
+    assert any_and.matches(change("a", 0))
+    neither = ~(Signal("a").is_(1) | Signal("c").is_(1))
+    assert not neither.matches(change("c", 1))
+    assert not neither.matches(change("a", 0))
+    assert neither.matches(change("c", 0))
+
+
+def test_a_window_within_and_counts_the_changes_it_lets_pass() -> None:
+    both = Signal("a").changed.throttle(1_000) & Signal("b").is_(1)
+    both.matches(change("b", 1, t=0.0))
+    assert both.matches(change("a", 1, t=0.1))
+    assert not both.matches(change("a", 2, t=0.2))
+    assert both.matches(change("a", 3, t=1.2))
+
+
 def test_or_fires_on_the_change_that_makes_a_side_true() -> None:
     either = Signal("a").is_(1) | Signal("b").is_(1)
     assert either.matches(change("a", 1))

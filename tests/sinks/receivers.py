@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,6 +41,7 @@ class HttpReceiver:
         self.received: list[Received] = []
         self.tries: list[Received] = []
         self.connections = 0
+        self.body = b""
         self.answer: Callable[[Received], Answer] = lambda request: (200, {})
         receiver = self
 
@@ -65,9 +67,12 @@ class HttpReceiver:
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", "0")
+                body = receiver.body if status != 204 else b""
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.flush()
+                with contextlib.suppress(OSError):  # who has read enough hangs up
+                    self.wfile.write(body)
+                    self.wfile.flush()
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -232,6 +232,21 @@ def test_dead_letters_go_to_a_file(client: TapeClient, http: HttpReceiver, tmp_p
     sink.close()
 
 
+def test_a_dead_letter_that_cannot_be_written_keeps_the_entry(
+    client: TapeClient, http: HttpReceiver, tmp_path: Path
+) -> None:
+    fill(client, 10)
+    http.answer = refuse_seven
+    sink = WebhookSink(http.url, allow_private=True)
+    options: dict[str, Any] = {"policy": "dead_letter", "cursor_path": str(tmp_path / "c.json")}
+    with pytest.raises(IsADirectoryError):
+        outbox_relay_tick(client.url, sink, dead_letter=str(tmp_path), **options)
+    assert cursor_in(tmp_path / "c.json") == {"last_global_seq": 7}
+    assert outbox_relay_tick(client.url, sink, dead_letter=str(tmp_path / "letters"), **options) == 3
+    assert len((tmp_path / "letters").read_text().splitlines()) == 1
+    sink.close()
+
+
 def test_dead_letters_go_to_a_subject_once(client: TapeClient, http: HttpReceiver, tmp_path: Path) -> None:
     fill(client, 10)
     http.answer = refuse_seven

@@ -46,6 +46,19 @@ def test_connections_are_kept(http: HttpReceiver) -> None:
     webhook.close()
 
 
+def test_an_answer_that_never_ends_is_cut(http: HttpReceiver) -> None:
+    http.answer = lambda request: (400, {"X": "y"})
+    http.body = b"x" * 1_000_000
+    webhook = sink(http)
+    for number in (1, 2):
+        with pytest.raises(SinkRejected) as raised:
+            webhook.publish(entry(number))
+        assert len(str(raised.value)) < 500
+    http.answer = lambda request: (200, {})
+    webhook.publish(entry(3))
+    webhook.close()
+
+
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 0])
 def test_what_may_pass_is_tried_again(http: HttpReceiver, status: int) -> None:
     http.answer = lambda request: (status, {}) if len(http.tries) < 3 else (204, {})
@@ -258,6 +271,7 @@ def test_a_name_that_changes_its_address_is_checked_where_it_connects(
         {"url": "example.com"},
         {"url": "https://user:secret@example.com/"},
         {"headers": {"X-Evil": "a\r\nb: c"}},
+        {"headers": {"X-Price": "5 €"}},
         {"max_retries": -1},
         {"initial_backoff_s": 0},
         {"timeout_s": 0},

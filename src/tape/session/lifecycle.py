@@ -25,6 +25,7 @@ from tape.session.events import (
 from tape.session.tape import SessionTape
 
 MAX_TEXT = 500
+MAX_INVOCATIONS = 1_000
 
 
 @dataclass
@@ -152,7 +153,10 @@ class WorkflowLifecyclePlugin:
         self.bus.emit(AttemptFailed(agent_name=agent_name, attempt_index=attempt_index, error=text[:MAX_TEXT]))
 
     def _invocation(self, context: Any) -> _Invocation:
-        return self._invocations.setdefault(_invocation_id(context), _Invocation())
+        found = self._invocations.setdefault(_invocation_id(context), _Invocation())
+        if len(self._invocations) > MAX_INVOCATIONS:  # agents that raised are never reported as ended
+            del self._invocations[next(iter(self._invocations))]
+        return found
 
     def _turn(self, going_on: _Invocation, loop_name: str, child: str) -> None:
         loop = going_on.loops.get(loop_name)

@@ -9,8 +9,7 @@ from json import encoder
 from pathlib import Path
 from typing import Any
 
-from tape.session.entry import Recorded
-
+_decode = json.JSONDecoder().raw_decode
 _PREFIX = b'{"seq": '  # how every line begins that we write
 MAX_DEPTH = 50
 
@@ -139,20 +138,23 @@ def iterate(path: Path, reading: Reading, since: int = 0) -> Iterator[dict[str, 
                 yield entry
 
 
-def parse(line: bytes) -> Recorded:
+def parse(line: bytes) -> dict[str, Any]:
     """The entry of a line, or a ValueError that says what is wrong."""
     try:
-        found = json.loads(line)
+        text = line.decode().strip()
+        found, end = _decode(text)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     except RecursionError:
         raise ValueError("not JSON that can be read: nested too deeply") from None
+    if end != len(text):
+        raise ValueError(f"not JSON: more behind its end, from column {end + 1}")
     if not isinstance(found, dict):
         raise ValueError(f"a JSON {type(found).__name__} instead of an object")
     seq = found.get("seq", 0)
     if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
         raise ValueError(f"seq is {seq!r} instead of a whole number from 0")
-    return Recorded(found)
+    return found
 
 
 def quick_seq(line: bytes) -> int | None:

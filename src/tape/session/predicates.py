@@ -37,6 +37,8 @@ Test = Callable[[Change], bool]
 class SignalPredicate:
     """Whether a change is worth acting on. `deps` are the names of the signals it looks at."""
 
+    has_window = False
+
     def __init__(self, match: Test, deps: frozenset[str]) -> None:
         self._match = match
         self.deps = frozenset(deps)
@@ -128,13 +130,15 @@ class _Both(SignalPredicate):
     def __init__(self, one: SignalPredicate, other: SignalPredicate) -> None:
         super().__init__(lambda change: True, one.deps | other.deps)
         self._sides = (one, other)
+        self.has_window = one.has_window or other.has_window
 
     def _fires(self, change: Change, latest: Latest) -> bool:
-        # A side that looks at this signal is asked about this change, so that its windows count.
-        return change.signal_name in self.deps and all(
-            side._fires(change, latest) if change.signal_name in side.deps else side._holds(latest)
-            for side in self._sides
-        )
+        if change.signal_name not in self.deps or not self._holds(latest):
+            return False
+        # Both are true now; sides with a window that look at this signal must also let this change pass.
+        windowed = [side for side in self._sides if side.has_window and change.signal_name in side.deps]
+        passed = [side._fires(change, latest) for side in windowed]  # all are asked: windows count every match
+        return all(passed)
 
     def _holds(self, latest: Latest) -> bool:
         return all(side._holds(latest) for side in self._sides)
@@ -155,7 +159,7 @@ class _Not(SignalPredicate):
         self._inner = inner
 
     def _fires(self, change: Change, latest: Latest) -> bool:
-        return change.signal_name in self.deps and not self._inner._fires(change, latest)
+        return change.signal_name in self.deps and not self._inner._holds(latest)
 
     def _holds(self, latest: Latest) -> bool:
         return not self._inner._holds(latest)
@@ -165,6 +169,7 @@ class _Where(SignalPredicate):
     def __init__(self, inner: SignalPredicate, test: Test) -> None:
         super().__init__(test, inner.deps)
         self._inner = inner
+        self.has_window = inner.has_window
 
     def _fires(self, change: Change, latest: Latest) -> bool:
         return self._inner._fires(change, latest) and self._match(change)
@@ -176,6 +181,8 @@ class _Where(SignalPredicate):
 
 class _Window(SignalPredicate):
     """Lets some of the matches of another predicate pass, by the time between them."""
+
+    has_window = True
 
     def __init__(self, inner: SignalPredicate, ms: float) -> None:
         super().__init__(lambda change: True, inner.deps)

@@ -38,7 +38,7 @@ class SessionTape:
         self.backend: TapeBackend = NullBackend() if backend is None else backend
         self.bad_lines: list[BadLine] = []
         self._mirror = Mirror(self.backend)
-        self._append = None if isinstance(self.backend, NullBackend) else self._mirror.append
+        self._append = None if type(self.backend) is NullBackend else self._mirror.append
         self._max = max(max_events, 0)
         self._lock = threading.RLock()
         self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
@@ -52,6 +52,7 @@ class SessionTape:
             if (resume := getattr(self.backend, "resume", None)) is not None:
                 resume(list(entries))
             self._begin(entries, head)
+            self.bad_lines = list(getattr(self.backend, "bad_lines", ()))
 
     def __enter__(self) -> SessionTape:
         return self
@@ -148,8 +149,6 @@ class SessionTape:
         What a wake-up costs depends on the new entries alone. A reader that is so slow that its next entry has left
         memory gets SessionCursorExpired, unless asked to skip. After `clear()` it goes on with seq 0.
         """
-        from asyncio import sleep
-
         position, cleared = index(from_seq), self._cleared
         while True:
             if cleared != self._cleared:
@@ -157,7 +156,6 @@ class SessionTape:
             for entry in self._from(position, skip_expired):
                 position = entry["seq"] + 1
                 yield entry
-            await sleep(0)  # a tape that is never quiet must not keep the loop, or a cancellation, from its turn
             await self._more(position, cleared)
 
     def filter(self, kind: str) -> list[dict[str, Any]]:
@@ -194,14 +192,14 @@ class SessionTape:
         """Offer the backend what it refused and let it finish; how many entries it still lacks."""
         with self._lock:
             self._mirror.catch_up()
-            self._mirror.ask("flush")
+        self._mirror.ask("flush")  # without the lock: whoever records need not wait for it
         return self.backend_health.pending
 
     def close(self) -> None:
         """Flush and close the backend."""
         with self._lock:
             self._mirror.catch_up()
-            self._mirror.ask("close")
+        self._mirror.ask("close")
 
     # ── the whole ────────────────────────────────────────────────────────────────────────────────
 
@@ -288,14 +286,17 @@ class SessionTape:
 
     async def _more(self, position: int, cleared: int) -> None:
         """Return when there is an entry from that position on."""
-        from asyncio import get_running_loop
+        from asyncio import get_running_loop, sleep
 
+        loop = get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            if self._head > position or cleared != self._cleared:
-                return
-            loop = get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-            self._waiters[future] = loop
+            is_there = self._head > position or cleared != self._cleared
+            if not is_there:
+                self._waiters[future] = loop
+        if is_there:
+            await sleep(0)  # a tape that is never quiet must not keep the loop, or a cancellation, from its turn
+            return
         try:
             await future
         finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tape.client import AsyncTapeClient
-from tape.errors import CursorFileInUse, InvalidCursorFile
+from tape.errors import CursorFileInUse, InvalidCursorFile, TapeFileUnusable
 from tape.session.locking import lock_file
 
 
@@ -46,11 +46,14 @@ class CursorFile:
         """Keep a position; it is on the disk when this returns."""
         if self.path is not None and (position != self.position or self._is_old):
             scratch = self.path.with_name(f"{self.path.name}.tmp")
-            with scratch.open("w") as file:
-                json.dump({"last_global_seq": position}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(self.path)
+            try:
+                with scratch.open("w") as file:
+                    json.dump({"last_global_seq": position}, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                scratch.replace(self.path)
+            except OSError as error:
+                raise TapeFileUnusable(f"The cursor cannot be kept in {self.path}: {error}.") from error
         self.position = position
         self._is_old = False
 

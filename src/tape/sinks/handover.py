@@ -32,9 +32,13 @@ class HandOver:
                 if outcome is None:
                     continue
                 if isinstance(outcome, SinkRejected) and not self._aside.is_blocking:
-                    self._aside.take(entry, outcome)
-                    self._metrics.was_set_aside(self._aside.policy)
-                    continue
+                    try:
+                        self._aside.take(entry, outcome)
+                    except Exception as error:  # nowhere to put it: it stays, and is tried again
+                        outcome = error
+                    else:
+                        self._metrics.was_set_aside(self._aside.policy)
+                        continue
                 waiting.append(entry)
                 if reason is None and not isinstance(outcome, SinkHeldBack):
                     reason = outcome

@@ -23,6 +23,7 @@ from tape.sinks.addresses import connect
 COME_AGAIN = frozenset({408, 425, 429})
 MAX_BACKOFF_S = 30.0
 MAX_SHOWN = 200
+MAX_ANSWER = 1 << 16
 
 
 class HttpTarget:
@@ -49,8 +50,8 @@ class HttpTarget:
         if parts.username or parts.password:
             raise InvalidInput("url has credentials in it; send them as an Authorization header instead.")
         for name, value in headers.items():
-            if not f"{name}{value}".isprintable() or not name.isascii() or " " in name:
-                raise InvalidInput(f"The header {name!r} cannot be sent; names are ASCII, values one printable line.")
+            if not f"{name}{value}".isprintable() or not f"{name}{value}".isascii() or " " in name:
+                raise InvalidInput(f"The header {name!r} cannot be sent; it must be one printable line of ASCII.")
         if max_retries < 0 or initial_backoff_s <= 0 or timeout_s <= 0:
             raise InvalidInput(
                 f"max_retries {max_retries!r} must be 0 or more, initial_backoff_s {initial_backoff_s!r} and"
@@ -89,15 +90,24 @@ class HttpTarget:
     def _try(self, body: bytes, headers: Mapping[str, str]) -> SinkUnavailable | None:
         try:
             answer = self._pool.urlopen(
-                "POST", self._path, body=body, headers={**self._headers, **headers}, retries=False, redirect=False
+                "POST",
+                self._path,
+                body=body,
+                headers={**self._headers, **headers},
+                retries=False,
+                redirect=False,
+                preload_content=False,
             )
+            shown = answer.read(MAX_ANSWER)[:MAX_SHOWN].decode(errors="replace")
+            if not answer.closed:  # it says more than anybody wants to know
+                answer.close()
+            answer.release_conn()
         except RefusedAddress:
             raise
         except (HTTPError, OSError) as error:
             return SinkUnavailable(f"{self.url} cannot be reached: {_reason(error)}.")
         if 200 <= answer.status < 300:
             return None
-        shown = answer.data[:MAX_SHOWN].decode(errors="replace")
         told = f"{self.url} answered {answer.status} {answer.reason or ''}: {shown}"
         if answer.status >= 500 or answer.status in COME_AGAIN:
             return SinkUnavailable(told, retry_after_s=retry_after(answer.headers.get("Retry-After")))

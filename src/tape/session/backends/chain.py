@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,7 @@ class ChainBackend:
             else:
                 found.extend(each)  # what has no append() is an iterable of backends
         self._mirrors = [Mirror(backend) for backend in found]
+        self._lock = threading.Lock()
 
     @property
     def backends(self) -> list[Any]:
@@ -44,8 +46,9 @@ class ChainBackend:
 
     def append(self, entry: dict[str, Any]) -> None:
         """Hand an entry to all."""
-        for mirror in self._mirrors:
-            mirror.append(entry)
+        with self._lock:
+            for mirror in self._mirrors:
+                mirror.append(entry)
 
     def resume(self, entries: list[dict[str, Any]]) -> None:
         """Hand to each what the others already have and it lacks, as after a crash."""
@@ -69,12 +72,15 @@ class ChainBackend:
 
     def flush(self) -> None:
         """Offer what was refused once more, then flush all."""
-        for mirror in self._mirrors:
-            mirror.catch_up()
-            mirror.ask("flush")
+        self._finish("flush")
 
     def close(self) -> None:
         """Flush and close all."""
+        self._finish("close")
+
+    def _finish(self, how: str) -> None:
+        with self._lock:
+            for mirror in self._mirrors:
+                mirror.catch_up()
         for mirror in self._mirrors:
-            mirror.catch_up()
-            mirror.ask("close")
+            mirror.ask(how)

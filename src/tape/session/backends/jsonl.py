@@ -154,6 +154,10 @@ class JsonlBackend:
                 finally:
                     self._close_file()
 
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:  # nobody closed it, and nobody can any more
+            self._close_file()
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     def _reopen(self) -> None:
@@ -287,7 +291,8 @@ def _after_last_newline(fd: int, size: int) -> bytes:
     tail = b""
     while size > 0:
         start = max(size - BLOCK, 0)
-        block = os.pread(fd, size - start, start)
+        os.lseek(fd, start, os.SEEK_SET)  # writes go to the end all the same
+        block = os.read(fd, size - start)
         cut = block.rfind(b"\n")
         tail = block[cut + 1 :] + tail
         if cut >= 0:
