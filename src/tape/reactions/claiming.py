@@ -169,9 +169,17 @@ def _candidates(tx: Transaction, reaction: Reaction, limit: int, shard: int, now
 
 
 def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int) -> list[Task]:
-    """The first open task of each shard, where it is due: nothing overtakes it."""
+    """The first open task of each shard, where it is due and nothing of the shard is out: nothing overtakes it."""
+    rows = tx.query(
+        "SELECT DISTINCT shard FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms > ?",
+        reaction.reaction_id,
+        now,
+    )
+    busy = {row[0] for row in rows}
     found: list[Task] = []
     for number in [shard] if shard >= 0 else range(reaction.num_shards):
+        if number in busy:
+            continue
         row = tx.one(
             f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND shard = ? AND strict_order = 1"
             " AND status IN (1, 2) ORDER BY source_global_seq LIMIT 1",
@@ -179,10 +187,7 @@ def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int
             number,
         )
         task = load(Task, row)
-        if task is None:
-            continue
-        is_due = task.lease_expires_at_ms <= now if task.status == CLAIMED else task.next_attempt_at_ms <= now
-        if is_due:
+        if task is not None and (task.status == CLAIMED or task.next_attempt_at_ms <= now):
             found.append(task)
     found.sort(key=lambda task: task.source_global_seq)
     return found[:limit]

@@ -37,6 +37,12 @@ def invocation_id(reaction_id: str, global_seq: int) -> str:
     return f"react-{reaction_id}-{global_seq}"
 
 
+def is_begun_by(reaction_id: str, invocation: str) -> bool:
+    """Whether that is the invocation id of a run that the reaction has begun."""
+    prefix, _, number = invocation.rpartition("-")
+    return prefix == f"react-{reaction_id}" and number.isdecimal()
+
+
 def launch(tx: Transaction, reaction: Reaction, sources: Sequence[Source]) -> int:
     """Begin a run for each source, unless it was begun already; how many were."""
     ids = [invocation_id(reaction.reaction_id, source.global_seq) for source in sources]

@@ -165,6 +165,8 @@ class Matcher:
                 await asyncio.wait_for(self._stirred.wait(), TEND_S)
             return
         self._subscription = subscription = await self._hub.subscribe(EVERYTHING, self._position)
+        if subscription.position > self._position:  # from the very beginning, which is no longer there
+            self._pass_over(subscription.position)
         try:
             while True:
                 batch = await subscription.next(BATCH, self._patience())
@@ -330,10 +332,12 @@ class Matcher:
         await self._database.write(lambda tx: lanes.tidy(tx, places))
 
     async def _skip_pruned(self, position: int) -> None:
-        """Entries that are gone cannot be matched any more: say so, and go on behind them."""
-        missed = position - self._position
-        log.warning("retention removed entries %d to %d before they were matched", self._position + 1, position)
-        self._metrics.reaction_missed.inc(max(missed, 0))
-        self._position = max(self._position, position)
+        self._pass_over(position)
         with contextlib.suppress(TapeError, _Outdated):
             await self._flush()
+
+    def _pass_over(self, position: int) -> None:
+        """Entries that are gone cannot be matched any more: say so, and go on behind them."""
+        log.warning("retention removed entries %d to %d before they were matched", self._position + 1, position)
+        self._metrics.reaction_missed.inc(max(position - self._position, 0))
+        self._position = max(self._position, position)

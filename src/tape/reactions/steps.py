@@ -107,9 +107,9 @@ def _write(tx: Transaction, step: Step, matches: Sequence[Match], places_after: 
     fired: list[Match] = []
     own = _own_work(tx, matches)
     for match in matches:
-        reaction_id = match.watch.reaction.reaction_id
-        count = counts.setdefault((reaction_id, match.shard), _Counts())
-        if (reaction_id, match.entry.global_seq) in own:
+        reaction = match.watch.reaction
+        count = counts.setdefault((reaction.reaction_id, match.shard), _Counts())
+        if not reaction.allow_self and (reaction.reaction_id, match.entry.global_seq) in own:
             count.suppressed += 1
         else:
             count.matched += 1
@@ -151,8 +151,7 @@ def _own_work(tx: Transaction, matches: Sequence[Match]) -> set[tuple[str, int]]
         for match in agents:
             reaction = match.watch.reaction
             app_name, invocation_id = begun.get(match.entry.run_id, ("", ""))
-            prefix, _, number = invocation_id.rpartition("-")
-            if app_name == reaction.agent_app and prefix == f"react-{reaction.reaction_id}" and number.isdecimal():
+            if app_name == reaction.agent_app and launching.is_begun_by(reaction.reaction_id, invocation_id):
                 own.add((reaction.reaction_id, match.entry.global_seq))
     return own
 

@@ -9,12 +9,16 @@ from tape.journal.journal import Journal
 from tape.ledgers.states import parse
 from tape.proto import tape_pb2 as pb
 from tape.reactions import registry
+from tape.reactions.explaining import explain
 from tape.reactions.matcher import Matcher
 from tape.reactions.reaction import Reaction, checked
 from tape.reactions.states import HandlerKind
 from tape.reactions.statistics import read_statistics
+from tape.reactions.trial import try_out
 from tape.server.grpc.binding import Context
+from tape.server.grpc.frames import encode_event
 from tape.server.grpc.messages import to_message
+from tape.server.grpc.tasks import task_message
 
 
 class ReactionsDoor:
@@ -78,6 +82,47 @@ class ReactionsDoor:
         found, head = await self._database.read(lambda reader: read_statistics(reader, request.reaction_id))
         stats = (pb.ReactionStats(**msgspec.structs.asdict(each)) for each in found)
         return pb.GetReactionStatsResponse(stats=stats, head=head)
+
+    async def explain_reaction(
+        self, request: pb.ExplainReactionRequest, context: Context
+    ) -> pb.ExplainReactionResponse:
+        """Why a reaction did or did not fire on an entry."""
+        account = await self._database.read(lambda reader: explain(reader, request.reaction_id, request.global_seq))
+        trace = account.predicate
+        return pb.ExplainReactionResponse(
+            matched=account.matched,
+            verdict=account.verdict,
+            decided_by=account.decided_by,
+            predicate_trace_json=msgspec.json.encode(trace.to_json()).decode() if trace else "",
+            predicate_trace=trace.render() if trace else "",
+            outcome=account.outcome,
+            task=task_message(account.task) if account.task else None,
+            run_id=account.run_id,
+            entry=pb.EventEntry.FromString(encode_event(account.entry)),
+            reaction=reaction_message(account.reaction),
+        )
+
+    async def test_reaction(self, request: pb.TestReactionRequest, context: Context) -> pb.TestReactionResponse:
+        """What a pattern and a predicate would have fired on."""
+        trial = await try_out(
+            self._database,
+            request.subject_pattern,
+            request.predicate_cel,
+            from_global_seq=request.from_global_seq,
+            to_global_seq=request.to_global_seq,
+            samples=request.samples,
+            bucket_ms=request.bucket_ms,
+        )
+        return pb.TestReactionResponse(
+            examined=trial.examined,
+            matched=trial.matched,
+            errors=trial.errors,
+            last_error=trial.last_error,
+            buckets=(pb.TestBucket(start_ms=at, matched=count) for at, count in sorted(trial.buckets.items())),
+            samples=(pb.EventEntry.FromString(encode_event(entry)) for entry in trial.samples),
+            from_global_seq=trial.from_global_seq,
+            to_global_seq=trial.to_global_seq,
+        )
 
 
 def reaction_message(reaction: Reaction) -> pb.Reaction:
