@@ -20,11 +20,13 @@ from tape.cli import (
     prune,
     reactors,
     relay,
+    reactions,
     runs,
     serve,
     signal,
     tail,
     token,
+    tasks,
     values,
     verify,
 )
@@ -56,6 +58,8 @@ for command in (
     app.command()(command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(values.app, name="values")
+app.add_typer(reactions.app, name="reactions")
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(cel.app, name="cel")
 app.add_typer(demo.app, name="demo")
 
