@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import msgspec
 
@@ -99,7 +99,7 @@ class Seat:
         self._board.remove(self)
 
 
-class _Turn(msgspec.Struct):
+class Turn(msgspec.Struct):
     """What the board does in one operation, and what came of it."""
 
     reports: list[tuple[Seat, list[str], list[Failure], list[str]]]
@@ -123,6 +123,8 @@ class Board:
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._rotation = 0
+        # Held while a turn is taken: what a seat has room for is true only between turns.
+        self._turns = asyncio.Lock()
 
     async def start(self) -> None:
         """Begin to hand out."""
@@ -130,6 +132,7 @@ class Board:
 
     async def close(self) -> None:
         """Hand out nothing more; every dispatcher is told to come back elsewhere."""
+        await self._turns.acquire()  # what is being handed out arrives; nobody gives the lock back
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -167,6 +170,31 @@ class Board:
         """Somebody has something to report."""
         self._wake.set()
 
+    # ── turns inside the operation of somebody else ──────────────────────────────────────────────
+
+    async def join(self, reaction_ids: Set[str]) -> Turn | None:
+        """A turn to take in an operation that makes tasks of these reactions, if a dispatcher waits for them.
+
+        It saves a commit between an entry and its handler. Must be followed by `conclude` or `abandon`.
+        """
+        if self._turns.locked() or not any(
+            seat.room and not reaction_ids.isdisjoint(seat.reaction_ids) for seat in self._seats
+        ):
+            return None
+        await self._turns.acquire()
+        self._ready.update(dict.fromkeys(reaction_ids))
+        return self._gather()
+
+    def conclude(self, turn: Turn) -> None:
+        """The operation is committed: deliver."""
+        self._finish(turn)
+        self._turns.release()
+
+    def abandon(self, turn: Turn) -> None:
+        """The operation came to nothing."""
+        self._take_back(turn)
+        self._turns.release()
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
@@ -179,28 +207,32 @@ class Board:
                 if at <= now:
                     del self._again_at_ms[reaction_id]
                     self._ready[reaction_id] = None
-            turn = self._gather()
-            if not turn.reports and not turn.seats:
-                continue
-            try:
-                await self._database.write(lambda tx: _take_turn(tx, turn), size=1_024)  # noqa: B023
-            except TapeError as error:
-                log.warning("handing out tasks failed, trying again: %s", error)
-                self._take_back(turn)
-                await asyncio.sleep(RETRY_S)
-            except Exception:
-                log.exception("handing out tasks failed, trying again")
-                self._take_back(turn)
-                await asyncio.sleep(1.0)
-            else:
-                self._finish(turn)
+            async with self._turns:
+                await self._take_one()
+
+    async def _take_one(self) -> None:
+        turn = self._gather()
+        if not turn.reports and not turn.seats:
+            return
+        try:
+            await self._database.write(lambda tx: take_turn(tx, turn), size=1_024)
+        except TapeError as error:
+            log.warning("handing out tasks failed, trying again: %s", error)
+            self._take_back(turn)
+            await asyncio.sleep(RETRY_S)
+        except Exception:
+            log.exception("handing out tasks failed, trying again")
+            self._take_back(turn)
+            await asyncio.sleep(1.0)
+        else:
+            self._finish(turn)
 
     def _patience(self) -> float | None:
         if not self._again_at_ms:
             return None
         return max((min(self._again_at_ms.values()) - now_ms()) / 1_000, 0.0)
 
-    def _gather(self) -> _Turn:
+    def _gather(self) -> Turn:
         reports = []
         for seat in self._seats:
             if seat.has_reports:
@@ -216,9 +248,9 @@ class Board:
             turn = self._rotation % len(seats)
             seats = seats[turn:] + seats[:turn]
         waiting = [seat for seat in seats if seat.window and (seat.room or seat.has_reports or reports)]
-        return _Turn(reports, waiting if ready or reports else [], ready, {}, {}, set())
+        return Turn(reports, waiting if ready or reports else [], ready, {}, {}, set())
 
-    def _take_back(self, turn: _Turn) -> None:
+    def _take_back(self, turn: Turn) -> None:
         """The operation failed as a whole: nothing of it was written, and all of it is wanted still."""
         for seat, completed, failed, renewals in turn.reports:
             seat.completed[:0] = completed
@@ -228,7 +260,7 @@ class Board:
         self._ready.update(dict.fromkeys(turn.ready))
         self._wake.set()
 
-    def _finish(self, turn: _Turn) -> None:
+    def _finish(self, turn: Turn) -> None:
         for seat, *_ in turn.reports:
             seat.is_being_written = False
         self._again_at_ms.update(turn.again_at_ms)
@@ -276,7 +308,7 @@ class Board:
                 self.stir(found)
 
 
-def _take_turn(tx: Transaction, turn: _Turn) -> None:
+def take_turn(tx: Transaction, turn: Turn) -> None:
     """Write down all reports, then hand out what is ready. The turn is filled in as if nothing was there before."""
     turn.deliveries, turn.again_at_ms, turn.moved, turn.buried = {}, {}, set(), 0
     now = time.time_ns() // 1_000_000

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from tape.bus.hub import Hub
 from tape.bus.subscription import Subscription
@@ -21,11 +21,13 @@ from tape.errors import CursorBeyondHead, CursorExpired, TapeError
 from tape.journal.entry import Entry
 from tape.journal.read import EVERYTHING
 from tape.reactions import agents, lanes, steps
+from tape.reactions.board import Board, take_turn
 from tape.reactions.catalog import Catalog, Shard, Watch, read_news, read_shards
-from tape.reactions.matching import Findings, Mishap, Scope, match
+from tape.reactions.matching import Findings, Mishap, Scope, is_due_at_once, match
 from tape.reactions.shards import lane_of
 from tape.reactions.steps import Done, Step
 from tape.reactions.sweeps import Sweep, plan
+from tape.store import Transaction
 from tape.telemetry.clock import now_ms
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ TEND_S = lanes.LEASE_MS / 3_000
 # Somebody else may register the first reaction of all.
 LOOK_S = 1.0
 RETRY_S = 0.2
+CLOSE_S = 5.0
 # How often the rows of shards that had nothing to do are brought up to date for those who look at them.
 TIDY_S = 60.0
 
@@ -50,14 +53,15 @@ class _Outdated(Exception):
 class Matcher:
     """One per server. `start()` it after the hub, `close()` it before."""
 
-    def __init__(self, hub: Hub, on_ready: Callable[[Iterable[str]], None] = lambda reaction_ids: None) -> None:
+    def __init__(self, hub: Hub, board: Board) -> None:
         self.owner = f"matcher-{uuid.uuid4()}"
         self.catalog = Catalog()
         self._hub = hub
         self._database = hub.database
         self._metrics = hub.metrics
-        self._on_ready = on_ready
+        self._board = board
         self._stirred = asyncio.Event()
+        self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._subscription: Subscription | None = None
         self._lanes: dict[int, int] = {}
@@ -69,12 +73,16 @@ class Matcher:
 
     async def start(self) -> None:
         """Begin to follow the journal."""
+        self._is_closing = False
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Stop, write down how far it has come, and give the lanes back."""
         if self._task is None:
             return
+        self._is_closing = True
+        self.stir()  # what is being written is finished first
+        await asyncio.wait((self._task,), timeout=CLOSE_S)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -96,10 +104,14 @@ class Matcher:
         """Everything up to here has been matched for the lanes that this server holds."""
         return self._position
 
+    def is_settled_at(self, global_seq: int) -> bool:
+        """Whether everything up to an entry has been matched and written down."""
+        return bool(self._lanes) and not self._sweeps and min(self._lanes.values()) >= global_seq
+
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
-        while True:
+        while not self._is_closing:
             try:
                 await self._look()
                 await self._follow()
@@ -122,19 +134,21 @@ class Matcher:
     async def _look(self) -> None:
         """Wait until there are reactions, then take lanes and learn where everything stands."""
         self._stirred.clear()
-        await self._learn()
+        await self.learn()
         while not self.catalog.watches:
+            if self._is_closing:
+                raise _Outdated
             self._lanes = {}
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), LOOK_S)
             self._stirred.clear()
-            await self._learn()
+            await self.learn()
         before = set(self._lanes)
         holding = await self._database.write(lambda tx: lanes.tend(tx, self.owner))
         self._tended_at = time.monotonic()
         self._lanes = holding.positions
         if holding.version != self.catalog.version:
-            await self._learn()
+            await self.learn()
         if gained := set(self._lanes) - before:
             await self._relearn_shards(gained)
         self._mishaps = {}
@@ -144,9 +158,14 @@ class Matcher:
         self._metrics.reactions.set(len(self.catalog))
         self._metrics.lanes.set(len(self._lanes))
 
-    async def _learn(self) -> None:
+    async def learn(self) -> None:
+        """Take over what has changed in the registry."""
         known = self.catalog.version
-        self.catalog.apply(await self._database.read(lambda reader: read_news(reader, known)))
+        news = await self._database.read(lambda reader: read_news(reader, known))
+        if len(news.reactions) <= INLINE:
+            self.catalog.apply(news)
+        else:  # a predicate takes about a millisecond to compile
+            await asyncio.to_thread(self.catalog.apply, news)
 
     async def _relearn_shards(self, gained: set[int]) -> None:
         """Another server may have moved the shards of these lanes since they were read."""
@@ -226,8 +245,7 @@ class Matcher:
     async def _advance(self, findings: Findings, position: int) -> None:
         findings.mishaps = self._mishaps
         step = Step(self.owner, self.catalog.version, findings, position, lanes=self._lanes)
-        size = 1_024 + sum(len(found.entry.payload_json) + 512 for found in findings.matches)
-        done = await self._database.write(lambda tx: steps.advance(tx, step), size)
+        done = await self._write(step)
         self._mishaps = {}
         if done is None:
             raise _Outdated
@@ -235,6 +253,30 @@ class Matcher:
         self._position = max(self._position, position)
         self._flushed_at = time.monotonic()
         self._count(done)
+
+    async def _write(self, step: Step) -> Done | None:
+        """Write a step; dispatchers that wait for its tasks get them in the same operation."""
+        at_once = {found.watch.reaction.reaction_id for found in step.findings.matches if is_due_at_once(found)}
+        turn = await self._board.join(at_once) if at_once else None
+        if turn is None:
+            return await self._database.write(lambda tx: steps.advance(tx, step), step.size)
+
+        def write(tx: Transaction) -> Done | None:
+            done = steps.advance(tx, step)
+            if done is not None:
+                take_turn(tx, turn)
+            return done
+
+        try:
+            done = await self._database.write(write, step.size)
+        except BaseException:
+            self._board.abandon(turn)
+            raise
+        if done is None:
+            self._board.abandon(turn)
+        else:
+            self._board.conclude(turn)
+        return done
 
     async def _find(self, entries: Sequence[Entry], scope: Scope) -> Findings:
         self._metrics.matched_entries.inc(len(entries))
@@ -270,7 +312,7 @@ class Matcher:
         self._metrics.reaction_runs.inc(done.runs)
         self._metrics.reaction_suppressed.inc(done.suppressed)
         if done.ready:
-            self._on_ready(done.ready)
+            self._board.stir(done.ready)
             if any(reaction_id in done.ready for reaction_id in self._agents_that_wait()):
                 self._launch_at_ms = now_ms()
 
@@ -294,8 +336,7 @@ class Matcher:
     async def _catch_up(self, sweep: Sweep, findings: Findings, position: int) -> None:
         step = Step(self.owner, self.catalog.version, findings, position, shards=sweep.behind(position))
         if step.shards:
-            size = 1_024 + sum(len(found.entry.payload_json) + 512 for found in findings.matches)
-            done = await self._database.write(lambda tx: steps.catch_up(tx, step), size)
+            done = await self._database.write(lambda tx: steps.catch_up(tx, step), step.size)
             if done is None:
                 raise _Outdated
             for key in step.shards:

@@ -10,6 +10,7 @@ from tape.bus.predicate import Envelope
 from tape.journal.entry import Entry
 from tape.reactions.catalog import Catalog, Shard, Watch
 from tape.reactions.shards import fnv1a
+from tape.reactions.states import HandlerKind
 
 # Whether a shard is to be asked about the entry with this number.
 Scope = Callable[[Watch, int, Shard, int], bool]
@@ -75,3 +76,9 @@ def _note(findings: Findings, watch: Watch, shard: int, entry: Entry) -> None:
     mishap.global_seq = entry.global_seq
     assert watch.predicate is not None
     mishap.error = str(watch.predicate.last_error)
+
+
+def is_due_at_once(match: Match) -> bool:
+    """Whether a match is a task that can be handed out right away."""
+    reaction = match.watch.reaction
+    return reaction.handler_kind != HandlerKind.AGENT and not reaction.debounce_ms

@@ -32,6 +32,11 @@ class Step(msgspec.Struct, frozen=True):
     # Where shards that catch up stood, for a step of those.
     shards: Mapping[Key, int] = {}
 
+    @property
+    def size(self) -> int:
+        """About how many bytes the step writes."""
+        return 1_024 + sum(len(found.entry.payload_json) + 512 for found in self.findings.matches)
+
 
 class Done(msgspec.Struct, frozen=True):
     """What a step has written; `ready` are the reactions that have new tasks."""

@@ -78,7 +78,7 @@ class Server:
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self._authenticator = _authenticator(settings)
         self.board = Board(self.database)
-        self.matcher = Matcher(self.hub, self.board.stir)
+        self.matcher = Matcher(self.hub, self.board)
         self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""
@@ -116,8 +116,8 @@ class Server:
             self._http.should_exit = True
         await asyncio.sleep(0)  # the doors stop accepting before streams are told to leave
         self._journal_door.end_append_streams()
-        await self.board.close()
         await self.matcher.close()
+        await self.board.close()
         await self.hub.close()
         await asyncio.gather(*doors)
         for task in self._tasks:
