@@ -35,7 +35,8 @@ def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> Launched:
     begun = 0
     times = []
     for reaction in reactions:
-        claimed = claiming.take(tx, reaction, AT_ONCE, launching.OWNER, now + LEASE_MS, now, is_short_of=AT_ONCE)
+        terms = claiming.Terms(launching.OWNER, now + LEASE_MS, now)
+        claimed = claiming.take(tx, reaction, AT_ONCE, terms, AT_ONCE)
         sources = [
             Source(
                 task.source_global_seq,

@@ -55,16 +55,19 @@ def claim(tx: Transaction, want: Want, now: int = 0) -> Claimed:
     if not 0 <= want.max <= MAX_AT_ONCE:
         raise InvalidInput(f"max {want.max} must lie between 0 and {MAX_AT_ONCE}; 0 means {DEFAULT_MAX}.")
     row = tx.one(
-        f"SELECT (SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms > ?),"
+        "SELECT (SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms > ?),"
+        " (SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = 2),"
         f" {REACTION_COLUMNS} FROM tape_reactions WHERE reaction_id = ?",
         want.reaction_id,
         now,
+        want.reaction_id,
         want.reaction_id,
     )
     if row is None:
         get(tx, want.reaction_id)
         raise AssertionError("unreachable")
-    reaction = load(Reaction, row[1:])
+    running, first_expiry, *fields = row
+    reaction = load(Reaction, fields)
     assert reaction is not None
     if reaction.handler_kind == HandlerKind.AGENT:
         return Claimed([])  # those become runs, and the server begins them itself
@@ -73,28 +76,36 @@ def claim(tx: Transaction, want: Want, now: int = 0) -> Claimed:
             f"shard {want.shard} does not exist: {want.reaction_id!r} has {reaction.num_shards}; -1 means any."
         )
     wanted = want.max or DEFAULT_MAX
-    room = min(wanted, reaction.max_concurrency - row[0])
+    room = min(wanted, reaction.max_concurrency - running)
     if room <= 0:
-        return Claimed([], again_at_ms=_next_expiry(tx, reaction, now))
-    return take(tx, reaction, room, want.owner, now + lease_ms, now, want.shard, is_short_of=wanted)
+        return Claimed([], again_at_ms=_next_expiry(tx, reaction.reaction_id, now))
+    terms = Terms(want.owner, now + lease_ms, now, want.shard, first_expiry or 0)
+    return take(tx, reaction, room, terms, wanted)
 
 
-def take(
-    tx: Transaction,
-    reaction: Reaction,
-    room: int,
-    owner: str,
-    expires: int,
-    now: int,
-    shard: int = ANY_SHARD,
-    is_short_of: int = 0,
-) -> Claimed:
-    """Claim up to `room` tasks; says when to ask again if there were fewer than `is_short_of`."""
+class Terms(msgspec.Struct, frozen=True):
+    """For whom tasks are claimed, until when, and the first lease of the reaction that runs out (0: none)."""
+
+    owner: str
+    expires: int
+    now: int
+    shard: int = ANY_SHARD
+    first_expiry: int = 0
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether a lease has run out."""
+        return 0 < self.first_expiry <= self.now
+
+
+def take(tx: Transaction, reaction: Reaction, room: int, terms: Terms, wanted: int) -> Claimed:
+    """Claim up to `room` tasks; says when to ask again if that was fewer than `wanted`."""
+    now = terms.now
     allowed, next_us, again_us = room, 0, 0
     if reaction.rate_limit_per_s:
         allowed, next_us, again_us = _paced(tx, reaction, room, now)
-    buried = _bury_exhausted(tx, reaction, now)
-    chosen = _candidates(tx, reaction, allowed, shard, now) if allowed else []
+    buried = _bury_exhausted(tx, reaction, now) if terms.has_abandoned else 0
+    chosen = _candidates(tx, reaction, allowed, terms) if allowed else []
     if reaction.rate_limit_per_s and chosen:
         _, next_us, again_us = _paced(tx, reaction, len(chosen), now)
         tx.upsert("tape_reaction_pace", ["reaction_id"], ["reaction_id", "next_us"], [(reaction.reaction_id, next_us)])
@@ -103,21 +114,25 @@ def take(
         tx.execute(
             "UPDATE tape_tasks SET status = 2, attempts = attempts + 1, lease_owner = ?, lease_expires_at_ms = ?"
             f" WHERE {condition}",
-            owner,
-            expires,
+            terms.owner,
+            terms.expires,
             ids,
         )
     claimed = [
         msgspec.structs.replace(
-            task, status=CLAIMED, attempts=task.attempts + 1, lease_owner=owner, lease_expires_at_ms=expires
+            task,
+            status=CLAIMED,
+            attempts=task.attempts + 1,
+            lease_owner=terms.owner,
+            lease_expires_at_ms=terms.expires,
         )
         for task in chosen
     ]
-    if len(claimed) >= is_short_of:
+    if len(claimed) >= wanted:
         return Claimed(claimed, buried)
     if allowed < room and len(claimed) == allowed:
         return Claimed(claimed, buried, again_us // 1_000 + 1)
-    return Claimed(claimed, buried, next_due(tx, reaction.reaction_id, now))
+    return Claimed(claimed, buried, _next_due(tx, reaction.reaction_id, terms, bool(claimed)))
 
 
 def _paced(tx: Transaction, reaction: Reaction, wanted: int, now: int) -> tuple[int, int, int]:
@@ -141,17 +156,22 @@ def _bury_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int:
     return len(rows)
 
 
-def _candidates(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int) -> list[Task]:
+def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: Terms) -> list[Task]:
+    now, shard = terms.now, terms.shard
     if reaction.strict_order:
         return _heads(tx, reaction, limit, shard, now)
     one_shard, params = (" AND shard = ?", [shard]) if shard >= 0 else ("", [])
-    abandoned = tx.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms <= ?"
-        f"{one_shard} ORDER BY lease_expires_at_ms LIMIT ?",
-        reaction.reaction_id,
-        now,
-        *params,
-        limit,
+    abandoned = (
+        []
+        if not terms.has_abandoned
+        else tx.query(
+            f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms <= ?"
+            f"{one_shard} ORDER BY lease_expires_at_ms LIMIT ?",
+            reaction.reaction_id,
+            now,
+            *params,
+            limit,
+        )
     )
     due = tx.query(
         f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = 1 AND next_attempt_at_ms <= ?"
@@ -193,26 +213,24 @@ def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int
     return found[:limit]
 
 
-def next_due(reader: Reader | Transaction, reaction_id: str, now: int) -> int:
-    """When a task of the reaction will be due that is not now: a retry, a debounce, a lease that runs out."""
-    pending = reader.one(
+def _next_due(tx: Transaction, reaction_id: str, terms: Terms, has_claimed: bool) -> int:
+    """When a task will be due that is not now: a retry, a debounce, a lease that runs out; 0 if there is none."""
+    row = tx.one(
         "SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = 1"
         " AND next_attempt_at_ms > ?",
         reaction_id,
-        now,
+        terms.now,
     )
-    leased = reader.one(
-        "SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = 2", reaction_id
-    )
-    times = [row[0] for row in (pending, leased) if row is not None and row[0] is not None]
-    return max(min(times), now + 1) if times else 0
+    expiry = _next_expiry(tx, reaction_id, terms.now) if terms.has_abandoned else terms.first_expiry
+    times = [row[0] if row is not None else 0, expiry, terms.expires if has_claimed else 0]
+    return min((time for time in times if time), default=0)
 
 
-def _next_expiry(tx: Transaction, reaction: Reaction, now: int) -> int:
+def _next_expiry(tx: Transaction, reaction_id: str, now: int) -> int:
     row = tx.one(
         "SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = 2"
         " AND lease_expires_at_ms > ?",
-        reaction.reaction_id,
+        reaction_id,
         now,
     )
     return row[0] if row is not None and row[0] is not None else 0

@@ -71,7 +71,8 @@ def _judge(account: Account) -> None:
         decided = explanation.decided
         account.decided_by = f"{' '.join(decided.expression.split())} → {decided.outcome()}"
         if not explanation.matched:
-            what = "the predicate fails on this entry" if explanation.root.error else "the predicate is not true"
+            has_failed = explanation.root.error is not None
+            what = "the predicate fails on this entry" if has_failed else "the predicate is not true"
             account.verdict = f"No match: {what}: {account.decided_by}."
             return
     else:

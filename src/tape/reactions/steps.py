@@ -66,7 +66,7 @@ def advance(tx: Transaction, step: Step) -> Done | None:
         step.position,
         step.position,
     )
-    return _write(tx, step, step.findings.matches, {})
+    return _write(tx, step, step.findings.matches, {}, places.newest_cause)
 
 
 def catch_up(tx: Transaction, step: Step) -> Done | None:
@@ -88,7 +88,7 @@ def catch_up(tx: Transaction, step: Step) -> Done | None:
             joined.add(key)
     matches = _unknown(tx, step.findings.matches)
     places_after = {key: (step.position, int(key not in joined)) for key in step.shards}
-    done = _write(tx, step, matches, places_after)
+    done = _write(tx, step, matches, places_after, places.newest_cause)
     return msgspec.structs.replace(done, joined=frozenset(joined))
 
 
@@ -96,21 +96,29 @@ class _Places(msgspec.Struct, frozen=True):
     version: int
     positions: dict[int, int]
     owners: dict[int, str]
+    newest_cause: int
 
 
 def _places(tx: Transaction) -> _Places:
     rows = tx.query(
-        "SELECT lane, position, owner, (SELECT version FROM tape_reaction_catalog WHERE id = 1)"
-        " FROM tape_reaction_lanes"
+        "SELECT lane, position, owner, (SELECT version FROM tape_reaction_catalog WHERE id = 1),"
+        " (SELECT max(global_seq) FROM tape_entry_causes) FROM tape_reaction_lanes"
     )
-    return _Places(rows[0][3], {row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows})
+    positions, owners = {row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}
+    return _Places(rows[0][3], positions, owners, rows[0][4] or 0)
 
 
-def _write(tx: Transaction, step: Step, matches: Sequence[Match], places_after: Mapping[Key, tuple[int, int]]) -> Done:
+def _write(
+    tx: Transaction,
+    step: Step,
+    matches: Sequence[Match],
+    places_after: Mapping[Key, tuple[int, int]],
+    newest_cause: int,
+) -> Done:
     now = now_ms()
     counts: dict[Key, _Counts] = {}
     fired: list[Match] = []
-    own = _own_work(tx, matches)
+    own = _own_work(tx, matches, newest_cause)
     for match in matches:
         reaction = match.watch.reaction
         count = counts.setdefault((reaction.reaction_id, match.shard), _Counts())
@@ -136,18 +144,20 @@ def _write(tx: Transaction, step: Step, matches: Sequence[Match], places_after: 
     return Done(tasks, runs, suppressed, frozenset(match.watch.reaction.reaction_id for match in waiting))
 
 
-def _own_work(tx: Transaction, matches: Sequence[Match]) -> set[tuple[str, int]]:
+def _own_work(tx: Transaction, matches: Sequence[Match], newest_cause: int) -> set[tuple[str, int]]:
     """Those matches that a reaction's own work has caused: its runs' entries, and what its handlers wrote."""
     wary = [match for match in matches if not match.watch.reaction.allow_self]
     if not wary:
         return set()
+    own: set[tuple[str, int]] = set()
     numbers = [match.entry.global_seq for match in wary]
-    rows = tx.query(
-        "SELECT reaction_id, global_seq FROM tape_entry_causes WHERE global_seq >= ? AND global_seq <= ?",
-        min(numbers),
-        max(numbers),
-    )
-    own = {(reaction_id, global_seq) for reaction_id, global_seq in rows}
+    if newest_cause >= min(numbers):
+        rows = tx.query(
+            "SELECT reaction_id, global_seq FROM tape_entry_causes WHERE global_seq >= ? AND global_seq <= ?",
+            min(numbers),
+            max(numbers),
+        )
+        own |= {(reaction_id, global_seq) for reaction_id, global_seq in rows}
     agents = [match for match in wary if match.watch.reaction.handler_kind == HandlerKind.AGENT]
     if agents:
         condition, ids = tx.is_any("run_id", list({match.entry.run_id for match in agents}))
@@ -200,6 +210,10 @@ def _count(
     touched = counts.keys() | mishaps.keys() | places_after.keys()
     if not touched:
         return
+    if len(touched) == 1 and not mishaps and not places_after:
+        (key,) = touched
+        _count_one(tx, key, counts[key], step.position, now)
+        return
     condition, ids = tx.is_any("reaction_id", list({reaction_id for reaction_id, _ in touched}))
     names = ("reaction_id", "shard", "last_global_seq", "last_processed_at_ms", "lane", "behind", *_COUNTED)
     rows = tx.query(f"SELECT {', '.join(names)} FROM tape_reaction_cursors WHERE {condition}", ids)
@@ -218,3 +232,16 @@ def _count(
             last_error, last_error_seq = mishap.error[:1_000].replace("\0", ""), mishap.global_seq
         new.append((*key, position, now, row[4], behind, matched, suppressed, errors, last_error, last_error_seq))
     tx.upsert("tape_reaction_cursors", ("reaction_id", "shard"), names, new)
+
+
+def _count_one(tx: Transaction, key: Key, count: _Counts, position: int, now: int) -> None:
+    """The same for the usual case of one entry that one reaction wants, in one statement."""
+    tx.execute(
+        "UPDATE tape_reaction_cursors SET last_global_seq = ?, last_processed_at_ms = ?, matched = matched + ?,"
+        " suppressed = suppressed + ? WHERE reaction_id = ? AND shard = ?",
+        position,
+        now,
+        count.matched,
+        count.suppressed,
+        *key,
+    )
