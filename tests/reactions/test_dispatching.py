@@ -92,6 +92,20 @@ async def test_failures_come_back_when_they_are_due_and_renewals_extend(client: 
     await dispatcher.close()
 
 
+async def test_what_is_given_back_unbegun_goes_to_the_next_without_an_attempt(client: AsyncTapeClient) -> None:
+    await register(client)
+    await fill(client, 3)
+    dispatcher = Dispatcher(client, "leaving", ["r"], window=3)
+    await dispatcher.until(lambda d: len(d.tasks) == 3, "three")
+    dispatcher.say(window=-1, released=[task.task_id for task in dispatcher.tasks[1:]])
+    await dispatcher.until(lambda d: len(d.settled) == 2, "the answers")
+    again = await claim(client, owner="next")
+    assert [(task.source_global_seq, task.attempts) for task in again] == [(2, 1), (3, 1)]
+    await client.settle_tasks(owner="next", released=[again[0].task_id])
+    assert [task.source_global_seq for task in await claim(client, owner="last")] == [2]
+    await dispatcher.close()
+
+
 async def test_a_report_on_what_is_not_held_is_refused_by_name(client: AsyncTapeClient) -> None:
     await register(client)
     await fill(client, 1)

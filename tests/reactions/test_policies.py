@@ -20,7 +20,7 @@ from tape.reactions.matching import Match
 from tape.reactions.policies import MAX_BACKOFF_MS, backoff_ms, pace
 from tape.reactions.reaction import Reaction, checked
 from tape.reactions.states import HandlerKind
-from tape.reactions.tasks import Failure
+from tape.reactions.tasks import Failure, Report
 from tape.store import Transaction, open_database
 
 T = TypeVar("T")
@@ -163,9 +163,9 @@ def test_in_strict_order_a_shard_is_worked_off_one_by_one_in_the_order_of_the_jo
                 waiting = [number for number in expected[task.shard] if number not in settled[task.shard]]
                 assert task.source_global_seq == waiting[0], "nothing overtakes"
                 if outcome == "done":
-                    tasks.settle(tx, "w", [task.task_id], [], now)
+                    tasks.settle(tx, "w", Report(completed=[task.task_id]), now)
                 elif outcome == "failed":
-                    tasks.settle(tx, "w", [], [Failure(task.task_id, "no")], now)
+                    tasks.settle(tx, "w", Report(failed=[Failure(task.task_id, "no")]), now)
                 found = tasks.get(tx, task.task_id)
                 if found.status in (tasks.DONE, tasks.DLQ):
                     settled[task.shard].append(task.source_global_seq)

@@ -250,8 +250,8 @@ async def test_done_tasks_are_removed_after_their_time(server: Server, client: A
     await fill(client, 3)
     done, *_ = await claim(client, max=1)
     await client.complete_task(task_id=done.task_id, owner="w")
-    assert await server.database.write(lambda tx: letters.purge(tx, "r", now() - 10_000)) == 0
-    assert await server.database.write(lambda tx: letters.purge(tx, "r", now() + 10_000)) == 1
+    assert await server.database.write(lambda tx: letters.purge(tx, now() - 10_000)) == 0
+    assert await server.database.write(lambda tx: letters.purge(tx, now() + 10_000)) == 1
     assert [task.source_global_seq for task in await tasks(client)] == [2, 3]
 
 

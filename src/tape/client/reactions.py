@@ -140,10 +140,15 @@ class ReactionCalls:
         return await self._call("NackTask", request)  # type: ignore[no-any-return]
 
     async def settle_tasks(
-        self, *, owner: str, completed: Sequence[str] = (), failed: Iterable[pb.TaskFailure] = ()
+        self,
+        *,
+        owner: str,
+        completed: Sequence[str] = (),
+        failed: Iterable[pb.TaskFailure] = (),
+        released: Sequence[str] = (),
     ) -> pb.SettleTasksResponse:
-        """Complete and nack many tasks in one step; those that the owner does not hold come back as refused."""
-        request = pb.SettleTasksRequest(owner=owner, completed=completed, failed=failed)
+        """Complete, nack and give back many tasks in one step; those that the owner does not hold are refused."""
+        request = pb.SettleTasksRequest(owner=owner, completed=completed, failed=failed, released=released)
         return await self._call("SettleTasks", request)  # type: ignore[no-any-return]
 
     async def list_tasks(

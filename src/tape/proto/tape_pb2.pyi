@@ -1526,7 +1526,7 @@ class ListRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
 
 class DispatchRequest(_message.Message):
-    __slots__ = ("owner", "reaction_ids", "lease_ms", "window", "completed", "failed", "renew", "shard", "is_one_shard")
+    __slots__ = ("owner", "reaction_ids", "lease_ms", "window", "completed", "failed", "renew", "shard", "is_one_shard", "released")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REACTION_IDS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1536,6 +1536,7 @@ class DispatchRequest(_message.Message):
     RENEW_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     IS_ONE_SHARD_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     owner: str
     reaction_ids: _containers.RepeatedScalarFieldContainer[str]
     lease_ms: int
@@ -1545,7 +1546,8 @@ class DispatchRequest(_message.Message):
     renew: _containers.RepeatedScalarFieldContainer[str]
     shard: int
     is_one_shard: bool
-    def __init__(self, owner: _Optional[str] = ..., reaction_ids: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., window: _Optional[int] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., renew: _Optional[_Iterable[str]] = ..., shard: _Optional[int] = ..., is_one_shard: bool = ...) -> None: ...
+    released: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, owner: _Optional[str] = ..., reaction_ids: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., window: _Optional[int] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., renew: _Optional[_Iterable[str]] = ..., shard: _Optional[int] = ..., is_one_shard: bool = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TaskFailure(_message.Message):
     __slots__ = ("task_id", "error", "permanent")
@@ -1580,14 +1582,16 @@ class TaskRefusal(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class SettleTasksRequest(_message.Message):
-    __slots__ = ("owner", "completed", "failed")
+    __slots__ = ("owner", "completed", "failed", "released")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     owner: str
     completed: _containers.RepeatedScalarFieldContainer[str]
     failed: _containers.RepeatedCompositeFieldContainer[TaskFailure]
-    def __init__(self, owner: _Optional[str] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ...) -> None: ...
+    released: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, owner: _Optional[str] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SettleTasksResponse(_message.Message):
     __slots__ = ("settled", "refused")

@@ -10,6 +10,7 @@ from tape.reactions import claiming, launching, tasks
 from tape.reactions.launching import Source
 from tape.reactions.reaction import Reaction
 from tape.reactions.states import HandlerKind
+from tape.reactions.tasks import Report
 from tape.store import Transaction
 from tape.telemetry.clock import now_ms
 
@@ -50,6 +51,7 @@ def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> Launched:
         ]
         if sources:
             begun += launching.launch(tx, reaction, sources)
-            tasks.settle(tx, launching.OWNER, [task.task_id for task in claimed.tasks], [], now)
+            done = Report(completed=[task.task_id for task in claimed.tasks])
+            tasks.settle(tx, launching.OWNER, done, now)
         times.append(now if len(sources) == AT_ONCE else claimed.again_at_ms)
     return Launched(begun, min((time for time in times if time), default=0))

@@ -17,15 +17,14 @@ import msgspec
 from tape.errors import InvalidInput, NotFound, ServerStopping, TapeError
 from tape.reactions import claiming, tasks
 from tape.reactions.claiming import ANY_SHARD, MAX_AT_ONCE, Claimed, Want
+from tape.reactions.enqueueing import CHANNEL
 from tape.reactions.states import TaskStatus
-from tape.reactions.tasks import Failure, Settled, Task
+from tape.reactions.tasks import Report, Settled, Task
 from tape.store import Database, Transaction
 from tape.telemetry.clock import now_ms
 
 log = logging.getLogger(__name__)
 
-# Other servers make tasks too, and free places when theirs are done.
-LOOK_S = 0.5
 RETRY_S = 0.2
 MAX_WINDOW = 10_000
 
@@ -48,8 +47,7 @@ class Seat:
         self.shard = shard
         self.window = 0
         self.held: set[str] = set()
-        self.completed: list[str] = []
-        self.failed: list[Failure] = []
+        self.reports: list[Report] = []
         self.renewals: list[str] = []
         self.deliveries: asyncio.Queue[Delivery | TapeError] = asyncio.Queue()
         self.is_being_written = False
@@ -64,7 +62,7 @@ class Seat:
     @property
     def has_reports(self) -> bool:
         """Whether there is something to write down for it."""
-        return bool(self.completed or self.failed or self.renewals)
+        return bool(self.reports or self.renewals)
 
     @property
     def owes_an_answer(self) -> bool:
@@ -80,10 +78,10 @@ class Seat:
         if is_wider:
             self._board.stir(self.reaction_ids)
 
-    def report(self, completed: Iterable[str], failed: Iterable[Failure], renewals: Iterable[str]) -> None:
+    def report(self, report: Report, renewals: Iterable[str]) -> None:
         """Say what became of tasks, and which are still being worked on."""
-        self.completed += completed
-        self.failed += failed
+        if report != Report():
+            self.reports.append(report)
         self.renewals += renewals
         self._board.wake()
 
@@ -102,7 +100,7 @@ class Seat:
 class Turn(msgspec.Struct):
     """What the board does in one operation, and what came of it."""
 
-    reports: list[tuple[Seat, list[str], list[Failure], list[str]]]
+    reports: list[tuple[Seat, list[Report], list[str]]]
     seats: list[Seat]
     ready: list[str]
     deliveries: dict[Seat, Delivery] = {}
@@ -236,8 +234,8 @@ class Board:
         reports = []
         for seat in self._seats:
             if seat.has_reports:
-                reports.append((seat, seat.completed, seat.failed, seat.renewals))
-                seat.completed, seat.failed, seat.renewals = [], [], []
+                reports.append((seat, seat.reports, seat.renewals))
+                seat.reports, seat.renewals = [], []
                 seat.is_being_written = True
         # What is reported done frees a place, and perhaps room in the seat: so everyone reported on is ready.
         ready = list(self._ready)
@@ -252,9 +250,8 @@ class Board:
 
     def _take_back(self, turn: Turn) -> None:
         """The operation failed as a whole: nothing of it was written, and all of it is wanted still."""
-        for seat, completed, failed, renewals in turn.reports:
-            seat.completed[:0] = completed
-            seat.failed[:0] = failed
+        for seat, reports, renewals in turn.reports:
+            seat.reports[:0] = reports
             seat.renewals[:0] = renewals
             seat.is_being_written = False
         self._ready.update(dict.fromkeys(turn.ready))
@@ -293,9 +290,8 @@ class Board:
         self._wake.set()
 
     async def _look(self) -> None:
-        """Find out what other servers have made ready."""
-        while True:
-            await asyncio.sleep(LOOK_S)
+        """Find out what other servers have made ready, when they say so and now and then."""
+        async for _ in self._database.changes(CHANNEL):
             wanted = list({reaction_id for seat in self._seats if seat.room for reaction_id in seat.reaction_ids})
             if not wanted:
                 continue
@@ -314,10 +310,10 @@ def take_turn(tx: Transaction, turn: Turn) -> None:
     now = time.time_ns() // 1_000_000
     freed: dict[Seat, int] = {}
     ready = dict.fromkeys(turn.ready)
-    for seat, completed, failed, renewals in turn.reports:
+    for seat, reports, renewals in turn.reports:
         delivery = turn.deliveries[seat] = Delivery([])
-        if completed or failed:
-            delivery.settled = tasks.settle(tx, seat.owner, completed, failed, now)
+        if reports:
+            delivery.settled = tasks.settle(tx, seat.owner, _joined(reports), now)
             gone = {task.task_id for task in delivery.settled.tasks}
             gone |= {refusal.task_id for refusal in delivery.settled.refused}
             freed[seat] = len(gone & seat.held)
@@ -346,6 +342,16 @@ def take_turn(tx: Transaction, turn: Turn) -> None:
                 del ready[reaction_id]
                 if claimed.again_at_ms:
                     turn.again_at_ms[reaction_id] = claimed.again_at_ms
+
+
+def _joined(reports: list[Report]) -> Report:
+    if len(reports) == 1:
+        return reports[0]
+    return Report(
+        [task_id for report in reports for task_id in report.completed],
+        [failure for report in reports for failure in report.failed],
+        [task_id for report in reports for task_id in report.released],
+    )
 
 
 def _claim(tx: Transaction, want: Want, now: int) -> Claimed:

@@ -13,6 +13,8 @@ from tape.reactions.states import TaskStatus
 from tape.reactions.tasks import COLUMNS, Task, new_task_id
 from tape.store import Transaction
 
+# Where servers tell each other that there are new tasks.
+CHANNEL = "tape_tasks"
 _NAMES = Task.__struct_fields__
 
 
@@ -32,6 +34,7 @@ def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
         rows += _coalesce(tx, group[0].watch.reaction, group, now)
     if rows:
         tx.insert("tape_tasks", _NAMES, rows)
+        tx.notify(CHANNEL)
     return len(rows)
 
 

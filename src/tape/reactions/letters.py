@@ -12,6 +12,7 @@ from tape.journal.pattern import Pattern
 from tape.ledgers.rows import load_all
 from tape.ledgers.states import parse
 from tape.reactions import tasks
+from tape.reactions.enqueueing import CHANNEL
 from tape.reactions.states import TaskStatus
 from tape.reactions.tasks import COLUMNS, DLQ, FAILED, Task
 from tape.store import Reader, Transaction
@@ -106,6 +107,7 @@ def redrive(
         now,
         ids,
     )
+    tx.notify(CHANNEL)
     return Moved(len(chosen), frozenset(task.reaction_id for task in chosen), more)
 
 
@@ -132,12 +134,11 @@ def drop(
     return Moved(len(chosen), frozenset(task.reaction_id for task in chosen), more)
 
 
-def purge(tx: Transaction, reaction_id: str, before_ms: int, limit: int = 5_000) -> int:
+def purge(tx: Transaction, before_ms: int, limit: int = 5_000) -> int:
     """Remove tasks that were done or dropped before a time; how many, at most `limit`."""
     return tx.execute(
-        "DELETE FROM tape_tasks WHERE task_id IN (SELECT task_id FROM tape_tasks WHERE reaction_id = ?"
-        " AND status IN (3, 4) AND completed_at_ms < ? ORDER BY completed_at_ms LIMIT ?)",
-        reaction_id,
+        "DELETE FROM tape_tasks WHERE task_id IN (SELECT task_id FROM tape_tasks"
+        " WHERE status IN (3, 4) AND completed_at_ms < ? ORDER BY completed_at_ms LIMIT ?)",
         before_ms,
         limit,
     )

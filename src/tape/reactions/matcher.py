@@ -119,8 +119,9 @@ class Matcher:
                 pass
             except CursorExpired as error:
                 await self._skip_pruned(error.oldest - 1)
-            except CursorBeyondHead:
-                await asyncio.sleep(RETRY_S)
+            except CursorBeyondHead as error:
+                log.warning("the lanes stand beyond the journal, was an older backup restored? %s", error)
+                await asyncio.sleep(LOOK_S)
             except TapeError as error:
                 if self._hub.is_closing:
                     return

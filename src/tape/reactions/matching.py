@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -11,6 +12,8 @@ from tape.journal.entry import Entry
 from tape.reactions.catalog import Catalog, Shard, Watch
 from tape.reactions.shards import fnv1a
 from tape.reactions.states import HandlerKind
+
+log = logging.getLogger(__name__)
 
 # Whether a shard is to be asked about the entry with this number.
 Scope = Callable[[Watch, int, Shard, int], bool]
@@ -61,21 +64,26 @@ def match(catalog: Catalog, entries: Sequence[Entry], scope: Scope) -> Findings:
             if predicate is not None:
                 findings.evaluated += 1
                 errors = predicate.errors
-                if not predicate.matches(envelope):
+                try:
+                    is_match = predicate.matches(envelope)
+                except Exception as error:  # an error of ours: it must not hold up the other reactions
+                    log.exception("the predicate of reaction %r failed", watch.reaction.reaction_id)
+                    _note(findings, watch, number, entry, repr(error))
+                    continue
+                if not is_match:
                     if predicate.errors != errors:
-                        _note(findings, watch, number, entry)
+                        _note(findings, watch, number, entry, str(predicate.last_error))
                     continue
             matches.append(Match(watch, number, entry))
     return findings
 
 
-def _note(findings: Findings, watch: Watch, shard: int, entry: Entry) -> None:
+def _note(findings: Findings, watch: Watch, shard: int, entry: Entry, error: str) -> None:
     key = (watch.reaction.reaction_id, shard)
     mishap = findings.mishaps.setdefault(key, Mishap(0, "", 0))
     mishap.count += 1
     mishap.global_seq = entry.global_seq
-    assert watch.predicate is not None
-    mishap.error = str(watch.predicate.last_error)
+    mishap.error = error
 
 
 def is_due_at_once(match: Match) -> bool:

@@ -57,10 +57,10 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Statist
                 sum(row[5] for row in rows),
                 errors.get(each, ""),
                 max((row[6] for row in rows), default=0),
-                counts.get(1, (0, 0))[0],
-                counts.get(2, (0, 0))[0],
-                counts.get(5, (0, 0))[0],
-                counts.get(1, (0, 0))[1],
+                counts.get(1, 0),
+                counts.get(2, 0),
+                counts.get(5, 0),
+                _oldest_pending(reader, each) if counts.get(1) else 0,
                 any(row[2] for row in rows),
             )
         )
@@ -80,15 +80,24 @@ def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, st
     return dict(rows)
 
 
-def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dict[int, tuple[int, int]]]:
-    """Number of tasks, and when the oldest was made, by reaction and state."""
-    found: dict[str, dict[int, tuple[int, int]]] = {}
+def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dict[int, int]]:
+    """Number of tasks by reaction and state; the oldest of those that are pending is a matter of its own."""
+    found: dict[str, dict[int, int]] = {}
     # One question a state: each is answered from the index of that state.
     for status in (1, 2, 5):
-        for reaction_id, number, oldest in reader.query(
-            f"SELECT reaction_id, count(*), min(created_at_ms) FROM tape_tasks WHERE {condition}"
-            f" AND status = {status} GROUP BY reaction_id",
+        for reaction_id, number in reader.query(
+            f"SELECT reaction_id, count(*) FROM tape_tasks WHERE {condition} AND status = {status}"
+            " GROUP BY reaction_id",
             values,
         ):
-            found.setdefault(reaction_id, {})[status] = (number, oldest)
+            found.setdefault(reaction_id, {})[status] = number
     return found
+
+
+def _oldest_pending(reader: Reader, reaction_id: str) -> int:
+    row = reader.one(
+        "SELECT created_at_ms FROM tape_tasks WHERE reaction_id = ? AND status = 1"
+        " ORDER BY next_attempt_at_ms, source_global_seq LIMIT 1",
+        reaction_id,
+    )
+    return int(row[0]) if row else 0

@@ -63,6 +63,14 @@ class Failure(msgspec.Struct, frozen=True):
     permanent: bool = False
 
 
+class Report(msgspec.Struct, frozen=True):
+    """What somebody says about the tasks it holds: done, failed, or given back unbegun."""
+
+    completed: Sequence[str] = ()
+    failed: Sequence[Failure] = ()
+    released: Sequence[str] = ()
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """A task that was left as it is, and why."""
 
@@ -111,15 +119,17 @@ def lease(lease_ms: int) -> int:
     return lease_ms or DEFAULT_LEASE_MS
 
 
-def settle(tx: Transaction, owner: str, completed: Sequence[str], failed: Sequence[Failure], now: int = 0) -> Settled:
-    """Complete and nack what the owner holds, in one go. What it does not hold is named and left alone.
+def settle(tx: Transaction, owner: str, report: Report, now: int = 0) -> Settled:
+    """Write down what became of tasks that the owner holds, in one go. What it does not hold is named and left alone.
 
     A lease that ran out still counts while nobody else has claimed the task, and completing twice is
     completing once: a report that was sent again does no harm.
     """
     now = now or time.time_ns() // 1_000_000
-    done, failures = dict.fromkeys(completed), {failure.task_id: failure for failure in failed}
-    found = _light(tx, [*done, *failures])
+    done = dict.fromkeys(report.completed)
+    failures = {failure.task_id: failure for failure in report.failed if failure.task_id not in done}
+    released = [task_id for task_id in dict.fromkeys(report.released) if task_id not in done | failures]
+    found = _light(tx, [*done, *failures, *released])
     settled = Settled([], [])
     finished = []
     for task_id in done:
@@ -137,7 +147,22 @@ def settle(tx: Transaction, owner: str, completed: Sequence[str], failed: Sequen
         tx.execute(f"UPDATE tape_tasks SET status = 3, completed_at_ms = ? WHERE {condition}", now, ids)
     if failures:
         _nack(tx, owner, found, failures.values(), settled, now)
+    for task_id in released:
+        _release(tx, owner, found.get(task_id), task_id, settled)
     return settled
+
+
+def _release(tx: Transaction, owner: str, task: Task | None, task_id: str, settled: Settled) -> None:
+    if (refusal := _refusal(task, task_id, owner)) is not None:
+        settled.refused.append(refusal)
+        return
+    assert task is not None
+    task = msgspec.structs.replace(
+        task, status=PENDING, attempts=task.attempts - 1, lease_owner="", lease_expires_at_ms=0
+    )
+    _move(tx, task)
+    tx.execute("UPDATE tape_tasks SET attempts = ? WHERE task_id = ?", task.attempts, task_id)
+    settled.tasks.append(task)
 
 
 def _nack(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
@@ -12,7 +12,7 @@ from tape.reactions import claiming, letters, registry, tasks
 from tape.reactions.board import Board, Delivery, Seat
 from tape.reactions.claiming import ANY_SHARD, Want
 from tape.reactions.letters import Filter
-from tape.reactions.tasks import Failure, Refusal, Settled, Task
+from tape.reactions.tasks import Failure, Refusal, Report, Settled, Task
 from tape.server.grpc.binding import Context
 from tape.server.grpc.messages import to_message
 from tape.store import Reader
@@ -47,7 +47,7 @@ class TasksDoor:
 
     async def complete_task(self, request: pb.CompleteTaskRequest, context: Context) -> pb.CompleteTaskResponse:
         """Say that a task is done."""
-        settled = await self._settle(request.owner, [request.task_id], [])
+        settled = await self._settle(request.owner, Report(completed=[request.task_id]))
         _raise_first(settled.refused)
         task = await self._database.read(lambda reader: tasks.get(reader, request.task_id))
         return pb.CompleteTaskResponse(task=task_message(task))
@@ -55,14 +55,14 @@ class TasksDoor:
     async def nack_task(self, request: pb.NackTaskRequest, context: Context) -> pb.NackTaskResponse:
         """Say that a task failed."""
         failure = Failure(request.task_id, request.error, request.permanent)
-        settled = await self._settle(request.owner, [], [failure])
+        settled = await self._settle(request.owner, Report(failed=[failure]))
         _raise_first(settled.refused)
         task = await self._database.read(lambda reader: tasks.get(reader, request.task_id))
         return pb.NackTaskResponse(task=task_message(task))
 
     async def settle_tasks(self, request: pb.SettleTasksRequest, context: Context) -> pb.SettleTasksResponse:
         """Complete and nack many tasks in one step."""
-        settled = await self._settle(request.owner, list(request.completed), _failures(request.failed))
+        settled = await self._settle(request.owner, _report(request))
         return pb.SettleTasksResponse(
             settled=map(task_message, settled.tasks), refused=map(_refusal_message, settled.refused)
         )
@@ -76,23 +76,26 @@ class TasksDoor:
             return
         seat = await self._sit(first)
         listening = asyncio.create_task(self._listen(seat, requests))
+        waiting: asyncio.Task[Delivery] | None = None
         try:
             seat.open_window(max(first.window, 0))
-            seat.report(first.completed, _failures(first.failed), first.renew)
+            seat.report(_report(first), first.renew)
             while True:
-                waiting = asyncio.ensure_future(seat.next())
+                waiting = asyncio.create_task(seat.next())
                 done, _ = await asyncio.wait((waiting, listening), return_when=asyncio.FIRST_COMPLETED)
                 if waiting in done:
                     yield _reply(waiting.result())
                     continue
-                waiting.cancel()
                 listening.result()  # the dispatcher may have sent something that makes no sense
                 break
+            waiting.cancel()
             seat.open_window(0)  # it has said goodbye; its last reports are answered first
             while seat.owes_an_answer:
                 yield _reply(await seat.next())
         finally:
             listening.cancel()
+            if waiting is not None:
+                waiting.cancel()
             seat.leave()
 
     async def _sit(self, first: pb.DispatchRequest) -> Seat:
@@ -115,11 +118,11 @@ class TasksDoor:
                 raise InvalidInput(f"owner {request.owner!r} differs from that of the stream, {seat.owner!r}.")
             if request.window:
                 seat.open_window(max(request.window, 0))
-            seat.report(request.completed, _failures(request.failed), request.renew)
+            seat.report(_report(request), request.renew)
 
-    async def _settle(self, owner: str, completed: list[str], failed: list[Failure]) -> Settled:
+    async def _settle(self, owner: str, report: Report) -> Settled:
         tasks.check_owner(owner)
-        settled = await self._database.write(lambda tx: tasks.settle(tx, owner, completed, failed))
+        settled = await self._database.write(lambda tx: tasks.settle(tx, owner, report))
         for task in settled.tasks:
             self._metrics.tasks_settled.labels(task.status.name).inc()
         self._metrics.tasks_refused.inc(len(settled.refused))
@@ -193,8 +196,9 @@ def _refusal_message(refusal: Refusal) -> pb.TaskRefusal:
     return pb.TaskRefusal(task_id=refusal.task_id, error_code=refusal.error.code, error_message=str(refusal.error))
 
 
-def _failures(failed: Iterable[pb.TaskFailure]) -> list[Failure]:
-    return [Failure(failure.task_id, failure.error, failure.permanent) for failure in failed]
+def _report(request: pb.DispatchRequest | pb.SettleTasksRequest) -> Report:
+    failed = [Failure(failure.task_id, failure.error, failure.permanent) for failure in request.failed]
+    return Report(list(request.completed), failed, list(request.released))
 
 
 def _filter(on_wire: pb.TaskFilter) -> Filter:

@@ -91,7 +91,7 @@ CREATE TABLE tape_tasks (
 ) STRICT;
 CREATE INDEX tape_tasks_due ON tape_tasks (reaction_id, next_attempt_at_ms, source_global_seq) WHERE status = 1;
 CREATE INDEX tape_tasks_leased ON tape_tasks (reaction_id, lease_expires_at_ms) WHERE status = 2;
-CREATE INDEX tape_tasks_closed ON tape_tasks (reaction_id, completed_at_ms) WHERE status IN (3, 4);
+CREATE INDEX tape_tasks_closed ON tape_tasks (completed_at_ms) WHERE status IN (3, 4);
 CREATE INDEX tape_tasks_dead ON tape_tasks (reaction_id, source_global_seq) WHERE status = 5;
 CREATE INDEX tape_tasks_debounced ON tape_tasks (reaction_id, subject) WHERE debounced = 1 AND status = 1;
 CREATE INDEX tape_tasks_strict ON tape_tasks (reaction_id, shard, source_global_seq)
