@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tape.client import AsyncTapeClient
+from tape.journal.entry import Draft
 from tape.journal.retention import prune
 from tape.proto import tape_pb2 as pb
 from tape.reactions.shards import shard_of
@@ -199,3 +200,21 @@ async def test_a_debounce_makes_one_of_many(client: AsyncTapeClient, kind: int) 
         runs = await until(begun, "two runs")
         assert {run.invocation_id for run in runs} == {"react-r-5", "react-r-6"}
         assert all(task.status == pb.TASK_STATUS_DONE for task in await tasks(client))
+
+
+async def test_reactions_that_catch_up_while_others_come_and_go_miss_nothing(
+    client: AsyncTapeClient,
+) -> None:
+    total = 3_000
+    for start in range(0, total, 500):
+        await client.append_many(
+            [Draft(subject=f"/tape/order/paid/{n}", run_id=f"run-{n % 9}") for n in range(start, start + 500)]
+        )
+    for number in range(6):
+        await register(client, f"r{number}", backfill=True, num_shards=1 + number % 3)
+        await register(client, "passing", from_global_seq=number * 400 + 1)
+        await client.append("/tape/order/paid/0")
+        await client.deregister_reaction("passing")
+    await matched(client)
+    for number in range(6):
+        assert await sources(client, f"r{number}") == list(range(1, total + 7))

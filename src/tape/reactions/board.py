@@ -160,8 +160,9 @@ class Board:
 
     def stir(self, reaction_ids: Iterable[str]) -> None:
         """These reactions may have something to hand out."""
-        if self._seats:
-            self._ready.update(dict.fromkeys(reaction_ids))
+        news = dict.fromkeys(reaction_ids)
+        if self._seats and news:
+            self._ready.update(news)
             self._wake.set()
 
     def wake(self) -> None:

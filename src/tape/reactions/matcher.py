@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from tape.bus.hub import Hub
 from tape.bus.subscription import Subscription
@@ -126,9 +126,11 @@ class Matcher:
                 if self._hub.is_closing:
                     return
                 log.warning("matching reactions failed, trying again: %s", error)
+                self._lanes = {}  # nobody knows what was written last: read everything anew
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("matching reactions failed, trying again")
+                self._lanes = {}
                 await asyncio.sleep(1.0)
             self._metrics.matcher_restarts.inc()
 
@@ -246,21 +248,21 @@ class Matcher:
     async def _advance(self, findings: Findings, position: int) -> None:
         findings.mishaps = self._mishaps
         step = Step(self.owner, self.catalog.version, findings, position, lanes=self._lanes)
-        done = await self._write(step)
+        done, handed_out = await self._write(step)
         self._mishaps = {}
         if done is None:
             raise _Outdated
         self._lanes = {lane: max(place, position) for lane, place in self._lanes.items()}
         self._position = max(self._position, position)
         self._flushed_at = time.monotonic()
-        self._count(done)
+        self._count(done, handed_out)
 
-    async def _write(self, step: Step) -> Done | None:
-        """Write a step; dispatchers that wait for its tasks get them in the same operation."""
+    async def _write(self, step: Step) -> tuple[Done | None, Set[str]]:
+        """Write a step; dispatchers that wait get tasks of the reactions named in the same operation."""
         at_once = {found.watch.reaction.reaction_id for found in step.findings.matches if is_due_at_once(found)}
         turn = await self._board.join(at_once) if at_once else None
         if turn is None:
-            return await self._database.write(lambda tx: steps.advance(tx, step), step.size)
+            return await self._database.write(lambda tx: steps.advance(tx, step), step.size), frozenset()
 
         def write(tx: Transaction) -> Done | None:
             done = steps.advance(tx, step)
@@ -277,7 +279,7 @@ class Matcher:
             self._board.abandon(turn)
         else:
             self._board.conclude(turn)
-        return done
+        return done, at_once
 
     async def _find(self, entries: Sequence[Entry], scope: Scope) -> Findings:
         self._metrics.matched_entries.inc(len(entries))
@@ -308,12 +310,12 @@ class Matcher:
                 mishap.count += before.count
             self._mishaps[key] = mishap
 
-    def _count(self, done: Done) -> None:
+    def _count(self, done: Done, handed_out: Set[str] = frozenset()) -> None:
         self._metrics.reaction_tasks.inc(done.tasks)
         self._metrics.reaction_runs.inc(done.runs)
         self._metrics.reaction_suppressed.inc(done.suppressed)
         if done.ready:
-            self._board.stir(done.ready)
+            self._board.stir(done.ready - handed_out)
             if any(reaction_id in done.ready for reaction_id in self._agents_that_wait()):
                 self._launch_at_ms = now_ms()
 
@@ -339,13 +341,14 @@ class Matcher:
         if step.shards:
             done = await self._database.write(lambda tx: steps.catch_up(tx, step), step.size)
             if done is None:
+                self._lanes = {}  # the shards are not where they were thought to be: read them anew
                 raise _Outdated
-            for key in step.shards:
-                sweep.shards[key] = position
-            for reaction_id, number in done.joined:
+            for reaction_id, number in step.shards:
                 shard = self.catalog.watches[reaction_id].shards[number]
-                shard.position, shard.is_behind = position, False
-                del sweep.shards[reaction_id, number]
+                shard.position = sweep.shards[reaction_id, number] = position
+                if (reaction_id, number) in done.joined:
+                    shard.is_behind = False
+                    del sweep.shards[reaction_id, number]
             self._count(done)
         if not sweep.shards:
             self._sweeps.remove(sweep)
