@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from statistics import median
 from typing import Any
 
-from bench.lab import TapeServer, draft
+from bench.lab import TapeServer
 from bench.load import event, percentile
 from bench.options import NAMES, Options
 from bench.peers.queues import Figures, bare_loop, library
@@ -16,12 +16,14 @@ from bench.peers.servers import NotInstalled
 from bench.table import NOTHING, Table, count, milliseconds, ratio
 from tape.bus.hub import Hub
 from tape.client import AsyncTapeClient
+from tape.journal.entry import Draft
 from tape.journal.journal import Journal
+from tape.journal.payload import to_json
 from tape.proto import tape_pb2 as pb
 from tape.reactions import registry
 from tape.reactions.board import Board
 from tape.reactions.matcher import Matcher
-from tape.reactions.reaction import Reaction, checked
+from tape.reactions.reaction import Reaction
 from tape.reactions.states import HandlerKind
 from tape.store import Transaction, open_database
 
@@ -47,29 +49,18 @@ def run(options: Options) -> list[Table]:
 
 
 def _matching(options: Options) -> Table:
-    entries = options.scaled(40_000, 500)
+    entries = options.scaled(20_000, 500)
     counts = options.scaled(COUNTS, (10, 100))
     rows = []
     for kind in options.stores:
         for number in counts:
             options.tell(f"{TITLE}: {NAMES[kind]}, {number:,} reactions")
-            rounds = options.scaled(3, 1)
-            quiet = [
-                options.lab.run(_match(options.lab.fresh_store(kind), number, entries, fires=False))
-                for _ in range(rounds)
+            rounds = [
+                options.lab.run(_match(options.lab.fresh_store(kind), number, entries))
+                for _ in range(options.scaled(3, 1))
             ]
-            busy = [
-                options.lab.run(_match(options.lab.fresh_store(kind), number, entries, fires=True))
-                for _ in range(rounds)
-            ]
-            rows.append(
-                [
-                    f"{NAMES[kind]}: {number:,} reactions",
-                    count(median(rate for rate, _ in quiet)),
-                    count(median(rate for rate, _ in busy)),
-                    f"{median(share for _, share in busy):.2f}",
-                ]
-            )
+            quiet, busy, share = (median(figures) for figures in zip(*rounds, strict=True))
+            rows.append([f"{NAMES[kind]}: {number:,} reactions", count(quiet), count(busy), f"{share:.2f}"])
     notes = [
         "all reactions have one pattern and differ in the value that their predicate demands",
         "the matcher walks through a journal that is there already; tasks and positions are committed durably",
@@ -79,48 +70,52 @@ def _matching(options: Options) -> Table:
     return Table("Matching: entries against many reactions", columns, rows, notes)
 
 
-async def _match(store: str, reactions: int, entries: int, *, fires: bool) -> tuple[float, float]:
-    """Entries a second, and predicates evaluated for one."""
+async def _match(store: str, reactions: int, entries: int) -> tuple[float, float, float]:
+    """Entries a second that nobody wants, entries a second that somebody wants, and predicates evaluated for one."""
 
     def register(tx: Transaction) -> None:
         for number in range(reactions):
-            customer = f"customer-{number:06d}" if fires else f"nobody-{number:06d}"
-            wanted = Reaction(
-                f"r{number}", "", PATTERN, f'payload.customer == "{customer}" && payload.amount.value >= 0', _TASK
-            )
-            registry.register(tx, checked(wanted))
+            predicate = f'payload.customer == "customer-{number:06d}" && payload.amount.value >= 0'
+            registry.register(tx, Reaction(f"r{number}", "", PATTERN, predicate, HandlerKind.TASK))
 
     async with open_database(store) as database:
         journal = Journal(database)
         hub = Hub(database)
         await hub.start()
         await database.write(register)
-        for start in range(0, entries, 512):
-            numbers = range(start, min(start + 512, entries))
-            # With few reactions too, every entry is one that somebody wants.
-            drafts = [draft(number % 977 % reactions if fires else number) for number in numbers]
-            await journal.append(drafts)
         matcher = Matcher(hub, Board(database))
         await matcher.learn()
-        began = time.perf_counter()
-        await matcher.start()
-        while not matcher.is_settled_at(entries):
-            await asyncio.sleep(0.002)
-        seconds = time.perf_counter() - began
-        evaluated = database.metrics.evaluated._value.get()
-        await matcher.close()
+        rates = []
+        head = 0
+        for is_wanted in (False, True):
+            for start in range(0, entries, 512):
+                numbers = range(start, min(start + 512, entries))
+                await journal.append([_order(number, is_wanted, reactions) for number in numbers])
+            head += entries
+            before = database.metrics.evaluated._value.get()
+            began = time.perf_counter()
+            await matcher.start()
+            while not matcher.is_settled_at(head):
+                await asyncio.sleep(0.002)
+            rates.append(entries / (time.perf_counter() - began))
+            await matcher.close()
+        evaluated = (database.metrics.evaluated._value.get() - before) / entries
         await hub.close()
-    return entries / seconds, evaluated / entries
+    return rates[0], rates[1], evaluated
 
 
-_TASK = HandlerKind.TASK
+def _order(number: int, is_wanted: bool, reactions: int) -> Draft:
+    """An entry of the load, of a customer that a reaction waits for, or of one that nobody knows."""
+    subject, run_id, payload = event(number)
+    customer = f"customer-{number % reactions:06d}" if is_wanted else "nobody"
+    return Draft(subject=subject, run_id=run_id, payload_json=to_json({**payload, "customer": customer}))
 
 
 # ── draining ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _queues(options: Options) -> list[Table]:
-    jobs, probes = options.scaled((20_000, 300), (300, 10))
+    jobs, probes = options.scaled((10_000, 300), (300, 10))
     rounds = options.scaled(3, 1)
     measured: dict[str, list[Figures]] = {}
     missing: dict[str, str] = {}
@@ -190,7 +185,7 @@ def _latency_table(middle: dict[str, Figures], missing: dict[str, str], probes: 
 
 
 def _limits(options: Options) -> Table:
-    jobs = options.scaled(20_000, 300)
+    jobs = options.scaled(10_000, 300)
     rounds = options.scaled(3, 1)
     rows = []
     for kind in options.stores:
@@ -231,11 +226,10 @@ async def _measure(url: str, jobs: int, probes: int, fields: dict[str, int]) -> 
         return figures
 
 
-def _unlike(number: int) -> Any:
+def _unlike(number: int) -> Draft:
     """An entry with a subject of its own, so that a debounce coalesces nothing."""
-    subject, run_id, _ = event(number)
-    made = draft(number)
-    return type(made)(subject=f"{subject}/{number}", run_id=run_id, payload_json=made.payload_json)
+    subject, run_id, payload = event(number)
+    return Draft(subject=f"{subject}/{number}", run_id=run_id, payload_json=to_json(payload))
 
 
 async def _register(client: AsyncTapeClient, reaction_id: str, **fields: Any) -> None:
