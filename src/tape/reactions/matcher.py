@@ -199,7 +199,8 @@ class Matcher:
                 self._position = max(self._position, batch.position)
                 self._metrics.reaction_lag.set(max(self._hub.head - self._position, 0))
                 await self._launch()
-                for sweep in list(self._sweeps):
+                if self._sweeps:  # one a round, in turns: what is new does not wait for what is old
+                    self._sweeps.append(sweep := self._sweeps.pop(0))
                     await self._sweep(sweep)
                 await self._keep_up()
         finally:
@@ -236,7 +237,7 @@ class Matcher:
         return bool(self._mishaps) or any(position < self._position for position in self._lanes.values())
 
     async def _match(self, entries: Sequence[Entry]) -> None:
-        findings = await self._find(entries, self._scope(entries[0].global_seq))
+        findings = await self._find(entries, self._scope())
         self._merge_mishaps(findings)
         if findings.matches:
             await self._advance(findings, entries[-1].global_seq)
@@ -290,7 +291,7 @@ class Matcher:
         self._metrics.evaluated.inc(findings.evaluated)
         return findings
 
-    def _scope(self, first: int) -> Scope:
+    def _scope(self) -> Scope:
         """Shards of our lanes that are not behind, and lanes that have not come further than the entry."""
         positions = self._lanes
 
