@@ -57,7 +57,7 @@ def _matching(options: Options) -> Table:
             options.tell(f"{TITLE}: {NAMES[kind]}, {number:,} reactions")
             rounds = [
                 options.lab.run(_match(options.lab.fresh_store(kind), number, entries))
-                for _ in range(options.scaled(3, 1))
+                for _ in range(options.scaled(2, 1))
             ]
             quiet, busy, share = (median(figures) for figures in zip(*rounds, strict=True))
             rows.append([f"{NAMES[kind]}: {number:,} reactions", count(quiet), count(busy), f"{share:.2f}"])
@@ -115,7 +115,7 @@ def _order(number: int, is_wanted: bool, reactions: int) -> Draft:
 
 
 def _queues(options: Options) -> list[Table]:
-    jobs, probes = options.scaled((10_000, 300), (300, 10))
+    jobs, probes = options.scaled((5_000, 200), (300, 10))
     rounds = options.scaled(3, 1)
     measured: dict[str, list[Figures]] = {}
     missing: dict[str, str] = {}
@@ -185,7 +185,7 @@ def _latency_table(middle: dict[str, Figures], missing: dict[str, str], probes: 
 
 
 def _limits(options: Options) -> Table:
-    jobs = options.scaled(10_000, 300)
+    jobs = options.scaled(5_000, 300)
     rounds = options.scaled(3, 1)
     rows = []
     for kind in options.stores:

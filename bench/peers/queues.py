@@ -24,7 +24,10 @@ def library(module: str, dsn: str, jobs: int, probes: int) -> Figures:
     if not python.exists():
         raise NotInstalled("client not installed: make .venv/.bench")
     command = [str(python), "-m", module, dsn, str(jobs), str(probes)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise NotInstalled(f"not done within {TIMEOUT_S} s") from None
     if done.returncode:
         raise NotInstalled(f"failed: {done.stderr.strip().splitlines()[-1][:120]}")
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
