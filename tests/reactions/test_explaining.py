@@ -83,6 +83,7 @@ async def test_a_run_is_named_and_own_work_is_recognized(client: AsyncTapeClient
     await register(client, subject_pattern="/tape/**", handler_kind=AGENT, agent_app="a")
     await client.append("/tape/order/paid/1")
     await matched(client)
+    await matched(client)  # the run's own entry came with the match
     told = await client.explain_reaction("r", 1)
     assert told.outcome == f"The run {told.run_id} was begun for it."
     assert "its own work" not in told.outcome
