@@ -20,6 +20,9 @@ from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
 from tape.ledgers.counts import fold
+from tape.reactions.board import Board
+from tape.reactions.matcher import Matcher
+from tape.reactions.upkeep import purge_tasks
 from tape.security.artifacts import Artifacts
 from tape.security.audit import Audit
 from tape.security.identity import Authenticator
@@ -27,9 +30,6 @@ from tape.security.jwks import KeySet
 from tape.security.redaction import Redactor
 from tape.security.screening import Screening
 from tape.server.grpc.access import Access as GrpcAccess
-from tape.reactions.board import Board
-from tape.reactions.matcher import Matcher
-from tape.reactions.upkeep import purge_tasks
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.effects import EffectsDoor
 from tape.server.grpc.journal import JournalDoor
