@@ -19,6 +19,7 @@ QUESTIONS = (
     "append",
     "latency",
     "ledgers",
+    "reactions",
     "replay",
     "live",
     "stream",

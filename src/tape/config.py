@@ -47,6 +47,8 @@ class Settings:
     safe_types: str = ""
     artifacts: str = ""
     artifact_threshold_bytes: int = 32 << 10
+    match_reactions: bool = True
+    keep_tasks_h: int = 168
 
     def __post_init__(self) -> None:
         for name in (
@@ -57,6 +59,7 @@ class Settings:
             "subscriber_buffer_size",
             "max_subscribers_per_session",
             "artifact_threshold_bytes",
+            "keep_tasks_h",
         ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -165,7 +168,17 @@ def _convert(name: str, value: Any, wanted: type, source: str) -> Any:
     if source == "file" and isinstance(value, bool) is not (wanted is bool):
         raise InvalidConfig(f"{name} is {value!r} in tape.toml; it must be {wanted.__name__}.")
     try:
-        return wanted(value)
+        return _to_bool(value) if wanted is bool else wanted(value)
     except (TypeError, ValueError) as error:
         where = {"file": "tape.toml", "env": f"TAPE_{name.upper()}"}.get(source, f"--{name.replace('_', '-')}")
         raise InvalidConfig(f"{name} is {value!r} ({where}); it must be {wanted.__name__}.") from error
+
+
+def _to_bool(value: Any) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if isinstance(value, bool):
+        return value
+    try:
+        return words[str(value).lower()]
+    except KeyError:
+        raise ValueError(value) from None

@@ -604,6 +604,29 @@ class ArtifactStoreFailed(TapeError):
 
     code = "TAPE-1911"
     status = "UNAVAILABLE"
+
+
+# ── 18xx: reactions and tasks ────────────────────────────────────────────────────────────────────
+
+
+class InvalidReaction(InvalidInput):
+    """A reaction cannot be registered as it was given."""
+
+    code = "TAPE-1801"
+
+
+class TaskNotHeld(TapeError):
+    """The caller does not hold the lease of the task: it ran out and somebody else has the task, or it was settled."""
+
+    code = "TAPE-1802"
+    status = "FAILED_PRECONDITION"
+
+
+class ShardsApart(TapeError):
+    """The number of shards cannot change while the shards of a reaction stand at different places."""
+
+    code = "TAPE-1803"
+    status = "FAILED_PRECONDITION"
     retryable = True
 
 

@@ -23,6 +23,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     done = run_bench(
         "latency",
         "ledgers",
+        "reactions",
         "replay",
         "live",
         "stream",
@@ -45,6 +46,9 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "SQLite: INSERT, COMMIT",
         "SQLite: BeginEffect, CompleteEffect, 1 caller",
         "p50 ms at 10,000",
+        "SQLite: 100 reactions",
+        "Tape on SQLite",
+        "SQLite: rate_limit_per_s 1,000,000",
         "SQLite: SubscribeBySubject, one by one",
         "SQLite: Follow, in the batches that travel",
         "delivered/s",

@@ -67,6 +67,11 @@ class Hub:
         self.database.on_commit(self._committed)
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._catch_up())]
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the hub takes leave of everyone."""
+        return self._closing is not None
+
     async def close(self) -> None:
         """End every subscription with ServerStopping and stop following."""
         self._closing = ServerStopping("The server is shutting down; resume from the last global_seq you have seen.")

@@ -61,6 +61,7 @@ class Subscription:
         self._waiter: asyncio.Future[None] | None = None
         self._error: TapeError | None = None
         self._counted_errors = 0
+        self._is_nudged = False
 
     async def next(self, max_entries: int = MAX_PENDING, timeout: float | None = None) -> Batch:  # noqa: ASYNC109
         """The next entries as soon as there are any; an empty batch after `timeout` seconds without."""
@@ -68,6 +69,9 @@ class Subscription:
             self._count_errors()
             if self._error is not None:
                 raise self._error
+            if self._is_nudged:
+                self._is_nudged = False
+                return Batch([], self.position)
             if not self._live:
                 if self.position >= self._hub.head:
                     self._live = True
@@ -86,6 +90,11 @@ class Subscription:
         """Leave the hub; nothing is delivered any more."""
         self._count_errors()
         self._hub.leave(self)
+
+    def nudge(self) -> None:
+        """Let whoever waits in `next()` come back at once, with nothing."""
+        self._is_nudged = True
+        self._wake()
 
     # ── called by the hub, on the event loop ─────────────────────────────────────────────────────
 

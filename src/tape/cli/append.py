@@ -104,6 +104,7 @@ class _Filter:
 def _as_entry(draft: Draft) -> Entry:
     """The draft as an entry that has no place yet."""
     fields = msgspec.structs.asdict(draft)
+    del fields["cause"]  # that is kept beside the journal, not in it
     return Entry(global_seq=0, seq=0, ts_ms=time.time_ns() // 1_000_000, chain=b"", **fields)
 
 

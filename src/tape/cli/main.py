@@ -18,12 +18,14 @@ from tape.cli import (
     migrate,
     obligations,
     prune,
+    reactions,
     reactors,
     relay,
     runs,
     serve,
     signal,
     tail,
+    tasks,
     token,
     values,
     verify,
@@ -56,6 +58,8 @@ for command in (
     app.command()(command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(values.app, name="values")
+app.add_typer(reactions.app, name="reactions")
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(cel.app, name="cel")
 app.add_typer(demo.app, name="demo")
 

@@ -36,6 +36,13 @@ def serve(
     shutdown_grace_s: Annotated[
         float | None, typer.Option(help="Seconds that calls have to finish. [default: 5]")
     ] = None,
+    match_reactions: Annotated[
+        bool | None,
+        typer.Option(help="Whether this server turns entries into tasks and runs. [default: match-reactions]"),
+    ] = None,
+    keep_tasks_h: Annotated[
+        int | None, typer.Option(help="Hours after which done and dropped tasks are removed. [default: 168]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [default: info]")] = None,
     auth_jwks: Annotated[str | None, typer.Option(help="Keys to check tokens with: a JWKS file or URL.")] = None,
     auth_issuer: Annotated[str | None, typer.Option(help="Take tokens of this issuer only.")] = None,
@@ -93,6 +100,8 @@ def serve(
         "queue_bytes": queue_bytes,
         "readers": readers,
         "shutdown_grace_s": shutdown_grace_s,
+        "match_reactions": match_reactions,
+        "keep_tasks_h": keep_tasks_h,
         "log_level": log_level,
         "auth_jwks": auth_jwks,
         "auth_issuer": auth_issuer,

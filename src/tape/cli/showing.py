@@ -37,6 +37,9 @@ _COLOURS = {
     "compensating": "magenta",
     "cancelled": "magenta",
     "reconciled": "magenta",
+    "claimed": "cyan",
+    "done": "green",
+    "dlq": "red",
 }
 _AGES = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 

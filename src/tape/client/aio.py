@@ -14,6 +14,7 @@ from tape.client.batching import Batcher
 from tape.client.channel import DEFAULT_URL, Channel
 from tape.client.credentials import Credentials
 from tape.client.ledgers import LedgerCalls
+from tape.client.reactions import ReactionCalls
 from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
 from tape.journal.entry import Draft, Entry
 from tape.journal.payload import to_json
@@ -28,7 +29,7 @@ LAST_RECONNECT_S = 2.0
 _COMES_BACK = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
 
-class AsyncTapeClient(LedgerCalls):
+class AsyncTapeClient(LedgerCalls, ReactionCalls):
     """A connection to one server. Use as an async context manager, or call `close()`.
 
     With a `lease_owner` every call says who makes it, and the server holds it to the leases of runs.
@@ -79,6 +80,8 @@ class AsyncTapeClient(LedgerCalls):
         trace = current_trace()
         if trace is not NO_TRACE and "trace_id" not in fields:
             fields |= trace._asdict()
+        elif trace.cause:
+            fields.setdefault("cause", trace.cause)
         return (await self.append_many([Draft(subject=subject, payload_json=to_json(payload), **fields)]))[0]
 
     async def append_many(self, drafts: Sequence[Draft], *, request_id: str = "") -> list[int]:
@@ -224,6 +227,15 @@ class AsyncTapeClient(LedgerCalls):
         request = pb.WatchValueRequest(namespace=namespace, key=key, from_version=from_version)
         return self._channel.stream("WatchValue", request)
 
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────
+
+    def dispatch_tasks(self, requests: AsyncIterator[pb.DispatchRequest]) -> AsyncIterator[pb.DispatchReply]:
+        """Tasks as they come, for a dispatcher that reports on the same stream; see `DispatchTasks`.
+
+        The first request names the owner, the reactions and the window. Ends when `requests` does.
+        """
+        return self._channel.converse("DispatchTasks", requests)
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     async def _call(self, name: str, request: Any) -> Any:
@@ -253,6 +265,8 @@ def add_draft(request: pb.AppendRequest, draft: Draft) -> None:
         on_wire.tenant = draft.tenant
         on_wire.user = draft.user
         on_wire.session = draft.session
+    if draft.cause:
+        on_wire.cause = draft.cause
 
 
 def to_entry(event: pb.EventEntry) -> Entry:

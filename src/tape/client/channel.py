@@ -18,6 +18,7 @@ from tape.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 DEFAULT_URL = "tape://localhost:7878"
 ERROR_CODE_KEY = "tape-error-code"
 OWNER_KEY = "tape-lease-owner"
+CAUSE_KEY = "tape-cause"
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -94,6 +95,17 @@ class Channel:
         finally:
             call.cancel()
 
+    async def converse(self, name: str, requests: AsyncIterator[Message]) -> AsyncIterator[Any]:
+        """A call that sends and receives as both sides like; leaving the loop cancels it."""
+        call = self._bound(name)(requests, metadata=await self._metadata())
+        try:
+            async for reply in call:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise_meant(error, self.url)
+        finally:
+            call.cancel()
+
     async def open_stream(self, name: str) -> Any:
         """A call that sends and receives many messages."""
         return self._bound(name)(metadata=await self._credentials.metadata())
@@ -106,7 +118,11 @@ class Channel:
         """Who calls, what proves it, and the span the call belongs to."""
         identity = self._owner + await self._credentials.metadata()
         trace = current_trace()
-        return identity if trace is NO_TRACE else (*identity, ("traceparent", to_traceparent(trace)))
+        if trace is NO_TRACE:
+            return identity
+        if trace.trace_id:
+            identity = (*identity, ("traceparent", to_traceparent(trace)))
+        return (*identity, (CAUSE_KEY, trace.cause)) if trace.cause else identity
 
     def _bound(self, name: str) -> Callable[..., Any]:
         call = self._calls.get(name)

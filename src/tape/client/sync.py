@@ -143,6 +143,21 @@ class TapeClient:
     delete_session = _blocking(AsyncTapeClient.delete_session)
     append_event = _blocking(AsyncTapeClient.append_event)
 
+    register_reaction = _blocking(AsyncTapeClient.register_reaction)
+    deregister_reaction = _blocking(AsyncTapeClient.deregister_reaction)
+    list_reactions = _blocking(AsyncTapeClient.list_reactions)
+    get_reaction_stats = _blocking(AsyncTapeClient.get_reaction_stats)
+    explain_reaction = _blocking(AsyncTapeClient.explain_reaction)
+    test_reaction = _blocking(AsyncTapeClient.test_reaction)
+    claim_tasks = _blocking(AsyncTapeClient.claim_tasks)
+    complete_task = _blocking(AsyncTapeClient.complete_task)
+    nack_task = _blocking(AsyncTapeClient.nack_task)
+    settle_tasks = _blocking(AsyncTapeClient.settle_tasks)
+    list_tasks = _blocking(AsyncTapeClient.list_tasks)
+    get_task = _blocking(AsyncTapeClient.get_task)
+    redrive_tasks = _blocking(AsyncTapeClient.redrive_tasks)
+    drop_tasks = _blocking(AsyncTapeClient.drop_tasks)
+
     async def _connect(self) -> AsyncTapeClient:
         return AsyncTapeClient(self.url, **self._who)  # a channel belongs to the loop it is made on
 

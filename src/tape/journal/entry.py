@@ -23,7 +23,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """An entry before it has its place in the order.
 
     Without a `run_id` it belongs to the run `log`. `kind` is the subject's and need not be given.
-    `schema_version` is the producer's: consumers branch on it when a payload's shape changes.
+    `schema_version` is the producer's: consumers branch on it when a payload's shape changes. `cause` is the
+    reaction whose work writes this; it is kept beside the journal.
     """
 
     subject: str
@@ -37,6 +38,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tenant: str = ""
     user: str = ""
     session: str = ""
+    cause: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -92,6 +94,7 @@ def checked(draft: Draft, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Draft:
     check_id("tenant", draft.tenant)
     check_id("user", draft.user)
     check_id("session", draft.session)
+    check_id("cause", draft.cause)
     if not 0 <= draft.schema_version <= MAX_SCHEMA_VERSION:
         raise InvalidInput(f"schema_version {draft.schema_version} must lie between 0 and {MAX_SCHEMA_VERSION}.")
     if draft.trace_id or draft.span_id or draft.parent_span_id:

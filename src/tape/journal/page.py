@@ -50,6 +50,7 @@ class Page:
         self._undo: list[tuple[str, int]] = []
         self._entries: list[Entry] = []
         self._requests: list[tuple[str, int, int, int]] = []
+        self._causes: list[tuple[int, str]] = []
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Give checked drafts their places, one after the other."""
@@ -76,6 +77,8 @@ class Page:
                 draft.user,
                 draft.session,
             )
+            if draft.cause:
+                self._causes.append((global_seq, draft.cause))
             chain = link(chain, canonical(global_seq, seq, ts_ms, draft.schema_version, texts))
             entries.append(
                 Entry(
@@ -129,6 +132,8 @@ class Page:
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
         self._global_seq, self._chain, count, requests = mark
+        while self._causes and self._causes[-1][0] > self._global_seq:
+            self._causes.pop()
         del self._requests[requests:]
         while len(self._entries) > count:
             self._entries.pop()
@@ -143,6 +148,8 @@ class Page:
             return
         tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
         tx.insert("tape_append_requests", ("request_id", "first_global_seq", "entries", "ts_ms"), self._requests)
+        if self._causes:
+            tx.insert("tape_entry_causes", ("global_seq", "reaction_id"), self._causes)
         touched = {entry.run_id for entry in self._entries}
         tx.upsert(
             "tape_run_heads",

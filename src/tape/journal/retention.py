@@ -52,6 +52,7 @@ def _remove_below(tx: Transaction, oldest: int, total: int | None) -> int:
     row = tx.one("SELECT chain FROM tape_journal WHERE global_seq = ?", oldest - 1)
     anchor = row[0] if row else before.anchor
     removed = tx.execute("DELETE FROM tape_journal WHERE global_seq < ?", oldest)
+    tx.execute("DELETE FROM tape_entry_causes WHERE global_seq < ?", oldest)
     tx.execute("UPDATE tape_head SET oldest = ?, anchor = ? WHERE id = 1", oldest, anchor)
     if total is not None:
         facts = {"oldest": oldest, "removed": total, "anchor": anchor.hex()}

@@ -138,10 +138,20 @@ def with_cursor(tx: Transaction, run: Run) -> Run:
 # ── life of a run ────────────────────────────────────────────────────────────────────────────────
 
 
-def begin(tx: Transaction, wanted: Run, *, owner: str, lease_ms: int, trace: Trace = NO_TRACE) -> tuple[Run, bool]:
+def begin(
+    tx: Transaction,
+    wanted: Run,
+    *,
+    owner: str,
+    lease_ms: int,
+    trace: Trace = NO_TRACE,
+    about: Mapping[str, Any] | None = None,
+    is_recoverable: bool = False,
+) -> tuple[Run, bool]:
     """Begin a run, or take it up again: the same invocation is the same run. True if it was there already.
 
-    `wanted` carries the four ids and who the run acts for; the rest is filled in here.
+    `wanted` carries the four ids and who the run acts for; the rest is filled in here. `about` goes into
+    the entry of a new run; one that is recoverable is free for whoever comes first.
     """
     for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
         check_id(name, getattr(wanted, name))
@@ -160,7 +170,7 @@ def begin(tx: Transaction, wanted: Run, *, owner: str, lease_ms: int, trace: Tra
         run_id=str(uuid.uuid4()),
         status=RunStatus.RUNNING,
         lease_owner=owner,
-        lease_expires_at_ms=now + _lease(lease_ms),
+        lease_expires_at_ms=now - 1 if is_recoverable else now + _lease(lease_ms),
         started_at_ms=now,
     )
     insert(tx, "tape_runs", run)
@@ -175,6 +185,7 @@ def begin(tx: Transaction, wanted: Run, *, owner: str, lease_ms: int, trace: Tra
         "subject": run.subject,
         "agent_id": run.agent_id,
         "aiplex_instance_id": run.aiplex_instance_id,
+        **(about or {}),
     }
     journal(tx, run, _subject(run, "running"), payload, trace)
     return run, False

@@ -125,9 +125,7 @@ def _journal(tx: Transaction, subject: str, namespace: str, payload: dict[str, o
         kind="value",
         run_id=run_of(namespace),
         payload_json=msgspec.json.encode(payload).decode(),
-        trace_id=trace.trace_id,
-        span_id=trace.span_id,
-        parent_span_id=trace.parent_span_id,
+        **trace._asdict(),
     )
     return append(tx, [draft])[0].ts_ms
 

@@ -1016,7 +1016,7 @@ class EventEntry(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., chain: _Optional[bytes] = ...) -> None: ...
 
 class Reaction(_message.Message):
-    __slots__ = ("reaction_id", "name", "subject_pattern", "predicate_cel", "handler_kind", "agent_app", "publish_target", "max_concurrency", "rate_limit_per_s", "debounce_ms", "retry_max", "retry_backoff_ms", "dlq_after_n", "num_shards", "created_at_ms", "deleted", "bootstrap_from_head")
+    __slots__ = ("reaction_id", "name", "subject_pattern", "predicate_cel", "handler_kind", "agent_app", "publish_target", "max_concurrency", "rate_limit_per_s", "debounce_ms", "retry_max", "retry_backoff_ms", "dlq_after_n", "num_shards", "created_at_ms", "deleted", "bootstrap_from_head", "from_global_seq", "backfill", "allow_self", "strict_order", "updated_at_ms")
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
@@ -1034,6 +1034,11 @@ class Reaction(_message.Message):
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_FROM_HEAD_FIELD_NUMBER: _ClassVar[int]
+    FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    BACKFILL_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_SELF_FIELD_NUMBER: _ClassVar[int]
+    STRICT_ORDER_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     reaction_id: str
     name: str
     subject_pattern: str
@@ -1051,7 +1056,12 @@ class Reaction(_message.Message):
     created_at_ms: int
     deleted: bool
     bootstrap_from_head: bool
-    def __init__(self, reaction_id: _Optional[str] = ..., name: _Optional[str] = ..., subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., handler_kind: _Optional[_Union[HandlerKind, str]] = ..., agent_app: _Optional[str] = ..., publish_target: _Optional[str] = ..., max_concurrency: _Optional[int] = ..., rate_limit_per_s: _Optional[int] = ..., debounce_ms: _Optional[int] = ..., retry_max: _Optional[int] = ..., retry_backoff_ms: _Optional[int] = ..., dlq_after_n: _Optional[int] = ..., num_shards: _Optional[int] = ..., created_at_ms: _Optional[int] = ..., deleted: bool = ..., bootstrap_from_head: bool = ...) -> None: ...
+    from_global_seq: int
+    backfill: bool
+    allow_self: bool
+    strict_order: bool
+    updated_at_ms: int
+    def __init__(self, reaction_id: _Optional[str] = ..., name: _Optional[str] = ..., subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., handler_kind: _Optional[_Union[HandlerKind, str]] = ..., agent_app: _Optional[str] = ..., publish_target: _Optional[str] = ..., max_concurrency: _Optional[int] = ..., rate_limit_per_s: _Optional[int] = ..., debounce_ms: _Optional[int] = ..., retry_max: _Optional[int] = ..., retry_backoff_ms: _Optional[int] = ..., dlq_after_n: _Optional[int] = ..., num_shards: _Optional[int] = ..., created_at_ms: _Optional[int] = ..., deleted: bool = ..., bootstrap_from_head: bool = ..., from_global_seq: _Optional[int] = ..., backfill: bool = ..., allow_self: bool = ..., strict_order: bool = ..., updated_at_ms: _Optional[int] = ...) -> None: ...
 
 class DeregisterReactionRequest(_message.Message):
     __slots__ = ("reaction_id",)
@@ -1078,7 +1088,7 @@ class ListReactionsResponse(_message.Message):
     def __init__(self, reactions: _Optional[_Iterable[_Union[Reaction, _Mapping]]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id")
+    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id", "completed_at_ms", "first_global_seq", "coalesced", "redriven")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -1095,6 +1105,10 @@ class Task(_message.Message):
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    COALESCED_FIELD_NUMBER: _ClassVar[int]
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     reaction_id: str
     shard: int
@@ -1111,23 +1125,29 @@ class Task(_message.Message):
     created_at_ms: int
     trace_id: str
     parent_span_id: str
-    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ...) -> None: ...
+    completed_at_ms: int
+    first_global_seq: int
+    coalesced: int
+    redriven: int
+    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., completed_at_ms: _Optional[int] = ..., first_global_seq: _Optional[int] = ..., coalesced: _Optional[int] = ..., redriven: _Optional[int] = ...) -> None: ...
 
 class ClaimTasksRequest(_message.Message):
-    __slots__ = ("reaction_id", "shard", "owner", "lease_ms", "max", "now_ms")
+    __slots__ = ("reaction_id", "shard", "owner", "lease_ms", "max", "now_ms", "task_ids")
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
     reaction_id: str
     shard: int
     owner: str
     lease_ms: int
     max: int
     now_ms: int
-    def __init__(self, reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., max: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
+    task_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., max: _Optional[int] = ..., now_ms: _Optional[int] = ..., task_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ClaimTasksResponse(_message.Message):
     __slots__ = ("tasks",)
@@ -1168,14 +1188,16 @@ class NackTaskResponse(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
-    __slots__ = ("reaction_id", "status", "limit")
+    __slots__ = ("reaction_id", "status", "limit", "before_global_seq")
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
     reaction_id: str
     status: TaskStatus
     limit: int
-    def __init__(self, reaction_id: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., limit: _Optional[int] = ...) -> None: ...
+    before_global_seq: int
+    def __init__(self, reaction_id: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., limit: _Optional[int] = ..., before_global_seq: _Optional[int] = ...) -> None: ...
 
 class ListTasksResponse(_message.Message):
     __slots__ = ("tasks",)
@@ -1388,7 +1410,7 @@ class AppendEventResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[EventRecord, _Mapping]] = ..., last_update_time_ms: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("subject", "payload_json", "kind", "run_id", "schema_version", "trace_id", "span_id", "parent_span_id", "tenant", "user", "session")
+    __slots__ = ("subject", "payload_json", "kind", "run_id", "schema_version", "trace_id", "span_id", "parent_span_id", "tenant", "user", "session", "cause")
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -1400,6 +1422,7 @@ class Draft(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     subject: str
     payload_json: str
     kind: str
@@ -1411,7 +1434,8 @@ class Draft(_message.Message):
     tenant: str
     user: str
     session: str
-    def __init__(self, subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., kind: _Optional[str] = ..., run_id: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+    cause: str
+    def __init__(self, subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., kind: _Optional[str] = ..., run_id: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ("drafts", "request_id")
@@ -1502,3 +1526,261 @@ class ListRunsResponse(_message.Message):
     RUNS_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[RunState]
     def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
+
+class DispatchRequest(_message.Message):
+    __slots__ = ("owner", "reaction_ids", "lease_ms", "window", "completed", "failed", "renew", "shard", "is_one_shard", "released")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    REACTION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    IS_ONE_SHARD_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    reaction_ids: _containers.RepeatedScalarFieldContainer[str]
+    lease_ms: int
+    window: int
+    completed: _containers.RepeatedScalarFieldContainer[str]
+    failed: _containers.RepeatedCompositeFieldContainer[TaskFailure]
+    renew: _containers.RepeatedScalarFieldContainer[str]
+    shard: int
+    is_one_shard: bool
+    released: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, owner: _Optional[str] = ..., reaction_ids: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., window: _Optional[int] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., renew: _Optional[_Iterable[str]] = ..., shard: _Optional[int] = ..., is_one_shard: bool = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TaskFailure(_message.Message):
+    __slots__ = ("task_id", "error", "permanent")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PERMANENT_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    error: str
+    permanent: bool
+    def __init__(self, task_id: _Optional[str] = ..., error: _Optional[str] = ..., permanent: bool = ...) -> None: ...
+
+class DispatchReply(_message.Message):
+    __slots__ = ("tasks", "settled", "renewed", "refused")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    settled: _containers.RepeatedCompositeFieldContainer[Task]
+    renewed: _containers.RepeatedCompositeFieldContainer[Task]
+    refused: _containers.RepeatedCompositeFieldContainer[TaskRefusal]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., settled: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., renewed: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[TaskRefusal, _Mapping]]] = ...) -> None: ...
+
+class TaskRefusal(_message.Message):
+    __slots__ = ("task_id", "error_code", "error_message")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    error_code: str
+    error_message: str
+    def __init__(self, task_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class SettleTasksRequest(_message.Message):
+    __slots__ = ("owner", "completed", "failed", "released")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    completed: _containers.RepeatedScalarFieldContainer[str]
+    failed: _containers.RepeatedCompositeFieldContainer[TaskFailure]
+    released: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, owner: _Optional[str] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SettleTasksResponse(_message.Message):
+    __slots__ = ("settled", "refused")
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    settled: _containers.RepeatedCompositeFieldContainer[Task]
+    refused: _containers.RepeatedCompositeFieldContainer[TaskRefusal]
+    def __init__(self, settled: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[TaskRefusal, _Mapping]]] = ...) -> None: ...
+
+class GetTaskRequest(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    def __init__(self, task_id: _Optional[str] = ...) -> None: ...
+
+class TaskFilter(_message.Message):
+    __slots__ = ("reaction_id", "error_contains", "subject_pattern", "created_after_ms", "created_before_ms")
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    error_contains: str
+    subject_pattern: str
+    created_after_ms: int
+    created_before_ms: int
+    def __init__(self, reaction_id: _Optional[str] = ..., error_contains: _Optional[str] = ..., subject_pattern: _Optional[str] = ..., created_after_ms: _Optional[int] = ..., created_before_ms: _Optional[int] = ...) -> None: ...
+
+class RedriveTasksRequest(_message.Message):
+    __slots__ = ("task_ids", "filter", "everything", "limit")
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    task_ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: TaskFilter
+    everything: bool
+    limit: int
+    def __init__(self, task_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., everything: bool = ..., limit: _Optional[int] = ...) -> None: ...
+
+class RedriveTasksResponse(_message.Message):
+    __slots__ = ("redriven", "more")
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    redriven: int
+    more: bool
+    def __init__(self, redriven: _Optional[int] = ..., more: bool = ...) -> None: ...
+
+class DropTasksRequest(_message.Message):
+    __slots__ = ("task_ids", "filter", "everything", "limit", "reason")
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    task_ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: TaskFilter
+    everything: bool
+    limit: int
+    reason: str
+    def __init__(self, task_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., everything: bool = ..., limit: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DropTasksResponse(_message.Message):
+    __slots__ = ("dropped", "more")
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    dropped: int
+    more: bool
+    def __init__(self, dropped: _Optional[int] = ..., more: bool = ...) -> None: ...
+
+class ExplainReactionRequest(_message.Message):
+    __slots__ = ("reaction_id", "global_seq")
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    global_seq: int
+    def __init__(self, reaction_id: _Optional[str] = ..., global_seq: _Optional[int] = ...) -> None: ...
+
+class ExplainReactionResponse(_message.Message):
+    __slots__ = ("matched", "verdict", "decided_by", "predicate_trace_json", "predicate_trace", "outcome", "task", "run_id", "entry", "reaction")
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_TRACE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_TRACE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    REACTION_FIELD_NUMBER: _ClassVar[int]
+    matched: bool
+    verdict: str
+    decided_by: str
+    predicate_trace_json: str
+    predicate_trace: str
+    outcome: str
+    task: Task
+    run_id: str
+    entry: EventEntry
+    reaction: Reaction
+    def __init__(self, matched: bool = ..., verdict: _Optional[str] = ..., decided_by: _Optional[str] = ..., predicate_trace_json: _Optional[str] = ..., predicate_trace: _Optional[str] = ..., outcome: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., run_id: _Optional[str] = ..., entry: _Optional[_Union[EventEntry, _Mapping]] = ..., reaction: _Optional[_Union[Reaction, _Mapping]] = ...) -> None: ...
+
+class TestReactionRequest(_message.Message):
+    __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq", "to_global_seq", "samples", "bucket_ms")
+    SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_CEL_FIELD_NUMBER: _ClassVar[int]
+    FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    TO_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_MS_FIELD_NUMBER: _ClassVar[int]
+    subject_pattern: str
+    predicate_cel: str
+    from_global_seq: int
+    to_global_seq: int
+    samples: int
+    bucket_ms: int
+    def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., to_global_seq: _Optional[int] = ..., samples: _Optional[int] = ..., bucket_ms: _Optional[int] = ...) -> None: ...
+
+class TestReactionResponse(_message.Message):
+    __slots__ = ("examined", "matched", "errors", "last_error", "buckets", "samples", "from_global_seq", "to_global_seq")
+    EXAMINED_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    TO_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    examined: int
+    matched: int
+    errors: int
+    last_error: str
+    buckets: _containers.RepeatedCompositeFieldContainer[TestBucket]
+    samples: _containers.RepeatedCompositeFieldContainer[EventEntry]
+    from_global_seq: int
+    to_global_seq: int
+    def __init__(self, examined: _Optional[int] = ..., matched: _Optional[int] = ..., errors: _Optional[int] = ..., last_error: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[TestBucket, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[EventEntry, _Mapping]]] = ..., from_global_seq: _Optional[int] = ..., to_global_seq: _Optional[int] = ...) -> None: ...
+
+class TestBucket(_message.Message):
+    __slots__ = ("start_ms", "matched")
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    start_ms: int
+    matched: int
+    def __init__(self, start_ms: _Optional[int] = ..., matched: _Optional[int] = ...) -> None: ...
+
+class GetReactionStatsRequest(_message.Message):
+    __slots__ = ("reaction_id",)
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    def __init__(self, reaction_id: _Optional[str] = ...) -> None: ...
+
+class GetReactionStatsResponse(_message.Message):
+    __slots__ = ("stats", "head")
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    stats: _containers.RepeatedCompositeFieldContainer[ReactionStats]
+    head: int
+    def __init__(self, stats: _Optional[_Iterable[_Union[ReactionStats, _Mapping]]] = ..., head: _Optional[int] = ...) -> None: ...
+
+class ReactionStats(_message.Message):
+    __slots__ = ("reaction_id", "position", "lag", "matched", "suppressed", "predicate_errors", "last_predicate_error", "last_error_global_seq", "pending", "claimed", "dlq", "oldest_pending_ms", "is_catching_up")
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LAST_PREDICATE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    DLQ_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PENDING_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_CATCHING_UP_FIELD_NUMBER: _ClassVar[int]
+    reaction_id: str
+    position: int
+    lag: int
+    matched: int
+    suppressed: int
+    predicate_errors: int
+    last_predicate_error: str
+    last_error_global_seq: int
+    pending: int
+    claimed: int
+    dlq: int
+    oldest_pending_ms: int
+    is_catching_up: bool
+    def __init__(self, reaction_id: _Optional[str] = ..., position: _Optional[int] = ..., lag: _Optional[int] = ..., matched: _Optional[int] = ..., suppressed: _Optional[int] = ..., predicate_errors: _Optional[int] = ..., last_predicate_error: _Optional[str] = ..., last_error_global_seq: _Optional[int] = ..., pending: _Optional[int] = ..., claimed: _Optional[int] = ..., dlq: _Optional[int] = ..., oldest_pending_ms: _Optional[int] = ..., is_catching_up: bool = ...) -> None: ...

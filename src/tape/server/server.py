@@ -20,6 +20,9 @@ from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
 from tape.ledgers.counts import fold
+from tape.reactions.board import Board
+from tape.reactions.matcher import Matcher
+from tape.reactions.upkeep import purge_tasks
 from tape.security.artifacts import Artifacts
 from tape.security.audit import Audit
 from tape.security.identity import Authenticator
@@ -30,8 +33,10 @@ from tape.server.grpc.access import Access as GrpcAccess
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.effects import EffectsDoor
 from tape.server.grpc.journal import JournalDoor
+from tape.server.grpc.reactions import ReactionsDoor
 from tape.server.grpc.runs import RunsDoor
 from tape.server.grpc.sessions import SessionsDoor
+from tape.server.grpc.tasks import TasksDoor
 from tape.server.grpc.values import ValuesDoor
 from tape.server.http.access import Access as HttpAccess
 from tape.server.http.app import Doors, build_app
@@ -72,6 +77,8 @@ class Server:
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self._authenticator = _authenticator(settings)
+        self.board = Board(self.database)
+        self.matcher = Matcher(self.hub, self.board)
         self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""
@@ -87,6 +94,9 @@ class Server:
             if self._authenticator is not None:
                 await self._authenticator.keys.start()
             await self.hub.start()
+            await self.board.start()
+            if self.settings.match_reactions:
+                await self.matcher.start()
             await self._open_grpc()
             if self.settings.http_listen:
                 self._open_http()
@@ -106,6 +116,8 @@ class Server:
             self._http.should_exit = True
         await asyncio.sleep(0)  # the doors stop accepting before streams are told to leave
         self._journal_door.end_append_streams()
+        await self.matcher.close()
+        await self.board.close()
         await self.hub.close()
         await asyncio.gather(*doors)
         for task in self._tasks:
@@ -141,6 +153,8 @@ class Server:
             RunsDoor(self.journal),
             EffectsDoor(self.journal),
             SessionsDoor(self.journal),
+            ReactionsDoor(self.journal, self.matcher),
+            TasksDoor(self.journal, self.board),
         ]
         server.add_generic_rpc_handlers((handlers(doors, self.metrics, GrpcAccess(self._authenticator, self.audit)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -196,6 +210,7 @@ class Server:
         while True:
             try:
                 await self.database.write(forget_requests)
+                await purge_tasks(self.database, self.settings.keep_tasks_h)
             except TapeError as error:
                 log.warning("housekeeping failed, trying again later: %s", error)
             await asyncio.sleep(HOUSEKEEPING_S)

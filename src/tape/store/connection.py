@@ -51,6 +51,10 @@ class Connection(Reader):
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
         """Insert rows, or overwrite the ones whose keys exist. `columns` includes the keys."""
 
+    def notify(self, channel: str) -> None:
+        """Wake other processes that listen to the channel after the commit, where the database can."""
+        return
+
     @abstractmethod
     def begin(self) -> None:
         """Begin a transaction that excludes every other writer of this database until it ends."""

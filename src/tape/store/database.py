@@ -16,6 +16,9 @@ from tape.telemetry.metrics import Metrics
 
 T = TypeVar("T")
 
+# The channel on which new entries are told.
+JOURNAL = "tape_journal"
+
 
 class Database(ABC):
     """A database and everything this process does with it. Use as an async context manager."""
@@ -47,8 +50,11 @@ class Database(ABC):
         """A new connection; raises StoreUnavailable where there is no database to connect to."""
 
     @abstractmethod
-    def changes(self) -> AsyncIterator[None]:
-        """Yields whenever another process may have committed. Survives restarts of the database."""
+    def changes(self, channel: str = JOURNAL) -> AsyncIterator[None]:
+        """Yields whenever another process may have committed, or has notified the channel.
+
+        Survives restarts of the database.
+        """
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -18,7 +18,7 @@ from tape.errors import (
     TapeError,
 )
 from tape.store.connection import Connection, Row, placeholders, upsert_sql
-from tape.store.database import Database
+from tape.store.database import JOURNAL, Database
 
 try:
     import psycopg
@@ -139,6 +139,9 @@ class PostgresConnection(Connection):
             sql = upsert_sql(table, keys, columns, f"SELECT * FROM unnest({arrays})")
             self.execute(sql, *(list(column) for column in zip(*rows, strict=True)))
 
+    def notify(self, channel: str) -> None:
+        self.execute("SELECT pg_notify(?, '')", channel)
+
     @_translated
     def begin(self) -> None:
         self._is_release_due = False
@@ -217,8 +220,8 @@ class PostgresDatabase(Database):
         """The address as libpq takes it."""
         return "postgresql://" + self.url.partition("://")[2]
 
-    async def changes(self) -> AsyncIterator[None]:
-        """LISTENs to the journal; after a lost connection it listens again and asks for a look.
+    async def changes(self, channel: str = JOURNAL) -> AsyncIterator[None]:
+        """LISTENs to the journal, or to another channel; after a lost connection it listens again and asks for a look.
 
         What this process commits needs no wake-up: it reaches the hub from memory.
         """
@@ -235,7 +238,7 @@ class PostgresDatabase(Database):
                 await asyncio.sleep(RECONNECT_PAUSE_S)
                 continue
             try:
-                await connection.execute("LISTEN tape_journal")
+                await connection.execute(f"LISTEN {channel}")
                 while True:
                     yield
                     async for notice in connection.notifies(timeout=POLL_S):

@@ -20,7 +20,7 @@ import msgspec
 
 from tape.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreUnavailable, TapeError
 from tape.store.connection import Connection, Row, placeholders, upsert_sql
-from tape.store.database import Database
+from tape.store.database import JOURNAL, Database
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class SqliteDatabase(Database):
     def connect(self, *, read_only: bool = False) -> SqliteConnection:
         return SqliteConnection(self.path, read_only=read_only, durable=self.durable)
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def changes(self, channel: str = JOURNAL) -> AsyncIterator[None]:
         """A look ten times a second: SQLite has no way to call."""
         while True:
             yield

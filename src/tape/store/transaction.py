@@ -36,6 +36,7 @@ class Transaction:
         self.memory = connection.memory
         self._participants: dict[type[Participant], Participant] = {}
         self.announcements: list[Any] = []
+        self._notices: set[str] = set()
         self.dialect: Dialect = connection.dialect
         self.query = connection.query
         self.one = connection.one
@@ -61,6 +62,10 @@ class Transaction:
         """Hand these to the database's listener, in order, once the commit is durable."""
         self.announcements.extend(things)
 
+    def notify(self, channel: str) -> None:
+        """Let other processes that listen to the channel look, once this is committed."""
+        self._notices.add(channel)
+
     def mark(self) -> dict[type[Participant], object]:
         """The state of every participant, for `rewind`."""
         return {kind: participant.mark() for kind, participant in self._participants.items()}
@@ -77,3 +82,5 @@ class Transaction:
         """Let every participant write out what it holds."""
         for participant in self._participants.values():
             participant.flush()
+        for channel in self._notices:
+            self._connection.notify(channel)

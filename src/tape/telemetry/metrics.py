@@ -49,6 +49,23 @@ class Metrics:
 
         self.predicate_errors = counter("predicate_errors", "Entries passed over because a predicate failed on them")
 
+        self.reactions = gauge("reactions", "Reactions that this server knows")
+        self.lanes = gauge("reaction_lanes", "Lanes that this server matches")
+        self.reaction_lag = gauge("reaction_lag", "Entries between the head and what this server has matched")
+        self.matched_entries = counter("reaction_entries", "Entries looked at by the matcher")
+        self.evaluated = counter("reaction_predicates", "Predicates evaluated by the matcher")
+        self.reaction_errors = counter("reaction_predicate_errors", "Predicates of reactions that failed on an entry")
+        self.reaction_missed = counter("reaction_entries_missed", "Entries that retention removed before matching")
+        self.matcher_restarts = counter("reaction_restarts", "Times the matcher looked again: leases, registry, errors")
+        self.reaction_tasks = counter("reaction_tasks", "Tasks made by the matcher")
+        self.reaction_runs = counter("reaction_runs", "Runs begun by the matcher")
+        self.reaction_suppressed = counter("reaction_suppressed", "Matches on entries of a reaction's own work")
+        self.tasks_claimed = counter("tasks_claimed", "Tasks handed out by this server")
+        self.tasks_settled = counter("tasks_settled", "Reports on tasks, by what became of them", "status")
+        self.tasks_refused = counter("tasks_refused", "Reports on tasks by somebody who did not hold them")
+        self.tasks_purged = counter("tasks_purged", "Done and dropped tasks removed after their time")
+        self.dispatchers = gauge("dispatchers", "Open task streams")
+
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")
 
     def render(self) -> bytes:

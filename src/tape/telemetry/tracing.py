@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import re
 import sys
+from contextvars import ContextVar
 from typing import NamedTuple
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
 class Trace(NamedTuple):
-    """Who caused an entry: hex ids, empty where unknown."""
+    """Who caused an entry: hex ids, and the reaction whose work it was; empty where unknown."""
 
     trace_id: str = ""
     span_id: str = ""
     parent_span_id: str = ""
+    cause: str = ""
 
 
 NO_TRACE = Trace()
 
+# The reaction whose handler is at work. Calls of the clients carry it, so that a reaction does not fire
+# on what its own work writes.
+current_cause: ContextVar[str] = ContextVar("tape_cause", default="")
+
 
 def current_trace() -> Trace:
-    """The OpenTelemetry span that the caller is in, or none where OpenTelemetry is not in use."""
+    """The OpenTelemetry span that the caller is in, if OpenTelemetry is in use, and the reaction it works for."""
+    cause = current_cause.get()
     opentelemetry = sys.modules.get("opentelemetry.trace")
-    if opentelemetry is None:
-        return NO_TRACE
-    span = opentelemetry.get_current_span().get_span_context()
-    if not span.is_valid:
-        return NO_TRACE
-    return Trace(f"{span.trace_id:032x}", f"{span.span_id:016x}")
+    span = opentelemetry.get_current_span().get_span_context() if opentelemetry is not None else None
+    if span is None or not span.is_valid:
+        return Trace(cause=cause) if cause else NO_TRACE
+    return Trace(f"{span.trace_id:032x}", f"{span.span_id:016x}", cause=cause)
 
 
 def to_traceparent(trace: Trace) -> str:

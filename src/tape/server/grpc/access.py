@@ -68,7 +68,8 @@ def _owned(draft: Draft, caller: Caller) -> Draft:
             raise ScopeRequired(
                 f"{name} {getattr(draft, name)!r} is not the caller's; that needs the scope `service` or `admin`."
             )
-    return msgspec.structs.replace(draft, tenant=caller.tenant, user=caller.user, session=caller.session)
+    # Nor may it say that a reaction caused the entry: that would hide the entry from the reaction.
+    return msgspec.structs.replace(draft, tenant=caller.tenant, user=caller.user, session=caller.session, cause="")
 
 
 def _session(metadata: Any) -> str:

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tape.errors import TapeError
+from tape.journal.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import Access, check_expiry
 from tape.telemetry.metrics import Metrics
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 SERVICE = "tape.v1.Tape"
 ERROR_CODE_KEY = "tape-error-code"
 OWNER_KEY = "tape-lease-owner"
+CAUSE_KEY = "tape-cause"
 INTERNAL_ERROR = "An error of Tape itself; the server's log has the details."
 
 Reply = Message | bytes
@@ -50,11 +52,15 @@ def handlers(doors: list[Any], metrics: Metrics, access: Access) -> Any:
 
 
 def trace_of(context: Context) -> Trace:
-    """The caller's span, from the `traceparent` metadata."""
+    """The caller's span, from the `traceparent` metadata, and the reaction it works for, from `tape-cause`."""
+    trace, cause = NO_TRACE, ""
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent":
-            return parse_traceparent(value)
-    return NO_TRACE
+            trace = parse_traceparent(value)
+        elif key == CAUSE_KEY:
+            cause = str(value)
+            check_id(CAUSE_KEY, cause)
+    return trace._replace(cause=cause) if cause else trace
 
 
 def owner_of(context: Context) -> str:

@@ -47,9 +47,9 @@ class JournalDoor:
         drafts = to_drafts(request)
         trace = trace_of(context)
         if trace is not NO_TRACE:
-            drafts = [
-                draft if draft.trace_id else msgspec.structs.replace(draft, **trace._asdict()) for draft in drafts
-            ]
+            cause = {"cause": trace.cause} if trace.cause else {}
+            whole = trace._asdict() if trace.trace_id else cause
+            drafts = [msgspec.structs.replace(draft, **(cause if draft.trace_id else whole)) for draft in drafts]
         global_seqs = await self._journal.append(drafts, request_id=request.request_id)
         return pb.AppendResponse(global_seqs=global_seqs)
 
@@ -179,6 +179,7 @@ def to_drafts(request: pb.AppendRequest) -> list[Draft]:
             tenant=draft.tenant,
             user=draft.user,
             session=draft.session,
+            cause=draft.cause,
         )
         for draft in request.drafts
     ]

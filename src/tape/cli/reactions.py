@@ -1,0 +1,221 @@
+"""`tape reactions`: which there are, how they stand, why one fired or did not, and what one would do."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tape.bus.predicate import compile_predicate
+from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.cli.showing import age, as_dict, console, cut, print_json, print_table, state_of
+from tape.client import AsyncTapeClient
+from tape.errors import InvalidInput, NotFound
+from tape.journal.pattern import Pattern
+from tape.proto import tape_pb2 as pb
+
+app = typer.Typer(help="List, show, explain, try out and remove reactions.", no_args_is_help=True)
+
+BAR = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+IdArgument = Annotated[str, typer.Argument(help="The reaction's id.", metavar="REACTION")]
+
+
+@app.command("list")
+def list_reactions(
+    pattern: Annotated[str, typer.Option("--pattern", "-p", help="Only those with exactly this pattern.")] = "",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """List the reactions that are registered, with their lag, their tasks and the errors of their predicates."""
+    reactions, stats = run(_load(url, pattern))
+    if output is Output.json:
+        print_json([_joined(each, stats) for each in reactions])
+        return
+    now = time.time_ns() // 1_000_000
+    print_table(
+        ("reaction", "pattern", "kind", "lag", "matched", "pending", "claimed", "dlq", "errors"),
+        (
+            (
+                each.reaction_id,
+                each.subject_pattern,
+                _kind(each),
+                _lag(stats[each.reaction_id]),
+                str(stats[each.reaction_id].matched),
+                _pending(stats[each.reaction_id], now),
+                str(stats[each.reaction_id].claimed),
+                _alarming(stats[each.reaction_id].dlq),
+                _alarming(stats[each.reaction_id].predicate_errors),
+            )
+            for each in reactions
+        ),
+        nothing="No reaction is registered.",
+    )
+
+
+async def _load(url: str, pattern: str) -> tuple[list[pb.Reaction], dict[str, pb.ReactionStats]]:
+    async with AsyncTapeClient(url) as client:
+        reactions = list((await client.list_reactions(pattern)).reactions)
+        stats = {each.reaction_id: each for each in (await client.get_reaction_stats()).stats}
+    return [each for each in reactions if each.reaction_id in stats], stats
+
+
+@app.command("show")
+def show_reaction(reaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.text) -> None:
+    """Show one reaction: what it wants, its limits, and how it stands."""
+    reactions, stats = run(_load(url, ""))
+    found = next((each for each in reactions if each.reaction_id == reaction_id), None)
+    if found is None:
+        raise NotFound(f"no such reaction: {reaction_id!r}.")
+    if output is Output.json:
+        print_json(_joined(found, stats))
+        return
+    mine = stats[reaction_id]
+    facts = {
+        "reaction": f"{found.reaction_id} {found.name}".rstrip(),
+        "pattern": found.subject_pattern,
+        "predicate": found.predicate_cel or "always true",
+        "becomes": _kind(found),
+        "at once": f"{found.max_concurrency} tasks",
+        "rate": f"{found.rate_limit_per_s} a second" if found.rate_limit_per_s else "unlimited",
+        "debounce": f"{found.debounce_ms} ms" if found.debounce_ms else "none",
+        "attempts": f"{min(found.retry_max + 1, found.dlq_after_n)}, the first retry after {found.retry_backoff_ms} ms",
+        "shards": f"{found.num_shards}{', in strict order' if found.strict_order else ''}",
+        "matched": f"{mine.matched} entries, up to {mine.position}, lag {_lag(mine)}",
+        "own work": f"{mine.suppressed} matches passed over" if not found.allow_self else "also sets it off",
+        "tasks": f"{mine.pending} pending, {mine.claimed} claimed, {mine.dlq} dead letters",
+        "errors": f"{mine.predicate_errors} of the predicate",
+    }
+    if mine.last_predicate_error:
+        facts["last error"] = f"at entry {mine.last_error_global_seq}: {mine.last_predicate_error}"
+    page = console()
+    for name, fact in facts.items():
+        page.print(Text.assemble((f"{name:<11}", "dim"), fact))
+
+
+@app.command("explain")
+def explain_reaction(
+    reaction_id: IdArgument,
+    global_seq: Annotated[int, typer.Argument(help="The entry.", min=1, metavar="GLOBAL_SEQ")],
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Say why a reaction did or did not fire on an entry, and what became of the work."""
+    told = run(_explain(url, reaction_id, global_seq))
+    if output is Output.json:
+        print_json(as_dict(told))
+        return
+    page = console()
+    page.print(Text.assemble((f"entry {told.entry.global_seq}  ", "dim"), told.entry.subject))
+    page.print(Text.assemble(("pattern   ", "dim"), told.reaction.subject_pattern))
+    page.print(Text(told.verdict, "green" if told.matched else "yellow"))
+    if told.predicate_trace:
+        page.print(Text(told.predicate_trace))
+    if told.outcome:
+        page.print(Text(told.outcome))
+    if told.HasField("task"):
+        page.print(Text(f"task {told.task.task_id}", "dim"))
+
+
+async def _explain(url: str, reaction_id: str, global_seq: int) -> pb.ExplainReactionResponse:
+    async with AsyncTapeClient(url) as client:
+        return await client.explain_reaction(reaction_id, global_seq)
+
+
+@app.command("test")
+def try_reaction(
+    pattern: Annotated[str, typer.Option("--pattern", "-p", help="The subject pattern.")],
+    where: Annotated[str, typer.Option("--where", "-w", help="The CEL predicate.")] = "",
+    start: Annotated[str, typer.Option("--from", help="After this global_seq, or 'start'.")] = "start",
+    end: Annotated[str, typer.Option("--to", help="Up to this global_seq, or 'head'.")] = "head",
+    bucket: Annotated[int, typer.Option(help="Minutes that a bar of the plot stands for.", min=1)] = 60,
+    samples: Annotated[int, typer.Option(help="How many of the matches to show.", min=1, max=100)] = 5,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Say what a pattern and a predicate would have fired on, how often in each hour. Nothing is written."""
+    Pattern(pattern)
+    compile_predicate(where)
+    wanted = {
+        "subject_pattern": pattern,
+        "predicate_cel": where,
+        "from_global_seq": _number("--from", start, "start"),
+        "to_global_seq": _number("--to", end, "head"),
+        "samples": samples,
+        "bucket_ms": bucket * 60_000,
+    }
+    told = run(_test(url, wanted))
+    if output is Output.json:
+        print_json(as_dict(told))
+        return
+    page = console()
+    page.print(
+        f"{told.matched} of {told.examined} entries ({told.from_global_seq + 1} to {told.to_global_seq})"
+        " would have fired."
+    )
+    if told.errors:
+        page.print(Text(f"The predicate failed on {told.errors} entries, the last time: {told.last_error}", "red"))
+    most = max((each.matched for each in told.buckets), default=0)
+    for each in told.buckets:
+        when = dt.datetime.fromtimestamp(each.start_ms / 1000).astimezone()
+        page.print(
+            Text.assemble((f"{when:%Y-%m-%d %H:%M} ", "dim"), (_bar(each.matched / most), "cyan"), f" {each.matched}")
+        )
+    for entry in told.samples:
+        page.print(Text.assemble((f"{entry.global_seq:>8} ", "bold"), f"{entry.subject} ", cut(entry.payload_json)))
+
+
+async def _test(url: str, wanted: dict[str, Any]) -> pb.TestReactionResponse:
+    async with AsyncTapeClient(url) as client:
+        return await client.test_reaction(**wanted)
+
+
+@app.command("deregister")
+def deregister_reaction(reaction_id: IdArgument, url: UrlOption = DEFAULT_URL) -> None:
+    """Remove a reaction. Tasks that it has made stay and can be worked off."""
+    if not run(_deregister(url, reaction_id)):
+        raise NotFound(f"no such reaction: {reaction_id!r}.")
+    typer.echo(f"{reaction_id} is removed; its tasks stay.")
+
+
+async def _deregister(url: str, reaction_id: str) -> bool:
+    async with AsyncTapeClient(url) as client:
+        return await client.deregister_reaction(reaction_id)
+
+
+def _joined(reaction: pb.Reaction, stats: dict[str, pb.ReactionStats]) -> dict[str, Any]:
+    return as_dict(reaction) | {"stats": as_dict(stats[reaction.reaction_id])}
+
+
+def _kind(reaction: pb.Reaction) -> str:
+    kind = state_of(pb.HandlerKind, reaction.handler_kind)
+    return f"{kind} {reaction.agent_app or reaction.publish_target}".rstrip()
+
+
+def _lag(stats: pb.ReactionStats) -> str:
+    return f"{stats.lag}{' (catching up)' if stats.is_catching_up else ''}"
+
+
+def _pending(stats: pb.ReactionStats, now_ms: int) -> str:
+    return f"{stats.pending} (for {age(now_ms - stats.oldest_pending_ms)})" if stats.pending else "0"
+
+
+def _alarming(number: int) -> Text:
+    return Text(str(number), "red" if number else "")
+
+
+def _number(option: str, text: str, word: str) -> int:
+    if text == word:
+        return 0
+    if not text.isdecimal():
+        raise InvalidInput(f"{option} {text!r} must be a global_seq or {word!r}.")
+    return int(text)
+
+
+def _bar(share: float) -> str:
+    eighths = max(round(share * BAR * 8), 1)
+    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).strip()

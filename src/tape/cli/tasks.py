@@ -1,0 +1,209 @@
+"""`tape tasks`: what waits, what is being done, and what to do with dead letters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.cli.showing import age, as_dict, console, cut, moment, parse_age, print_json, print_table, state, state_of
+from tape.client import AsyncTapeClient
+from tape.errors import InvalidInput
+from tape.proto import tape_pb2 as pb
+from tape.reactions.states import TaskStatus
+
+app = typer.Typer(help="List and show tasks; redrive and drop dead letters.", no_args_is_help=True)
+
+
+class State(StrEnum):
+    """Where a task stands."""
+
+    pending = "pending"
+    claimed = "claimed"
+    done = "done"
+    failed = "failed"
+    dlq = "dlq"
+
+
+IdsArgument = Annotated[list[str] | None, typer.Argument(help="These tasks.", metavar="[TASK]...")]
+ReactionOption = Annotated[str, typer.Option("--reaction", "-r", help="Only of this reaction.")]
+ErrorOption = Annotated[str, typer.Option("--error", help="Only those whose last error contains this.")]
+SubjectOption = Annotated[str, typer.Option("--subject", "-s", help="Only subjects that fit this pattern.")]
+OlderOption = Annotated[str, typer.Option("--older-than", help="Only those made so long ago: 90s, 10m, 2h, 7d.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All dead letters.")]
+
+
+@app.command("list")
+def list_tasks(
+    reaction_id: Annotated[str, typer.Argument(help="The reaction; may be left out for claimed and dlq.")] = "",
+    status: Annotated[State | None, typer.Option(help="Only in this state. [default: all, or dlq]")] = None,
+    before: Annotated[int, typer.Option(help="Only of entries before this one: the next page.", min=0)] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 20,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """List tasks, those of the newest entries first; without a reaction, the dead letters of all."""
+    wanted = status or (None if reaction_id else State.dlq)
+    number = int(TaskStatus[wanted.upper()]) if wanted else 0
+    found = run(_list(url, reaction_id, number, before, limit))
+    if output is Output.json:
+        print_json([as_dict(each) for each in found])
+        return
+    now = time.time_ns() // 1_000_000
+    print_table(
+        ("task", "status", "reaction", "entry", "subject", "made", "attempts", "next", "error"),
+        (
+            (
+                each.task_id,
+                state(state_of(pb.TaskStatus, each.status)),
+                each.reaction_id,
+                str(each.source_global_seq),
+                each.subject,
+                f"{age(now - each.created_at_ms)} ago",
+                str(each.attempts),
+                following(each, now),
+                cut(each.last_error),
+            )
+            for each in found
+        ),
+        nothing="No such tasks.",
+    )
+    if len(found) == limit:
+        typer.echo(f"There may be more: --before {found[-1].source_global_seq}", err=True)
+
+
+async def _list(url: str, reaction_id: str, status: int, before: int, limit: int) -> list[pb.Task]:
+    async with AsyncTapeClient(url) as client:
+        answer = await client.list_tasks(reaction_id=reaction_id, status=status, before_global_seq=before, limit=limit)
+    return list(answer.tasks)
+
+
+@app.command("show")
+def show_task(
+    task_id: Annotated[str, typer.Argument(help="The task's id.", metavar="TASK")],
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show one task with its payload."""
+    task = run(_show(url, task_id))
+    if output is Output.json:
+        print_json(as_dict(task))
+        return
+    now = time.time_ns() // 1_000_000
+    merged = f", {task.coalesced} earlier ones since {task.first_global_seq} went in" if task.coalesced else ""
+    facts = {
+        "task": task.task_id,
+        "status": f"{state_of(pb.TaskStatus, task.status)} {following(task, now)}".rstrip(),
+        "reaction": f"{task.reaction_id}, shard {task.shard}",
+        "entry": f"{task.source_global_seq} of run {task.source_run_id}{merged}",
+        "subject": task.subject,
+        "made": moment(task.created_at_ms),
+        "attempts": f"{task.attempts}{f', redriven {task.redriven} times' if task.redriven else ''}",
+        "trace": f"{task.trace_id} {task.parent_span_id}".strip() or "none",
+        "error": task.last_error or "none",
+        "payload": task.payload_json,
+    }
+    page = console()
+    for name, fact in facts.items():
+        page.print(Text.assemble((f"{name:<9}", "dim"), fact))
+
+
+async def _show(url: str, task_id: str) -> pb.Task:
+    async with AsyncTapeClient(url) as client:
+        return await client.get_task(task_id)
+
+
+@app.command("redrive")
+def redrive_tasks(
+    task_ids: IdsArgument = None,
+    reaction_id: ReactionOption = "",
+    error: ErrorOption = "",
+    subject: SubjectOption = "",
+    older_than: OlderOption = "",
+    everything: AllOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Let dead letters be tried again from the first attempt.
+
+    They come after what is due already; with strict order they take their old place and hold up what follows.
+    """
+    wanted = _wanted(task_ids, reaction_id, error, subject, older_than, everything)
+
+    async def portion(client: AsyncTapeClient) -> tuple[int, bool]:
+        answer = await client.redrive_tasks(**wanted)
+        return answer.redriven, answer.more
+
+    _tell(run(_repeat(url, portion)), "redriven", output)
+
+
+@app.command("drop")
+def drop_tasks(
+    task_ids: IdsArgument = None,
+    reaction_id: ReactionOption = "",
+    error: ErrorOption = "",
+    subject: SubjectOption = "",
+    older_than: OlderOption = "",
+    everything: AllOption = False,
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the tasks.")] = "",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Give dead letters up for good: they become failed, with the reason."""
+    wanted = _wanted(task_ids, reaction_id, error, subject, older_than, everything)
+
+    async def portion(client: AsyncTapeClient) -> tuple[int, bool]:
+        answer = await client.drop_tasks(**wanted, reason=reason)
+        return answer.dropped, answer.more
+
+    _tell(run(_repeat(url, portion)), "dropped", output)
+
+
+async def _repeat(url: str, portion: Callable[[AsyncTapeClient], Awaitable[tuple[int, bool]]]) -> int:
+    """The server does a thousand in a step, so that nobody else waits for long."""
+    total = 0
+    async with AsyncTapeClient(url) as client:
+        while True:
+            count, more = await portion(client)
+            total += count
+            if not more:
+                return total
+
+
+def _wanted(
+    task_ids: list[str] | None, reaction_id: str, error: str, subject: str, older_than: str, everything: bool
+) -> dict[str, Any]:
+    filtered = pb.TaskFilter(
+        reaction_id=reaction_id,
+        error_contains=error,
+        subject_pattern=subject,
+        created_before_ms=time.time_ns() // 1_000_000 - parse_age("--older-than", older_than) if older_than else 0,
+    )
+    if sum((bool(task_ids), filtered.ByteSize() > 0, everything)) != 1:
+        raise InvalidInput("Say which dead letters: their ids, or --reaction, --error, --subject, or --all.")
+    return {"task_ids": task_ids or [], "filter": filtered, "everything": everything}
+
+
+def _tell(count: int, what: str, output: Output) -> None:
+    if output is Output.json:
+        print_json({what: count})
+    else:
+        typer.echo(f"{count} {'task' if count == 1 else 'tasks'} {what}.")
+
+
+def following(task: pb.Task, now_ms: int) -> str:
+    """What happens with a task next, and when."""
+    match task.status:
+        case pb.TASK_STATUS_PENDING:
+            late = now_ms - task.next_attempt_at_ms
+            return f"due for {age(late)}" if late >= 0 else f"due in {age(-late)}"
+        case pb.TASK_STATUS_CLAIMED:
+            left = task.lease_expires_at_ms - now_ms
+            return f"{task.lease_owner}, for {age(left)}" if left > 0 else f"{task.lease_owner}, until {age(-left)} ago"
+        case _:
+            return ""

@@ -1,0 +1,192 @@
+"""The calls about reactions and tasks, each named for its RPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tape.proto import tape_pb2 as pb
+
+
+class ReactionCalls:
+    """The registry of reactions, tasks, and dead letters."""
+
+    async def _call(self, name: str, request: Any) -> Any:
+        raise NotImplementedError
+
+    # ── reactions ────────────────────────────────────────────────────────────────────────────────
+
+    async def register_reaction(
+        self,
+        *,
+        reaction_id: str = "",
+        name: str = "",
+        subject_pattern: str,
+        predicate_cel: str = "",
+        handler_kind: Any,
+        agent_app: str = "",
+        publish_target: str = "",
+        max_concurrency: int = 1,
+        rate_limit_per_s: int = 0,
+        debounce_ms: int = 0,
+        retry_max: int = 5,
+        retry_backoff_ms: int = 1000,
+        dlq_after_n: int = 5,
+        num_shards: int = 1,
+        from_global_seq: int = 0,
+        backfill: bool = False,
+        allow_self: bool = False,
+        strict_order: bool = False,
+    ) -> pb.Reaction:
+        """Register a reaction, or change the one with its id. A new one begins at the head unless told otherwise."""
+        request = pb.Reaction(
+            reaction_id=reaction_id,
+            name=name,
+            subject_pattern=subject_pattern,
+            predicate_cel=predicate_cel,
+            handler_kind=handler_kind,
+            agent_app=agent_app,
+            publish_target=publish_target,
+            max_concurrency=max_concurrency,
+            rate_limit_per_s=rate_limit_per_s,
+            debounce_ms=debounce_ms,
+            retry_max=retry_max,
+            retry_backoff_ms=retry_backoff_ms,
+            dlq_after_n=dlq_after_n,
+            num_shards=num_shards,
+            from_global_seq=from_global_seq,
+            backfill=backfill,
+            allow_self=allow_self,
+            strict_order=strict_order,
+        )
+        return await self._call("RegisterReaction", request)  # type: ignore[no-any-return]
+
+    async def deregister_reaction(self, reaction_id: str) -> bool:
+        """Remove a reaction; False if there never was one. Its tasks stay."""
+        answer = await self._call("DeregisterReaction", pb.DeregisterReactionRequest(reaction_id=reaction_id))
+        return answer.deregistered  # type: ignore[no-any-return]
+
+    async def list_reactions(self, subject_pattern: str = "") -> pb.ListReactionsResponse:
+        """The reactions that are registered, all or those with exactly this pattern."""
+        request = pb.ListReactionsRequest(subject_pattern=subject_pattern)
+        return await self._call("ListReactions", request)  # type: ignore[no-any-return]
+
+    async def get_reaction_stats(self, reaction_id: str = "") -> pb.GetReactionStatsResponse:
+        """How one reaction or all stand: lag, tasks by state, predicate errors."""
+        request = pb.GetReactionStatsRequest(reaction_id=reaction_id)
+        return await self._call("GetReactionStats", request)  # type: ignore[no-any-return]
+
+    async def explain_reaction(self, reaction_id: str, global_seq: int) -> pb.ExplainReactionResponse:
+        """Why a reaction did or did not fire on an entry, and what became of the work."""
+        request = pb.ExplainReactionRequest(reaction_id=reaction_id, global_seq=global_seq)
+        return await self._call("ExplainReaction", request)  # type: ignore[no-any-return]
+
+    async def test_reaction(
+        self,
+        *,
+        subject_pattern: str,
+        predicate_cel: str = "",
+        from_global_seq: int = 0,
+        to_global_seq: int = 0,
+        samples: int = 5,
+        bucket_ms: int = 0,
+    ) -> pb.TestReactionResponse:
+        """What a pattern and a predicate would have fired on over a stretch of the journal."""
+        request = pb.TestReactionRequest(
+            subject_pattern=subject_pattern,
+            predicate_cel=predicate_cel,
+            from_global_seq=from_global_seq,
+            to_global_seq=to_global_seq,
+            samples=samples,
+            bucket_ms=bucket_ms,
+        )
+        return await self._call("TestReaction", request)  # type: ignore[no-any-return]
+
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────
+
+    async def claim_tasks(
+        self,
+        *,
+        reaction_id: str,
+        shard: int = -1,
+        owner: str,
+        lease_ms: int = 60000,
+        max: int = 16,  # noqa: A002  (the RPC's name for it)
+        now_ms: int = 0,
+        task_ids: Sequence[str] = (),
+    ) -> pb.ClaimTasksResponse:
+        """Claim tasks for a while; with `task_ids`, let the lease of these, which the owner holds, begin anew."""
+        request = pb.ClaimTasksRequest(
+            reaction_id=reaction_id,
+            shard=shard,
+            owner=owner,
+            lease_ms=lease_ms,
+            max=max,
+            now_ms=now_ms,
+            task_ids=task_ids,
+        )
+        return await self._call("ClaimTasks", request)  # type: ignore[no-any-return]
+
+    async def complete_task(self, *, task_id: str, owner: str) -> pb.CompleteTaskResponse:
+        """Say that a claimed task is done."""
+        request = pb.CompleteTaskRequest(task_id=task_id, owner=owner)
+        return await self._call("CompleteTask", request)  # type: ignore[no-any-return]
+
+    async def nack_task(
+        self, *, task_id: str, owner: str, error: str = "", permanent: bool = False
+    ) -> pb.NackTaskResponse:
+        """Say that a claimed task failed: tried again later, or a dead letter at once if that is permanent."""
+        request = pb.NackTaskRequest(task_id=task_id, owner=owner, error=error, permanent=permanent)
+        return await self._call("NackTask", request)  # type: ignore[no-any-return]
+
+    async def settle_tasks(
+        self,
+        *,
+        owner: str,
+        completed: Sequence[str] = (),
+        failed: Iterable[pb.TaskFailure] = (),
+        released: Sequence[str] = (),
+    ) -> pb.SettleTasksResponse:
+        """Complete, nack and give back many tasks in one step; those that the owner does not hold are refused."""
+        request = pb.SettleTasksRequest(owner=owner, completed=completed, failed=failed, released=released)
+        return await self._call("SettleTasks", request)  # type: ignore[no-any-return]
+
+    async def list_tasks(
+        self, *, reaction_id: str, status: Any = 0, limit: int = 200, before_global_seq: int = 0
+    ) -> pb.ListTasksResponse:
+        """A reaction's tasks, the newest first."""
+        request = pb.ListTasksRequest(
+            reaction_id=reaction_id, status=status, limit=limit, before_global_seq=before_global_seq
+        )
+        return await self._call("ListTasks", request)  # type: ignore[no-any-return]
+
+    async def get_task(self, task_id: str) -> pb.Task:
+        """One task."""
+        return await self._call("GetTask", pb.GetTaskRequest(task_id=task_id))  # type: ignore[no-any-return]
+
+    async def redrive_tasks(
+        self,
+        *,
+        task_ids: Sequence[str] = (),
+        filter: pb.TaskFilter | None = None,  # noqa: A002  (the RPC's name for it)
+        everything: bool = False,
+        limit: int = 0,
+    ) -> pb.RedriveTasksResponse:
+        """Let dead letters be tried again: these, those that fit a filter, or all."""
+        request = pb.RedriveTasksRequest(task_ids=task_ids, filter=filter, everything=everything, limit=limit)
+        return await self._call("RedriveTasks", request)  # type: ignore[no-any-return]
+
+    async def drop_tasks(
+        self,
+        *,
+        task_ids: Sequence[str] = (),
+        filter: pb.TaskFilter | None = None,  # noqa: A002  (the RPC's name for it)
+        everything: bool = False,
+        limit: int = 0,
+        reason: str = "",
+    ) -> pb.DropTasksResponse:
+        """Give dead letters up for good: these, those that fit a filter, or all."""
+        request = pb.DropTasksRequest(
+            task_ids=task_ids, filter=filter, everything=everything, limit=limit, reason=reason
+        )
+        return await self._call("DropTasks", request)  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""What entries trigger: reactions are matched against the journal and become tasks and runs."""

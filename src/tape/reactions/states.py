@@ -1,0 +1,23 @@
+"""What a reaction makes and where a task stands, numbered as on the wire and in the tables."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class HandlerKind(IntEnum):
+    """What a match becomes: a run of an agent, a task for a handler, a task for a broker."""
+
+    AGENT = 1
+    TASK = 2
+    PUBLISH = 3
+
+
+class TaskStatus(IntEnum):
+    """Where a task stands. FAILED is a dead letter that somebody has dropped; only people bring a task there."""
+
+    PENDING = 1
+    CLAIMED = 2
+    DONE = 3
+    FAILED = 4
+    DLQ = 5

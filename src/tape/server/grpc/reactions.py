@@ -1,0 +1,130 @@
+"""The RPCs of reactions: the registry, and how reactions stand."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tape.errors import InvalidReaction
+from tape.journal.journal import Journal
+from tape.ledgers.states import parse
+from tape.proto import tape_pb2 as pb
+from tape.reactions import registry
+from tape.reactions.explaining import explain
+from tape.reactions.matcher import Matcher
+from tape.reactions.reaction import Reaction, checked
+from tape.reactions.states import HandlerKind
+from tape.reactions.statistics import read_statistics
+from tape.reactions.trial import try_out
+from tape.server.grpc.binding import Context
+from tape.server.grpc.frames import encode_event
+from tape.server.grpc.messages import to_message
+from tape.server.grpc.tasks import task_message
+
+
+class ReactionsDoor:
+    """Serves the registry of reactions."""
+
+    def __init__(self, journal: Journal, matcher: Matcher) -> None:
+        self._database = journal.database
+        self._matcher = matcher
+
+    async def register_reaction(self, request: pb.Reaction, context: Context) -> pb.Reaction:
+        """Register, change or bring back a reaction."""
+        if not request.handler_kind:
+            known = ", ".join(f"{kind.name} ({kind.value})" for kind in HandlerKind)
+            raise InvalidReaction(f"handler_kind is not given; use one of {known}.")
+        wanted = checked(
+            Reaction(
+                reaction_id=request.reaction_id,
+                name=request.name,
+                subject_pattern=request.subject_pattern,
+                predicate_cel=request.predicate_cel,
+                handler_kind=parse(HandlerKind, "handler_kind", request.handler_kind),
+                agent_app=request.agent_app,
+                publish_target=request.publish_target,
+                max_concurrency=request.max_concurrency,
+                rate_limit_per_s=request.rate_limit_per_s,
+                debounce_ms=request.debounce_ms,
+                retry_max=request.retry_max,
+                retry_backoff_ms=request.retry_backoff_ms,
+                dlq_after_n=request.dlq_after_n,
+                num_shards=request.num_shards,
+                allow_self=request.allow_self,
+                strict_order=request.strict_order,
+            )
+        )
+        reaction = await self._database.write(
+            lambda tx: registry.register(
+                tx, wanted, from_global_seq=request.from_global_seq, backfill=request.backfill
+            ),
+            size=request.ByteSize() + 512,
+        )
+        self._matcher.stir()
+        return reaction_message(reaction)
+
+    async def deregister_reaction(
+        self, request: pb.DeregisterReactionRequest, context: Context
+    ) -> pb.DeregisterReactionResponse:
+        """Remove a reaction."""
+        removed = await self._database.write(lambda tx: registry.deregister(tx, request.reaction_id))
+        self._matcher.stir()
+        return pb.DeregisterReactionResponse(deregistered=removed)
+
+    async def list_reactions(self, request: pb.ListReactionsRequest, context: Context) -> pb.ListReactionsResponse:
+        """The reactions that are registered."""
+        found = await self._database.read(lambda reader: registry.registered(reader, request.subject_pattern))
+        return pb.ListReactionsResponse(reactions=map(reaction_message, found))
+
+    async def get_reaction_stats(
+        self, request: pb.GetReactionStatsRequest, context: Context
+    ) -> pb.GetReactionStatsResponse:
+        """How reactions stand."""
+        found, head = await self._database.read(lambda reader: read_statistics(reader, request.reaction_id))
+        stats = (pb.ReactionStats(**msgspec.structs.asdict(each)) for each in found)
+        return pb.GetReactionStatsResponse(stats=stats, head=head)
+
+    async def explain_reaction(
+        self, request: pb.ExplainReactionRequest, context: Context
+    ) -> pb.ExplainReactionResponse:
+        """Why a reaction did or did not fire on an entry."""
+        account = await self._database.read(lambda reader: explain(reader, request.reaction_id, request.global_seq))
+        trace = account.predicate
+        return pb.ExplainReactionResponse(
+            matched=account.matched,
+            verdict=account.verdict,
+            decided_by=account.decided_by,
+            predicate_trace_json=msgspec.json.encode(trace.to_json()).decode() if trace else "",
+            predicate_trace=trace.render() if trace else "",
+            outcome=account.outcome,
+            task=task_message(account.task) if account.task else None,
+            run_id=account.run_id,
+            entry=pb.EventEntry.FromString(encode_event(account.entry)),
+            reaction=reaction_message(account.reaction),
+        )
+
+    async def test_reaction(self, request: pb.TestReactionRequest, context: Context) -> pb.TestReactionResponse:
+        """What a pattern and a predicate would have fired on."""
+        trial = await try_out(
+            self._database,
+            request.subject_pattern,
+            request.predicate_cel,
+            from_global_seq=request.from_global_seq,
+            to_global_seq=request.to_global_seq,
+            samples=request.samples,
+            bucket_ms=request.bucket_ms,
+        )
+        return pb.TestReactionResponse(
+            examined=trial.examined,
+            matched=trial.matched,
+            errors=trial.errors,
+            last_error=trial.last_error,
+            buckets=(pb.TestBucket(start_ms=at, matched=count) for at, count in sorted(trial.buckets.items())),
+            samples=(pb.EventEntry.FromString(encode_event(entry)) for entry in trial.samples),
+            from_global_seq=trial.from_global_seq,
+            to_global_seq=trial.to_global_seq,
+        )
+
+
+def reaction_message(reaction: Reaction) -> pb.Reaction:
+    """A reaction on the wire."""
+    return to_message(pb.Reaction, reaction)

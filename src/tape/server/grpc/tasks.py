@@ -1,0 +1,216 @@
+"""The RPCs of tasks: claim and settle, one by one, in batches, or pushed; and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from tape.errors import InvalidInput
+from tape.journal.journal import Journal
+from tape.proto import tape_pb2 as pb
+from tape.reactions import claiming, letters, registry, tasks
+from tape.reactions.board import Board, Delivery, Seat
+from tape.reactions.claiming import ANY_SHARD, Want
+from tape.reactions.letters import Filter
+from tape.reactions.tasks import Failure, Refusal, Report, Settled, Task
+from tape.server.grpc.binding import Context
+from tape.server.grpc.messages import to_message
+from tape.store import Reader
+
+
+class TasksDoor:
+    """Serves tasks to dispatchers and to people."""
+
+    def __init__(self, journal: Journal, board: Board) -> None:
+        self._database = journal.database
+        self._metrics = journal.database.metrics
+        self._board = board
+
+    # ── for dispatchers ──────────────────────────────────────────────────────────────────────────
+
+    async def claim_tasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
+        """Claim tasks, or let the lease of claimed ones begin anew."""
+        tasks.check_owner(request.owner)
+        now = request.now_ms
+        if request.task_ids:
+            ids = list(request.task_ids)
+            extended = await self._database.write(
+                lambda tx: tasks.extend(tx, request.owner, ids, request.lease_ms, now)
+            )
+            _raise_first(extended.refused)
+            return pb.ClaimTasksResponse(tasks=map(task_message, extended.tasks))
+        want = Want(request.reaction_id, request.owner, request.lease_ms, request.max, request.shard)
+        claimed = await self._database.write(lambda tx: claiming.claim(tx, want, now))
+        self._metrics.tasks_claimed.inc(len(claimed.tasks))
+        self._metrics.tasks_settled.labels("DLQ").inc(claimed.buried)
+        return pb.ClaimTasksResponse(tasks=map(task_message, claimed.tasks))
+
+    async def complete_task(self, request: pb.CompleteTaskRequest, context: Context) -> pb.CompleteTaskResponse:
+        """Say that a task is done."""
+        settled = await self._settle(request.owner, Report(completed=[request.task_id]))
+        _raise_first(settled.refused)
+        task = await self._database.read(lambda reader: tasks.get(reader, request.task_id))
+        return pb.CompleteTaskResponse(task=task_message(task))
+
+    async def nack_task(self, request: pb.NackTaskRequest, context: Context) -> pb.NackTaskResponse:
+        """Say that a task failed."""
+        failure = Failure(request.task_id, request.error, request.permanent)
+        settled = await self._settle(request.owner, Report(failed=[failure]))
+        _raise_first(settled.refused)
+        task = await self._database.read(lambda reader: tasks.get(reader, request.task_id))
+        return pb.NackTaskResponse(task=task_message(task))
+
+    async def settle_tasks(self, request: pb.SettleTasksRequest, context: Context) -> pb.SettleTasksResponse:
+        """Complete and nack many tasks in one step."""
+        settled = await self._settle(request.owner, _report(request))
+        return pb.SettleTasksResponse(
+            settled=map(task_message, settled.tasks), refused=map(_refusal_message, settled.refused)
+        )
+
+    async def dispatch_tasks(
+        self, requests: AsyncIterator[pb.DispatchRequest], context: Context
+    ) -> AsyncIterator[pb.DispatchReply]:
+        """Push tasks to a dispatcher, and take its reports."""
+        first = await anext(aiter(requests), None)
+        if first is None:
+            return
+        seat = await self._sit(first)
+        listening = asyncio.create_task(self._listen(seat, requests))
+        waiting: asyncio.Task[Delivery] | None = None
+        try:
+            seat.open_window(max(first.window, 0))
+            seat.report(_report(first), first.renew)
+            while True:
+                waiting = asyncio.create_task(seat.next())
+                done, _ = await asyncio.wait((waiting, listening), return_when=asyncio.FIRST_COMPLETED)
+                if waiting in done:
+                    yield _reply(waiting.result())
+                    continue
+                listening.result()  # the dispatcher may have sent something that makes no sense
+                break
+            waiting.cancel()
+            seat.open_window(0)  # it has said goodbye; its last reports are answered first
+            while seat.owes_an_answer:
+                yield _reply(await seat.next())
+        finally:
+            listening.cancel()
+            if waiting is not None:
+                waiting.cancel()
+            seat.leave()
+
+    async def _sit(self, first: pb.DispatchRequest) -> Seat:
+        shard = first.shard if first.is_one_shard else ANY_SHARD
+
+        def check(reader: Reader) -> None:
+            for reaction_id in first.reaction_ids:
+                reaction = registry.get(reader, reaction_id)
+                if shard >= reaction.num_shards:
+                    raise InvalidInput(
+                        f"shard {shard} does not exist: {reaction_id!r} has {reaction.num_shards} shards."
+                    )
+
+        await self._database.read(check)
+        return self._board.sit(first.owner, first.reaction_ids, first.lease_ms, shard)
+
+    async def _listen(self, seat: Seat, requests: AsyncIterator[pb.DispatchRequest]) -> None:
+        async for request in requests:
+            if request.owner not in ("", seat.owner):
+                raise InvalidInput(f"owner {request.owner!r} differs from that of the stream, {seat.owner!r}.")
+            if request.window:
+                seat.open_window(max(request.window, 0))
+            seat.report(_report(request), request.renew)
+
+    async def _settle(self, owner: str, report: Report) -> Settled:
+        tasks.check_owner(owner)
+        settled = await self._database.write(lambda tx: tasks.settle(tx, owner, report))
+        for task in settled.tasks:
+            self._metrics.tasks_settled.labels(task.status.name).inc()
+        self._metrics.tasks_refused.inc(len(settled.refused))
+        self._board.stir({task.reaction_id for task in settled.tasks})
+        return settled
+
+    # ── for people ───────────────────────────────────────────────────────────────────────────────
+
+    async def list_tasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
+        """A reaction's tasks, the newest first."""
+        found = await self._database.read(
+            lambda reader: letters.listed(
+                reader,
+                request.reaction_id,
+                status=request.status,
+                before=request.before_global_seq,
+                limit=request.limit,
+            )
+        )
+        return pb.ListTasksResponse(tasks=map(task_message, found))
+
+    async def get_task(self, request: pb.GetTaskRequest, context: Context) -> pb.Task:
+        """One task."""
+        return task_message(await self._database.read(lambda reader: tasks.get(reader, request.task_id)))
+
+    async def redrive_tasks(self, request: pb.RedriveTasksRequest, context: Context) -> pb.RedriveTasksResponse:
+        """Try dead letters again."""
+        moved = await self._database.write(
+            lambda tx: letters.redrive(
+                tx,
+                task_ids=request.task_ids,
+                which=_filter(request.filter),
+                everything=request.everything,
+                limit=request.limit,
+            )
+        )
+        self._board.stir(moved.reaction_ids)
+        return pb.RedriveTasksResponse(redriven=moved.count, more=moved.more)
+
+    async def drop_tasks(self, request: pb.DropTasksRequest, context: Context) -> pb.DropTasksResponse:
+        """Give dead letters up for good."""
+        moved = await self._database.write(
+            lambda tx: letters.drop(
+                tx,
+                task_ids=request.task_ids,
+                which=_filter(request.filter),
+                everything=request.everything,
+                limit=request.limit,
+                reason=request.reason,
+            )
+        )
+        self._metrics.tasks_settled.labels("FAILED").inc(moved.count)
+        return pb.DropTasksResponse(dropped=moved.count, more=moved.more)
+
+
+def task_message(task: Task) -> pb.Task:
+    """A task on the wire."""
+    return to_message(pb.Task, task)
+
+
+def _reply(delivery: Delivery) -> pb.DispatchReply:
+    return pb.DispatchReply(
+        tasks=map(task_message, delivery.tasks),
+        settled=map(task_message, delivery.settled.tasks),
+        renewed=map(task_message, delivery.renewed.tasks),
+        refused=map(_refusal_message, (*delivery.settled.refused, *delivery.renewed.refused)),
+    )
+
+
+def _refusal_message(refusal: Refusal) -> pb.TaskRefusal:
+    return pb.TaskRefusal(task_id=refusal.task_id, error_code=refusal.error.code, error_message=str(refusal.error))
+
+
+def _report(request: pb.DispatchRequest | pb.SettleTasksRequest) -> Report:
+    failed = [Failure(failure.task_id, failure.error, failure.permanent) for failure in request.failed]
+    return Report(list(request.completed), failed, list(request.released))
+
+
+def _filter(on_wire: pb.TaskFilter) -> Filter:
+    return Filter(
+        on_wire.reaction_id,
+        on_wire.error_contains,
+        on_wire.subject_pattern,
+        on_wire.created_after_ms,
+        on_wire.created_before_ms,
+    )
+
+
+def _raise_first(refused: list[Refusal]) -> None:
+    if refused:
+        raise refused[0].error
