@@ -291,7 +291,8 @@ def test_a_connector_undoes_what_has_no_compensator_of_its_own(client: TapeClien
 # ── one run, and as it happens ───────────────────────────────────────────────────────────────────
 
 
-def test_one_run_is_undone_on_demand(client: TapeClient, undone: list[str]) -> None:
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_one_run_is_undone_on_demand(client: TapeClient, undone: list[str], has_failed: bool) -> None:
     failing = iter([OSError("not yet"), OSError("not yet"), None])
 
     def hesitate() -> None:
@@ -302,13 +303,21 @@ def test_one_run_is_undone_on_demand(client: TapeClient, undone: list[str]) -> N
     register_compensator("b", hesitate)
     run_id = begin(client)
     owe(client, run_id, "a", "b", "c")
-    with pytest.raises(IllegalTransition, match=r"is RUNNING: only what .* did is undone"):
-        compensate_run(run_id, client=client)
-    fail(client, run_id)
+    if has_failed:
+        fail(client, run_id)
     summary = compensate_run(run_id, client=client)
     assert undone == ["c", "b", "a"]
     assert (summary["status"], summary["compensated"], summary["open"], summary["stuck"]) == ("FAILED", 3, 0, 0)
     assert outcomes(summary["steps"]) == ["compensated", "retry", "retry", "compensated", "compensated"]
+
+
+def test_what_a_run_that_succeeded_did_is_not_undone(client: TapeClient, undone: list[str]) -> None:
+    run_id = begin(client)
+    owe(client, run_id, "a")
+    client.end_run(run_id=run_id)
+    with pytest.raises(IllegalTransition, match="it succeeded"):
+        compensate_run(run_id, client=client)
+    assert undone == []
 
 
 def test_an_obligation_of_a_healthy_run_is_not_undone_by_hand_either(client: TapeClient, undone: list[str]) -> None:

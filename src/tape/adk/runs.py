@@ -109,7 +109,8 @@ class Runs:
 
 def refuse_cancelled(run: RunHandle) -> None:
     """Raise RunCancelled if that is what became of the run."""
-    if patiently(run.client.get_run, run_id=run.run_id).status == pb.RUN_STATUS_CANCELLED:
+    state = patiently(run.client.get_run, run_id=run.run_id)
+    if pb.RUN_STATUS_CANCELLED in (state.status, state.former_status):
         raise RunCancelled(f"The run {run.run_id!r} was cancelled.")
 
 

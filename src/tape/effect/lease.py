@@ -56,7 +56,9 @@ class Lease:
     def _renew(self) -> None:
         while not self._stop.wait(max(self.ttl_ms / 3000, _LEAST_PAUSE_S)):
             try:
-                self._client.resume_run(run_id=self._run_id, lease_owner=self.owner, lease_ttl_ms=self.ttl_ms)
+                self._client.resume_run(
+                    run_id=self._run_id, lease_owner=self.owner, lease_ttl_ms=self.ttl_ms, renew=True
+                )
             except (LeaseHeld, IllegalTransition) as error:
                 # Somebody else carries the run on, or it was ended: the next effect will be told.
                 log.warning("the lease on run %s is lost: %s", self._run_id, error)

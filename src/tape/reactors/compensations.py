@@ -84,21 +84,19 @@ def compensate_run(
     client: TapeClient | None = None,
     stop: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """Undo all that one failed run did, waiting between attempts; says how it went and where the run stands.
+    """Undo all that one run did, waiting between attempts; says how it went and where the run stands.
 
     A pass undoes what has its turn. It ends when nothing is left, something is stuck, or nobody here can undo it.
-    IllegalTransition if the run has not failed: end it first, for example with `tape.cancel_run`.
+    A run that has not ended is ended by this. IllegalTransition if it came to its end: what succeeded stays.
     """
     name = claimer or new_owner()
     steps: list[Report] = []
     with connected(url, client) as connection:
         run = connection.get_run(run_id)
+        if run.status == pb.RUN_STATUS_TERMINAL:
+            raise IllegalTransition(f"The run {run_id!r} is TERMINAL: it succeeded, and what it did is not undone.")
         if run.status not in UNDOING:
-            status = pb.RunStatus.Name(run.status).removeprefix("RUN_STATUS_")
-            raise IllegalTransition(
-                f"The run {run_id!r} is {status}: only what a FAILED, CANCELLED, COMPENSATING or STUCK run did is"
-                " undone. End it first, for example with tape.cancel_run."
-            )
+            connection.end_run(run_id=run_id, status=pb.RUN_STATUS_COMPENSATING)
         for _ in range(max_passes):
             due = in_turn(connection, run_id)
             done = for_each(due, lambda each: compensate_one(each, client=connection, claimer=name), stop=stop)
