@@ -38,13 +38,18 @@ def nchan(folder: Path) -> Iterator[int]:
     port = free_port()
     settings = folder / "nginx.conf"
     settings.write_text(SETTINGS.format(folder=folder, module=module, port=port))
-    with contextlib.suppress(OSError):  # compiled in, and wanted at start whatever the settings say
-        STATE.mkdir()
-    if not STATE.exists():
-        raise NotInstalled(f"not started: nginx needs the folder {STATE}")
+    is_ours = not STATE.exists()
+    try:
+        STATE.mkdir(exist_ok=True)  # compiled in, and wanted at start whatever the settings say
+    except OSError as error:
+        raise NotInstalled(f"not started: nginx needs the folder {STATE}") from error
     command = ["nginx", "-p", str(folder), "-c", str(settings), "-e", str(folder / "error.log")]
-    with running(command, str(binary), port):
-        yield port
+    try:
+        with running(command, str(binary), port):
+            yield port
+    finally:
+        if is_ours:
+            shutil.rmtree(STATE, ignore_errors=True)
 
 
 def _unpack(folder: Path) -> tuple[Path, Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.errors import ScopeRequired, TapeError, TokenRejected
+from tape.errors import ScopeRequired, StoreUnavailable, TapeError, TokenRejected
 from tape.journal.entry import Draft
 from tape.journal.retention import prune
 from tape.security.tokens import SigningKey, jwks_path, load_key
@@ -228,6 +228,21 @@ async def test_one_noisy_tenant_does_not_shorten_another_ones_replay(server: Ser
     await server.journal.append(drafts(1))
     async with Stream(server.http_address, last_event_id="1", **MINE) as stream:
         assert await stream.ids(3) == [2, 3, 20_004]
+
+
+async def test_a_database_that_fails_ends_the_stream_with_a_word(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Server(settings_for(sqlite_url)) as server:
+        await server.journal.append(drafts(1))
+
+        async def gone(question: object) -> None:
+            raise StoreUnavailable("it is gone")
+
+        monkeypatch.setattr(server.database, "read", gone)
+        async with Stream(server.http_address, last_event_id="0", **MINE) as stream:
+            assert [frame.comment for frame in await stream.frames(1)] == ["stream.replay_unavailable replay failed"]
+            assert await stream.frame() is None
 
 
 # ── methods and limits ───────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from typing import cast
@@ -12,7 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from tape.bus.live import Broadcast, LiveSubscription, Scope
+from tape.bus.audience import Scope
+from tape.bus.live import Broadcast, LiveSubscription
 from tape.errors import CursorExpired, InvalidRequest, StoreError
 from tape.journal.entry import check_id
 from tape.journal.page import read_head
@@ -23,6 +25,8 @@ from tape.server.http.access import Access, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
 from tape.server.http.protocol import KEY, Connection
 from tape.store import Reader
+
+log = logging.getLogger(__name__)
 
 HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -66,7 +70,7 @@ class EventStream:
             require_widening(caller, "admin fan-in requires a verified `admin` or `console:fleet` scope")
         scope = _scope(request, caller, is_admin)
         cursor = _cursor(request)
-        stream = _Stream(self, cast(Connection, asgi[KEY]))
+        stream = _Stream(cast(Connection, asgi[KEY]))
         subscription = stream.subscription = self._broadcast.open(scope, stream)
         try:
             # Whatever is appended from here on comes live, also the audit of this very request.
@@ -77,7 +81,12 @@ class EventStream:
             stream.begin(caller)
             self._streams[stream] = None
             self._keep_alive()
-            await self._play(stream, subscription, head, cursor)
+            try:
+                await self._play(stream, subscription, head, cursor)
+            except StoreError as error:
+                log.warning("a replay failed: %s", error)
+                stream.send(comment(FAILED))
+                stream.end()  # the client comes back with the last id it has, and nothing is missed
             await stream.ended
         finally:
             self._streams.pop(stream, None)
@@ -106,10 +115,6 @@ class EventStream:
                 stream.send(comment(TOO_OLD))
                 replay.position = error.oldest - 1
                 continue
-            except StoreError:
-                stream.send(comment(FAILED))
-                stream.end()  # the client comes back with the last id it has, and nothing is missed
-                raise
             if data:
                 stream.write(data)
                 stream.last_id = replay.last_id
@@ -132,7 +137,7 @@ class EventStream:
 class _Stream:
     """One client's stream: an outlet of the broadcast, a writer of the connection."""
 
-    def __init__(self, door: EventStream, connection: Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.subscription: LiveSubscription | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_gone = False
