@@ -1,0 +1,44 @@
+"""Spans of our own work, as children of what caused it.
+
+With OpenTelemetry installed they are its spans: recorded and exported if its SDK is set up. Without it, the
+work still continues the trace: what it appends names the trace, a span of its own, and its parent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tape.telemetry.tracing import NO_TRACE, Trace, current_span
+
+
+@contextmanager
+def child_span(name: str, trace_id: str, parent_span_id: str, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Be in a span whose parent is the given one; a new trace if there is none. An error inside is recorded."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        with _plain_span(trace_id, parent_span_id):
+            yield
+        return
+    context = None
+    if trace_id and parent_span_id:
+        parent = trace.SpanContext(
+            int(trace_id, 16), int(parent_span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(1)
+        )
+        context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+    tracer = trace.get_tracer("tape")
+    with tracer.start_as_current_span(name, context, kind=trace.SpanKind.CONSUMER, attributes=attributes):
+        yield
+
+
+@contextmanager
+def _plain_span(trace_id: str, parent_span_id: str) -> Iterator[None]:
+    span = Trace(trace_id, os.urandom(8).hex(), parent_span_id) if trace_id else NO_TRACE
+    token = current_span.set(span)
+    try:
+        yield
+    finally:
+        current_span.reset(token)
