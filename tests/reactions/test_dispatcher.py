@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.errors import InvalidInput, NeverRetry, NothingToDispatch, NotFound, ServerUnreachable
+from tape.errors import InvalidInput, NeverRetry, NotFound, NothingToDispatch, ServerUnreachable
 from tape.reactions import Envelope, ReactionDef, run_dispatcher
 from tape.reactions.dispatcher import dispatch
 from tape.reactions.tally import Tally
@@ -92,8 +92,7 @@ async def test_a_handler_gets_the_entry_with_its_payload_parsed(server: Server, 
         await client.append("/tape/order/paid/a%2Fb", {"n": [1, {"k": None}]}, run_id="run-1", schema_version=3)
         await dispatcher.until(lambda tally: tally.done == 1, "the task")
     (envelope,) = got
-    async for entry in client.follow("/tape/order/**"):
-        break
+    entry = await anext(client.follow("/tape/order/**"))
     for name in ("global_seq", "run_id", "seq", "kind", "subject", "ts_ms", "schema_version", "payload", "trace_id"):
         assert getattr(envelope, name) == envelope[name] == getattr(entry, name), name
     assert (envelope.event_id, envelope.attempt, envelope.reaction_id) == ("run-1/1", 1, "r")
