@@ -1,6 +1,7 @@
 """The public names as type checkers see them; `__init__.py` loads each when it is first used."""
 
 from tape import det as det
+from tape import reactions as reactions
 from tape._recover import compensate_one as compensate_one
 from tape._recover import compensate_run as compensate_run
 from tape._recover import recover_once as recover_once

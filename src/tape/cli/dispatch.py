@@ -37,9 +37,7 @@ def dispatch(
     owner: Annotated[str, typer.Option(help="The name that leases are in. [default: host, process and chance]")] = "",
     claim_max: Annotated[int, typer.Option(help="Tasks of a reaction held at a time.")] = 16,
     lease_ms: Annotated[int, typer.Option(help="How long a task is ours without a sign of life.")] = 60_000,
-    poll_interval_s: Annotated[
-        float, typer.Option(help="How often a server is asked that does not push.")
-    ] = 0.5,
+    poll_interval_s: Annotated[float, typer.Option(help="How often a server is asked that does not push.")] = 0.5,
     drain_s: Annotated[float, typer.Option(help="Seconds that handlers have to finish when it stops.")] = 30.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     url: UrlOption = DEFAULT_URL,
