@@ -25,6 +25,7 @@ from tape.reactions.line import RENEWALS_PER_LEASE, Line
 from tape.reactions.registering import register as register_reactions
 from tape.reactions.tally import Tally
 from tape.reactions.threads import Threads
+from tape.telemetry.export import start_export
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,10 @@ def run_dispatcher(
     `lease_ms` that is renewed while its handler runs. `poll_interval_s` is how often a server is asked that does
     not push. When told to stop, it takes nothing more, gives back what has not begun, and lets what runs finish
     within `drain_s` seconds; a second signal ends it at once. `stop` does the same from another thread. With
-    `bridges`, publish reactions are served too (see `run_bridge`).
+    `bridges`, publish reactions are served too (see `run_bridge`). Spans are exported if OpenTelemetry's standard
+    variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) say so.
     """
+    start_export("tape-dispatcher")
     wanted = get_registry() if reactions is None else reactions
     work = dispatch(
         url,

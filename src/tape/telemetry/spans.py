@@ -7,6 +7,7 @@ work still continues the trace: what it appends names the trace, a span of its o
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +15,16 @@ from typing import Any
 from tape.telemetry.tracing import NO_TRACE, Trace, current_span
 
 
+def are_recorded() -> bool:
+    """Whether this process has set up OpenTelemetry's SDK, so that spans go somewhere."""
+    sdk, api = (sys.modules.get(name) for name in ("opentelemetry.sdk.trace", "opentelemetry.trace"))
+    return sdk is not None and api is not None and isinstance(api.get_tracer_provider(), sdk.TracerProvider)
+
+
 @contextmanager
-def child_span(name: str, trace_id: str, parent_span_id: str, attributes: Mapping[str, Any]) -> Iterator[None]:
+def child_span(
+    name: str, trace_id: str, parent_span_id: str, attributes: Mapping[str, Any], kind: str = "CONSUMER"
+) -> Iterator[None]:
     """Be in a span whose parent is the given one; a new trace if there is none. An error inside is recorded."""
     try:
         from opentelemetry import trace
@@ -30,7 +39,7 @@ def child_span(name: str, trace_id: str, parent_span_id: str, attributes: Mappin
         )
         context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
     tracer = trace.get_tracer("tape")
-    with tracer.start_as_current_span(name, context, kind=trace.SpanKind.CONSUMER, attributes=attributes):
+    with tracer.start_as_current_span(name, context, kind=trace.SpanKind[kind], attributes=attributes):
         yield
 
 

@@ -13,6 +13,7 @@ from tape.client import DEFAULT_URL, AsyncTapeClient
 from tape.reactions.bridges.serving import Choice, bridging, by_target, to_topic
 from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
 from tape.reactions.tally import Tally
+from tape.telemetry.export import start_export
 
 __all__ = ["run_bridge", "run_pubsub_bridge"]
 
@@ -35,6 +36,7 @@ def run_bridge(
     Serves one reaction, or all that are registered, also those that come later. The other options are those of
     `run_dispatcher`.
     """
+    start_export("tape-bridge")
     work = _bridge(
         url,
         by_target(reaction_id),
@@ -70,6 +72,7 @@ def run_pubsub_bridge(
 
     The topic given here is the one that is used, whatever the targets say; `run_bridge` follows the targets.
     """
+    start_export("tape-bridge")
     work = _bridge(
         url,
         to_topic(project, topic, reaction_id),
