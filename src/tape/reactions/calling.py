@@ -19,11 +19,11 @@ from tape.telemetry.tracing import current_cause
 Handler = Callable[[Envelope], Any]
 
 
-class StillRunning(HandlerTimedOut):
-    """A handler on a thread that has used up its time and cannot be stopped; `ended` tells when it is over."""
+class StillRunning(Exception):
+    """A handler on a thread has used up its time and cannot be stopped; `ended` tells when it is over."""
 
-    def __init__(self, text: str, ended: asyncio.Future[Any]) -> None:
-        super().__init__(text)
+    def __init__(self, limit: float, ended: asyncio.Future[Any]) -> None:
+        super().__init__(f"the handler took longer than timeout_s {limit}; it is still running")
         self.ended = ended
 
 
@@ -68,7 +68,7 @@ async def _on_a_thread(handler: Handler, envelope: Envelope, limit: float | None
     else:
         done, _ = await asyncio.wait((future,), timeout=limit)
         if not done:
-            raise StillRunning(f"the handler took longer than timeout_s {limit}; it is still running", future)
+            raise StillRunning(limit, future)
         result = future.result()
     if inspect.isawaitable(result):  # a function that returns a coroutine, e.g. a partial or a wrapper
         await asyncio.wait_for(result, limit)

@@ -12,7 +12,7 @@ from typing import Any
 from tape.client import AsyncTapeClient
 from tape.errors import NotFound, RpcFailed, TapeError, TaskNotHeld
 from tape.proto import tape_pb2 as pb
-from tape.reactions.line import Line
+from tape.reactions.line import Line, Reports
 from tape.reactions.tally import Tally
 from tape.telemetry.clock import now_ms
 
@@ -85,24 +85,25 @@ async def push(feed: Feed, line: Line) -> None:
 async def _requests(feed: Feed, line: Line) -> AsyncIterator[pb.DispatchRequest]:
     """What the dispatcher says: first who it is, then reports, all that have gathered in one message."""
     window = line.window
-    completed, failed, _ = line.reports()  # the new stream does not hold what an earlier one handed out
+    reports = line.reports()
     yield pb.DispatchRequest(
         owner=feed.owner,
         reaction_ids=[line.reaction_id],
         lease_ms=line.lease_ms,
         window=window or -1,
-        completed=completed,
-        failed=failed,
-        renew=list(line.held),
+        completed=reports.completed,
+        failed=reports.failed,
+        released=reports.released,
+        renew=list(line.held),  # handed out by an earlier stream, if there was one
     )
     while not (line.is_stopping and line.is_idle):
         await line.news.wait()
         line.news.clear()
-        completed, failed, renew = line.reports()
+        reports = line.reports()
         changed = 0 if line.window == window else line.window or -1
         window = line.window
-        if completed or failed or renew or changed:
-            yield pb.DispatchRequest(window=changed, completed=completed, failed=failed, renew=renew)
+        if changed or any(reports):
+            yield pb.DispatchRequest(window=changed, **reports._asdict())
 
 
 # ── asked for ────────────────────────────────────────────────────────────────────────────────────
@@ -148,23 +149,25 @@ async def _claim(feed: Feed, line: Line) -> bool:
 
 
 async def _send_reports(feed: Feed, line: Line) -> None:
-    completed, failed, renew = line.reports()
-    if completed or failed:
+    reports = line.reports()
+    if any(reports[:3]):
         try:
-            answer = await feed.client.settle_tasks(owner=feed.owner, completed=completed, failed=failed)
+            answer = await feed.client.settle_tasks(
+                owner=feed.owner, completed=reports.completed, failed=reports.failed, released=reports.released
+            )
         except RpcFailed as error:
             if not is_missing(error):
                 raise
-            await _settle_one_by_one(feed, line, completed, failed)
+            await _settle_one_by_one(feed, line, reports)
         else:
             line.settled(answer.settled)
             for refusal in answer.refused:
                 line.refused(refusal.task_id, refusal.error_message)
-    for task_id in renew:
+    for task_id in reports.renew:
         await _renew(feed, line, task_id)
 
 
-async def _settle_one_by_one(feed: Feed, line: Line, completed: list[str], failed: list[pb.TaskFailure]) -> None:
+async def _settle_one_by_one(feed: Feed, line: Line, reports: Reports) -> None:
     async def settle(task_id: str, failure: pb.TaskFailure | None) -> None:
         answer: Any
         try:
@@ -179,9 +182,11 @@ async def _settle_one_by_one(feed: Feed, line: Line, completed: list[str], faile
         else:
             line.settled([answer.task])
 
-    reports: list[tuple[str, pb.TaskFailure | None]] = [(task_id, None) for task_id in completed]
-    reports += [(failure.task_id, failure) for failure in failed]
-    await asyncio.gather(*(settle(*report) for report in reports))
+    # Where a task cannot be given back it has to fail.
+    failed = [pb.TaskFailure(task_id=task_id, error="given back unbegun") for task_id in reports.released]
+    all_of_them: list[tuple[str, pb.TaskFailure | None]] = [(task_id, None) for task_id in reports.completed]
+    all_of_them += [(failure.task_id, failure) for failure in (*reports.failed, *failed)]
+    await asyncio.gather(*(settle(*each) for each in all_of_them))
 
 
 async def _renew(feed: Feed, line: Line, task_id: str) -> None:

@@ -9,8 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
 
-from tape.errors import NeverRetry
+from tape.errors import HandlerTimedOut, NeverRetry
 from tape.proto import tape_pb2 as pb
 from tape.reactions.calling import Caller, StillRunning, describe
 from tape.reactions.policies import pace
@@ -21,7 +23,15 @@ log = logging.getLogger(__name__)
 # A lease is renewed when a third of it is over: two attempts may fail.
 RENEWALS_PER_LEASE = 3
 
-Report = pb.TaskFailure | None  # None: it is done
+
+class Outcome(Enum):
+    """What is reported of a task that did not fail."""
+
+    DONE = "done"
+    RELEASED = "given back unbegun"
+
+
+Report = Outcome | pb.TaskFailure
 
 
 class Held:
@@ -35,6 +45,15 @@ class Held:
         self.is_running = False
         self.is_lost = False
         self.work: asyncio.Task[None] | None = None
+
+
+class Reports(NamedTuple):
+    """What is to be sent: tasks by their ids, and failures."""
+
+    completed: list[str]
+    failed: list[pb.TaskFailure]
+    released: list[str]
+    renew: list[str]
 
 
 class Line:
@@ -88,7 +107,7 @@ class Line:
         """Run these, in this order, as far as the limits allow."""
         for task in tasks:
             if self.is_stopping:  # it was on its way when we said that we want no more
-                self._report(task.task_id, _given_back(task))
+                self._report(task.task_id, Outcome.RELEASED)
                 continue
             held = Held(task)
             before = self.held.get(task.task_id)
@@ -101,12 +120,12 @@ class Line:
     def settled(self, tasks: Iterable[pb.Task]) -> None:
         """The server has written these reports down."""
         for task in tasks:
-            report = self.unsettled.pop(task.task_id, self)
-            if report is self:
-                continue  # confirmed already, before a connection was lost
+            report = self.unsettled.pop(task.task_id, None)
             if report is None:
+                continue  # confirmed already, before a connection was lost
+            if report is Outcome.DONE:
                 self._tally.done += 1
-            elif isinstance(report, pb.TaskFailure) and report.released:
+            elif report is Outcome.RELEASED:
                 self._tally.released += 1
             else:
                 self._tally.failed += 1
@@ -130,14 +149,20 @@ class Line:
 
     # ── what a feed takes ────────────────────────────────────────────────────────────────────────
 
-    def reports(self) -> tuple[list[str], list[pb.TaskFailure], list[str]]:
-        """What is to be sent: tasks that are done, tasks that are not, and tasks to renew."""
+    def reports(self) -> Reports:
+        """What is to be sent."""
         fresh, self.fresh = self.fresh, []
         renewals, self.renewals = self.renewals, []
-        known = [(task_id, self.unsettled[task_id]) for task_id in fresh if task_id in self.unsettled]
-        completed = [task_id for task_id, report in known if report is None]
-        failed = [report for _, report in known if report is not None]
-        return completed, failed, [task_id for task_id in renewals if task_id in self.held]
+        reports = Reports([], [], [], [task_id for task_id in renewals if task_id in self.held])
+        for task_id in fresh:
+            match self.unsettled.get(task_id):
+                case Outcome.DONE:
+                    reports.completed.append(task_id)
+                case Outcome.RELEASED:
+                    reports.released.append(task_id)
+                case pb.TaskFailure() as failure:
+                    reports.failed.append(failure)
+        return reports
 
     def resend(self) -> None:
         """Nobody knows whether what was sent has arrived: all that is not confirmed goes out again."""
@@ -184,7 +209,7 @@ class Line:
     async def _work(self, held: Held) -> None:
         task = held.task
         place: asyncio.Semaphore | None = None
-        report: Report = None
+        report: Report = Outcome.DONE
         try:
             await self._places.acquire()
             place = self._places
@@ -192,13 +217,13 @@ class Line:
             held.is_running = True
             await self._call(task)
         except asyncio.CancelledError:
-            report = _cut_short(task) if held.is_running else _given_back(task)
+            report = _cut_short(task) if held.is_running else Outcome.RELEASED
         except NeverRetry as error:
             report = pb.TaskFailure(task_id=task.task_id, error=str(error), permanent=True)
         except StillRunning as error:
             place = None  # kept until the handler is really over
             self._wait_for(error.ended)
-            report = self._failure(task, error)
+            report = self._failure(task, HandlerTimedOut(str(error)))
         except (Exception, SystemExit) as error:
             report = self._failure(task, error)
         finally:
@@ -248,10 +273,6 @@ class Line:
             self.news.set()
 
         ended.add_done_callback(is_over)
-
-
-def _given_back(task: pb.Task) -> pb.TaskFailure:
-    return pb.TaskFailure(task_id=task.task_id, error="given back untried by a dispatcher that stops", released=True)
 
 
 def _cut_short(task: pb.Task) -> pb.TaskFailure:
