@@ -14,9 +14,13 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput, NeverRetry, NotFound, NothingToDispatch, ServerUnreachable
+from tape.proto import tape_pb2 as pb
 from tape.reactions import Envelope, ReactionDef, run_dispatcher
+from tape.reactions.calling import Caller
 from tape.reactions.dispatcher import dispatch
+from tape.reactions.line import Line
 from tape.reactions.tally import Tally
+from tape.reactions.threads import Threads
 from tape.server.grpc.tasks import TasksDoor
 from tape.server.server import Server
 from tests.conftest import settings_for
@@ -410,6 +414,18 @@ async def test_stopping_finishes_what_runs_and_gives_back_the_rest_untried(
     found = await tasks(client)
     assert [task.status for task in found].count(DONE) == 1
     assert [(task.attempts, task.lease_owner) for task in found if task.status == PENDING] == [(0, "")] * 5
+
+
+async def test_a_task_that_comes_just_before_the_stop_is_given_back_too() -> None:
+    called: list[Envelope] = []
+    tally = Tally()
+    line = Line("r", Caller(called.append, "r", Threads(1)), tally, max_concurrency=5)
+    line.take([pb.Task(task_id="before", subject="/tape/a/b")])
+    line.stop()
+    line.take([pb.Task(task_id="after", subject="/tape/a/b")])
+    await asyncio.sleep(0)
+    assert line.reports().released == ["before", "after"]
+    assert (called, tally.in_flight, line.held) == ([], 0, {})
 
 
 async def test_what_does_not_finish_in_time_is_cut_short(server: Server, client: AsyncTapeClient) -> None:

@@ -37,11 +37,12 @@ Report = Outcome | pb.TaskFailure
 class Held:
     """A task that is ours for now."""
 
-    __slots__ = ("is_lost", "is_running", "leased_at", "since", "task", "work")
+    __slots__ = ("has_begun", "is_lost", "is_running", "leased_at", "since", "task", "work")
 
     def __init__(self, task: pb.Task) -> None:
         self.task = task
         self.since = self.leased_at = time.monotonic()
+        self.has_begun = False  # to wait for its turn
         self.is_running = False
         self.is_lost = False
         self.work: asyncio.Task[None] | None = None
@@ -194,20 +195,20 @@ class Line:
         """Take nothing more and give back what has not begun."""
         self.is_stopping = True
         for held in list(self.held.values()):
-            if not held.is_running and held.work is not None:
-                held.work.cancel()
+            if not held.is_running:
+                self._cancel(held)
         self.news.set()
 
     def abandon(self) -> None:
         """Give back what still runs: it has had its time."""
         for held in list(self.held.values()):
-            if held.work is not None:
-                held.work.cancel()
+            self._cancel(held)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     async def _work(self, held: Held) -> None:
         task = held.task
+        held.has_begun = True
         place: asyncio.Semaphore | None = None
         report: Report = Outcome.DONE
         try:
@@ -229,11 +230,20 @@ class Line:
         finally:
             if place is not None:
                 place.release()
-            self._tally.in_flight -= 1
-        if held.is_lost:
-            return
-        del self.held[task.task_id]
-        self._report(task.task_id, report)
+        self._conclude(held, report)
+
+    def _cancel(self, held: Held) -> None:
+        assert held.work is not None
+        held.work.cancel()
+        if not held.has_begun:  # what is cancelled before its first step never takes one, and reports nothing
+            held.has_begun = True
+            self._conclude(held, Outcome.RELEASED)
+
+    def _conclude(self, held: Held, report: Report) -> None:
+        self._tally.in_flight -= 1
+        if not held.is_lost:
+            del self.held[held.task.task_id]
+            self._report(held.task.task_id, report)
 
     def _report(self, task_id: str, report: Report) -> None:
         self.unsettled[task_id] = report
@@ -258,8 +268,8 @@ class Line:
     def _lose(self, held: Held) -> None:
         held.is_lost = True
         self.held.pop(held.task.task_id, None)
-        if held.work is not None and (self._call.is_async or not held.is_running):
-            held.work.cancel()  # a thread cannot be stopped: its result is of no interest, and its place stays taken
+        if self._call.is_async or not held.is_running:
+            self._cancel(held)  # a thread cannot be stopped: its result is of no interest, and its place stays taken
 
     def _wait_for(self, ended: asyncio.Future[object]) -> None:
         self._stuck += 1
