@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from tape.telemetry.tracing import NO_TRACE, Trace, current_span
@@ -26,9 +27,8 @@ def child_span(
     name: str, trace_id: str, parent_span_id: str, attributes: Mapping[str, Any], kind: str = "CONSUMER"
 ) -> Iterator[None]:
     """Be in a span whose parent is the given one; a new trace if there is none. An error inside is recorded."""
-    try:
-        from opentelemetry import trace
-    except ImportError:
+    trace = _opentelemetry()
+    if trace is None:
         with _plain_span(trace_id, parent_span_id):
             yield
         return
@@ -41,6 +41,16 @@ def child_span(
     tracer = trace.get_tracer("tape")
     with tracer.start_as_current_span(name, context, kind=trace.SpanKind[kind], attributes=attributes):
         yield
+
+
+@cache
+def _opentelemetry() -> Any:
+    """OpenTelemetry's API, or None. Python looks for a missing module anew each time; once is enough."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace
 
 
 @contextmanager
