@@ -22,6 +22,7 @@ from tape.reactions.calling import Caller, Handler
 from tape.reactions.decorators import TASK, ReactionDef, get_registry
 from tape.reactions.feeds import Feed, is_missing, poll
 from tape.reactions.line import RENEWALS_PER_LEASE, Line
+from tape.reactions.registering import id_of
 from tape.reactions.registering import register as register_reactions
 from tape.reactions.tally import Tally
 from tape.reactions.threads import Threads
@@ -104,7 +105,7 @@ async def dispatch(
         for known in wanted:
             if known.handler_kind == TASK and known.handler is not None:
                 dispatcher.add(
-                    known.server_reaction_id if register else prefix + known.reaction_id,
+                    known.server_reaction_id if register else prefix + id_of(known),
                     known.handler,
                     name=known.name,
                     max_concurrency=known.max_concurrency,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
 from tape.proto import tape_pb2 as pb
-from tape.reactions.decorators import ReactionDef, get_registry
+from tape.reactions.decorators import ReactionDef, get_registry, stable_id
 
 
 def register_all(url: str = DEFAULT_URL, *, prefix: str = "") -> list[pb.Reaction]:
@@ -27,7 +27,7 @@ async def register(client: AsyncTapeClient, known: Sequence[ReactionDef], prefix
 def fields(known: ReactionDef, prefix: str = "") -> dict[str, Any]:
     """What is sent of a declared reaction."""
     return {
-        "reaction_id": prefix + known.reaction_id,
+        "reaction_id": prefix + id_of(known),
         "name": known.name,
         "subject_pattern": known.subject_pattern,
         "predicate_cel": known.predicate_cel,
@@ -46,6 +46,13 @@ def fields(known: ReactionDef, prefix: str = "") -> dict[str, Any]:
         "allow_self": known.allow_self,
         "strict_order": known.strict_order,
     }
+
+
+def id_of(known: ReactionDef) -> str:
+    """The id of a reaction, given or made; one that has neither id nor function gets one from the server."""
+    if known.reaction_id or known.handler is None:
+        return known.reaction_id
+    return stable_id(known.handler, known.subject_pattern)
 
 
 def _keep(known: ReactionDef, reaction: pb.Reaction) -> pb.Reaction:

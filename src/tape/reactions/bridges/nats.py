@@ -30,11 +30,12 @@ class Nats(Broker):
         self._server = f"nats://{broker}"
         self._connection: Any = None
         self._stream: Any = None
-        self._connecting = asyncio.Lock()
+        # Everyone goes through here, one after the other: who waited for the connection is not overtaken.
+        self._turn = asyncio.Lock()
 
     async def publish(self, target: Target, message: Message) -> None:
         """Publish; `Nats-Msg-Id` lets the server drop repeats."""
-        stream = self._stream or await self._connect()
+        stream = await self._connect()
         # The same entry may be published by several reactions into one stream: those are no repeats.
         repeat_id = f"{message.event_id}@{message.headers['tape-reaction-id']}"
         try:
@@ -54,7 +55,7 @@ class Nats(Broker):
             await self._connection.close()
 
     async def _connect(self) -> Any:
-        async with self._connecting:
+        async with self._turn:
             if self._stream is None:
                 options = {"user_credentials": os.environ["TAPE_NATS_CREDS"]} if "TAPE_NATS_CREDS" in os.environ else {}
                 try:

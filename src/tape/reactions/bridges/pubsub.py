@@ -23,11 +23,12 @@ class PubSub(Broker):
             raise MissingExtra("publishing to Pub/Sub", "pubsub") from error
         self._module = pubsub_v1
         self._publisher: Any = None
-        self._connecting = asyncio.Lock()
+        # Everyone goes through here, one after the other: who waited for the connection is not overtaken.
+        self._turn = asyncio.Lock()
 
     async def publish(self, target: Target, message: Message) -> None:
         """Publish; a key whose message failed is paused by the client, and resumed here for the retry."""
-        publisher = self._publisher or await self._connect()
+        publisher = await self._connect()
         topic = publisher.topic_path(target.broker, target.name)
         try:
             future = publisher.publish(topic, message.body, ordering_key=message.run_id, **message.headers)
@@ -42,7 +43,7 @@ class PubSub(Broker):
             await asyncio.to_thread(self._publisher.stop)
 
     async def _connect(self) -> Any:
-        async with self._connecting:
+        async with self._turn:
             if self._publisher is None:
                 # Finding credentials may ask the network: not on the loop.
                 self._publisher = await asyncio.to_thread(self._make)
