@@ -20,6 +20,7 @@ QUESTIONS = (
     "latency",
     "ledgers",
     "reactions",
+    "dispatch",
     "replay",
     "live",
     "stream",

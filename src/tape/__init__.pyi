@@ -1,6 +1,7 @@
 """The public names as type checkers see them; `__init__.py` loads each when it is first used."""
 
 from tape import det as det
+from tape import reactions as reactions
 from tape._recover import compensate_one as compensate_one
 from tape._recover import compensate_run as compensate_run
 from tape._recover import recover_once as recover_once
@@ -73,6 +74,15 @@ from tape.proto.tape_pb2 import RUN_STATUS_RUNNING as RUN_STATUS_RUNNING
 from tape.proto.tape_pb2 import RUN_STATUS_STUCK as RUN_STATUS_STUCK
 from tape.proto.tape_pb2 import RUN_STATUS_TERMINAL as RUN_STATUS_TERMINAL
 from tape.proto.tape_pb2 import RUN_STATUS_WAITING as RUN_STATUS_WAITING
+from tape.reactions.decorators import on as on
+from tape.reactions.decorators import on_decision_recorded as on_decision_recorded
+from tape.reactions.decorators import on_effect_confirmed as on_effect_confirmed
+from tape.reactions.decorators import on_effect_failed as on_effect_failed
+from tape.reactions.decorators import on_effect_unknown as on_effect_unknown
+from tape.reactions.decorators import on_gate as on_gate
+from tape.reactions.decorators import on_run as on_run
+from tape.reactions.decorators import on_value_change as on_value_change
+from tape.reactions.decorators import on_value_deleted as on_value_deleted
 from tape.retry import RetryPolicy as RetryPolicy
 from tape.session import AgentToken as AgentToken
 from tape.session import ArtifactSaved as ArtifactSaved

@@ -630,6 +630,48 @@ class ShardsApart(TapeError):
     retryable = True
 
 
+class NothingToDispatch(TapeError):
+    """No reaction is declared in this process, so there is nothing to run."""
+
+    code = "TAPE-1830"
+    status = "FAILED_PRECONDITION"
+
+
+class DuplicateReaction(InvalidInput):
+    """Two functions of one process are declared under the same reaction id."""
+
+    code = "TAPE-1831"
+
+
+class NeverRetry(TapeError):
+    """A handler raises this to say that a task can never succeed: it becomes a dead letter at once."""
+
+    code = "TAPE-1832"
+    status = "FAILED_PRECONDITION"
+
+
+class HandlerTimedOut(TapeError):
+    """A handler took longer than its reaction's `timeout_s`; the task is tried again."""
+
+    code = "TAPE-1833"
+    status = "DEADLINE_EXCEEDED"
+    retryable = True
+
+
+class InvalidTarget(InvalidInput):
+    """A publish target is not one that a bridge can serve."""
+
+    code = "TAPE-1834"
+
+
+class PublishFailed(TapeError):
+    """A broker did not take a message; the task is tried again."""
+
+    code = "TAPE-1835"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
 def _excerpt(text: str, offset: int, width: int = 100) -> str:
     """The line of the text around an offset with a caret below; a long line is cut to what is near."""
     begin = text.rfind("\n", 0, offset) + 1

@@ -15,6 +15,7 @@ import typer
 from tape import __version__
 from tape.cli.options import run
 from tape.config import Settings, load_settings
+from tape.telemetry.export import start_export
 
 # The writer's thread and the event loop hand the interpreter to each other many times a batch.
 # With Python's default of 5 ms a busy loop would keep the writer waiting that long each time.
@@ -127,6 +128,7 @@ def serve(
     )
     logging.getLogger("uvicorn").setLevel("WARNING")  # its comings and goings are ours to tell
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    start_export("tape-server")
     run(_serve(settings))
 
 

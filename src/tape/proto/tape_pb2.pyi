@@ -1088,7 +1088,7 @@ class ListReactionsResponse(_message.Message):
     def __init__(self, reactions: _Optional[_Iterable[_Union[Reaction, _Mapping]]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id", "completed_at_ms", "first_global_seq", "coalesced", "redriven")
+    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id", "completed_at_ms", "first_global_seq", "coalesced", "redriven", "source_seq", "source_ts_ms", "schema_version")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -1109,6 +1109,9 @@ class Task(_message.Message):
     FIRST_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
     COALESCED_FIELD_NUMBER: _ClassVar[int]
     REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TS_MS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     reaction_id: str
     shard: int
@@ -1129,7 +1132,10 @@ class Task(_message.Message):
     first_global_seq: int
     coalesced: int
     redriven: int
-    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., completed_at_ms: _Optional[int] = ..., first_global_seq: _Optional[int] = ..., coalesced: _Optional[int] = ..., redriven: _Optional[int] = ...) -> None: ...
+    source_seq: int
+    source_ts_ms: int
+    schema_version: int
+    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., completed_at_ms: _Optional[int] = ..., first_global_seq: _Optional[int] = ..., coalesced: _Optional[int] = ..., redriven: _Optional[int] = ..., source_seq: _Optional[int] = ..., source_ts_ms: _Optional[int] = ..., schema_version: _Optional[int] = ...) -> None: ...
 
 class ClaimTasksRequest(_message.Message):
     __slots__ = ("reaction_id", "shard", "owner", "lease_ms", "max", "now_ms", "task_ids")

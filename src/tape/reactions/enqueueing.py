@@ -63,6 +63,9 @@ def _row(match: Match, due: int, now: int, first: int = 0, coalesced: int = 0) -
         0,
         int(reaction.debounce_ms > 0),
         int(reaction.strict_order),
+        entry.seq,
+        entry.ts_ms,
+        entry.schema_version,
     )
 
 
@@ -113,10 +116,14 @@ def _replace(tx: Transaction, task: Task, group: Sequence[Match], due: int) -> N
         trace_id=entry.trace_id,
         parent_span_id=entry.span_id,
         coalesced=task.coalesced + len(group),
+        source_seq=entry.seq,
+        source_ts_ms=entry.ts_ms,
+        schema_version=entry.schema_version,
     )
     tx.execute(
         "UPDATE tape_tasks SET shard = ?, source_run_id = ?, source_global_seq = ?, payload_json = ?,"
-        " next_attempt_at_ms = ?, trace_id = ?, parent_span_id = ?, coalesced = ? WHERE task_id = ?",
+        " next_attempt_at_ms = ?, trace_id = ?, parent_span_id = ?, coalesced = ?, source_seq = ?, source_ts_ms = ?,"
+        " schema_version = ? WHERE task_id = ?",
         task.shard,
         task.source_run_id,
         task.source_global_seq,
@@ -125,5 +132,8 @@ def _replace(tx: Transaction, task: Task, group: Sequence[Match], due: int) -> N
         task.trace_id,
         task.parent_span_id,
         task.coalesced,
+        task.source_seq,
+        task.source_ts_ms,
+        task.schema_version,
         task.task_id,
     )

@@ -48,6 +48,9 @@ class Task(Record, frozen=True):
     redriven: int
     debounced: bool
     strict_order: bool
+    source_seq: int
+    source_ts_ms: int
+    schema_version: int
 
 
 COLUMNS = columns(Task)

@@ -24,16 +24,23 @@ NO_TRACE = Trace()
 # The reaction whose handler is at work. Calls of the clients carry it, so that a reaction does not fire
 # on what its own work writes.
 current_cause: ContextVar[str] = ContextVar("tape_cause", default="")
+# The span that the work at hand belongs to where OpenTelemetry is not in use.
+current_span: ContextVar[Trace] = ContextVar("tape_span", default=NO_TRACE)
 
 
 def current_trace() -> Trace:
-    """The OpenTelemetry span that the caller is in, if OpenTelemetry is in use, and the reaction it works for."""
+    """The span that the caller is in, OpenTelemetry's or the one of a task, and the reaction it works for."""
     cause = current_cause.get()
     opentelemetry = sys.modules.get("opentelemetry.trace")
-    span = opentelemetry.get_current_span().get_span_context() if opentelemetry is not None else None
-    if span is None or not span.is_valid:
-        return Trace(cause=cause) if cause else NO_TRACE
-    return Trace(f"{span.trace_id:032x}", f"{span.span_id:016x}", cause=cause)
+    if opentelemetry is not None:
+        current = opentelemetry.get_current_span()
+        span = current.get_span_context()
+        if span.is_valid:
+            parent = getattr(current, "parent", None)
+            above = f"{parent.span_id:016x}" if parent is not None else ""
+            return Trace(f"{span.trace_id:032x}", f"{span.span_id:016x}", above, cause)
+    trace = current_span.get()
+    return trace._replace(cause=cause) if cause else trace
 
 
 def to_traceparent(trace: Trace) -> str:

@@ -19,6 +19,7 @@ from tape.errors import TapeError
 from tape.journal.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import Access, check_expiry
+from tape.telemetry import spans
 from tape.telemetry.metrics import Metrics
 from tape.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 
@@ -91,6 +92,8 @@ def _unary(
     name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics, access: Access
 ) -> Callable[[Any, Context], Awaitable[Reply]]:
     succeeded = metrics.rpcs.labels(name, "OK")
+    if function is not None and spans.are_recorded():
+        function = _in_span(name, function)
 
     async def call(request: Any, context: Context) -> Reply:
         if function is None:
@@ -103,6 +106,20 @@ def _unary(
             await _fail(context, error, name, metrics)
         succeeded.inc()
         return reply
+
+    return call
+
+
+def _in_span(
+    name: str, function: Callable[[Any, Context], Awaitable[Reply]]
+) -> Callable[[Any, Context], Awaitable[Reply]]:
+    """The same function in a span of its own, below the caller's."""
+    attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
+
+    async def call(request: Any, context: Context) -> Reply:
+        trace = trace_of(context)
+        with spans.child_span(f"{SERVICE}/{name}", trace.trace_id, trace.span_id, attributes, "SERVER"):
+            return await function(request, context)
 
     return call
 

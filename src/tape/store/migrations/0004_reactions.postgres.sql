@@ -87,6 +87,9 @@ CREATE TABLE tape_tasks (
     redriven             INTEGER NOT NULL DEFAULT 0,
     debounced            INTEGER NOT NULL DEFAULT 0,
     strict_order         INTEGER NOT NULL DEFAULT 0,
+    source_seq           BIGINT  NOT NULL DEFAULT 0,
+    source_ts_ms         BIGINT  NOT NULL DEFAULT 0,
+    schema_version       INTEGER NOT NULL DEFAULT 1,
     UNIQUE (reaction_id, source_global_seq, shard)
 );
 CREATE INDEX tape_tasks_due ON tape_tasks (reaction_id, next_attempt_at_ms, source_global_seq) WHERE status = 1;

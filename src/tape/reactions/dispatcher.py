@@ -1,0 +1,309 @@
+"""The dispatcher: runs the handlers of this process on the tasks of a server.
+
+Tasks are pushed by the server the moment that there are any; several dispatchers share them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+from tape.client import DEFAULT_URL, AsyncTapeClient
+from tape.errors import InvalidInput, NothingToDispatch, RpcFailed, TapeError
+from tape.reactions.calling import Caller, Handler
+from tape.reactions.decorators import TASK, ReactionDef, get_registry
+from tape.reactions.feeds import Feed, is_missing, poll
+from tape.reactions.line import RENEWALS_PER_LEASE, Line
+from tape.reactions.registering import id_of
+from tape.reactions.registering import register as register_reactions
+from tape.reactions.tally import Tally
+from tape.reactions.threads import Threads
+from tape.telemetry.export import start_export
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 30.0
+MAX_THREADS = 1_000
+CATCH_UP_S = 0.05
+
+
+def run_dispatcher(
+    url: str = DEFAULT_URL,
+    *,
+    owner: str = "",
+    poll_interval_s: float = 0.5,
+    once: bool = False,
+    register: bool = True,
+    prefix: str = "",
+    claim_max: int = 16,
+    lease_ms: int = 60000,
+    reactions: Sequence[ReactionDef] | None = None,
+    bridges: bool = False,
+    drain_s: float = DRAIN_S,
+    stop: threading.Event | None = None,
+    tally: Tally | None = None,
+) -> None:
+    """Run the declared handlers until SIGTERM or SIGINT, or (`once`) until nothing is due any more.
+
+    `register` registers the reactions first; `prefix` is put before their ids. At most `claim_max` tasks of a
+    reaction are held at a time, in the name of `owner` (host, process and chance if empty), each under a lease of
+    `lease_ms` that is renewed while its handler runs. `poll_interval_s` is how often a server is asked that does
+    not push. When told to stop, it takes nothing more, gives back what has not begun, and lets what runs finish
+    within `drain_s` seconds; a second signal ends it at once. `stop` does the same from another thread. With
+    `bridges`, publish reactions are served too (see `run_bridge`). Spans are exported if OpenTelemetry's standard
+    variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) say so.
+    """
+    start_export("tape-dispatcher")
+    wanted = get_registry() if reactions is None else reactions
+    work = dispatch(
+        url,
+        wanted,
+        owner=owner,
+        poll_interval_s=poll_interval_s,
+        once=once,
+        register=register,
+        prefix=prefix,
+        claim_max=claim_max,
+        lease_ms=lease_ms,
+        bridges=bridges,
+        drain_s=drain_s,
+        stop=stop,
+        tally=tally,
+    )
+    run_to_the_end(work)
+
+
+async def dispatch(
+    url: str,
+    wanted: Sequence[ReactionDef],
+    *,
+    register: bool = True,
+    prefix: str = "",
+    bridges: bool = False,
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> None:
+    """`run_dispatcher` for asyncio; cancel it or set `stop` to end it."""
+    if not wanted and not bridges:
+        raise NothingToDispatch(
+            "No reaction is declared in this process. Declare one with @tape.on(…), and import its module before"
+            " the dispatcher runs."
+        )
+    async with AsyncTapeClient(url) as client:
+        dispatcher = Dispatcher(client, **options)
+        if register:
+            await register_reactions(client, wanted, prefix)
+            log.info("%d reactions are registered", len(wanted))
+        for known in wanted:
+            if known.handler_kind == TASK and known.handler is not None:
+                dispatcher.add(
+                    known.server_reaction_id if register else prefix + id_of(known),
+                    known.handler,
+                    name=known.name,
+                    max_concurrency=known.max_concurrency,
+                    rate_limit_per_s=known.rate_limit_per_s,
+                    timeout_s=known.timeout_s,
+                )
+        async with contextlib.AsyncExitStack() as stack:
+            if bridges:
+                from tape.reactions.bridges.serving import bridging, by_target
+
+                await stack.enter_async_context(bridging(client, dispatcher, by_target()))
+            stack.enter_context(stopping(dispatcher.stop, stop))
+            await dispatcher.run(idles=bridges and not dispatcher.once)
+
+
+class Dispatcher:
+    """Serves any number of reactions over one connection. Add them, then `run`; `stop` may come at any time."""
+
+    def __init__(
+        self,
+        client: AsyncTapeClient,
+        *,
+        owner: str = "",
+        poll_interval_s: float = 0.5,
+        once: bool = False,
+        claim_max: int = 16,
+        lease_ms: int = 60_000,
+        drain_s: float = DRAIN_S,
+        tally: Tally | None = None,
+    ) -> None:
+        for name, value in (("claim_max", claim_max), ("lease_ms", lease_ms), ("poll_interval_s", poll_interval_s)):
+            if value <= 0:
+                raise InvalidInput(f"{name} {value} must be larger than 0.")
+        self.owner = owner or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.tally = tally if tally is not None else Tally()
+        self.lines: dict[str, Line] = {}
+        self._feed = Feed(client, self.owner, self.tally, poll_interval_s)
+        self.once = once
+        self._claim_max = claim_max
+        self._lease_ms = lease_ms
+        self._drain_s = drain_s
+        self._threads = Threads(MAX_THREADS)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._failed: TapeError | None = None
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        self._is_running = False
+
+    def add(
+        self,
+        reaction_id: str,
+        handler: Handler,
+        *,
+        name: str = "",
+        max_concurrency: int = 1,
+        rate_limit_per_s: int = 0,
+        timeout_s: float = 0.0,
+    ) -> None:
+        """Serve a reaction too; one that is served already stays as it is."""
+        if reaction_id in self.lines or self._is_stopping:
+            return
+        line = self.lines[reaction_id] = Line(
+            reaction_id,
+            Caller(handler, name or reaction_id, self._threads, timeout_s),
+            self.tally,
+            max_concurrency=max_concurrency,
+            rate_limit_per_s=rate_limit_per_s,
+            claim_max=self._claim_max,
+            lease_ms=self._lease_ms,
+        )
+        if self._is_running:
+            self._serve(line)
+
+    async def run(self, *, idles: bool = False) -> None:
+        """Serve until stopped, or (`once`) until nothing is due. With `idles`, also while there is nothing to serve."""
+        self._is_running = True
+        renewing = asyncio.create_task(self._renew())
+        try:
+            for line in self.lines.values():
+                self._serve(line)
+            while (self._serving or idles) and not self._is_stopping and self._failed is None:
+                self._changed.clear()
+                await self._changed.wait()
+            self.stop()
+            await self._drain()
+        finally:
+            renewing.cancel()
+            for task in self._serving:
+                task.cancel()
+            await asyncio.gather(renewing, *self._serving, return_exceptions=True)
+            self._threads.close()
+        if self._failed is not None:
+            raise self._failed
+
+    def stop(self) -> None:
+        """Take nothing more, give back what has not begun, and let what runs finish."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            for line in self.lines.values():
+                line.stop()
+            self._changed.set()
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self, line: Line) -> None:
+        task = asyncio.create_task(self._serve_once(line) if self.once else self._feed.serve(line))
+        self._serving.add(task)
+        task.add_done_callback(self._is_served)
+
+    async def _serve_once(self, line: Line) -> None:
+        await self._wait_for_the_matcher(line)
+        await poll(self._feed, line, once=True)
+
+    async def _wait_for_the_matcher(self, line: Line) -> None:
+        """What is in the journal now counts as due, also if it is not matched yet."""
+        client = self._feed.client
+        try:
+            head = (await client.head()).global_seq
+            while not line.is_stopping:
+                stats = (await client.get_reaction_stats(line.reaction_id)).stats
+                if not stats or stats[0].position >= head:
+                    return
+                await asyncio.sleep(CATCH_UP_S)
+        except RpcFailed as error:
+            if not is_missing(error):
+                raise
+
+    def _is_served(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._changed.set()
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, TapeError):
+            self._failed = self._failed or error
+        elif error is not None:
+            log.error("serving a reaction failed", exc_info=error)
+            self._failed = self._failed or TapeError(f"serving a reaction failed: {error!r}")
+
+    async def _drain(self) -> None:
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=self._drain_s)
+        if self._serving:
+            log.warning("%d handlers did not finish within %.3g s", self.tally.in_flight, self._drain_s)
+            for line in self.lines.values():
+                line.abandon()
+            await asyncio.wait(self._serving, timeout=1.0)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_ms / 1_000 / RENEWALS_PER_LEASE / 2)
+            for line in self.lines.values():
+                line.renew_leases()
+
+
+@contextlib.contextmanager
+def stopping(stop: Callable[[], None], told: threading.Event | None = None) -> Iterator[None]:
+    """Call `stop` on the first SIGTERM or SIGINT, or when `told`; a second signal interrupts at once."""
+    loop = asyncio.get_running_loop()
+    here = asyncio.current_task()
+    signals: list[int] = []
+
+    def receive(number: int) -> None:
+        if signals:
+            log.warning("told to stop again: not waiting for what runs; its leases will run out")
+            if here is not None:
+                here.cancel()
+        signals.append(number)
+        log.info("stopping: finishing what runs, giving back the rest")
+        stop()
+
+    async def listen() -> None:
+        while told is not None and not told.is_set():  # noqa: ASYNC110  (an event of threads cannot be awaited)
+            await asyncio.sleep(0.05)
+        stop()
+
+    listening = loop.create_task(listen()) if told is not None else None
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, receive, number)
+    try:
+        yield
+    finally:
+        if is_main:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        if listening is not None:
+            listening.cancel()
+
+
+def run_to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on a loop of its own, the faster one where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # pragma: no cover - no uvloop on Windows
+        run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    else:
+        run = uvloop.run
+    with contextlib.suppress(asyncio.CancelledError):
+        run(work)

@@ -1,0 +1,73 @@
+"""Brokers for tests: a NATS server, and librdkafka's mock of a Kafka cluster, each a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.services import wait_for
+
+# The cluster lives as long as the producer that asked for it.
+_MOCK = """
+import sys
+from confluent_kafka.admin import AdminClient
+cluster = AdminClient({"test.mock.num.brokers": 1})
+brokers = cluster.list_topics(timeout=20).brokers
+print(",".join(f"{b.host}:{b.port}" for b in brokers.values()), flush=True)
+sys.stdin.read()
+"""
+
+
+class NatsServer:
+    """A NATS server with JetStream on a free port; it can be killed and started again where it was."""
+
+    def __enter__(self) -> NatsServer:
+        self._folder = tempfile.TemporaryDirectory(prefix="tape-nats-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = ""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+    def start(self) -> None:
+        """Start it, on the port that it had before if it had one."""
+        log = Path(self._folder.name) / "log"
+        log.unlink(missing_ok=True)
+        port = self.address.rpartition(":")[2] or "-1"
+        program = Path(sys.executable).parent / "nats-server"
+        command = [str(program), "-js", "-a", "127.0.0.1", "-p", port, "-sd", self._folder.name, "-l", str(log)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for(lambda: log.exists() and "Server is ready" in log.read_text(), "the NATS server")
+        self.address = re.findall(r"Listening for client connections on (\S+)", log.read_text())[0]
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+class KafkaCluster:
+    """librdkafka's mock cluster: real protocol, nothing on disk."""
+
+    def __enter__(self) -> KafkaCluster:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, "the mock cluster did not start"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
