@@ -27,7 +27,7 @@ Handler = Callable[[Envelope], Any]
 
 def run(options: Options) -> list[Table]:
     """Both kinds of handler on each store, and the peers on Postgres, in turns."""
-    jobs, probes = options.scaled((10_000, 300), (200, 10))
+    jobs, probes = options.scaled((3_000, 200), (200, 10))
     measured: dict[str, list[Figures]] = {}
     missing: dict[str, str] = {}
     for number in range(1, options.scaled(3, 1) + 1):
