@@ -191,6 +191,7 @@ __all__ = [
     "__version__",
     "det",
     "effect",
+    "reactions",
     *_HOMES,
 ]
 

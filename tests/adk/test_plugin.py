@@ -115,7 +115,8 @@ async def test_a_tool_that_is_not_declared_is_an_effect_too(url: str, observer: 
     assert [answer.response for answer in answers] == [
         {"result": [f"{run_id}/decision-0/plain/{n}", f"{run_id}/decision-0/plain/{n}/inner/0"]} for n in (0, 1)
     ]
-    assert sorted(seen) in ([1, 2], [1, 2, 2])  # the second was cancelled when the first died, maybe in its middle
+    assert set(seen) == {1, 2}
+    assert len(seen) <= 3  # one was cancelled when the other died, maybe in its middle
 
 
 async def test_what_a_tool_did_to_the_state_survives_that_its_answer_was_lost(url: str) -> None:

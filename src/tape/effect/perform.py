@@ -52,31 +52,32 @@ class Underway:
 
     @classmethod
     def begin(
-        cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], *, call_index: int | None = None
-    ) -> Underway:
-        """Put an effect on record, or find it there.
-
-        `call_index` numbers the calls of a tool that one decision asks for, where the caller knows better
-        than to count.
-        """
-        request_json = _to_json(arguments, f"The arguments of {meta.name!r}")
-        return cls._begin(meta, parent, arguments, request_json, call_index)
-
-    @classmethod
-    def _begin(
         cls,
         meta: EffectMeta,
         parent: EffectCall,
         arguments: dict[str, Any],
-        request_json: str,
+        *,
         call_index: int | None = None,
+        key: str = "",
+    ) -> Underway:
+        """Put an effect on record, or find it there.
+
+        `call_index` numbers the calls of a tool that one decision asks for, where the caller knows better
+        than to count; `key` is the idempotency key where the place of the call was taken before.
+        """
+        request_json = _to_json(arguments, f"The arguments of {meta.name!r}")
+        return cls._begin(meta, parent, arguments, request_json, key or _key(meta, parent, arguments, call_index))
+
+    @classmethod
+    def _begin(
+        cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request_json: str, key: str
     ) -> Underway:
         business_key = meta.business_key_for(arguments)
         call = EffectCall(
             parent.run,
             decision_index=parent.decision_index,
             tool_name=meta.name,
-            idempotency_key=_key(meta, parent, arguments, call_index),
+            idempotency_key=key,
             semantics=meta.semantics,
             business_key=business_key,
             parent=parent,
@@ -200,7 +201,7 @@ class Underway:
             )
 
 
-def _key(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None) -> str:
+def _key(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None = None) -> str:
     """The idempotency key: what `key_from` says, or the place of the call in the run, as the server writes it."""
     if meta.key_from is not None:
         return str(call_offering(meta.key_from, {**arguments, "args": arguments}, arguments))
@@ -272,8 +273,9 @@ def is_begun(call: EffectCall, meta: EffectMeta) -> bool:
 def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
     """Carry out an effect from within a run."""
     if meta.dispatch == "outbox":
+        key = _key(meta, parent, arguments)
         with within(parent):
-            return _send(meta, parent, arguments, body(parent))
+            return _send(meta, parent, arguments, body(parent), key)
     underway = Underway.begin(meta, parent, arguments)
     if not underway.is_to_be_done:
         return underway.outcome()
@@ -290,11 +292,13 @@ def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], bod
 
 async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
     """Carry out an effect whose function is a coroutine."""
+    # Calls that run at the same time get their places in the order in which they were made, in every drive.
+    key = _key(meta, parent, arguments)
     if meta.dispatch == "outbox":
         with within(parent):
             request = await body(parent)
-        return await asyncio.to_thread(_send, meta, parent, arguments, request)
-    underway = await asyncio.to_thread(Underway.begin, meta, parent, arguments)
+        return await asyncio.to_thread(_send, meta, parent, arguments, request, key)
+    underway = await asyncio.to_thread(Underway.begin, meta, parent, arguments, key=key)
     if not underway.is_to_be_done:
         return underway.outcome()
     underway.call.is_entered = True
@@ -308,10 +312,10 @@ async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[st
     return await asyncio.to_thread(underway.confirm, result)
 
 
-def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any) -> Any:
+def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, key: str) -> Any:
     """Leave a prepared request in the outbox; its outcome if there is one already."""
     request_json = _to_json(arguments if request is None else request, f"The request of {meta.name!r}")
-    return Underway._begin(meta, parent, arguments, request_json).outcome()
+    return Underway._begin(meta, parent, arguments, request_json, key).outcome()
 
 
 def attempt(meta: EffectMeta, act: Callable[[], Any]) -> Any:

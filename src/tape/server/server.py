@@ -63,6 +63,7 @@ class Server:
     """Use as an async context manager; `grpc_address` and `http_address` tell where it listens."""
 
     def __init__(self, settings: Settings) -> None:
+        self._is_stopped = False
         self.settings = settings
         self.metrics = Metrics()
         self.database = open_database(
@@ -107,7 +108,10 @@ class Server:
         self._tasks.append(asyncio.create_task(self._keep_count()))
 
     async def stop(self) -> None:
-        """Accept nothing more, finish commits, end streams with a status, let go of the database."""
+        """Accept nothing more, finish commits, end streams with a status, let go of the database. Once is enough."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         await self._health.enter_graceful_shutdown()
         doors = []
         if self._grpc is not None:
