@@ -29,6 +29,7 @@ QUESTIONS = (
     "session",
     "relay",
     "verify",
+    "pipeline",
 )
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140

@@ -672,6 +672,49 @@ class PublishFailed(TapeError):
     retryable = True
 
 
+# ── 20xx: the data pipeline ──────────────────────────────────────────────────────────────────────
+
+
+class PipelineError(TapeError):
+    """The data pipeline cannot do what it was asked to."""
+
+    code = "TAPE-2000"
+    status = "FAILED_PRECONDITION"
+
+
+class PipelineInput(PipelineError):
+    """An option, a column or a row that the pipeline cannot take."""
+
+    code = "TAPE-2001"
+    status = "INVALID_ARGUMENT"
+
+
+class JournalDataLost(PipelineError):
+    """Entries that a reader was going to read are gone."""
+
+    code = "TAPE-2002"
+    status = "DATA_LOSS"
+
+
+class BatchOutOfOrder(PipelineError):
+    """A batch comes from another stream than the one that its producer's name belongs to."""
+
+    code = "TAPE-2003"
+
+
+class JavaMissing(PipelineError):
+    """There is no Java that Spark can use."""
+
+    code = "TAPE-2004"
+
+
+class ArchiveDamaged(PipelineError):
+    """A file of the archive is missing or is not what was written."""
+
+    code = "TAPE-2005"
+    status = "DATA_LOSS"
+
+
 def _excerpt(text: str, offset: int, width: int = 100) -> str:
     """The line of the text around an offset with a caret below; a long line is cut to what is near."""
     begin = text.rfind("\n", 0, offset) + 1

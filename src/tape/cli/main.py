@@ -18,6 +18,7 @@ from tape.cli import (
     effects,
     migrate,
     obligations,
+    pipeline,
     prune,
     reactions,
     reactors,
@@ -64,6 +65,7 @@ app.add_typer(reactions.app, name="reactions")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(cel.app, name="cel")
 app.add_typer(demo.app, name="demo")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _show_version(wanted: bool) -> None:

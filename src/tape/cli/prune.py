@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tape.cli import archive
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.progress import bar
 from tape.errors import InvalidInput
@@ -26,6 +27,9 @@ def prune(
         str,
         typer.Option(help="A global_seq, a date or time (2026-01-31, 2026-01-31T12:00Z) or an age (90d, 12h)."),
     ],
+    archived: Annotated[
+        str, typer.Option(help="Remove only what this archive holds, after proving that it does.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = DEFAULT_STORE,
@@ -33,14 +37,21 @@ def prune(
 ) -> None:
     """Remove the oldest entries for good. The rest stays provable, and the removal is journaled."""
     before_seq, before_ms = parse_before(before, time.time_ns() // 1_000_000)
-    run(_prune(store, before_seq, before_ms, dry_run, yes, output))
+    limit = archive.proven_until(archived, store) + 1 if archived else None
+    run(_prune(store, before_seq, before_ms, limit, dry_run, yes, output))
 
 
 async def _prune(
-    store: str, before_seq: int | None, before_ms: int | None, dry_run: bool, yes: bool, output: Output
+    store: str,
+    before_seq: int | None,
+    before_ms: int | None,
+    limit: int | None,
+    dry_run: bool,
+    yes: bool,
+    output: Output,
 ) -> None:
     async with open_database(store, migrate=False) as database:
-        first_kept, count = await _extent(database, before_seq, before_ms)
+        first_kept, count = await _extent(database, before_seq, before_ms, limit)
         if count and not dry_run and not yes:
             typer.confirm(f"Remove {count:,} entries below {first_kept} from {store}?", abort=True, err=True)
         if not dry_run:
@@ -52,12 +63,16 @@ async def _prune(
         typer.echo(f"{'Would remove' if dry_run else 'Removed'} {count:,} entries; the oldest is now {first_kept}.")
 
 
-async def _extent(database: Database, before_seq: int | None, before_ms: int | None) -> tuple[int, int]:
+async def _extent(
+    database: Database, before_seq: int | None, before_ms: int | None, limit: int | None
+) -> tuple[int, int]:
     """The first entry that stays, and how many go."""
     head = await database.read(read_head)
     if before_ms is not None:
         moment = before_ms
         before_seq = await database.read(lambda reader: position_before(reader, moment)) + 1
+    if limit is not None:
+        before_seq = min(before_seq or 0, limit)
     first_kept = max(before_seq or 0, head.oldest)
     return first_kept, first_kept - head.oldest
 

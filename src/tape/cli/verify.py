@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from tape.cli import archive
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.progress import bar
 from tape.journal.verify import Report
@@ -16,11 +19,18 @@ from tape.store import open_database
 MAX_SHOWN = 100
 
 
-def verify(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
+def verify(
+    store: StoreOption = DEFAULT_STORE,
+    lake: Annotated[str, typer.Option(help="Check this archive, and that it is the journal's, instead.")] = "",
+    output: OutputOption = Output.text,
+) -> None:
     """Check every entry against the hash chain and name each that is altered, missing or unreadable.
 
     Exits with 1 if anything is wrong. The server may go on running meanwhile.
     """
+    if lake:
+        archive.verify(lake, store, output)
+        return
     report = run(_verify(store))
     if output is Output.json:
         typer.echo(msgspec.json.encode({"ok": report.ok, **msgspec.to_builtins(report)}).decode())

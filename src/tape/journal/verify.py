@@ -53,7 +53,7 @@ def verify(reader: Reader, progress: Callable[[int, int], None] = lambda done, t
     report = Report(head.oldest, head.global_seq)
     if head.oldest == 1 and head.anchor != GENESIS:
         report.findings.append(Finding(1, "head", "nothing was pruned, yet the anchor is not the chain's beginning"))
-    walk = _Walk(report, head.anchor)
+    walk = Walk(report, head.anchor)
     total = head.global_seq - head.oldest + 1
     for start in range(head.oldest, head.global_seq + 1, CHUNK):
         end = min(start + CHUNK, head.global_seq + 1)
@@ -68,7 +68,7 @@ def verify(reader: Reader, progress: Callable[[int, int], None] = lambda done, t
     return report
 
 
-class _Walk:
+class Walk:
     """The chain as far as it was followed.
 
     After an altered entry either its stored or its recomputed chain value may be the true one:
@@ -139,6 +139,11 @@ class _Walk:
         """The newest entry must be the one the head row speaks of."""
         if self._previous and head.chain not in self._previous:
             self._add(head.global_seq, "head", "the head row holds another chain value than the newest entry")
+
+    @property
+    def chain(self) -> bytes:
+        """The chain value of the entry that was followed last."""
+        return self._previous[0] if self._previous else b""
 
     def _add(self, global_seq: int, problem: Problem, detail: str) -> None:
         self._report.findings.append(Finding(global_seq, problem, detail))

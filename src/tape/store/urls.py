@@ -15,9 +15,14 @@ _POSTGRES = {"postgres", "postgresql", "alloydb"}
 _MEMORY = {"memory", ":memory:", "sqlite::memory:"}
 
 
+def is_memory(url: str) -> bool:
+    """Whether the store lives in one process and ends with it."""
+    return url in _MEMORY
+
+
 def open_database(url: str, **options: Any) -> Database:
     """The database behind a store URL, not yet opened: use it with `async with`."""
-    if url in _MEMORY:
+    if is_memory(url):
         from tape.store.sqlite import MemoryDatabase
 
         return MemoryDatabase(url, **options)

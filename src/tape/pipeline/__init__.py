@@ -1,0 +1,26 @@
+"""The journal at scale, on Spark: `format("tape")` to read and write it, and the jobs of `tape pipeline`.
+
+Needs the extra `spark`. Nothing else in Tape imports this room, and it imports Spark only when used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tape.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("tape")` known to a Spark session, for reading and writing."""
+    try:
+        from tape.pipeline import source
+    except ImportError as missing:
+        if (missing.name or "").split(".")[0] == "tape":
+            raise
+        raise MissingExtra("The data pipeline", "spark") from missing
+    source.register(spark)

@@ -1,0 +1,1 @@
+"""The jobs of `tape pipeline run`, one module each; `python -m tape.pipeline.jobs.<job>` is for spark-submit."""

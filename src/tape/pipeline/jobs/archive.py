@@ -1,0 +1,90 @@
+"""`archive`: the journal into a lake, exactly once, so that old entries can be pruned and still be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tape.errors import ArchiveDamaged
+from tape.journal.page import Head, read_head
+from tape.pipeline.hot import ask_patiently
+from tape.pipeline.lake import Lake, resolved, write_files
+from tape.pipeline.options import resolve_store
+from tape.pipeline.proving import disagreement, last_chain
+from tape.pipeline.running import Running
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROUND_ENTRIES = 500_000
+PAUSE_S = 1.0
+_WRITTEN = "path string, size long, entries long, first long, last long, day string, kind string"
+
+
+def archive(
+    spark: SparkSession,
+    store: str,
+    lake_url: str,
+    running: Running,
+    *,
+    follow: bool = False,
+    round_entries: int = ROUND_ENTRIES,
+) -> int:
+    """Archive what is not yet; the number of entries that were. With `follow` it goes on until told to stop."""
+    store, lake_url = resolve_store(store), resolved(lake_url)
+    head = ask_patiently(store, read_head)
+    lake = Lake.open_or_create(lake_url, head)
+    _check_same_journal(lake, store, head)
+    done = 0
+    while not running.is_stopping:
+        head = ask_patiently(store, read_head)
+        after, until = lake.until, min(head.global_seq, lake.until + round_entries)
+        if after >= until:
+            if not follow:
+                break
+            running.wait(PAUSE_S)
+            continue
+        started = time.monotonic()
+        _archive_round(spark, store, lake, after, until)
+        done += until - after
+        running.told(until - after, until, head.global_seq, time.monotonic() - started)
+    return done
+
+
+def _archive_round(spark: SparkSession, store: str, lake: Lake, after: int, until: int) -> None:
+    cores = spark.sparkContext.defaultParallelism
+    reader = (
+        spark.read.format("tape")
+        .option("store", store)
+        .option("minPartitions", min(cores, -(-(until - after) // 5_000)))
+    )
+    entries = reader.option("startingOffsets", after).option("endingOffsets", until).load()
+    url = lake.url
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return write_files(url, batches)
+
+    written = [row.asDict() for row in entries.mapInArrow(write, _WRITTEN).collect()]
+    count = sum(file["entries"] for file in written)
+    if count != until - after:
+        raise ArchiveDamaged(f"{count} of {until - after} entries were written; nothing was added to the archive.")
+    lake.add(written, until)
+
+
+def _check_same_journal(lake: Lake, store: str, head: Head) -> None:
+    if lake.until > head.global_seq:
+        raise ArchiveDamaged(
+            f"The archive at {lake.url} reaches to {lake.until}, the journal only to {head.global_seq}: it belongs to"
+            " another journal, or the journal was restored from an older backup."
+        )
+    if lake.until >= lake.begin and (problem := disagreement(lake, store, last_chain(lake))):
+        raise ArchiveDamaged(f"The archive at {lake.url} cannot be continued: {problem}")
+
+
+if __name__ == "__main__":
+    from tape.pipeline.jobs.command import main
+
+    main("archive")

@@ -1,0 +1,155 @@
+"""The jobs as commands: of `tape pipeline run`, and of each job's module under spark-submit."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from tape.errors import PipelineInput, TapeError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+app = typer.Typer(no_args_is_help=True, help="Run one job on Spark.")
+
+Store = Annotated[str, typer.Option(envvar="TAPE_STORE", help="The journal: sqlite:<path>, postgres://…")]
+Master = Annotated[str, typer.Option(envvar="TAPE_SPARK_MASTER", help="Where Spark runs.")]
+Conf = Annotated[list[str] | None, typer.Option(help="A setting of Spark, as name=value; may be repeated.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on the terminal.")]
+MetricsListen = Annotated[str, typer.Option(help="Serve Prometheus metrics at this host:port.")]
+
+DEFAULT_STORE = "sqlite:tape.db"
+DEFAULT_MASTER = "local[*]"
+
+
+@app.command()
+def archive(
+    lake: Annotated[str, typer.Option(help="The archive: a folder, s3://… or gs://…")],
+    store: Store = DEFAULT_STORE,
+    follow: Annotated[bool, typer.Option(help="Go on with what comes, until SIGTERM.")] = False,
+    round_entries: Annotated[int, typer.Option(min=1, help="Entries per commit of the archive.")] = 500_000,
+    compact: Annotated[bool, typer.Option(help="Rewrite small files into larger ones afterwards.")] = False,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    quiet: Quiet = False,
+    metrics_listen: MetricsListen = "",
+) -> None:
+    """Copy the journal into an archive of Parquet files (a Delta table), each entry once."""
+    from tape.pipeline.jobs import archive as job
+    from tape.pipeline.lake import Lake
+    from tape.pipeline.running import running
+
+    with (
+        _session("archive", master, conf) as spark,
+        running("archive", quiet=quiet, metrics_listen=metrics_listen) as now,
+    ):
+        count = job.archive(spark, store, lake, now, follow=follow, round_entries=round_entries)
+    archived = Lake.open(lake)
+    if compact:
+        archived.compact()
+        archived.refresh()
+    typer.echo(f"Archived {count:,} entries; {archived.url} has {archived.begin} to {archived.until}.")
+
+
+@app.command()
+def rollup(
+    store: Store = DEFAULT_STORE,
+    follow: Annotated[bool, typer.Option(help="Go on with what comes, until SIGTERM.")] = False,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    quiet: Quiet = False,
+    metrics_listen: MetricsListen = "",
+) -> None:
+    """Count entries per tenant, type and minute, hour and day into the store, each entry once."""
+    from tape.pipeline.jobs import rollup as job
+    from tape.pipeline.running import running
+
+    with (
+        _session("rollup", master, conf) as spark,
+        running("rollup", quiet=quiet, metrics_listen=metrics_listen) as now,
+    ):
+        count = job.rollup(spark, store, now, follow=follow)
+    typer.echo(f"Counted {count:,} entries.")
+
+
+@app.command()
+def backtest(
+    where: Annotated[str, typer.Option(help="The reaction's CEL predicate.")],
+    subject: Annotated[str, typer.Option(help="The reaction's subject pattern.")] = "/tape/**",
+    store: Store = DEFAULT_STORE,
+    since: Annotated[str, typer.Option(help="earliest, a global_seq or a time.")] = "earliest",
+    until: Annotated[str, typer.Option(help="latest, a global_seq or a time.")] = "latest",
+    lake: Annotated[str, typer.Option(help="An archive, for what was pruned.")] = "",
+    samples: Annotated[int, typer.Option(min=0, help="Matching entries to show.")] = 5,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="text or json.")] = "text",
+) -> None:
+    """Say how often a reaction would have fired over history, per hour and tenant. Creates nothing."""
+    from tape.pipeline.jobs import backtest as job
+
+    with _session("backtest", master, conf) as spark:
+        result = job.backtest(job.history(spark, store, subject, since, until, lake), where, samples)
+    if output == "json":
+        typer.echo(msgspec.json.encode(result).decode())
+        return
+    typer.echo(f"Would have fired {result.fired:,} times on {result.entries:,} entries.")
+    for hour in result.hours:
+        typer.echo(f"  {hour.hour}  {hour.tenant or '-':<20} {hour.fired:>10,}")
+    for sample in result.samples:
+        typer.echo(f"  e.g. {sample.global_seq} {sample.subject} {sample.payload_json}")
+
+
+@app.command()
+def ingest(
+    path: Annotated[str, typer.Argument(help="Files or a folder.")],
+    mapping: Annotated[list[str], typer.Option("--map", help="field=SQL expression over the input's columns.")],
+    store: Store = DEFAULT_STORE,
+    source: Annotated[str, typer.Option("--format", help="json (lines), parquet, csv, delta, …")] = "json",
+    unique: Annotated[str, typer.Option(help="A column whose repeated values are dropped.")] = "",
+    producer: Annotated[str, typer.Option(help="Together with the batch id, the name of this input.")] = "ingest",
+    batch_id: Annotated[str, typer.Option(help="A repeated batch appends nothing. [default: the path]")] = "",
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+) -> None:
+    """Append the rows of files to the journal, once."""
+    from tape.pipeline.jobs import ingest as job
+
+    pairs = dict(_pair("--map", text) for text in mapping)
+    with _session("ingest", master, conf) as spark:
+        count = job.ingest(
+            spark, store, path, pairs, source=source, unique=unique, producer=producer, batch_id=batch_id
+        )
+    typer.echo(f"{count:,} rows of {path} are in the journal.")
+
+
+def main(job: str, arguments: Sequence[str] | None = None) -> None:
+    """Run one job from its own module; an error of Tape is one sentence."""
+    try:
+        app([job, *(sys.argv[1:] if arguments is None else arguments)])
+    except TapeError as error:
+        typer.echo(f"error {error.code}: {error}", err=True)
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _session(job: str, master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
+    from tape.pipeline.session import open_session
+
+    spark = open_session(job, master, dict(_pair("--conf", text) for text in conf or ()))
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name.strip():
+        raise PipelineInput(f"{option} {text!r} must be written as name=value.")
+    return name.strip(), value.strip()

@@ -1,0 +1,181 @@
+"""The options of `format("tape")`, checked before anything is read or written."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tape.bus.predicate import compile_predicate
+from tape.errors import PipelineInput
+from tape.journal.pattern import Pattern
+from tape.store import Database, open_database
+from tape.store.sqlite import SqliteDatabase
+from tape.store.urls import is_memory
+
+# A place in the journal: an end of it, a global_seq, or a moment.
+Offset = Literal["earliest", "latest"] | int | dt.datetime
+
+
+class ReadOptions(msgspec.Struct, frozen=True):
+    """What to read. Offsets are `global_seq`s: reading begins after the first and ends with the last."""
+
+    store: str
+    subject: str = ""
+    where: str = ""
+    starting: Offset = "earliest"
+    ending: Offset = "latest"
+    max_per_trigger: int = 0
+    min_partitions: int = 1
+    fail_on_data_loss: bool = True
+    lake: str = ""
+
+
+class WriteOptions(msgspec.Struct, frozen=True):
+    """Where to append, and the names under which a repeated batch is recognized."""
+
+    store: str
+    producer: str = ""
+    batch_id: str = ""
+    checkpoint: str = ""
+
+
+_READ = (
+    "store",
+    "subject",
+    "where",
+    "startingOffsets",
+    "endingOffsets",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "lake",
+)
+_WRITE = ("store", "producer", "batchId")
+# What Spark itself puts among the options.
+_OF_SPARK = {"path", "checkpointlocation", "querynameforstreaming", "queryname"}
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a reader. A stream begins at the latest entry unless told otherwise, as Kafka's does."""
+    options = _known(given, _READ)
+    pattern, where = options.get("subject", ""), options.get("where", "")
+    Pattern(pattern)
+    compile_predicate(where)
+    if streaming and "endingoffsets" in options:
+        raise PipelineInput("endingOffsets is for batch reads; a stream has no end. Use trigger(availableNow=True).")
+    if not streaming and "maxoffsetspertrigger" in options:
+        raise PipelineInput("maxOffsetsPerTrigger is for streams; a batch read takes endingOffsets.")
+    starting = _offset(options, "startingOffsets", "latest" if streaming else "earliest")
+    ending = _offset(options, "endingOffsets", "latest")
+    lake = options.get("lake", "")
+    if lake:
+        # The database finds a time among its own entries only; a predicate finds it in the archive, too.
+        if isinstance(starting, dt.datetime):
+            where, starting = _and(f"ts_ms >= {_ms(starting)}", where), "earliest"
+        if isinstance(ending, dt.datetime):
+            where, ending = _and(f"ts_ms < {_ms(ending)}", where), "latest"
+    return ReadOptions(
+        store=resolve_store(options.get("store", "")),
+        subject=pattern,
+        where=where,
+        starting=starting,
+        ending=ending,
+        max_per_trigger=_count(options, "maxOffsetsPerTrigger", 0),
+        min_partitions=_count(options, "minPartitions", 1),
+        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        lake=resolve_folder(lake) if lake else "",
+    )
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """The options of a writer."""
+    options = _known(given, _WRITE)
+    return WriteOptions(
+        store=resolve_store(options.get("store", "")),
+        producer=options.get("producer", ""),
+        batch_id=options.get("batchid", ""),
+        checkpoint={name.lower(): value for name, value in given.items()}.get("checkpointlocation", ""),
+    )
+
+
+def resolve_folder(url: str) -> str:
+    """A folder or URL that means the same in every process of a cluster."""
+    return url if "://" in url else str(Path(url).expanduser().resolve())
+
+
+def resolve_store(url: str) -> str:
+    """A store URL that means the same in every process of a cluster. Raises PipelineInput."""
+    if not url:
+        raise PipelineInput('The option store is missing. Example: .option("store", "sqlite:tape.db")')
+    database = journal_database(url)
+    return f"sqlite:{database.path.resolve()}" if isinstance(database, SqliteDatabase) else url
+
+
+def journal_database(url: str) -> Database:
+    """The database of a store URL, which must exist already: Spark never makes one."""
+    if is_memory(url):
+        raise PipelineInput(
+            f"The store {url!r} lives in one process; Spark reads from others. Use sqlite: or postgres:."
+        )
+    database = open_database(url)
+    if isinstance(database, SqliteDatabase) and not Path(database.path).is_file():
+        raise PipelineInput(f"There is no journal at {database.path}. Start one with: tape serve --store {url}")
+    return database
+
+
+def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    by_lower = {name.lower(): name for name in known}
+    for name in given:
+        if name.lower() not in by_lower and name.lower() not in _OF_SPARK:
+            close = get_close_matches(name.lower(), by_lower, n=1)
+            hint = f"Did you mean {by_lower[close[0]]}?" if close else f"Known are {', '.join(known)}."
+            raise PipelineInput(f'format("tape") has no option {name!r} here. {hint}')
+    return {name.lower(): value for name, value in given.items()}
+
+
+def _offset(options: Mapping[str, str], name: str, default: Offset) -> Offset:
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise PipelineInput(
+            f"{name} is {text!r}; use earliest, latest, a global_seq, or a time such as 2026-01-31T12:00Z."
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+
+
+def _and(condition: str, where: str) -> str:
+    return f"{condition} && ({where})" if where.strip() else condition
+
+
+def _ms(moment: dt.datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _count(options: Mapping[str, str], name: str, default: int) -> int:
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise PipelineInput(f"{name} is {text!r}; it must be a whole number of at least 1.")
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name.lower(), str(default)).lower()
+    if text not in ("true", "false"):
+        raise PipelineInput(f"{name} is {text!r}; it must be true or false.")
+    return text == "true"

@@ -1,0 +1,127 @@
+"""Backtest and ingest, as functions and as commands; errors are one sentence."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from tape.bus.predicate import compile_predicate
+from tape.cli.main import app
+from tape.errors import JavaMissing, PipelineInput
+from tape.journal.page import read_head
+from tape.pipeline import session
+from tape.pipeline.hot import ask
+from tape.pipeline.jobs.backtest import backtest, history
+from tape.pipeline.jobs.ingest import ingest
+from tape.pipeline.lake import Lake
+from tape.pipeline.running import running
+from tape.store import open_database
+from tests.pipeline.conftest import fill, order
+from tests.pipeline.test_reading import entries_in
+from tests.services import wait_for
+
+
+def test_a_backtest_counts_what_a_reaction_would_have_seen(spark: SparkSession, orders: str) -> None:
+    text = 'payload.status == "failed" && payload.total > 100.0'
+    result = backtest(history(spark, orders, "/tape/order/**"), text, samples=2)
+    matches = compile_predicate(text).matches
+    seen = [entry for entry in entries_in(orders) if entry.kind == "order"]
+    fired = [entry for entry in seen if matches(entry)]
+    assert (result.entries, result.fired) == (len(seen), len(fired))
+    assert {hour.tenant: hour.fired for hour in result.hours} == {"t2": len(fired)} or len(result.hours) > 1
+    assert [sample.global_seq for sample in result.samples] == [entry.global_seq for entry in fired[:2]]
+
+
+def test_files_are_ingested_once_with_their_mapping(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+    open_database(store_url).migrate()
+    path = tmp_path / "orders.jsonl"
+    path.write_text("".join(json.dumps({"id": number % 40, "who": f"w{number % 40}"}) + "\n" for number in range(50)))
+    mapping = {"subject": "concat('/tape/order/imported/', id)", "run_id": "who", "tenant": "'shop'"}
+    for _ in range(2):
+        assert ingest(spark, store_url, str(path), mapping, unique="id") == 40
+    entries = entries_in(store_url)
+    assert sorted(int(entry.subject.rpartition("/")[2]) for entry in entries) == list(range(40))
+    assert {entry.tenant for entry in entries} == {"shop"}
+    assert all(entry.payload == {"id": int(entry.run_id[1:]), "who": entry.run_id} for entry in entries)
+
+
+def test_a_bad_mapping_is_named(spark: SparkSession, sqlite_url: str, tmp_path: Path) -> None:
+    open_database(sqlite_url).migrate()
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": 1}\n')
+    for mapping, unique, message in (
+        ({"colour": "id"}, "", "names no field of an entry; known are subject"),
+        ({"run_id": "id"}, "", "--map subject=… is missing"),
+        ({"subject": "nonsense"}, "", "The mapping cannot be used: "),
+        ({"subject": "'/tape/a/b'"}, "nothing", "--unique 'nothing' is no column of the input; it has id"),
+    ):
+        with pytest.raises(PipelineInput) as caught:
+            ingest(spark, sqlite_url, str(path), mapping, unique=unique)
+        assert message in str(caught.value)
+    with pytest.raises(PipelineInput, match="cannot be read as json"):
+        ingest(spark, sqlite_url, str(tmp_path / "nowhere"), {"subject": "'/tape/a/b'"})
+
+
+def test_a_missing_or_old_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaMissing, match=r"Spark needs Java 17 or later: JAVA_HOME is .* apt-get install"):
+        session.find_java()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    java.chmod(0o755)
+    with pytest.raises(JavaMissing, match="is Java 8"):
+        session.find_java()
+
+
+def test_the_command_line_does_not_load_spark_until_a_job_runs() -> None:
+    code = (
+        "import sys, tape, tape.cli.main, tape.pipeline; print({'pyspark', 'pyarrow', 'deltalake'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+    shown = CliRunner().invoke(app, ["pipeline", "run", "--help"])
+    assert all(job in shown.output for job in ("archive", "backtest", "ingest"))
+
+
+def test_progress_is_shown_to_prometheus_and_a_signal_stops_a_job() -> None:
+    from prometheus_client import generate_latest
+
+    with running("archive", quiet=True) as now:
+        now.told(10, 110, 150, 2.0)
+        text = generate_latest(now.registry).decode()
+        assert 'tape_pipeline_entries_total{job="archive"} 10.0' in text
+        assert 'tape_pipeline_behind{job="archive"} 40.0' in text
+        assert not now.is_stopping
+        signal.raise_signal(signal.SIGTERM)
+        now.wait(30)
+        assert now.is_stopping
+
+
+def test_a_following_archive_ends_gracefully_on_sigterm(sqlite_url: str, tmp_path: Path) -> None:
+    fill(sqlite_url, [order(number) for number in range(1, 101)])
+    lake = str(tmp_path / "lake")
+    command = [sys.executable, "-m", "tape.pipeline.jobs.archive", "--store", sqlite_url, "--lake", lake, "--follow"]
+    command += ["--master", "local[2]", "--conf", f"spark.driver.extraJavaOptions={session.QUICK_JVM}"]
+    working = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert working.stderr is not None
+        while "100 entries to 100" not in (line := working.stderr.readline()):
+            assert line, "the job ended"
+        fill(sqlite_url, [order(number) for number in range(101, 151)])
+        wait_for(lambda: Lake.open(lake).until == 150, "the second round", 120)
+        working.send_signal(signal.SIGTERM)
+        out, _ = working.communicate(timeout=120)
+    finally:
+        working.kill()
+        working.wait()
+    assert working.returncode == 0
+    assert "Archived 150 entries" in out
+    assert ask(sqlite_url, read_head).global_seq == 150
