@@ -22,7 +22,7 @@ from tape.journal.entry import Draft
 from tape.journal.page import Page, append
 from tape.pipeline.hot import PATIENCE_S, PAUSE_S
 from tape.pipeline.options import journal_database
-from tape.store import Transaction
+from tape.store import Reader, Transaction
 from tape.store.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -144,6 +144,12 @@ def append_once(store: str, stages: Sequence[Stage]) -> Appended:
     return appended
 
 
+def last_number(reader: Reader | Transaction, producer: str) -> int | None:
+    """The number of a producer's last batch; None if it has none yet."""
+    row = reader.one("SELECT MAX(number) FROM tape_batches WHERE producer = ? AND number >= 0", producer)
+    return None if row is None or row[0] is None else int(row[0])
+
+
 class _Seal(msgspec.Struct, frozen=True):
     stages: list[Stage]
     steps: int
@@ -178,9 +184,8 @@ def _forget_stages(tx: Transaction, before_ms: int) -> None:
 
 
 def _check_order(tx: Transaction, producer: str, number: int) -> None:
-    row = tx.one("SELECT MAX(number) FROM tape_batches WHERE producer = ?", producer)
-    last = row[0] if row and row[0] is not None else -1
-    if number <= last:
+    last = last_number(tx, producer)
+    if last is not None and number <= last:
         raise BatchOutOfOrder(
             f"The producer {producer!r} has appended its batch {last} already, and now batch {number} comes that it"
             " never appended: it belongs to another checkpoint. Give the new stream a producer name of its own."

@@ -45,7 +45,7 @@ def archive(
     from tape.pipeline.running import running
 
     with (
-        _session("archive", master, conf) as spark,
+        session("archive", master, conf) as spark,
         running("archive", quiet=quiet, metrics_listen=metrics_listen) as now,
     ):
         count = job.archive(spark, store, lake, now, follow=follow, round_entries=round_entries)
@@ -70,7 +70,7 @@ def rollup(
     from tape.pipeline.running import running
 
     with (
-        _session("rollup", master, conf) as spark,
+        session("rollup", master, conf) as spark,
         running("rollup", quiet=quiet, metrics_listen=metrics_listen) as now,
     ):
         count = job.rollup(spark, store, now, follow=follow)
@@ -93,7 +93,7 @@ def backtest(
     """Say how often a reaction would have fired over history, per hour and tenant. Creates nothing."""
     from tape.pipeline.jobs import backtest as job
 
-    with _session("backtest", master, conf) as spark:
+    with session("backtest", master, conf) as spark:
         result = job.backtest(job.history(spark, store, subject, since, until, lake), where, samples)
     if output == "json":
         typer.echo(msgspec.json.encode(result).decode())
@@ -120,8 +120,8 @@ def ingest(
     """Append the rows of files to the journal, once."""
     from tape.pipeline.jobs import ingest as job
 
-    pairs = dict(_pair("--map", text) for text in mapping)
-    with _session("ingest", master, conf) as spark:
+    pairs = dict(pair_of("--map", text) for text in mapping)
+    with session("ingest", master, conf) as spark:
         count = job.ingest(
             spark, store, path, pairs, source=source, unique=unique, producer=producer, batch_id=batch_id
         )
@@ -138,17 +138,17 @@ def main(job: str, arguments: Sequence[str] | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _session(job: str, master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
+def session(job: str, master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
     from tape.pipeline.session import open_session
 
-    spark = open_session(job, master, dict(_pair("--conf", text) for text in conf or ()))
+    spark = open_session(job, master, dict(pair_of("--conf", text) for text in conf or ()))
     try:
         yield spark
     finally:
         spark.stop()
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
+def pair_of(option: str, text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not name.strip():
         raise PipelineInput(f"{option} {text!r} must be written as name=value.")
