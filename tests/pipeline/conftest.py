@@ -31,6 +31,7 @@ SETTINGS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests that need Spark go to one process, so that there is one session."""
     for item in items:

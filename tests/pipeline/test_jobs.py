@@ -110,18 +110,17 @@ def test_a_following_archive_ends_gracefully_on_sigterm(sqlite_url: str, tmp_pat
     lake = str(tmp_path / "lake")
     command = [sys.executable, "-m", "tape.pipeline.jobs.archive", "--store", sqlite_url, "--lake", lake, "--follow"]
     command += ["--master", "local[2]", "--conf", f"spark.driver.extraJavaOptions={session.QUICK_JVM}"]
-    working = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert working.stderr is not None
-        while "100 entries to 100" not in (line := working.stderr.readline()):
-            assert line, "the job ended"
-        fill(sqlite_url, [order(number) for number in range(101, 151)])
-        wait_for(lambda: Lake.open(lake).until == 150, "the second round", 120)
-        working.send_signal(signal.SIGTERM)
-        out, _ = working.communicate(timeout=120)
-    finally:
-        working.kill()
-        working.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as working:
+        try:
+            assert working.stderr is not None
+            while "100 entries to 100" not in (line := working.stderr.readline()):
+                assert line, "the job ended"
+            fill(sqlite_url, [order(number) for number in range(101, 151)])
+            wait_for(lambda: Lake.open(lake).until == 150, "the second round", 120)
+            working.send_signal(signal.SIGTERM)
+            out, _ = working.communicate(timeout=120)
+        finally:
+            working.kill()
     assert working.returncode == 0
     assert "Archived 150 entries" in out
     assert ask(sqlite_url, read_head).global_seq == 150
