@@ -6,8 +6,10 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Tests start other programs while gRPC's threads run; its fork handlers are not made for that.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -19,6 +21,18 @@ from tape.journal.journal import Journal
 from tape.server.server import Server
 from tape.store import Database, open_database
 from tests.services import Postgres
+
+
+class OneSparkSession(LoadScopeScheduling):
+    """Spreads tests over processes one by one, but those that need Spark go to one of them and share its session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/pipeline" if nodeid.startswith("tests/pipeline/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSession:
+    """How `pytest -n` hands out tests."""
+    return OneSparkSession(config, log)
 
 
 @pytest.fixture(scope="session")
