@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TITLE = "Pipeline: the journal in Spark"
-ENTRIES, QUICK_ENTRIES = 1_000_000, 5_000
+ENTRIES, QUICK_ENTRIES = 300_000, 5_000
 RUNS, QUICK_RUNS = 3, 1
 CORES = 2
 WHERE = 'kind == "bench" && payload.total > 10.0 || subject.endsWith("7")'
