@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -49,6 +50,15 @@ def test_a_batch_keeps_the_order_of_its_tasks_and_rows(store: str) -> None:
     assert [entry.subject for entry in found] == [d.subject for d in (*drafts(STEP_ENTRIES + 5), *drafts(2))]
     assert staged(store) == 0
     assert ask(store, verify).ok
+
+
+def test_large_payloads_are_appended_in_smaller_steps(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "STEP_BYTES", 100)
+    large = [checked(Draft(subject="/tape/a/b", payload_json=json.dumps("x" * 60))) for _ in range(6)]
+    made = stage(store, large)
+    assert made.steps == 3
+    append_batch(store, "p", "b", [made])
+    assert len(entries_in(store)) == 6
 
 
 def test_a_repeated_batch_appends_nothing(store: str) -> None:

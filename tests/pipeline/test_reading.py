@@ -18,7 +18,7 @@ from tape.journal.pattern import Pattern
 from tape.journal.read import EVERYTHING, SubjectCursor
 from tape.journal.retention import prune
 from tape.pipeline.hot import ask
-from tape.pipeline.options import read_options
+from tape.pipeline.options import read_options, shown
 from tape.pipeline.selecting import Bounds, Selecting
 from tape.pipeline.source import JournalReader
 from tape.store import Reader, open_database
@@ -196,6 +196,11 @@ def test_a_database_without_a_journal_is_named(spark: SparkSession, tmp_path: Pa
     path.touch()
     with pytest.raises(PySparkException, match="is a database without a journal"):
         read(spark, f"sqlite:{path}").count()
+
+
+def test_messages_show_no_password() -> None:
+    assert shown("postgres://ann:secret@db/tape") == "postgres://ann:…@db/tape"
+    assert shown("sqlite:/a/b.db") == "sqlite:/a/b.db"
 
 
 def test_a_column_that_does_not_exist_is_named(spark: SparkSession, orders: str) -> None:

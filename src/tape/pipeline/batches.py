@@ -21,7 +21,7 @@ from tape.errors import BatchOutOfOrder, PipelineInput, StoreBusy, StoreUnavaila
 from tape.journal.entry import Draft
 from tape.journal.page import Page, append
 from tape.pipeline.hot import PATIENCE_S, PAUSE_S
-from tape.pipeline.options import journal_database
+from tape.pipeline.options import journal_database, shown
 from tape.store import Reader, Transaction
 from tape.store.connection import Connection
 
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 # Entries that are staged in one row and appended in one transaction: other writers wait that long only.
 STEP_ENTRIES = 2_000
+STEP_BYTES = 8 << 20
 # A stage that no batch has asked for by now belongs to a task or driver that was killed.
 FORGOTTEN_AFTER_MS = 24 * 3600 * 1000
 # A stream repeats its last batch at most; a few more are kept for people to look at.
@@ -79,7 +80,7 @@ def _begun(store: str) -> Connection:
         try:
             connection = journal_database(store).connect()
             if not connection.has_table("tape_batches"):
-                raise PipelineInput(f"The database {store} is not up to date. Run: tape migrate --store {store}")
+                raise PipelineInput(f"The database {shown(store)} is not up to date. Run: tape migrate --store …")
             connection.begin()
             return connection
         except (StoreBusy, StoreUnavailable) as error:
@@ -97,21 +98,23 @@ def _begun(store: str) -> Connection:
 
 def stage(store: str, drafts: Iterable[Draft]) -> Stage:
     """Hand over checked drafts. Nothing stays behind if the drafts cannot all be had."""
-    name, steps, entries = uuid.uuid4().hex, 0, 0
+    name, steps, entries, size = uuid.uuid4().hex, 0, 0, 0
     waiting: list[Draft] = []
 
     def put() -> None:
-        nonlocal steps, entries
+        nonlocal steps, entries, size
         row = (name, steps, _pack(waiting), time.time_ns() // 1_000_000)
         transact(store, lambda tx: tx.insert("tape_staged", ("stage", "step", "drafts", "ts_ms"), [row]))
         steps += 1
         entries += len(waiting)
+        size = 0
         waiting.clear()
 
     try:
         for draft in drafts:
             waiting.append(draft)
-            if len(waiting) == STEP_ENTRIES:
+            size += len(draft.payload_json)
+            if len(waiting) == STEP_ENTRIES or size >= STEP_BYTES:
                 put()
         if waiting:
             put()

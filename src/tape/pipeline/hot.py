@@ -22,7 +22,7 @@ from tape.errors import JournalDataLost, PipelineInput, StoreBusy, StoreUnavaila
 from tape.journal.page import Head, read_head
 from tape.journal.read import position_before
 from tape.pipeline.columns import arrow_schema, select_list, shaped
-from tape.pipeline.options import Offset, journal_database
+from tape.pipeline.options import Offset, journal_database, shown
 from tape.pipeline.selecting import Bounds, Condition, Selecting
 from tape.store import Reader
 from tape.store.sqlite import SqliteDatabase
@@ -47,7 +47,9 @@ def ask(store: str, question: Callable[[Reader], T]) -> T:
     connection = database.connect(read_only=True)
     try:
         if not connection.has_table("tape_head"):
-            raise PipelineInput(f"{store} is a database without a journal. Make one with: tape migrate --store {store}")
+            raise PipelineInput(
+                f"{shown(store)} is a database without a journal. Make one with: tape migrate --store …"
+            )
         return question(connection)
     finally:
         connection.close()
@@ -103,7 +105,7 @@ def read_part(
     are no longer there are an error, or a warning with their number.
     """
     names = selecting.needed(("global_seq", *columns))
-    schema, shown = arrow_schema(names), arrow_schema(columns)
+    schema = arrow_schema(names)
     test = selecting.test()
     position, seen, deadline = after, 0, time.monotonic() + PATIENCE_S
     while True:
@@ -115,7 +117,7 @@ def read_part(
                 deadline = time.monotonic() + PATIENCE_S
                 kept = test.keep(batch) if test else batch
                 if kept.num_rows:
-                    yield kept.select(shown.names)
+                    yield kept.select(list(columns))
             break
         except _Gone as error:
             if time.monotonic() > deadline:
@@ -132,7 +134,7 @@ def lost(after: int, oldest: int, fail_on_data_loss: bool) -> None:
     if fail_on_data_loss:
         raise JournalDataLost(
             f"Entries {after + 1} to {oldest - 1} were pruned before they were read. To go on with {oldest},"
-            " set failOnDataLoss to false; to keep entries longer, prune later."
+            " set failOnDataLoss to false; to read them from an archive, set lake."
         )
     log.warning("entries %d to %d were pruned before they were read; going on with %d", after + 1, oldest - 1, oldest)
 
@@ -144,7 +146,7 @@ def _check_complete(store: str, selecting: Selecting, after: int, until: int, se
     lost(after, min(head.oldest, until + 1), fail)
     missing = until - max(after, head.oldest - 1) - seen
     if selecting.is_everything and missing > 0:
-        told = f"{missing} entries between {after + 1} and {until} are missing. Run: tape verify --store {store}"
+        told = f"{missing} entries between {after + 1} and {until} are missing. Run: tape verify"
         if fail:
             raise JournalDataLost(told)
         log.warning("%s", told)

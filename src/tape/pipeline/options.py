@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -101,6 +102,11 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         batch_id=options.get("batchid", ""),
         checkpoint={name.lower(): value for name, value in given.items()}.get("checkpointlocation", ""),
     )
+
+
+def shown(url: str) -> str:
+    """A store URL as messages show it: without its password."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:…@", url)
 
 
 def resolve_folder(url: str) -> str:

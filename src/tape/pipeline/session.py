@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
-# A small heap's collector and a quick compiler: for jobs that live seconds they halve the start.
+# A small heap's collector and a quick compiler: for jobs that live seconds the start is shorter.
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 DEFAULT_MASTER = "local[*]"
 
@@ -29,7 +29,7 @@ _SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # On one machine a shuffle over 200 partitions is 200 tiny tasks.
     "spark.sql.shuffle.partitions": "4",
-    # State that is kept between micro-batches is written by one query only.
+    # A query that is told to stop has this long to end.
     "spark.sql.streaming.stopTimeout": "30s",
 }
 
@@ -45,9 +45,7 @@ def open_session(
         from pyspark.sql import SparkSession
     except ImportError as missing:
         raise MissingExtra("The data pipeline", "spark") from missing
-    if not os.environ.get("SPARK_CONNECT_MODE_ENABLED"):
-        java = find_java()
-        os.environ.setdefault("JAVA_HOME", str(java.parent.parent))
+    os.environ.setdefault("JAVA_HOME", str(find_java().parent.parent))
     builder = SparkSession.builder.appName(f"tape-{name}").master(master)
     chosen = dict(_SETTINGS)
     if not master.startswith("local"):
