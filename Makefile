@@ -16,7 +16,7 @@ serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="-
 	@$(BIN)/tape serve $(ARGS)
 
 test: $(VENV)/.dev lint ## Install what the tests need and run them all (a few minutes)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types and the arrows between rooms
 	$(BIN)/ruff check .

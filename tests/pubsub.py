@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.services import wait_for
 
 PROJECT = "tape-tests"
+VARIABLE = "PUBSUB_EMULATOR_HOST"
 
 
 def emulator() -> Path | None:
@@ -42,11 +43,15 @@ class PubSub:
             command, stdout=self._log, stderr=subprocess.STDOUT, cwd=self._folder.name, process_group=0
         )
         wait_for(lambda: "Server started" in Path(self._log.name).read_text(), "the Pub/Sub emulator", 60)
-        os.environ["PUBSUB_EMULATOR_HOST"] = self.address
+        self._before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = self.address
         return self
 
     def __exit__(self, *_: object) -> None:
-        del os.environ["PUBSUB_EMULATOR_HOST"]
+        # Another emulator of this process may have been there before.
+        os.environ.pop(VARIABLE)
+        if self._before is not None:
+            os.environ[VARIABLE] = self._before
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
