@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from tape.errors import PipelineInput, TapeError
+from tape.errors import MissingExtra, PipelineInput, TapeError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 app = typer.Typer(no_args_is_help=True, help="Run one job on Spark.")
+
+
+@app.callback()
+def check_installed() -> None:
+    """Jobs on Spark, one command each."""
+    if any(find_spec(name) is None for name in ("pyspark", "pyarrow", "deltalake")):
+        raise MissingExtra("The data pipeline", "spark")
+
 
 Store = Annotated[str, typer.Option(envvar="TAPE_STORE", help="The journal: sqlite:<path>, postgres://…")]
 Master = Annotated[str, typer.Option(envvar="TAPE_SPARK_MASTER", help="Where Spark runs.")]
