@@ -217,8 +217,8 @@ def test_an_outbox_effect_says_whether_it_is_due_or_claimed(server: ServerProces
     )
     text = told(server, "effects", "--pending")
     assert re.search(r"pending +due +outbox mail, due for \d", text)
-    assert re.search(r"pending +claimed +outbox mail, claimed by d7 for 5\ds", text)
-    assert re.search(r"pending +later +outbox mail, due in 59m \d+s, attempts 1, busy", text)
+    assert re.search(r"pending +claimed +outbox mail, claimed by d7 for \d+s", text)
+    assert re.search(r"pending +later +outbox mail, due in 5\dm \d+s, attempts 1, busy", text)
     assert due.idempotency_key.removeprefix(f"{run_id}/") in text
 
 
@@ -248,8 +248,8 @@ def test_obligations_are_listed_by_what_should_happen_to_them(server: ServerProc
     newest_first = [each["seq"] for each in asked(server, "obligations", "--run", run_id)]
     assert newest_first == sorted(newest_first, reverse=True)
     text = told(server, "obligations", "--run", run_id)
-    assert re.search(r"pending +later +1 of 5 +due in 59m", text)
-    assert re.search(r"committed +claimed +0 of 5 +c1 is at it, for 5\ds", text)
+    assert re.search(r"pending +later +1 of 5 +due in 5\dm", text)
+    assert re.search(r"committed +claimed +0 of 5 +c1 is at it, for \d+s", text)
     assert re.search(r"stuck +stuck +1 of 5 +somebody has to look .* no", text)
     assert "--all needs --run" in refused(server, "obligations", "--all")
     assert "no such run" in refused(server, "obligations", "--run", "nobody")
