@@ -1,0 +1,1 @@
+"""Where it comes from: messages of brokers and webhooks that become runs."""
