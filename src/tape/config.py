@@ -49,6 +49,7 @@ class Settings:
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True
     keep_tasks_h: int = 168
+    wallet_key: str = "tape-wallet.key"
 
     def __post_init__(self) -> None:
         for name in (

@@ -715,6 +715,44 @@ class ArchiveDamaged(PipelineError):
     status = "DATA_LOSS"
 
 
+# ── 22xx: secrets, and deliveries from outside ───────────────────────────────────────────────────
+
+
+class WalletError(TapeError):
+    """The wallet cannot do what it was asked to."""
+
+    code = "TAPE-2200"
+    status = "FAILED_PRECONDITION"
+
+
+class SecretNotFound(WalletError):
+    """The wallet has no secret of that alias."""
+
+    code = "TAPE-2201"
+    status = "NOT_FOUND"
+
+
+class WalletLocked(WalletError):
+    """The master key is missing, is not the right one, can be read by others, or may not be used."""
+
+    code = "TAPE-2202"
+
+
+class SecretDamaged(WalletError):
+    """A sealed secret does not open: it was changed, or moved from another place."""
+
+    code = "TAPE-2203"
+    status = "DATA_LOSS"
+
+
+class KeyServiceUnavailable(WalletError):
+    """The service that holds the master key does not answer."""
+
+    code = "TAPE-2204"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
 def _excerpt(text: str, offset: int, width: int = 100) -> str:
     """The line of the text around an offset with a caret below; a long line is cut to what is near."""
     begin = text.rfind("\n", 0, offset) + 1

@@ -31,6 +31,7 @@ from tape.cli import (
     token,
     values,
     verify,
+    wallet,
 )
 from tape.errors import TapeError
 
@@ -66,6 +67,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(cel.app, name="cel")
 app.add_typer(demo.app, name="demo")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(wallet.app, name="wallet")
 
 
 def _show_version(wanted: bool) -> None:

@@ -84,6 +84,9 @@ def serve(
     artifact_threshold_bytes: Annotated[
         int | None, typer.Option(help="A field larger than this becomes an artifact. [default: 32768]")
     ] = None,
+    wallet_key: Annotated[
+        str | None, typer.Option(help="Master key of the wallet: a file or gcp-kms://… [default: tape-wallet.key]")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file. [default: tape.toml]")
     ] = None,
@@ -119,6 +122,7 @@ def serve(
         "safe_types": safe_types,
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
+        "wallet_key": wallet_key,
     }
     settings = load_settings(flags, file=config)
     logging.basicConfig(

@@ -49,6 +49,7 @@ _OBLIGATION = {
     "error": "what went wrong",
     "next_attempt_at_ms": "when it is tried again",
 }
+_SECRET = {"alias": "its name; never what it says"}
 _VALUE = {
     **_RUN,
     "namespace": "where the value is",
@@ -175,6 +176,15 @@ EVENTS: tuple[EventType, ...] = (
         {"OriginalSubject": "the subject it had", "Reason": "why"},
     ),
     EventType("auth.rejected", "Tokens were refused.", {"Reason": "why", "Count": "how many, within a second"}),
+    EventType(
+        "wallet.set", "A secret was stored.", {**_SECRET, "version": "its version from now on", "by": "who did it"}
+    ),
+    EventType("wallet.deleted", "A secret was removed.", {**_SECRET, "by": "who did it"}),
+    EventType(
+        "wallet.rotated",
+        "Secrets were sealed anew.",
+        {"resealed": "how many", "master_key": "the id of the master key that wraps them", "by": "who did it"},
+    ),
     EventType(
         "bus.dropped",
         "This stream was read too slowly and lost entries. They are on the journal: resume, or ask for a list.",

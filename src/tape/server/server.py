@@ -29,6 +29,7 @@ from tape.security.identity import Authenticator
 from tape.security.jwks import KeySet
 from tape.security.redaction import Redactor
 from tape.security.screening import Screening
+from tape.security.wallet import Wallet, master_keys
 from tape.server.grpc.access import Access as GrpcAccess
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.effects import EffectsDoor
@@ -77,6 +78,7 @@ class Server:
         self.audit = Audit(self.journal)
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
+        self.wallet = Wallet(self.database, master_keys(settings.wallet_key))
         self._authenticator = _authenticator(settings)
         self.board = Board(self.database)
         self.matcher = Matcher(self.hub, self.board)
@@ -131,6 +133,7 @@ class Server:
         if self._authenticator is not None:
             await self._authenticator.keys.close()
         await self.audit.close()
+        self.wallet.close()
         await self.database.close()
 
     async def __aenter__(self) -> Server:
@@ -214,6 +217,7 @@ class Server:
         while True:
             try:
                 await self.database.write(forget_requests)
+                await self.wallet.forget_retired()
                 await purge_tasks(self.database, self.settings.keep_tasks_h)
             except TapeError as error:
                 log.warning("housekeeping failed, trying again later: %s", error)

@@ -66,6 +66,8 @@ class Metrics:
         self.tasks_purged = counter("tasks_purged", "Done and dropped tasks removed after their time")
         self.dispatchers = gauge("dispatchers", "Open task streams")
 
+        self.wallet_reveals = counter("wallet_reveals", "Secrets asked for, by `ok` or an error's code", "outcome")
+
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")
 
     def render(self) -> bytes:

@@ -1,0 +1,177 @@
+"""`tape wallet`: secrets by alias. They come from a prompt or a pipe, never from an argument, and never go back out."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.errors import InvalidInput, WalletLocked
+from tape.security.keyfile import KeyFile
+from tape.security.wallet import DEFAULT_KEY, MAX_BYTES, Held, Secret, Wallet, check_alias, master_keys
+from tape.store import open_database
+
+app = typer.Typer(help="Secrets by alias, sealed in the database.", no_args_is_help=True)
+
+KeyOption = Annotated[
+    str,
+    typer.Option(
+        "--wallet-key", envvar="TAPE_WALLET_KEY", help="The master key: a file (0600), or gcp-kms://projects/…"
+    ),
+]
+AliasArgument = Annotated[str, typer.Argument(help="The name that subscriptions use for the secret.")]
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@app.command(name="set")
+def set_(
+    alias: AliasArgument,
+    json: Annotated[
+        bool, typer.Option("--json", help="The secret is a JSON object: fields such as url and token.")
+    ] = False,
+    keep_previous: Annotated[
+        str, typer.Option(help="How long the secret before it is good too, e.g. 24h, while senders change over.")
+    ] = "0s",
+    store: StoreOption = DEFAULT_STORE,
+    wallet_key: KeyOption = DEFAULT_KEY,
+) -> None:
+    """Store a secret, read from a pipe or from a prompt that does not show it."""
+    check_alias(alias)
+    kept_s = _seconds(keep_previous)
+    secret = _read(alias, is_object=json)
+
+    async def work() -> Held:
+        async with _open(store, wallet_key, may_create=True) as wallet:
+            return await wallet.set(alias, secret, keep_previous_s=kept_s, by=_me())
+
+    held = run(work())
+    typer.echo(f"{alias} is set, version {held.version}, sealed with {held.master_key}.")
+
+
+@app.command(name="list")
+def list_(
+    store: StoreOption = DEFAULT_STORE,
+    wallet_key: KeyOption = DEFAULT_KEY,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show which secrets there are; not what they say."""
+
+    async def work() -> list[Held]:
+        async with _open(store, wallet_key) as wallet:
+            return await wallet.list()
+
+    held = run(work())
+    if output is Output.json:
+        typer.echo(msgspec.json.encode(held).decode())
+        return
+    table = Table("ALIAS", "VERSION", "SET", "SEALED WITH", "GOOD UNTIL", box=None, pad_edge=False)
+    for each in held:
+        until = _when(each.retires_at_ms) if each.retires_at_ms else "replaced"
+        table.add_row(each.alias, str(each.version), _when(each.set_at_ms), each.master_key, until)
+    Console(file=sys.stdout).print(table if held else "The wallet is empty.")
+
+
+@app.command()
+def rotate(
+    data_keys_only: Annotated[bool, typer.Option(help="Keep the master key; only make new data keys.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    wallet_key: KeyOption = DEFAULT_KEY,
+) -> None:
+    """Seal every secret anew, with a new master key and a new data key each. The secrets stay what they are.
+
+    A key file gets a new key; the one before stays in it until the next rotation. In KMS the primary version is used.
+    """
+
+    async def work() -> tuple[int, str]:
+        async with _open(store, wallet_key) as wallet:
+            return await wallet.rotate(new_master_key=not data_keys_only, by=_me())
+
+    count, master_key = run(work())
+    typer.echo(f"{count} secrets are sealed anew with {master_key}." if count else "The wallet is empty.")
+
+
+@app.command()
+def delete(
+    alias: AliasArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    wallet_key: KeyOption = DEFAULT_KEY,
+) -> None:
+    """Remove a secret for good. What uses it is refused from then on."""
+    if not yes:
+        typer.confirm(f"Remove the secret {alias} from {store}?", abort=True, err=True)
+
+    async def work() -> None:
+        async with _open(store, wallet_key) as wallet:
+            await wallet.delete(alias, by=_me())
+
+    run(work())
+    typer.echo(f"{alias} is removed.")
+
+
+@asynccontextmanager
+async def _open(store: str, wallet_key: str, *, may_create: bool = False) -> AsyncIterator[Wallet]:
+    keys = master_keys(wallet_key)
+    async with open_database(store, migrate=may_create) as database:
+        wallet = Wallet(database, keys)
+        if may_create and isinstance(keys, KeyFile) and not keys.exists:
+            if await wallet.list():
+                raise WalletLocked(
+                    f"There is no key file {wallet_key}, but {store} has secrets that were sealed with one."
+                    " Name it with --wallet-key."
+                )
+            keys.create()
+            typer.echo(
+                f"Made the master key {wallet_key} (mode 0600). Keep a copy of it apart from the database: without it"
+                " nobody can read the secrets.",
+                err=True,
+            )
+        try:
+            yield wallet
+        finally:
+            wallet.close()
+
+
+def _read(alias: str, *, is_object: bool) -> Secret:
+    if sys.stdin.isatty():
+        text: str = typer.prompt(f"Secret for {alias}", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        try:
+            text = sys.stdin.buffer.read(MAX_BYTES + 2).decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise InvalidInput("The secret is not UTF-8 text; encode it, for example in base64.") from None
+    if not is_object:
+        return text
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise InvalidInput('The secret is not a JSON object such as {"url": "…", "token": "…"}.') from None
+    return fields
+
+
+def _seconds(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if match is None:
+        raise InvalidInput(f"--keep-previous {text!r} must be a number and s, m, h or d, for example 24h.")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _when(ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000))
+
+
+def _me() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an account without a name
+        return ""

@@ -1,0 +1,82 @@
+"""Envelope encryption: a secret is sealed with a data key of its own, and a master key wraps that.
+
+Both layers are AES-256-GCM, and both are bound to where they belong (alias and version): what was sealed for one place
+does not open in another.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from tape.errors import SecretDamaged
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+
+
+class MasterKeys(Protocol):
+    """What wraps data keys. It never sees a secret; whoever has it and the database can read all of them."""
+
+    name: str
+
+    def wrap(self, data_key: bytes, place: bytes) -> tuple[str, bytes]:
+        """The id of the master key in use, and the data key wrapped with it."""
+
+    def unwrap(self, master_key: str, wrapped: bytes, place: bytes) -> bytes:
+        """The data key. Raises SecretDamaged if it was wrapped for another place or changed since."""
+
+    def renew(self, in_use: frozenset[str]) -> str:
+        """Begin a new master key, and say which; those that nothing was wrapped with any more may go."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class Sealed(NamedTuple):
+    """A secret as it is stored: nothing in it can be read without the master key."""
+
+    master_key: str
+    wrapped_key: bytes
+    sealed: bytes
+
+
+def seal(secret: bytes, place: str, keys: MasterKeys) -> Sealed:
+    """Seal a secret with a fresh data key. It is opened once right away: what cannot be read is not kept."""
+    data_key = AESGCM.generate_key(KEY_BYTES * 8)
+    master_key, wrapped = keys.wrap(data_key, _bound("key", place))
+    sealed = Sealed(master_key, wrapped, encrypt(data_key, secret, _bound("secret", place)))
+    if unseal(sealed, place, keys) != secret:  # pragma: no cover - a broken key service
+        raise SecretDamaged(f"{place} was sealed by {keys.name} and came back different; nothing was stored.")
+    return sealed
+
+
+def unseal(sealed: Sealed, place: str, keys: MasterKeys) -> bytes:
+    """The secret. Raises SecretDamaged if it was sealed for another place or changed since."""
+    data_key = keys.unwrap(sealed.master_key, sealed.wrapped_key, _bound("key", place))
+    return decrypt(data_key, sealed.sealed, _bound("secret", place))
+
+
+def encrypt(key: bytes, plain: bytes, bound_to: bytes) -> bytes:
+    """Nonce, ciphertext and tag in one."""
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, plain, bound_to)
+
+
+def decrypt(key: bytes, blob: bytes, bound_to: bytes) -> bytes:
+    """What `encrypt` was given. Raises SecretDamaged if key, place or a single bit is another."""
+    try:
+        return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], bound_to)
+    except (InvalidTag, ValueError):
+        # Not chained: the cause says nothing, and its frames hold the key.
+        raise SecretDamaged(
+            "A sealed secret does not open: it was changed in the database, moved from another alias or version, or its"
+            " key is another one of the same name. Set it again with `tape wallet set`."
+        ) from None
+
+
+def _bound(layer: str, place: str) -> bytes:
+    return f"tape-wallet/1/{layer}/{place}".encode()
