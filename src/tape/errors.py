@@ -773,3 +773,29 @@ def all_errors() -> dict[str, type[TapeError]]:
         found[error.code] = error
         waiting.extend(error.__subclasses__())
     return dict(sorted(found.items()))
+
+
+# ── 225x: store and forward ──────────────────────────────────────────────────────────────────────
+
+
+class DamagedSpoolItem(TapeError):
+    """A spooled message is not what was written."""
+
+    code = "TAPE-2250"
+    status = "DATA_LOSS"
+
+
+class SpoolFull(TapeError):
+    """A spool has reached its `max_bytes` and takes no more."""
+
+    code = "TAPE-2251"
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class SpoolUnavailable(TapeError):
+    """The place where a spool keeps its messages cannot be used."""
+
+    code = "TAPE-2252"
+    status = "UNAVAILABLE"
+    retryable = True

@@ -1,0 +1,1 @@
+"""Store and forward: what a subscription does with messages while a downstream is away."""

@@ -1,0 +1,42 @@
+"""Where spooled messages lie: a small port that a folder, a bucket and a NATS object store all fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class Area(StrEnum):
+    """The parts of a spool: what waits, what was given up, what is damaged, and what is kept besides."""
+
+    LIVE = "spool"
+    DEAD = "dlq"
+    QUARANTINE = "quarantine"
+    CONTROL = "control"
+
+
+class Stored(NamedTuple):
+    """An object as a listing shows it."""
+
+    key: str
+    size: int
+
+
+class SpoolBackend(Protocol):
+    """Objects by area and key. What `put` has returned from survives a crash and is never seen half-written."""
+
+    async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Write objects, replacing those of the same key; all are durable on return."""
+
+    async def get(self, area: Area, key: str) -> bytes | None:
+        """An object's bytes; None if there is no such object."""
+
+    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+        """The first objects whose key comes after another, in the order of their keys."""
+
+    async def delete(self, area: Area, keys: Sequence[str]) -> None:
+        """Remove objects; it is no error if one is gone already."""
+
+    async def close(self) -> None:
+        """Let go of connections."""

@@ -1,0 +1,112 @@
+"""The spool in a folder: each object a file, written under another name, synced, renamed."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from tape.errors import SpoolUnavailable
+from tape.subscriptions.spool.backend import Area, Stored
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SUFFIX = ".json"
+
+
+class DiskBackend:
+    """`<path>/<key>.json`; dead letters, quarantine and control files in folders of their own below it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Write objects; the files and the folder that names them are synced on return."""
+        await self._in_thread(self._put, area, objects)
+
+    async def get(self, area: Area, key: str) -> bytes | None:
+        """An object's bytes; None if there is no such file."""
+        return await self._in_thread(self._get, area, key)
+
+    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+        """The first files after a key. The folder is scanned, never held in memory."""
+        return await self._in_thread(self._page, area, after, limit)
+
+    async def delete(self, area: Area, keys: Sequence[str]) -> None:
+        """Remove files."""
+        await self._in_thread(self._delete, area, keys)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except OSError as error:
+            raise SpoolUnavailable(f"The spool folder {self.path} cannot be used: {error}.") from error
+
+    def _folder(self, area: Area) -> Path:
+        return self.path if area is Area.LIVE else self.path / area
+
+    def _put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
+        folder = self._folder(area)
+        folder.mkdir(parents=True, exist_ok=True)
+        scratches = []
+        try:
+            for key, data in objects:
+                scratch = folder / f".{key}.tmp"
+                scratches.append(scratch)
+                with scratch.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            for (key, _), scratch in zip(objects, scratches, strict=True):
+                scratch.replace(folder / f"{key}{_SUFFIX}")
+        except OSError:
+            for scratch in scratches:
+                scratch.unlink(missing_ok=True)
+            raise
+        _sync_folder(folder)
+
+    def _get(self, area: Area, key: str) -> bytes | None:
+        try:
+            return (self._folder(area) / f"{key}{_SUFFIX}").read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _page(self, area: Area, after: str, limit: int) -> list[Stored]:
+        names = heapq.nsmallest(limit, (key for key in self._keys(area) if key > after))
+        folder = self._folder(area)
+        found = []
+        for key in names:
+            try:
+                found.append(Stored(key, (folder / f"{key}{_SUFFIX}").stat().st_size))
+            except FileNotFoundError:
+                continue  # replayed and deleted meanwhile
+        return found
+
+    def _keys(self, area: Area) -> Iterator[str]:
+        try:
+            entries = os.scandir(self._folder(area))
+        except FileNotFoundError:
+            return
+        with entries:
+            for entry in entries:
+                if entry.name.endswith(_SUFFIX) and not entry.name.startswith("."):
+                    yield entry.name[: -len(_SUFFIX)]
+
+    def _delete(self, area: Area, keys: Sequence[str]) -> None:
+        for key in keys:
+            (self._folder(area) / f"{key}{_SUFFIX}").unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

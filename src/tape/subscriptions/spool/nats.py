@@ -1,0 +1,103 @@
+"""The spool in NATS: an object store for what waits, another for each of the other areas."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from tape.errors import MissingExtra, SpoolUnavailable
+from tape.subscriptions.spool.backend import Area, Stored
+
+T = TypeVar("T")
+
+
+class NatsBackend:
+    """Object store `<bucket>` for what waits, `<bucket>_dlq` and so on for the rest; made when first needed."""
+
+    def __init__(self, bucket: str, **connection: Any) -> None:
+        try:
+            self._nats = importlib.import_module("nats")
+            self._errors = importlib.import_module("nats.errors")
+            self._js_errors = importlib.import_module("nats.js.errors")
+        except ImportError as error:
+            raise MissingExtra("A spool in NATS", "nats") from error
+        self._bucket = bucket
+        self._options = connection
+        self._connection: Any = None
+        self._stores: dict[Area, Any] = {}
+        self._opening = asyncio.Lock()
+
+    async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Write objects; the stream has acknowledged each on return."""
+
+        async def write(store: Any) -> None:
+            for key, data in objects:
+                await store.put(key, data)
+
+        await self._tried(area, write)
+
+    async def get(self, area: Area, key: str) -> bytes | None:
+        """An object's bytes; None if there is none."""
+
+        async def read(store: Any) -> bytes | None:
+            try:
+                return bytes((await store.get(key)).data or b"")
+            except self._js_errors.ObjectNotFoundError:
+                return None
+
+        return await self._tried(area, read)
+
+    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+        """The first objects after a key. NATS tells all names each time; only those asked for are kept."""
+
+        async def read(store: Any) -> list[Stored]:
+            try:
+                every = await store.list(ignore_deletes=True)
+            except self._js_errors.NotFoundError:
+                return []
+            return sorted(Stored(each.name, each.size or 0) for each in every if each.name > after)[:limit]
+
+        return await self._tried(area, read)
+
+    async def delete(self, area: Area, keys: Sequence[str]) -> None:
+        """Remove objects."""
+
+        async def remove(store: Any) -> None:
+            for key in keys:
+                try:
+                    await store.delete(key)
+                except self._js_errors.ObjectNotFoundError:
+                    continue
+
+        await self._tried(area, remove)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+            self._stores.clear()
+
+    async def _tried(self, area: Area, work: Callable[[Any], Awaitable[T]]) -> T:
+        try:
+            return await work(await self._store(area))
+        except (self._errors.Error, OSError, TimeoutError) as error:
+            self._stores.pop(area, None)
+            reason = str(error) or type(error).__name__
+            raise SpoolUnavailable(f"The spool in NATS bucket {self._bucket} cannot be used: {reason}.") from error
+
+    async def _store(self, area: Area) -> Any:
+        async with self._opening:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await self._nats.connect(**self._options)
+                self._stores.clear()
+            if area not in self._stores:
+                name = self._bucket if area is Area.LIVE else f"{self._bucket}_{area.value}"
+                stream = self._connection.jetstream()
+                try:
+                    self._stores[area] = await stream.object_store(name)
+                except self._js_errors.NotFoundError:
+                    self._stores[area] = await stream.create_object_store(name)
+            return self._stores[area]

@@ -1,0 +1,96 @@
+"""The spool in a bucket: S3, Google Cloud Storage, Azure, or memory, all through one object-store library."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from tape.errors import MissingExtra, SpoolUnavailable
+from tape.subscriptions.spool.backend import Area, Stored
+
+T = TypeVar("T")
+
+_AT_ONCE = 32
+
+
+class BucketBackend:
+    """`<prefix>/spool/<key>`, dead letters under `<prefix>/dlq/`. The bucket must exist."""
+
+    def __init__(self, store: Any, prefix: str, name: str) -> None:
+        try:
+            self._obstore = importlib.import_module("obstore")
+            self._error: type[Exception] = importlib.import_module("obstore.exceptions").BaseError
+        except ImportError as error:
+            raise MissingExtra("A spool in a bucket", "objects") from error
+        self._store = store
+        self._prefix = prefix.strip("/")
+        self._name = name
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Write objects, several at a time; the store has all of them on return."""
+        await self._all(self._obstore.put_async(self._store, self._path(area, key), data) for key, data in objects)
+
+    async def get(self, area: Area, key: str) -> bytes | None:
+        """An object's bytes; None if the store has none of that key."""
+        try:
+            found = await self._tried(self._obstore.get_async(self._store, self._path(area, key)))
+            return bytes(await self._tried(found.bytes_async()))
+        except FileNotFoundError:
+            return None
+
+    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+        """The first objects after a key; the store lists in the order of keys."""
+        folder = self._path(area, "")
+        try:
+            stream = self._obstore.list(self._store, folder, offset=folder + after if after else None, chunk_size=1000)
+            found: list[Stored] = []
+            async for chunk in stream:
+                found += (Stored(each["path"][len(folder) :], each["size"]) for each in chunk)
+                if len(found) >= limit and self._lists_in_order:
+                    break
+        except self._error as error:
+            raise self._unavailable(error) from error
+        return sorted(found)[:limit]
+
+    async def delete(self, area: Area, keys: Sequence[str]) -> None:
+        """Remove objects."""
+        if not keys:
+            return
+        try:
+            await self._tried(self._obstore.delete_async(self._store, [self._path(area, key) for key in keys]))
+        except FileNotFoundError:
+            pass
+
+    async def close(self) -> None:
+        """Nothing to let go of: the library keeps its own connections."""
+
+    @property
+    def _lists_in_order(self) -> bool:
+        return type(self._store).__name__ != "MemoryStore"
+
+    def _path(self, area: Area, key: str) -> str:
+        return "/".join(part for part in (self._prefix, area.value) if part) + f"/{key}"
+
+    async def _all(self, writes: Any) -> None:
+        async def one(write: Awaitable[Any]) -> None:
+            async with self._slots:
+                await self._tried(write)
+
+        async with asyncio.TaskGroup() as group:
+            for write in writes:
+                group.create_task(one(write))
+
+    async def _tried(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except FileNotFoundError:
+            raise
+        except self._error as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> SpoolUnavailable:
+        # The library's messages can run over many lines and name the request; the first line says what happened.
+        return SpoolUnavailable(f"The spool in {self._name} cannot be used: {str(error).splitlines()[0]}.")

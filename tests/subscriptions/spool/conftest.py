@@ -1,0 +1,48 @@
+"""Every place a spool can be in: a folder, memory, a bucket of a real S3 server, a real NATS server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tape.subscriptions.spool.backend import SpoolBackend
+from tape.subscriptions.spool.disk import DiskBackend
+from tape.subscriptions.spool.nats import NatsBackend
+from tape.subscriptions.spool.objects import BucketBackend
+from tests.brokers import NatsServer
+from tests.objects import S3Server
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["disk", "memory", "s3", "nats"])
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SpoolBackend]:
+    place: SpoolBackend
+    match request.param:
+        case "disk":
+            place = DiskBackend(tmp_path / "spool")
+        case "memory":
+            from obstore.store import MemoryStore
+
+            place = BucketBackend(MemoryStore(), "subscriptions/orders", "memory")
+        case "s3":
+            server = request.getfixturevalue("s3_server")
+            place = BucketBackend(server.store("spool"), f"subscriptions/{uuid.uuid4().hex}", "s3://spool")
+        case _:
+            server = request.getfixturevalue("nats_server")
+            place = NatsBackend(f"spool_{uuid.uuid4().hex}", servers=f"nats://{server.address}")
+    yield place
+    await place.close()

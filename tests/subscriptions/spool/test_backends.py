@@ -1,0 +1,81 @@
+"""What every place of a spool has to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tape.errors import SpoolUnavailable
+from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
+from tape.subscriptions.spool.disk import DiskBackend
+
+
+def keys(count: int) -> list[str]:
+    return [f"{number:020}-m{number}" for number in range(count)]
+
+
+async def test_what_was_put_is_read(backend: SpoolBackend) -> None:
+    await backend.put(Area.LIVE, [("a", b"one"), ("b", b"\x00\xff" * 100_000)])
+    assert await backend.get(Area.LIVE, "a") == b"one"
+    assert await backend.get(Area.LIVE, "b") == b"\x00\xff" * 100_000
+
+
+async def test_what_is_not_there_is_none(backend: SpoolBackend) -> None:
+    assert await backend.get(Area.LIVE, "nothing") is None
+    assert await backend.page(Area.LIVE, "", 10) == []
+
+
+async def test_areas_do_not_see_each_other(backend: SpoolBackend) -> None:
+    for area in Area:
+        await backend.put(area, [("same", area.encode())])
+    for area in Area:
+        assert await backend.get(area, "same") == area.encode()
+        assert await backend.page(area, "", 10) == [Stored("same", len(area))]
+
+
+async def test_a_second_put_replaces_the_first(backend: SpoolBackend) -> None:
+    await backend.put(Area.LIVE, [("a", b"first")])
+    await backend.put(Area.LIVE, [("a", b"second")])
+    assert await backend.get(Area.LIVE, "a") == b"second"
+    assert await backend.page(Area.LIVE, "", 10) == [Stored("a", 6)]
+
+
+async def test_pages_follow_the_order_of_keys_however_they_were_written(backend: SpoolBackend) -> None:
+    every = keys(25)
+    await backend.put(Area.LIVE, [(key, b"x") for key in reversed(every)])
+    found: list[str] = []
+    while page := await backend.page(Area.LIVE, found[-1] if found else "", 10):
+        found += [stored.key for stored in page]
+        assert len(page) <= 10
+    assert found == every
+
+
+async def test_deleting_twice_is_no_error(backend: SpoolBackend) -> None:
+    await backend.put(Area.LIVE, [("a", b"1"), ("b", b"2")])
+    await backend.delete(Area.LIVE, ["a"])
+    await backend.delete(Area.LIVE, ["a"])
+    await backend.delete(Area.LIVE, [])
+    assert [stored.key for stored in await backend.page(Area.LIVE, "", 10)] == ["b"]
+
+
+async def test_a_folder_shows_nothing_of_a_write_that_did_not_finish(tmp_path: Path) -> None:
+    place = DiskBackend(tmp_path)
+    (tmp_path / f".{keys(1)[0]}.tmp").write_bytes(b"half")
+    assert await place.page(Area.LIVE, "", 10) == []
+
+
+async def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SpoolUnavailable, match="cannot be used"):
+        await DiskBackend(tmp_path / "file" / "spool").put(Area.LIVE, [("a", b"1")])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_a_full_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
+    place = DiskBackend(tmp_path)
+    (tmp_path / ".b.tmp").symlink_to("/dev/full")
+    with pytest.raises(SpoolUnavailable, match="No space left"):
+        await place.put(Area.LIVE, [("a", b"1"), ("b", b"2")])
+    assert await place.page(Area.LIVE, "", 10) == []
+    assert list(tmp_path.iterdir()) == []

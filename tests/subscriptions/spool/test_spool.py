@@ -1,0 +1,247 @@
+"""Messages wait while their downstream is away, and leave in the order they came."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tape.errors import SpoolFull
+from tape.subscriptions.spool.backend import Area
+from tape.subscriptions.spool.disk import DiskBackend
+from tape.subscriptions.spool.item import SpoolItem
+from tape.subscriptions.spool.objects import BucketBackend
+from tape.subscriptions.spool.spool import Arrival, Replayed, Rules, Spool
+
+
+class Downstream:
+    """Takes what it is given, except for what it was told to fail on."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.refuses: set[str] = set()
+        self.away: set[str] = set()
+        self.seen: set[str] = set()
+
+    async def __call__(self, items: list[SpoolItem]) -> list[Replayed]:
+        return [self.one(item) for item in items]
+
+    def one(self, item: SpoolItem) -> Replayed:
+        if item.message_id in self.away:
+            return Replayed("away", error="connection refused")
+        if item.message_id in self.refuses:
+            return Replayed("refused", error="no such playbook")
+        if item.dedup_key in self.seen:
+            return Replayed("duplicate", execution_id="1")
+        self.seen.add(item.dedup_key)
+        self.runs.append(item.message_id)
+        return Replayed("started", execution_id=str(len(self.runs)))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def arrival(name: str, key: str | None = None, downstream: str = "default") -> Arrival:
+    return Arrival(name, {"id": name, "data": {"n": name}}, {"playbook": "p"}, downstream, "circuit_open", None, key)
+
+
+class Desk:
+    """A spool in memory, with what it told."""
+
+    def __init__(self, backend: Any = None, **rules: Any) -> None:
+        if backend is None:
+            from obstore.store import MemoryStore
+
+            backend = BucketBackend(MemoryStore(), "s", "memory")
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.clock = Clock()
+        self.spool = Spool("orders", "nats", backend, Rules(**rules), tell=self.tell, now_ms=self.clock)
+
+    async def tell(self, verb: str, context: dict[str, Any]) -> None:
+        self.told.append((verb, context))
+
+    def verbs(self) -> list[str]:
+        return [verb for verb, _ in self.told]
+
+
+@pytest.mark.parametrize("ordering", ["global", "per_key", "none"])
+async def test_everything_that_waited_becomes_a_run_once(ordering: str) -> None:
+    desk, downstream = Desk(ordering=ordering), Downstream()
+    await desk.spool.take([arrival(f"m{n}", key=f"k{n % 3}") for n in range(50)])
+    report = await desk.spool.drain(downstream)
+    assert sorted(downstream.runs) == sorted(f"m{n}" for n in range(50))
+    assert (report.replayed, report.remaining, report.fully_drained) == (50, 0, True)
+    assert (desk.spool.items, desk.spool.size_bytes) == (0, 0)
+    assert desk.verbs().count("message.spooled") == desk.verbs().count("message.replayed") == 50
+
+
+async def test_in_global_order_nothing_passes_what_cannot_go() -> None:
+    desk, downstream = Desk(ordering="global"), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(5)])
+    downstream.away = {"m2"}
+    report = await desk.spool.drain(downstream)
+    assert (downstream.runs, report.remaining) == (["m0", "m1"], 3)
+    downstream.away = set()
+    await desk.spool.drain(downstream)
+    assert downstream.runs == [f"m{n}" for n in range(5)]
+
+
+async def test_in_lanes_only_the_lane_of_what_cannot_go_waits() -> None:
+    desk, downstream = Desk(ordering="per_key"), Downstream()
+    await desk.spool.take([arrival(f"m{n}", key=f"k{n % 2}") for n in range(6)])
+    downstream.away = {"m0"}
+    report = await desk.spool.drain(downstream)
+    assert (downstream.runs, report.remaining) == (["m1", "m3", "m5"], 3)
+    downstream.away = set()
+    await desk.spool.drain(downstream)
+    assert downstream.runs == ["m1", "m3", "m5", "m0", "m2", "m4"]
+
+
+async def test_without_order_only_what_cannot_go_waits() -> None:
+    desk, downstream = Desk(ordering="none"), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(4)])
+    downstream.away = {"m0"}
+    report = await desk.spool.drain(downstream)
+    assert (downstream.runs, report.remaining) == (["m1", "m2", "m3"], 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+async def test_whatever_fails_and_when_each_lane_keeps_its_order(data: st.DataObject) -> None:
+    ordering = data.draw(st.sampled_from(["global", "per_key"]))
+    lanes = data.draw(st.lists(st.integers(0, 3), max_size=25))
+    desk, downstream = Desk(ordering=ordering, max_replay_attempts=100), Downstream()
+    names = [f"m{n}" for n in range(len(lanes))]
+    await desk.spool.take([arrival(name, key=f"k{lane}") for name, lane in zip(names, lanes, strict=True)])
+    for _ in range(3):
+        downstream.away = set(data.draw(st.lists(st.sampled_from(names), max_size=5))) if names else set()
+        downstream.refuses = set(data.draw(st.lists(st.sampled_from(names), max_size=5))) if names else set()
+        await desk.spool.drain(downstream)
+    downstream.away, downstream.refuses = set(), set()
+    assert (await desk.spool.drain(downstream)).fully_drained
+    expected, found = defaultdict(list), defaultdict(list)
+    for name, lane in zip(names, lanes, strict=True):
+        expected[lane if ordering == "per_key" else 0].append(name)
+    lane_of = dict(zip(names, lanes, strict=True))
+    for name in downstream.runs:
+        found[lane_of[name] if ordering == "per_key" else 0].append(name)
+    assert found == expected
+
+
+async def test_poison_becomes_a_dead_letter_and_lets_its_lane_go_on() -> None:
+    desk, downstream = Desk(ordering="global", max_replay_attempts=3), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(3)])
+    downstream.refuses = {"m1"}
+    reports = [await desk.spool.drain(downstream) for _ in range(3)]
+    assert [report.remaining for report in reports] == [2, 2, 0]
+    assert downstream.runs == ["m0", "m2"]
+    (key,) = reports[-1].dead_lettered
+    (letter,) = [context for verb, context in desk.told if verb == "message.dead_lettered"]
+    assert (letter["message_id"], letter["attempts"], letter["reason"]) == ("m1", 3, "max_replay_attempts")
+    downstream.refuses = set()
+    assert await desk.spool.requeue([key]) == 1
+    await desk.spool.drain(downstream)
+    assert downstream.runs == ["m0", "m2", "m1"]
+
+
+async def test_a_downstream_that_is_away_makes_no_poison() -> None:
+    desk, downstream = Desk(ordering="global", max_replay_attempts=1), Downstream()
+    await desk.spool.take([arrival("m0")])
+    downstream.away = {"m0"}
+    for _ in range(5):
+        assert (await desk.spool.drain(downstream)).remaining == 1
+    downstream.away = set()
+    assert (await desk.spool.drain(downstream)).replayed == 1
+
+
+async def test_messages_of_a_downstream_that_is_still_away_wait_alone() -> None:
+    desk, downstream = Desk(ordering="per_key"), Downstream()
+    await desk.spool.take([arrival(f"m{n}", downstream="db" if n % 2 else "queue") for n in range(6)])
+    report = await desk.spool.drain(downstream, may_pass=lambda name: name == "db")
+    assert (downstream.runs, report.remaining) == (["m1", "m3", "m5"], 3)
+
+
+async def test_the_same_message_again_is_counted_as_a_duplicate() -> None:
+    desk, downstream = Desk(), Downstream()
+    await desk.spool.take([arrival("m0"), arrival("m0")])
+    report = await desk.spool.drain(downstream)
+    assert (report.replayed, report.deduped, downstream.runs) == (1, 1, ["m0"])
+
+
+async def test_a_full_spool_takes_no_more_and_says_how_full_it_is() -> None:
+    desk = Desk(max_bytes=1200)
+    answers = await desk.spool.take([arrival(f"m{n}") for n in range(10)])
+    taken = [answer for answer in answers if isinstance(answer, SpoolItem)]
+    assert 0 < len(taken) < 10
+    assert all(isinstance(answer, SpoolFull) for answer in answers[len(taken) :])
+    assert desk.spool.size_bytes <= 1200
+    assert [item.recv_seq for item in taken] == list(range(1, len(taken) + 1))
+
+
+async def test_a_full_spool_can_give_up_its_oldest() -> None:
+    desk, downstream = Desk(max_bytes=1200, on_full="drop_to_dlq", ordering="global"), Downstream()
+    for n in range(10):
+        (answer,) = await desk.spool.take([arrival(f"m{n}")])
+        assert isinstance(answer, SpoolItem)
+    assert desk.spool.size_bytes <= 1200
+    evicted = [context["message_id"] for verb, context in desk.told if verb == "message.dead_lettered"]
+    await desk.spool.drain(downstream)
+    assert evicted + downstream.runs == [f"m{n}" for n in range(10)]
+
+
+async def test_a_full_spool_can_go_on_and_raise_the_alarm() -> None:
+    desk = Desk(max_bytes=100, on_full="alert_only")
+    await desk.spool.take([arrival("m0")])
+    assert desk.spool.items == 1
+    assert ("spool.alert", {"downstream": "default", "spool_bytes": desk.spool.size_bytes}) in desk.told
+
+
+async def test_what_is_too_old_is_given_up() -> None:
+    desk, downstream = Desk(max_age_hours=1), Downstream()
+    await desk.spool.take([arrival("old")])
+    desk.clock.ms += 3_600_000
+    await desk.spool.take([arrival("new")])
+    assert await desk.spool.expire() == 1
+    await desk.spool.drain(downstream)
+    assert downstream.runs == ["new"]
+    assert [context["reason"] for verb, context in desk.told if verb == "message.dead_lettered"] == [
+        "retention_expired"
+    ]
+
+
+async def test_a_restart_goes_on_with_what_waits_and_with_its_numbers(tmp_path: Path) -> None:
+    first, second, downstream = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path)), Downstream()
+    await first.spool.take([arrival(f"m{n}") for n in range(3)])
+    assert await second.spool.open() == 3
+    assert second.spool.size_bytes == first.spool.size_bytes
+    (item,) = await second.spool.take([arrival("m3")])
+    assert isinstance(item, SpoolItem)
+    assert item.recv_seq == 4
+    await second.spool.drain(downstream)
+    assert downstream.runs == ["m0", "m1", "m2", "m3"]
+
+
+async def test_a_damaged_item_goes_to_quarantine_and_is_told(tmp_path: Path) -> None:
+    desk, downstream = Desk(DiskBackend(tmp_path), ordering="global"), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(3)])
+    (tmp_path / "00000000000000000002-m1.json").write_bytes(b'{"subscription": "ord')
+    report = await desk.spool.drain(downstream)
+    assert (downstream.runs, report.quarantined, report.remaining) == (["m0", "m2"], ["00000000000000000002-m1"], 0)
+    assert await desk.spool.backend.get(Area.QUARANTINE, "00000000000000000002-m1") == b'{"subscription": "ord'
+    assert "message.quarantined" in desk.verbs()
+
+
+async def test_a_drain_can_be_stopped_between_rounds() -> None:
+    desk, downstream = Desk(ordering="global"), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(10)])
+    report = await desk.spool.drain(downstream, stopping=lambda: len(downstream.runs) >= 4)
+    assert (len(downstream.runs), report.remaining) == (4, 6)
