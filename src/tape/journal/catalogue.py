@@ -58,6 +58,33 @@ _VALUE = {
     "prev_value_json": "what it was",
     "prev_version": "its version until now",
 }
+_SUBSCRIPTION = {
+    "subscription": "the subscription's path",
+    "execution_id": "the registration it is about, or the run that a message became",
+    "status": "the event in one word",
+    "emitter": "what kind of process saw it",
+    "worker_id": "which one",
+}
+_REGISTRATION = {
+    **_SUBSCRIPTION,
+    "subscription_id": "the registration",
+    "path": "the subscription's path",
+    "catalog_id": "the version of its document",
+}
+_LIFECYCLE = {
+    "registered": "A subscription was registered.",
+    "activated": "A subscription receives messages.",
+    "paused": "A subscription stopped fetching for a while.",
+    "resumed": "A paused subscription goes on.",
+    "draining": "A subscription finishes what it has and fetches no more.",
+    "deactivated": "A subscription ended.",
+}
+_SPOOLED = {
+    **_SUBSCRIPTION,
+    "message_id": "the source's id of the message",
+    "recv_seq": "its place in the order of arrival",
+    "spool_ref": "where it is in the spool",
+}
 
 EVENTS: tuple[EventType, ...] = (
     EventType(
@@ -153,6 +180,125 @@ EVENTS: tuple[EventType, ...] = (
             "timestamp_ms": "when",
             "state_delta": "what it changes in the session's state",
         },
+    ),
+    *(EventType(f"subscription.{verb}", when, _REGISTRATION) for verb, when in _LIFECYCLE.items()),
+    EventType(
+        "subscription.message.received",
+        "A message was fetched; told in local mode only.",
+        {**_SUBSCRIPTION, "source": "its source", "message_id": "the source's id of it", "headers": "its headers"},
+        is_safe=False,
+    ),
+    EventType(
+        "subscription.message.directives_applied",
+        "Headers of a message changed how it is handled, or gave it a trace.",
+        {
+            **_SUBSCRIPTION,
+            "message_id": "the source's id of the message",
+            "applied": "each header that took effect: `header`, `controls`, `effective_value`",
+            "route_override": "the `playbook` and the `pool` that headers chose, or null",
+            "trace": "the trace context that was taken over, or null",
+        },
+    ),
+    EventType(
+        "subscription.message.deduplicated",
+        "A message that came again within its window became no second run.",
+        {
+            **_SUBSCRIPTION,
+            "subscription_id": "the registration",
+            "dedup_key": "what it was recognized by",
+            "original_execution_id": "the run that the first one became",
+            "suppressed_execution_id": "the run that this one would have become, if it had an id",
+            "duplicate_suppressed": "true",
+        },
+    ),
+    EventType(
+        "subscription.message.rejected",
+        "A delivery was refused.",
+        {
+            **_SUBSCRIPTION,
+            "reason": "why, in one word",
+            "status_code": "what the sender was answered",
+            "detail": "more about it; never the body or a secret",
+        },
+    ),
+    EventType(
+        "subscription.rate_limited",
+        "A limit began to hold messages back; they wait at their source.",
+        {
+            **_SUBSCRIPTION,
+            "reason": "`max_in_flight` or `dispatch_rate`",
+            "max_in_flight": "the limit of outstanding messages, or null",
+            "max_dispatch_per_sec": "the limit of the rate, or null",
+            "action": "`stopped_fetching`",
+            "loss_safe": "true",
+        },
+    ),
+    EventType(
+        "subscription.source.lost",
+        "A source cannot be reached; it is tried again.",
+        {**_SUBSCRIPTION, "source": "its kind", "error": "what went wrong"},
+    ),
+    EventType(
+        "subscription.source.restored",
+        "A source can be reached again.",
+        {**_SUBSCRIPTION, "source": "its kind", "outage_ms": "for how long it could not"},
+    ),
+    EventType(
+        "subscription.circuit.opened",
+        "A downstream failed too often: messages wait from now on.",
+        {
+            **_SUBSCRIPTION,
+            "downstream": "which",
+            "consecutive_failures": "failures in a row",
+            "trips": "how often this has happened",
+        },
+    ),
+    EventType("subscription.circuit.closed", "A downstream works again.", {**_SUBSCRIPTION, "downstream": "which"}),
+    EventType(
+        "subscription.message.spooled",
+        "A message is durably in the spool.",
+        {**_SPOOLED, "sha256": "of its data", "downstream": "what it waits for", "reason": "why it waits"},
+    ),
+    EventType(
+        "subscription.spool.draining",
+        "What waits in the spool is being replayed.",
+        {**_SUBSCRIPTION, "pending": "how many messages wait"},
+    ),
+    EventType(
+        "subscription.spool.recovered",
+        "A runtime that starts found messages in the spool.",
+        {
+            **_SUBSCRIPTION,
+            "pending": "how many messages wait",
+            "recv_seq_high_water": "the place of the newest",
+            "backend": "what they are written to",
+        },
+    ),
+    EventType("subscription.message.replayed", "A message of the spool became a run.", _SPOOLED),
+    EventType(
+        "subscription.message.dead_lettered",
+        "A message is not tried again and waits for somebody.",
+        {**_SPOOLED, "attempts": "tries so far", "reason": "why"},
+    ),
+    EventType(
+        "subscription.message.dropped",
+        "A message was not kept, because the spool is full; its source keeps it.",
+        {
+            **_SUBSCRIPTION,
+            "message_id": "the source's id of the message",
+            "downstream": "what it waits for",
+            "reason": "why",
+        },
+    ),
+    EventType(
+        "subscription.spool.alert",
+        "The spool is larger than it should be.",
+        {**_SUBSCRIPTION, "downstream": "what its messages wait for", "spool_bytes": "how large it is"},
+    ),
+    EventType(
+        "subscription.spool.quarantined",
+        "An item of the spool is torn or altered; it was put aside, not replayed.",
+        {**_SUBSCRIPTION, "spool_ref": "where it was", "reason": "what is wrong with it"},
     ),
     EventType(
         "journal.pruned",

@@ -1,0 +1,276 @@
+"""The events of subscriptions: one function a type, the same everywhere a subscription runs.
+
+An event is an entry of the journal (`draft`), a line of a local trail or the body of `POST /api/events` (`record`).
+Its subject is `/tape/subscription/<verb>/<name>`.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from tape.journal import subject
+from tape.journal.entry import Draft
+from tape.journal.payload import to_json
+from tape.subscriptions.directives import Plan, TraceContext
+from tape.telemetry.tracing import NO_TRACE, parse_traceparent
+
+STEP = "ingress"
+
+
+class About(NamedTuple):
+    """The subscription that an event is about. The id is that of its present registration, 0 without one."""
+
+    name: str
+    path: str
+    subscription_id: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a subscription, or to a message of it.
+
+    `execution_id` is the subscription's id, or that of the run that a message became.
+    """
+
+    about: About
+    event_type: str
+    status: str
+    context: dict[str, Any]
+    execution_id: int
+    emitter: str
+    worker_id: str = ""
+    trace: TraceContext | None = None
+    created_at_ms: int = 0
+
+    def draft(self) -> Draft:
+        """The entry for the journal, in the run of its execution."""
+        trace = parse_traceparent(self.trace.traceparent) if self.trace else NO_TRACE
+        payload = {
+            "subscription": self.about.path,
+            "execution_id": str(self.execution_id),
+            "status": self.status,
+            "emitter": self.emitter,
+            **({"worker_id": self.worker_id} if self.worker_id else {}),
+            **self.context,
+        }
+        return Draft(
+            subject=subject.build("subscription", self.event_type.removeprefix("subscription."), self.about.name),
+            payload_json=to_json(payload),
+            run_id=str(self.execution_id) if self.execution_id else "",
+            trace_id=trace.trace_id,
+            parent_span_id=trace.span_id,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The event as one JSON object, for a local trail and for `POST /api/events`."""
+        created = datetime.fromtimestamp(self.created_at_ms / 1_000, UTC)
+        record: dict[str, Any] = {
+            "execution_id": self.execution_id,
+            "event_type": self.event_type,
+            "step": STEP,
+            "status": self.status,
+            "created_at": created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "context": self.context,
+            "meta": {"emitter": self.emitter},
+            "subscription": self.about.path,
+        }
+        return record | {"worker_id": self.worker_id} if self.worker_id else record
+
+
+def stamped(event: Event, worker_id: str) -> Event:
+    """The event with the name of the process that saw it."""
+    return msgspec.structs.replace(event, worker_id=worker_id)
+
+
+def _event(
+    about: About,
+    verb: str,
+    status: str,
+    emitter: str,
+    context: dict[str, Any],
+    execution_id: int | None = None,
+    trace: TraceContext | None = None,
+) -> Event:
+    return Event(
+        about=about,
+        event_type=f"subscription.{verb}",
+        status=status,
+        context=context,
+        execution_id=about.subscription_id if execution_id is None else execution_id,
+        emitter=emitter,
+        trace=trace,
+        created_at_ms=time.time_ns() // 1_000_000,
+    )
+
+
+Verb = Literal["registered", "activated", "paused", "resumed", "draining", "deactivated"]
+
+
+def lifecycle(about: About, verb: Verb, state: str, catalog_id: int, *, emitter: str = "control_plane") -> Event:
+    """A subscription was registered, activated, paused, resumed, set to drain or deactivated."""
+    context = {
+        "subscription_id": str(about.subscription_id),
+        "path": about.path,
+        "catalog_id": str(catalog_id),
+    }
+    return _event(about, verb, state, emitter, context)
+
+
+def directives_applied(about: About, plan: Plan, execution_id: int, *, emitter: str = "subscription_runtime") -> Event:
+    """Headers of a message changed how it is handled, or gave it a trace."""
+    context = {
+        "message_id": plan.message_id,
+        "applied": msgspec.to_builtins(plan.applied),
+        "route_override": {"playbook": plan.playbook_override or None, "pool": plan.pool_override or None},
+        "trace": msgspec.to_builtins(plan.trace),
+    }
+    return _event(about, "message.directives_applied", "APPLIED", emitter, context, execution_id, plan.trace)
+
+
+def deduplicated(about: About, dedup_key: str, original: int, suppressed: int = 0) -> Event:
+    """A message that came again within its window became no second run."""
+    context = {
+        "subscription_id": str(about.subscription_id),
+        "dedup_key": dedup_key,
+        "original_execution_id": str(original),
+        "suppressed_execution_id": str(suppressed) if suppressed else "",
+        "duplicate_suppressed": True,
+    }
+    return _event(about, "message.deduplicated", "DEDUPLICATED", "control_plane", context, original)
+
+
+def rejected(about: About, reason: str, status_code: int, *, detail: str = "", emitter: str = "ingress") -> Event:
+    """A delivery was refused. Neither its body nor a secret is told."""
+    context = {"reason": reason, "status_code": status_code} | ({"detail": detail} if detail else {})
+    return _event(about, "message.rejected", "REJECTED", emitter, context)
+
+
+def received(about: About, source: str, message_id: str, headers: dict[str, Any]) -> Event:
+    """A message was fetched (in local mode)."""
+    context = {"subscription": about.path, "source": source, "message_id": message_id, "headers": headers}
+    return _event(about, "message.received", "RECEIVED", "subscribe_runtime", context)
+
+
+def rate_limited(
+    about: About,
+    reason: str,
+    max_in_flight: int | None,
+    max_dispatch_per_sec: int | None,
+    *,
+    emitter: str = "subscription_runtime",
+) -> Event:
+    """A limit began to hold messages back; they wait at their source."""
+    context = {
+        "reason": reason,
+        "max_in_flight": max_in_flight,
+        "max_dispatch_per_sec": max_dispatch_per_sec,
+        "action": "stopped_fetching",
+        "loss_safe": True,
+    }
+    return _event(about, "rate_limited", "RATE_LIMITED", emitter, context)
+
+
+def source_lost(about: About, source: str, error: str, *, emitter: str = "subscription_runtime") -> Event:
+    """The source cannot be reached; it is tried again."""
+    return _event(about, "source.lost", "RECONNECTING", emitter, {"source": source, "error": error})
+
+
+def source_restored(about: About, source: str, outage_ms: int, *, emitter: str = "subscription_runtime") -> Event:
+    """The source can be reached again."""
+    return _event(about, "source.restored", "CONNECTED", emitter, {"source": source, "outage_ms": outage_ms})
+
+
+SPOOL = "spool_runtime"
+
+
+def circuit_opened(
+    about: About, downstream: str, consecutive_failures: int, trips: int, *, emitter: str = SPOOL
+) -> Event:
+    """A downstream failed too often: messages wait from now on."""
+    context = {"downstream": downstream, "consecutive_failures": consecutive_failures, "trips": trips}
+    return _event(about, "circuit.opened", "OPEN", emitter, context)
+
+
+def circuit_closed(about: About, downstream: str, *, emitter: str = SPOOL) -> Event:
+    """A downstream works again."""
+    return _event(about, "circuit.closed", "CLOSED", emitter, {"downstream": downstream})
+
+
+def spooled(
+    about: About,
+    message_id: str,
+    recv_seq: int,
+    spool_ref: str,
+    sha256: str,
+    downstream: str,
+    reason: str,
+    *,
+    emitter: str = SPOOL,
+) -> Event:
+    """A message is durably in the spool."""
+    context = {
+        "message_id": message_id,
+        "recv_seq": recv_seq,
+        "spool_ref": spool_ref,
+        "sha256": sha256,
+        "downstream": downstream,
+        "reason": reason,
+    }
+    return _event(about, "message.spooled", "SPOOLED", emitter, context)
+
+
+def spool_draining(about: About, pending: int, *, emitter: str = SPOOL) -> Event:
+    """What waits in the spool is being replayed."""
+    return _event(about, "spool.draining", "DRAINING", emitter, {"pending": pending})
+
+
+def spool_recovered(
+    about: About, pending: int, recv_seq_high_water: int, backend: str, *, emitter: str = SPOOL
+) -> Event:
+    """A runtime that starts found messages in the spool."""
+    context = {"pending": pending, "recv_seq_high_water": recv_seq_high_water, "backend": backend}
+    return _event(about, "spool.recovered", "RECOVERED", emitter, context)
+
+
+def replayed(about: About, message_id: str, recv_seq: int, spool_ref: str, execution_id: int) -> Event:
+    """A message of the spool became a run."""
+    context = {
+        "message_id": message_id,
+        "recv_seq": recv_seq,
+        "spool_ref": spool_ref,
+        "execution_id": str(execution_id),
+    }
+    return _event(about, "message.replayed", "REPLAYED", "spool_drain", context, execution_id)
+
+
+def dead_lettered(
+    about: About, message_id: str, recv_seq: int, spool_ref: str, attempts: int, reason: str, *, emitter: str = SPOOL
+) -> Event:
+    """A message is not tried again and waits for somebody."""
+    context = {
+        "message_id": message_id,
+        "recv_seq": recv_seq,
+        "spool_ref": spool_ref,
+        "attempts": attempts,
+        "reason": reason,
+    }
+    return _event(about, "message.dead_lettered", "DEAD_LETTERED", emitter, context)
+
+
+def dropped(about: About, message_id: str, downstream: str, reason: str, *, emitter: str = SPOOL) -> Event:
+    """A message was not kept: the spool is full, and its source keeps it."""
+    context = {"message_id": message_id, "downstream": downstream, "reason": reason}
+    return _event(about, "message.dropped", "DROPPED", emitter, context)
+
+
+def spool_alert(about: About, downstream: str, spool_bytes: int, *, emitter: str = SPOOL) -> Event:
+    """The spool is larger than it should be."""
+    return _event(about, "spool.alert", "ALERT", emitter, {"downstream": downstream, "spool_bytes": spool_bytes})
+
+
+def quarantined(about: About, spool_ref: str, reason: str, *, emitter: str = SPOOL) -> Event:
+    """An item of the spool is torn or altered; it was put aside, not replayed."""
+    return _event(about, "spool.quarantined", "QUARANTINED", emitter, {"spool_ref": spool_ref, "reason": reason})

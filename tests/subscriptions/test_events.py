@@ -1,0 +1,85 @@
+"""Every event of a subscription has the fields that the catalogue of events tells, wherever it is written."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tape.journal.catalogue import EVENTS
+from tape.journal.entry import checked, type_of
+from tape.subscriptions import events
+from tape.subscriptions.directives import Applied, Plan, TraceContext
+from tape.subscriptions.events import About, Event
+
+ABOUT = About("orders", "subscriptions/orders", 7)
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+PLAN = Plan(
+    subscription=ABOUT.path,
+    source="nats",
+    message_id="m1",
+    playbook="domain/fraud",
+    playbook_override="domain/fraud",
+    payload={},
+    trace=TraceContext(PARENT),
+    applied=(Applied("x-route", "dispatch.playbook", "domain/fraud"),),
+)
+ALL = [
+    *(events.lifecycle(ABOUT, verb, "ACTIVE", 3) for verb in events.Verb.__args__),  # type: ignore[attr-defined]
+    events.directives_applied(ABOUT, PLAN, 99),
+    events.deduplicated(ABOUT, "k", 98, 99),
+    events.rejected(ABOUT, "bad_signature", 401, detail="the signature is of another secret"),
+    events.received(ABOUT, "nats", "m1", {"a": "1"}),
+    events.rate_limited(ABOUT, "dispatch_rate", None, 2),
+    events.source_lost(ABOUT, "nats", "connection refused"),
+    events.source_restored(ABOUT, "nats", 1500),
+    events.circuit_opened(ABOUT, "db", 5, 1),
+    events.circuit_closed(ABOUT, "db"),
+    events.spooled(ABOUT, "m1", 1, "tape://spool/orders/1/m1", "ab" * 32, "db", "circuit_open"),
+    events.spool_draining(ABOUT, 6),
+    events.spool_recovered(ABOUT, 6, 6, "local_disk"),
+    events.replayed(ABOUT, "m1", 1, "tape://spool/orders/1/m1", 99),
+    events.dead_lettered(ABOUT, "m1", 1, "tape://spool/orders/1/m1", 5, "max_replay_attempts"),
+    events.dropped(ABOUT, "m1", "db", "retention_full"),
+    events.spool_alert(ABOUT, "db", 1 << 30),
+    events.quarantined(ABOUT, "tape://spool/orders/1/m1", "sha256 differs"),
+]
+TOLD = {each.name: each for each in EVENTS if each.name.startswith("subscription.")}
+
+
+@pytest.mark.parametrize("event", ALL, ids=lambda event: event.event_type)
+def test_an_event_has_the_fields_that_the_catalogue_tells(event: Event) -> None:
+    draft = checked(events.stamped(event, "runtime-1").draft())
+    assert type_of(draft.kind, draft.subject) == event.event_type
+    assert draft.subject.endswith("/orders")
+    assert set(msgspec.json.decode(draft.payload_json)) == set(TOLD[event.event_type].fields)
+
+
+def test_the_catalogue_tells_every_event_of_subscriptions_and_no_other() -> None:
+    assert {event.event_type for event in ALL} == set(TOLD)
+
+
+def test_what_headers_changed_is_told_in_the_run_of_the_message_and_in_its_trace() -> None:
+    draft = events.directives_applied(ABOUT, PLAN, 99).draft()
+    assert (draft.run_id, draft.trace_id, draft.parent_span_id) == ("99", PARENT[3:35], PARENT[36:52])
+    payload = msgspec.json.decode(draft.payload_json)
+    assert payload["applied"] == [
+        {"header": "x-route", "controls": "dispatch.playbook", "effective_value": "domain/fraud"}
+    ]
+    assert payload["route_override"] == {"playbook": "domain/fraud", "pool": None}
+    assert payload["trace"] == {"traceparent": PARENT}
+
+
+def test_a_record_is_one_json_object_of_the_same_event() -> None:
+    event = events.stamped(events.circuit_opened(ABOUT, "db", 5, 1), "cli-local")
+    record = msgspec.json.decode(msgspec.json.encode(event.record()))
+    assert record.pop("created_at").endswith("Z")
+    assert record == {
+        "execution_id": 7,
+        "event_type": "subscription.circuit.opened",
+        "step": "ingress",
+        "status": "OPEN",
+        "context": {"downstream": "db", "consecutive_failures": 5, "trips": 1},
+        "meta": {"emitter": "spool_runtime"},
+        "subscription": "subscriptions/orders",
+        "worker_id": "cli-local",
+    }
