@@ -7,7 +7,7 @@ import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ from tape.errors import InvalidConfig
 FILE = "tape.toml"
 
 # Names that older deployments use.
-_ENV_ALIASES = {"TAPE_DB": "store", "TAPE_HEALTHZ_LISTEN": "http_listen"}
+_ENV_ALIASES = {
+    "TAPE_DB": "store",
+    "TAPE_HEALTHZ_LISTEN": "http_listen",
+    "TAPE_INTERNAL_API_TOKEN": "internal_token",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Settings:
     match_reactions: bool = True
     keep_tasks_h: int = 168
     wallet_key: str = "tape-wallet.key"
+    # No flag: the arguments of a process can be read by others on the machine.
+    internal_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for name in (

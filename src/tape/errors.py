@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 
 class TapeError(Exception):
@@ -715,6 +715,60 @@ class ArchiveDamaged(PipelineError):
     status = "DATA_LOSS"
 
 
+# ── 21xx: documents, playbooks and their executions ──────────────────────────────────────────────
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a document: where it stands, and what to do about it."""
+
+    path: str
+    line: int
+    message: str
+    value: Any = None
+
+    def __str__(self) -> str:
+        where = ", ".join(filter(None, (f"line {self.line}" if self.line else "", self.path)))
+        shown = "" if self.value is None or self.value == "" else f"{_shown(self.value)} "
+        end = "" if self.message.endswith("?") else "."
+        return f"{where}{': ' * bool(where)}{shown}{self.message}{end}"
+
+
+class InvalidDocument(InvalidInput):
+    """A document of the catalog is wrong; `problems` has everything that is."""
+
+    code = "TAPE-2100"
+
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        # The client rebuilds errors from their message alone.
+        self.problems = [] if isinstance(problems, str) else list(problems)
+        super().__init__(problems if isinstance(problems, str) else "\n".join(map(str, problems)))
+
+
+class ResourceNotFound(NotFound):
+    """The catalog has no document of that path, or not in that version."""
+
+    code = "TAPE-2101"
+
+
+class InvalidPayload(InvalidInput):
+    """A payload does not have what the playbook's inputs ask for; the message names each of them."""
+
+    code = "TAPE-2102"
+
+
+class PlaybookError(TapeError):
+    """A playbook cannot go on."""
+
+    code = "TAPE-2110"
+    status = "FAILED_PRECONDITION"
+
+
+class TemplateFailed(PlaybookError):
+    """An expression of a playbook has no value for what it was given."""
+
+    code = "TAPE-2111"
+
+
 # ── 22xx: secrets, and deliveries from outside ───────────────────────────────────────────────────
 
 
@@ -751,6 +805,11 @@ class KeyServiceUnavailable(WalletError):
     code = "TAPE-2204"
     status = "UNAVAILABLE"
     retryable = True
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _excerpt(text: str, offset: int, width: int = 100) -> str:

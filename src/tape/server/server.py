@@ -40,10 +40,12 @@ from tape.server.grpc.sessions import SessionsDoor
 from tape.server.grpc.tasks import TasksDoor
 from tape.server.grpc.values import ValuesDoor
 from tape.server.http.access import Access as HttpAccess
+from tape.server.http.api import Api
 from tape.server.http.app import Doors, build_app
 from tape.server.http.artifacts import ArtifactDoor
 from tape.server.http.frames import SseFormat
 from tape.server.http.info import RuntimeInfo
+from tape.server.http.internal import Internal
 from tape.server.http.protocol import Connection
 from tape.server.http.publish import Publishing
 from tape.server.http.queries import Queries
@@ -210,6 +212,7 @@ class Server:
             Publishing(self.journal, access),
             ArtifactDoor(self.artifacts, access, self.audit),
             RuntimeInfo(access),
+            Api(self.database, Internal(access, settings.internal_token)).add_to,
         )
         return build_app(self.journal, self.metrics, doors, settings.origins)
 

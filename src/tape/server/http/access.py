@@ -23,12 +23,17 @@ class Access:
         self._audit = audit
         self._is_local = not anonymous_network
 
+    @property
+    def knows_tokens(self) -> bool:
+        """Whether this server can check tokens; otherwise callers say themselves who they are."""
+        return self._authenticator is not None
+
     async def caller_of(self, request: Request, *, query_too: bool = False) -> Caller:
         """The caller; with `query_too` a token may stand in the query, where browsers cannot send headers."""
         if self._authenticator is None:
             return self._anonymous(request)
         header, session = request.headers.get("authorization"), request.headers.get(SESSION, "").strip()
-        token = _bearer(header)
+        token = bearer_of(header)
         if header is None and query_too:
             token = request.query_params.get("access_token", "")
             session = session or request.query_params.get("session", "").strip()
@@ -62,7 +67,8 @@ def require_widening(caller: Caller, message: str) -> None:
         raise ScopeRequired(message)
 
 
-def _bearer(header: str | None) -> str:
+def bearer_of(header: str | None) -> str:
+    """The token of an Authorization header; empty if there is none."""
     scheme, _, token = (header or "").strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 

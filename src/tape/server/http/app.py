@@ -91,6 +91,7 @@ class Doors(NamedTuple):
     publishing: Publishing
     artifacts: ArtifactDoor
     info: RuntimeInfo
+    add_api: Callable[[App], None]
 
 
 def build_app(journal: Journal, metrics: Metrics, doors: Doors, origins: frozenset[str]) -> ASGIApp:
@@ -123,6 +124,7 @@ def build_app(journal: Journal, metrics: Metrics, doors: Doors, origins: frozens
     app.add("POST", "/v1/control/runtime.info", doors.info.info)
     app.add("GET", "/v1/openapi.json", show_openapi)
     app.add("GET", "/v1/asyncapi.json", show_asyncapi)
+    doors.add_api(app)
     return Cors(app, origins)
 
 

@@ -46,12 +46,21 @@ _BY_STATUS = {
 def refusal(error: Exception) -> Response:
     """The answer that an error stands for; what is not ours is logged and not told."""
     if isinstance(error, TapeError):
-        found = next((_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _BY_ERROR), None)
-        if found is not None or error.status in _BY_STATUS:
-            status, code = found or _BY_STATUS[error.status]
-            return envelope(status, code, str(error))
+        found = _known(error)
+        if found is not None:
+            return envelope(*found, str(error))
     log.error("a request failed", exc_info=error)
     return envelope(500, "runtime_error", INTERNAL_ERROR)
+
+
+def status_of(error: TapeError) -> int:
+    """The HTTP status that an error stands for."""
+    return (_known(error) or (500, ""))[0]
+
+
+def _known(error: TapeError) -> tuple[int, str] | None:
+    found = next((_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _BY_ERROR), None)
+    return found or _BY_STATUS.get(error.status)
 
 
 def envelope(status: int, code: str, message: str) -> Response:

@@ -1,0 +1,1 @@
+"""How a message is handled: playbooks, what runs them, and the pools that they run on."""

@@ -1,0 +1,15 @@
+"""Tools: what a step does. A kind of tool is one class in this table; other rooms add theirs with `add_tool`."""
+
+from __future__ import annotations
+
+from tape.playbooks.tools.tool import Tool, ToolCall
+from tape.playbooks.tools.value import ValueTool
+
+__all__ = ["TOOLS", "Tool", "ToolCall", "add_tool"]
+
+TOOLS: dict[str, Tool] = {"value": ValueTool()}
+
+
+def add_tool(kind: str, tool: Tool) -> None:
+    """Make a kind of tool known to every playbook that this process checks or runs."""
+    TOOLS[kind] = tool

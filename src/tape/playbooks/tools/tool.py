@@ -1,0 +1,35 @@
+"""What a tool has to be: it checks what a step configures, and carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tape.catalog.document import Fields
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One step as a tool carries it out.
+
+    `config` is what stands below `tool`, rendered. `key` is the same whenever the step is tried again, also by another
+    worker: give it to the other side, so that it acts once. `client` speaks to the server for the run; it is None
+    where a playbook runs without one.
+    """
+
+    config: dict[str, Any]
+    run_id: str
+    step: str
+    key: str
+    trace: dict[str, Any]
+    client: Any = None
+
+
+class Tool(Protocol):
+    """A kind of tool. Its result is anything that JSON can say, and is what later steps see as `<step>`."""
+
+    def check(self, fields: Fields) -> None:
+        """Note what is wrong with the configuration of a step, unknown keys included; texts may be templates."""
+
+    async def call(self, call: ToolCall) -> Any:
+        """Carry a step out. An exception is a failed attempt; `retry` of the step says whether there is another."""

@@ -1,0 +1,112 @@
+"""`/api/catalog/…`: documents are registered and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.catalog import catalog
+from tape.catalog.catalog import Resource
+from tape.catalog.document import Document
+from tape.errors import InvalidInput
+from tape.server.http.bodies import read_json, to_time
+from tape.server.http.internal import MAX_BODY_BYTES, answer
+from tape.store import Database
+
+# What makes sure that a document of a kind is right: notes problems, or raises.
+Check = Callable[[Document], object]
+
+LATEST = "latest"
+
+
+class RegisterRequest(msgspec.Struct):
+    """A document, plain or base64. `resource_type` counts only where the document has no kind."""
+
+    content: str
+    resource_type: str = "Playbook"
+    if_changed: bool = False
+
+
+class ResourceRequest(msgspec.Struct):
+    """A path and a version: a number, or `latest`."""
+
+    path: str
+    version: str | int = LATEST
+
+
+class ListRequest(msgspec.Struct):
+    """A kind, or all; a page begins after a path."""
+
+    resource_type: str = ""
+    after: str = ""
+    limit: int = 1_000
+
+
+class CatalogDoor:
+    """Serves the catalog; `kinds` has the check of every kind of document."""
+
+    def __init__(self, database: Database, kinds: Mapping[str, Check]) -> None:
+        self._database = database
+        self._kinds = kinds
+
+    async def register(self, request: Request) -> Response:
+        """Check a document and keep it as the next version of its path."""
+        wanted = await read_json(request, RegisterRequest, MAX_BODY_BYTES)
+        document = Document(wanted.content, wanted.resource_type)
+        check = self._kinds.get(document.kind)
+        if check is None:
+            document.root.mapping().at("kind").choice([kind.capitalize() for kind in self._kinds])
+        else:
+            check(document)
+        document.check()
+        resource = await self._database.write(
+            lambda tx: catalog.register(tx, document, if_changed=wanted.if_changed), len(document.content) + 256
+        )
+        return answer(
+            {
+                "status": "success",
+                "message": f"Resource '{resource.path}' version '{resource.version}' registered.",
+                "path": resource.path,
+                "version": resource.version,
+                "catalog_id": str(resource.catalog_id),
+                "kind": resource.kind,
+            }
+        )
+
+    async def resource(self, request: Request) -> Response:
+        """A document with its content."""
+        wanted = await read_json(request, ResourceRequest, MAX_BODY_BYTES)
+        version = _version(wanted.version)
+        found = await self._database.read(lambda reader: catalog.require(reader, wanted.path, version))
+        return answer({**_summary(found), "content": found.content})
+
+    async def list(self, request: Request) -> Response:
+        """The latest version of every path, without contents."""
+        wanted = await read_json(request, ListRequest, MAX_BODY_BYTES)
+        limit = min(max(wanted.limit, 1), 1_000)
+        kind = wanted.resource_type.lower()
+        found = await self._database.read(lambda reader: catalog.list_latest(reader, kind, wanted.after, limit))
+        return answer({"entries": [_summary(resource) for resource in found]})
+
+
+def _summary(resource: Resource) -> dict[str, Any]:
+    return {
+        "path": resource.path,
+        "version": resource.version,
+        "catalog_id": str(resource.catalog_id),
+        "kind": resource.kind,
+        "labels": resource.labels,
+        "created_at": to_time(resource.ts_ms * 1_000_000),
+    }
+
+
+def _version(given: str | int) -> int | None:
+    if given == LATEST:
+        return None
+    if str(given).isascii() and str(given).isdecimal() and 0 < int(given) < 1 << 31:
+        return int(given)
+    raise InvalidInput(f"version {given!r} must be a whole number of at least 1, or 'latest'.")

@@ -1,0 +1,78 @@
+"""The routes below `/api`, for operators, workers, runtimes and gateways. Errors are `{"error", "status"}` here."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.errors import InvalidDocument, InvalidInput, InvalidRequest, ScopeRequired, TapeError
+from tape.security.identity import ADMIN
+from tape.server.http.access import Access, bearer_of
+from tape.server.http.app import Handler
+from tape.server.http.problems import status_of
+
+log = logging.getLogger(__name__)
+
+# What a request of these routes may have in its body.
+MAX_BODY_BYTES = 2 << 20
+
+
+class Internal:
+    """Lets in who has the internal token, or an identity with the scope `admin`.
+
+    A server that has neither keys nor an internal token is open to its own machine, as its other routes are.
+    """
+
+    def __init__(self, access: Access, token: str = "") -> None:
+        self._access = access
+        self._token = token.encode()
+
+    def guard(self, handler: Handler) -> Handler:
+        """The same handler for those who may call it; its errors in the shape of these routes."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                await self.admit(request)
+                return await handler(request)
+            except TapeError as error:
+                return answer_error(error)
+
+        return guarded
+
+    async def admit(self, request: Request) -> None:
+        """Raise unless the caller may use these routes."""
+        shown = bearer_of(request.headers.get("authorization")).encode()
+        if self._token and hmac.compare_digest(shown, self._token):
+            return
+        if self._token and not self._access.knows_tokens:
+            raise ScopeRequired("send 'Authorization: Bearer <internal token>', the server's internal_token.")
+        caller = await self._access.caller_of(request)
+        if ADMIN not in caller.scopes:
+            raise ScopeRequired(f"this route needs the scope {ADMIN} or the server's internal token.")
+
+
+def answer(body: object, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def answer_error(error: TapeError, status: int | None = None) -> Response:
+    """An error as callers of these routes expect it; one that has several problems lists them too."""
+    number = status or _status(error)
+    if number >= 500:
+        log.error("a request failed: %s", error)
+    body: dict[str, object] = {"error": str(error), "status": number, "code": error.code}
+    if isinstance(error, InvalidDocument) and error.problems:
+        body["problems"] = [problem._asdict() for problem in error.problems]
+    return answer(body, number)
+
+
+def _status(error: TapeError) -> int:
+    """Input that was understood but is wrong, or comes at a wrong time, is 422 here; a body that is no JSON is 400."""
+    status = status_of(error)
+    is_understood = isinstance(error, InvalidInput) and not isinstance(error, InvalidRequest) and status == 400
+    return 422 if is_understood or error.status == "FAILED_PRECONDITION" else status
