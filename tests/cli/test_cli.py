@@ -18,24 +18,10 @@ import pytest
 
 from tape.store.connection import Dialect
 from tape.store.migrations import known_migrations
+from tests.forked import tape
 from tests.services import ServerProcess, wait_for
 
 TAPE = [sys.executable, "-m", "tape"]
-
-
-def tape(
-    *arguments: str, stdin: str | None = None, env: dict[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run `tape …` to its end."""
-    return subprocess.run(
-        [*TAPE, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
-        env=os.environ | {"COLUMNS": "200"} | (env or {}),
-    )
 
 
 @pytest.fixture
@@ -70,6 +56,12 @@ def test_help_lists_every_command_with_a_sentence() -> None:
     ):
         assert re.search(rf"{command}\s+[A-Z]", text), command
     assert "tape 0." in tape("--version").stdout
+
+
+def test_a_command_loads_only_what_it_needs() -> None:
+    others = {"starlette", "uvicorn", "apsw", "jwt"}
+    program = f"import sys, tape.cli.main, tape.cli.append; print({others} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_one_event_is_appended_and_tailed(running: ServerProcess) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 
 from tape import TapeClient
 from tape.proto import tape_pb2 as pb
-from tests.cli.test_cli import TAPE, metrics, tape
+from tests.cli.test_cli import TAPE, metrics
+from tests.forked import tape
 from tests.services import ServerProcess, wait_for
 
 
@@ -325,8 +325,6 @@ def test_watching_shows_every_version_and_then_the_next(server: ServerProcess, c
 
 def test_without_a_server_each_command_says_so() -> None:
     for command in (["runs", "list"], ["effects"], ["obligations"], ["values", "get", "a", "b"], ["runs", "show", "r"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "tape", *command, "--url", "tape://127.0.0.1:1"], capture_output=True, text=True
-        )
+        done = tape(*command, "--url", "tape://127.0.0.1:1")
         assert done.returncode == 1
         assert "TAPE-1602" in done.stderr

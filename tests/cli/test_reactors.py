@@ -14,6 +14,7 @@ import pytest
 
 from tape.client import TapeClient
 from tape.proto import tape_pb2 as pb
+from tests.forked import tape
 from tests.reactors.scene import begin, effect_of, fail, owe, send, status_of
 from tests.services import ServerProcess, wait_for
 
@@ -39,10 +40,6 @@ def client(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with ServerProcess(sqlite_url) as server, TapeClient(server.url) as client:
         monkeypatch.setenv("TAPE_URL", server.url)
         yield client
-
-
-def tape(*arguments: str, program: str = "tape") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BIN / program, *arguments], capture_output=True, text=True, timeout=60)
 
 
 def test_one_pass_tells_what_became_of_each_thing(client: TapeClient) -> None:
@@ -107,6 +104,6 @@ def test_a_module_that_is_broken_shows_where(client: TapeClient, tmp_path: Path)
 
 def test_every_program_explains_itself() -> None:
     for program in ("tape-reactors", "tape-outbox", "tape-pubsub-sub"):
-        done = tape("--help", program=program)
+        done = subprocess.run([BIN / program, "--help"], capture_output=True, text=True)
         assert done.returncode == 0
         assert "--url" in done.stdout

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tape.client import TapeClient
 from tape.errors import HttpFailed, InvalidConfig, ServerUnreachable
 from tape.journal.retention import prune
 from tape.server.server import Server
+from tests import forked
 from tests.conftest import settings_for
 from tests.server.test_stream import drafts, settled
 from tests.services import ServerProcess
@@ -106,11 +106,8 @@ async def test_refusals_and_wrong_addresses_are_told_at_once(server: Server) -> 
 
 async def test_tail_reads_the_http_stream(server: Server) -> None:
     await server.journal.append(drafts(3))
-    command = [sys.executable, "-m", "tape", "tail", "--http", f"http://{server.http_address}", "--from", "start"]
     whose = ["--tenant", "shop", "--user", "ada", "--session", "s1", "--count", "3"]
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *whose, *more], capture_output=True, text=True, timeout=60)
+    run = partial(forked.tape, "tail", "--http", f"http://{server.http_address}", "--from", "start", *whose)
 
     shown = await asyncio.to_thread(run)
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["1", "2", "3"], shown.stderr

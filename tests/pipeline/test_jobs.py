@@ -83,7 +83,8 @@ def test_a_missing_or_old_java_is_one_sentence(tmp_path: Path, monkeypatch: pyte
 
 def test_the_command_line_does_not_load_spark_until_a_job_runs() -> None:
     code = (
-        "import sys, tape, tape.cli.main, tape.pipeline; print({'pyspark', 'pyarrow', 'deltalake'} & set(sys.modules))"
+        "import sys, tape, tape.cli.main, tape.cli.pipeline, tape.pipeline\n"
+        "print({'pyspark', 'pyarrow', 'deltalake'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

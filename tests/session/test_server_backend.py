@@ -12,6 +12,7 @@ import pytest
 
 from tape import ChainBackend, JsonlBackend, ServerBackend, SessionTape, TapeClient, TextChunk
 from tape.errors import MirrorBehind, ServerUnreachable
+from tests import forked
 from tests.services import ServerProcess, wait_for
 
 
@@ -30,12 +31,7 @@ def test_a_session_is_visible_on_the_journal_while_it_runs(tmp_path: Path) -> No
             assert odd.subject == "/tape/session/recorded/chat%201/Not%20a%20word"
             assert odd.payload["kind"] == "Not a word"
             follow.close()  # type: ignore[attr-defined]
-        shown = subprocess.run(
-            [sys.executable, "-m", "tape", "tail", "--url", server.url, "--from", "start", "--no-follow", "-o", "json"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        shown = forked.tape("tail", "--url", server.url, "--from", "start", "--no-follow", "-o", "json").stdout
         assert [json.loads(line)["payload"]["seq"] for line in shown.splitlines()] == [0, 1]
 
 

@@ -29,6 +29,7 @@ from tape.errors import (
 from tape.sinks import AIPlexSink, FnSink, LogSink, WebhookSink
 from tape.sinks.metrics import RelayMetrics, RelayStatus
 from tape.sinks.relay import outbox_relay_tick, run_event_fanout, run_outbox_relay, shard_of
+from tests.forked import tape
 from tests.services import ServerProcess, wait_for
 from tests.sinks.receivers import HttpReceiver
 
@@ -472,11 +473,6 @@ def test_the_status_says_where_it_is(client: TapeClient) -> None:
 
 
 # ── the command line ─────────────────────────────────────────────────────────────────────────────
-
-
-def tape(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tape", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_the_command_relays_to_a_log(client: TapeClient, tmp_path: Path) -> None:

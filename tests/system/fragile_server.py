@@ -1,20 +1,22 @@
 """`tape serve` that dies by kill -9 at one of its commits.
 
-`python -m tests.system.fragile_server MOMENT N serve …`. At the N-th commit the process dies `before` anything of it
-is sent to the database, `between` the last statement and the COMMIT, or `after` the COMMIT and before anybody is told.
+At the N-th commit the process dies `before` anything of it is sent to the database, `between` the last statement and
+the COMMIT, or `after` the COMMIT and before anybody is told.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tape.cli import main
 from tape.store.postgres import PostgresConnection
 from tape.store.sqlite import SqliteConnection
+from tests.forked import Forked
+from tests.services import ServerProcess
 
 MOMENTS = ("before", "between", "after")
 
@@ -45,7 +47,18 @@ def arm(moment: str, number: int) -> None:
         connection.commit = commit  # type: ignore[method-assign]
 
 
-if __name__ == "__main__":
-    arm(sys.argv[1], int(sys.argv[2]))
-    del sys.argv[1:3]
+def serve(moment: str, number: int) -> None:
+    """The program."""
+    arm(moment, number)
     main()
+
+
+class FragileServer(ServerProcess):
+    """A server that dies at its N-th commit."""
+
+    def __init__(self, store: str, moment: str, number: int) -> None:
+        super().__init__(store)
+        self._program = partial(serve, moment, number)
+
+    def _begin(self, arguments: list[str]) -> Forked:
+        return Forked(arguments, program=self._program)

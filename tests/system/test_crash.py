@@ -18,7 +18,6 @@ from tape.journal.verify import verify
 from tape.store import open_database
 from tests.services import ServerProcess
 
-KILLS = 50
 CALLERS = 24
 
 
@@ -57,15 +56,16 @@ class Load:
         await self._client.close()
 
 
-@pytest.mark.timeout(600)
-async def test_a_loaded_server_killed_fifty_times_loses_and_repeats_nothing(store_url: str) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.proof)])
+async def test_a_loaded_server_killed_again_and_again_loses_and_repeats_nothing(store_url: str, kills: int) -> None:
     moments = random.Random(20_261_115)
     server = ServerProcess(store_url)
     server.start()
     listen = server.url.removeprefix("tape://")
     load = Load(server.url)
     try:
-        for _ in range(KILLS):
+        for _ in range(kills):
             await load.until_acknowledged(len(load.acknowledged) + moments.randint(1, 300))
             server.kill()
             await asyncio.to_thread(server.start, listen)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,12 @@ import pytest
 from tape.client import TapeClient
 from tape.proto import tape_pb2 as pb
 from tape.reactors import fire_due_timers_once
+from tests.forked import Forked
 from tests.reactors.scene import begin, effect_of, send
 from tests.receiver import Receiver
 from tests.services import ServerProcess, wait_for
 
-DISPATCHER = Path(__file__).with_name("dispatcher.py")
+DISPATCHER = partial(runpy.run_path, str(Path(__file__).with_name("dispatcher.py")), run_name="__main__")
 
 
 @pytest.fixture
@@ -34,20 +34,13 @@ def bank() -> Iterator[Receiver]:
 
 
 @contextmanager
-def dispatcher(client: TapeClient, bank: Receiver, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def dispatcher(client: TapeClient, bank: Receiver, folder: Path) -> Iterator[Forked]:
     folder.mkdir(exist_ok=True)
-    process = subprocess.Popen([sys.executable, DISPATCHER, client.url, bank.url, folder])
+    process = Forked([client.url, bank.url, str(folder)], program=DISPATCHER)
     try:
         yield process
     finally:
         process.kill()
-        process.wait()
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """kill -9."""
-    process.send_signal(signal.SIGKILL)
-    process.wait()
 
 
 @pytest.mark.parametrize("semantics", [pb.EFFECT_SEMANTICS_NON_IDEMPOTENT, pb.EFFECT_SEMANTICS_IDEMPOTENT])
@@ -58,7 +51,7 @@ def test_killed_between_claim_and_send_it_is_sent_once_by_the_next(
     key = send(client, run_id, semantics, amount=5)
     with dispatcher(client, bank, tmp_path / "first") as first:
         wait_for((tmp_path / "first/claimed").exists, "the first dispatcher to claim it")
-        kill(first)
+        first.kill()
     assert bank.ledger() == []
     (tmp_path / "second").mkdir()
     (tmp_path / "second/go").touch()
@@ -77,7 +70,7 @@ def test_killed_between_send_and_record_it_is_found_and_not_sent_again(
     (tmp_path / "first/go").touch()
     with dispatcher(client, bank, tmp_path / "first") as first:
         wait_for(bank.ledger, "the payment to happen")
-        kill(first)
+        first.kill()
     bank.tell("/release")
     assert effect_of(client, run_id, key).status == pb.EFFECT_STATUS_PENDING
     (tmp_path / "second").mkdir()
@@ -100,7 +93,7 @@ def test_three_dispatchers_send_everything_once(client: TapeClient, bank: Receiv
     ):
         keys = {send(client, run_id, amount=number) for number in range(60)}
         wait_for(lambda: len(bank.ledger()) >= 20, "some to be sent")
-        kill(last)
+        last.kill()
         wait_for(lambda: not client.list_effects_to_dispatch(now_ms=1 << 62).effects, "all to be sent")
         wait_for(
             lambda: {effect_of(client, run_id, key).status for key in keys} == {pb.EFFECT_STATUS_CONFIRMED},
@@ -117,9 +110,9 @@ def test_a_timer_whose_process_is_killed_while_it_acts_comes_again(client: TapeC
         "def act(timer): pathlib.Path(sys.argv[2]).touch(); time.sleep(600)\n"
         "r.fire_due_timers_once(sys.argv[1], on_timer=act, lease_ttl_ms=300)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, client.url, acting])
+    process = Forked([client.url, str(acting)], program=partial(exec, program, {}))
     wait_for(acting.exists, "the timer to be acted on")
-    kill(process)
+    process.kill()
     fired: list[str] = []
     wait_for(
         lambda: fire_due_timers_once(client=client, on_timer=lambda timer: fired.append(timer.timer_id)),

@@ -13,6 +13,7 @@ import pytest
 
 from tape.client import TapeClient
 from tape.proto import tape_pb2 as pb
+from tests.forked import Forked, tape
 from tests.pubsub import PubSub, emulator
 from tests.services import ServerProcess, wait_for
 
@@ -44,12 +45,11 @@ class Dispatchers:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self.url = url
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Forked] = []
         (folder / "handlers.py").write_text(HANDLERS)
 
-    def start(self, *flags: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tape", "dispatch", "handlers", "--url", self.url, *flags]
-        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
+    def start(self, *flags: str) -> Forked:
+        process = Forked(["dispatch", "handlers", "--url", self.url, *flags], cwd=self.folder)
         self._started.append(process)
         return process
 
@@ -60,9 +60,7 @@ class Dispatchers:
 
     def end(self) -> None:
         for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+            process.kill()
 
 
 @pytest.fixture
@@ -89,8 +87,7 @@ def test_a_dispatcher_killed_with_100_tasks_loses_none(dispatchers: Dispatchers)
         for number in range(100):
             client.append(f"/tape/order/paid/{number}", {"n": number})
         wait_for(lambda: len(dispatchers.noted("begun")) == 100, "100 handlers at work")
-        doomed.send_signal(signal.SIGKILL)
-        doomed.wait()
+        doomed.kill()
         (dispatchers.folder / "go").touch()
         dispatchers.start("--claim-max", "100")
 
@@ -110,8 +107,7 @@ def test_two_dispatchers_share_and_one_takes_over_when_the_other_is_killed(dispa
         for number in range(300):
             client.append(f"/tape/order/paid/{number}", {"n": number})
             if number == 150:
-                first.send_signal(signal.SIGKILL)
-                first.wait()
+                first.kill()
         wait_for(lambda: len(set(dispatchers.noted("done"))) == 300, "all of them")
 
         def is_over() -> bool:
@@ -130,9 +126,8 @@ def test_sigterm_lets_handlers_finish_and_the_process_ends_well(dispatchers: Dis
         wait_for(lambda: len(dispatchers.noted("begun")) == 3, "three handlers at work")
         process.send_signal(signal.SIGTERM)
         (dispatchers.folder / "go").touch()
-        output, _ = process.communicate(timeout=30)
-        assert process.returncode == 0
-        assert output == "3 done, 0 failed, 0 dead.\n"
+        assert process.finish() == "3 done, 0 failed, 0 dead.\n"
+        assert process.poll() == 0
         found = client.list_tasks(reaction_id="orders").tasks
         assert sorted((task.status, task.attempts) for task in found) == [
             (pb.TASK_STATUS_PENDING, 0),
@@ -164,13 +159,12 @@ def test_a_handler_that_kills_its_process_ends_in_the_dead_letters(dispatchers: 
 def test_once_ends_by_itself_and_a_module_that_is_not_there_is_said(dispatchers: Dispatchers) -> None:
     with TapeClient(dispatchers.url) as client:
         (dispatchers.folder / "go").touch()
-        assert dispatchers.start("--once").communicate(timeout=30)[0] == "0 done, 0 failed, 0 dead.\n"
+        assert dispatchers.start("--once").finish() == "0 done, 0 failed, 0 dead.\n"
         for number in range(3):
             client.append(f"/tape/order/paid/{number}", {})
-        assert dispatchers.start("--once").communicate(timeout=30)[0] == "3 done, 0 failed, 0 dead.\n"
+        assert dispatchers.start("--once").finish() == "3 done, 0 failed, 0 dead.\n"
     for module in ("no_such_module", "no_such_file.py"):
-        command = [sys.executable, "-m", "tape", "dispatch", module, "--url", dispatchers.url]
-        done = subprocess.run(command, cwd=dispatchers.folder, capture_output=True, text=True, timeout=60)
+        done = tape("dispatch", module, "--url", dispatchers.url, cwd=dispatchers.folder)
         assert done.returncode == 1
         assert module in done.stderr
         assert "Traceback" not in done.stderr

@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import random
 import re
-import subprocess
-import sys
 import urllib.request
+from functools import partial
 
 import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import TapeError
 from tape.store import open_database
+from tests.forked import Forked
 from tests.reactions.helpers import AGENT, DONE, Dispatcher, matched, register, tasks, until
 from tests.services import ServerProcess
 
@@ -161,12 +161,10 @@ async def test_a_dispatcher_killed_with_a_hundred_tasks_loses_none(store_url: st
             await register(client)
             for number in range(100):
                 await client.append(f"/tape/order/paid/{number}")
-            doomed = subprocess.Popen([sys.executable, "-c", HOLDER, server.url], stdout=subprocess.PIPE, text=True)
+            doomed = Forked([server.url], program=partial(exec, HOLDER, {}))
             assert doomed.stdout is not None
             assert await asyncio.to_thread(doomed.stdout.readline) == "holding\n"
             doomed.kill()
-            doomed.wait()
-            doomed.stdout.close()
             heir = Dispatcher(client, "heir", ["r"], window=100)
             await heir.until(lambda d: len(d.tasks) == 100, "all tasks again")
             assert {task.attempts for task in heir.tasks} == {2}

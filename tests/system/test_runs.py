@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import runpy
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,9 @@ import pytest
 from tape import TapeClient, det, durable_run, effect, gate, idempotency_key
 from tape.errors import EffectUnknown, RunEnded, ServerUnreachable
 from tape.proto import tape_pb2 as pb
+from tests.forked import Forked
 from tests.services import ServerProcess
-from tests.system.fragile_server import MOMENTS
-
-
-class FragileServer(ServerProcess):
-    """A server that dies at its N-th commit."""
-
-    def __init__(self, store: str, moment: str, number: int) -> None:
-        super().__init__(store)
-        serve = self._command[self._command.index("serve") :]
-        self._command = [sys.executable, "-m", "tests.system.fragile_server", moment, str(number), *serve]
-
-    @property
-    def is_dead(self) -> bool:
-        return self.process is not None and self.process.poll() is not None
+from tests.system.fragile_server import MOMENTS, FragileServer
 
 
 class World:
@@ -155,16 +142,9 @@ def test_an_agent_killed_anywhere_is_finished_by_another_process(store_url: str,
     world = tmp_path / "world"
     world.mkdir()
     with ServerProcess(store_url) as server:
-        first, second = (
-            subprocess.run(
-                [sys.executable, script, server.url, world, dies_at],
-                capture_output=True,
-                text=True,
-                check=False,
-                env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
-            )
-            for dies_at in (place, "never")
-        )
-    assert first.returncode == -signal.SIGKILL
-    assert second.stdout == "done\n", second.stderr
+        run_agent = partial(runpy.run_path, str(script), run_name="__main__")
+        first = Forked([server.url, str(world), place], program=run_agent)
+        assert first.wait(120) == -signal.SIGKILL
+        first.kill()
+        assert Forked([server.url, str(world), "never"], program=run_agent).finish() == "done\n"
     assert sorted(path.name.split("-")[0] for path in world.iterdir()) == ["a", "b"]

@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from tape.client import TapeClient
+from tests.forked import Forked
 from tests.services import ServerProcess, wait_for
 
 TRACE, SPAN = "0" * 29 + "abc", "0" * 13 + "def"
@@ -84,11 +85,8 @@ def test_a_trace_goes_from_the_caller_through_entry_and_task_to_what_the_handler
 ) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
     with ServerProcess(store_url) as server, TapeClient(server.url) as client:
-        dispatcher = subprocess.Popen(
-            [sys.executable, "-m", "tape", "dispatch", "handlers", "--url", server.url],
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            env=os.environ | {"SERVER": server.url},
+        dispatcher = Forked(
+            ["dispatch", "handlers", "--url", server.url], cwd=tmp_path, env=os.environ | {"SERVER": server.url}
         )
         try:
             wait_for(lambda: client.list_reactions().reactions, "registration")
@@ -99,7 +97,6 @@ def test_a_trace_goes_from_the_caller_through_entry_and_task_to_what_the_handler
             wait_for(lambda: collector.named("tape-server", "WriteValue"), "the span of the server")
         finally:
             dispatcher.kill()
-            dispatcher.wait()
 
         found = {}
         for entry in client.follow():

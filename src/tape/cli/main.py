@@ -2,72 +2,75 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tape import __version__
-from tape.cli import (
-    append,
-    cel,
-    demo,
-    dispatch,
-    doctor,
-    effects,
-    migrate,
-    obligations,
-    pipeline,
-    prune,
-    reactions,
-    reactors,
-    relay,
-    runs,
-    serve,
-    signal,
-    tail,
-    tasks,
-    token,
-    values,
-    verify,
-    wallet,
-)
 from tape.errors import TapeError
 
+# Each is a module beside this one, with a function of that name or, for one that has commands of its own, an `app`.
+COMMANDS = (
+    "serve",
+    "append",
+    "tail",
+    "dispatch",
+    "effects",
+    "obligations",
+    "signal",
+    "reactors",
+    "token",
+    "verify",
+    "relay",
+    "prune",
+    "migrate",
+    "doctor",
+    "runs",
+    "values",
+    "reactions",
+    "tasks",
+    "cel",
+    "demo",
+    "pipeline",
+    "wallet",
+)
+
+
+class OnDemand(TyperGroup):
+    """The commands, each loaded when it is asked for: appending an event need not wait for what a server needs."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": dict.fromkeys(COMMANDS)})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, or None."""
+        return _load(cmd_name) if cmd_name in COMMANDS else None
+
+
+@cache
+def _load(name: str) -> Any:
+    module = importlib.import_module(f"tape.cli.{name}")
+    holder = typer.Typer()
+    if hasattr(module, "app"):
+        holder.add_typer(module.app, name=name)
+    else:
+        holder.command(name)(getattr(module, name))
+    return typer.main.get_group(holder).commands[name]
+
+
 app = typer.Typer(
+    cls=OnDemand,
     name="tape",
     help="Tape: one durable log for agents, services and data pipelines.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-for command in (
-    serve.serve,
-    append.append,
-    tail.tail,
-    dispatch.dispatch,
-    effects.effects,
-    obligations.obligations,
-    signal.signal,
-    reactors.reactors,
-    token.token,
-    verify.verify,
-    relay.relay,
-    prune.prune,
-    migrate.migrate,
-    doctor.doctor,
-):
-    app.command()(command)
-app.add_typer(runs.app, name="runs")
-app.add_typer(values.app, name="values")
-app.add_typer(reactions.app, name="reactions")
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(cel.app, name="cel")
-app.add_typer(demo.app, name="demo")
-app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(wallet.app, name="wallet")
 
 
 def _show_version(wanted: bool) -> None:
@@ -97,17 +100,23 @@ def main(command: Callable[[], Any] = app) -> None:
 
 def reactors_main() -> None:
     """`tape-reactors`, the same as `tape reactors`."""
-    main(_alone(reactors.reactors))
+    from tape.cli.reactors import reactors
+
+    main(_alone(reactors))
 
 
 def outbox_main() -> None:
     """`tape-outbox`: only the outbox dispatcher."""
-    main(_alone(reactors.outbox))
+    from tape.cli.reactors import outbox
+
+    main(_alone(outbox))
 
 
 def pubsub_main() -> None:
     """`tape-pubsub-sub`: a worker that messages of Pub/Sub wake."""
-    main(_alone(reactors.pubsub_worker))
+    from tape.cli.reactors import pubsub_worker
+
+    main(_alone(pubsub_worker))
 
 
 def _alone(command: Callable[..., None]) -> typer.Typer:
