@@ -1,0 +1,1 @@
+"""Where a delivery comes from: nothing of it is interpreted before that is proven."""

@@ -1,0 +1,36 @@
+"""A delivery as it stands on the wire, before anybody believes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Refused(NamedTuple):
+    """A delivery is not let in: an HTTP status, and one word that says why."""
+
+    status: int
+    reason: str
+
+
+class Delivery:
+    """The headers and the body of a request, byte for byte. It can be looked into for a signature, not parsed."""
+
+    __slots__ = ("body", "headers", "received_at")
+
+    def __init__(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, received_at: float | None = None) -> None:
+        self.headers = headers
+        self.body = body
+        self.received_at = time.time() if received_at is None else received_at
+
+    def first(self, name: str) -> str | None:
+        """The first value of a header, its name in any case; None without one."""
+        wanted = name.lower().encode("latin-1", "replace")
+        for key, value in self.headers:
+            if key.lower() == wanted:
+                return value.decode("latin-1")
+        return None
+
+    def __repr__(self) -> str:
+        return f"Delivery({len(self.headers)} headers, {len(self.body)} bytes)"
