@@ -812,6 +812,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:60] + "…"
 
 
+class InternalTokenUnset(TapeError):
+    """The server has no internal token, so what only its holders may see is shown to nobody."""
+
+    code = "TAPE-2210"
+    status = "UNAVAILABLE"
+
+
 def _excerpt(text: str, offset: int, width: int = 100) -> str:
     """The line of the text around an offset with a caret below; a long line is cut to what is near."""
     begin = text.rfind("\n", 0, offset) + 1

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from tape.security.keyfile import KeyFile
 from tape.security.kms import GoogleKms
 from tape.security.wallet import Wallet, master_keys, text_of
 from tape.store import Database, Transaction, open_database
+from tests.forked import tape
 
 SECRET = "whsec_4f2cQm9vdGxlZw"
 
@@ -423,37 +423,29 @@ async def test_no_error_log_traceback_or_repr_shows_a_secret_or_a_key(
 # ── the command line ─────────────────────────────────────────────────────────────────────────────
 
 
-def tape(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tape", "wallet", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env=os.environ | {"COLUMNS": "200"},
-    )
+def wallet_command(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return tape("wallet", *arguments, stdin=stdin, cwd=cwd)
 
 
 def test_the_command_line_takes_secrets_from_a_pipe_and_never_shows_them(tmp_path: Path) -> None:
-    made = tape("set", "stripe", cwd=tmp_path, stdin=SECRET + "\n")
+    made = wallet_command("set", "stripe", cwd=tmp_path, stdin=SECRET + "\n")
     assert (made.returncode, made.stdout[:26]) == (0, "stripe is set, version 1, ")
     assert "Keep a copy of it" in made.stderr
     assert (tmp_path / "tape-wallet.key").stat().st_mode & 0o777 == 0o600
     fields = json.dumps({"url": "nats://x", "token": SECRET})
-    assert tape("set", "nats_main", "--json", cwd=tmp_path, stdin=fields).returncode == 0
-    listed = tape("list", cwd=tmp_path)
+    assert wallet_command("set", "nats_main", "--json", cwd=tmp_path, stdin=fields).returncode == 0
+    listed = wallet_command("list", cwd=tmp_path)
     assert re.findall(r"^(\w+) +1 ", listed.stdout, re.MULTILINE) == ["nats_main", "stripe"]
-    rotated = tape("rotate", cwd=tmp_path)
+    rotated = wallet_command("rotate", cwd=tmp_path)
     assert rotated.stdout.startswith("2 secrets are sealed anew with k-")
-    deleted = tape("delete", "nats_main", "--yes", cwd=tmp_path)
+    deleted = wallet_command("delete", "nats_main", "--yes", cwd=tmp_path)
     assert deleted.stdout == "nats_main is removed.\n"
-    bad = tape("set", "x", "--json", cwd=tmp_path, stdin=SECRET)
+    bad = wallet_command("set", "x", "--json", cwd=tmp_path, stdin=SECRET)
     assert (bad.returncode, "is not a JSON object" in bad.stderr) == (1, True)
     (tmp_path / "tape-wallet.key").unlink()
-    lost = tape("set", "y", cwd=tmp_path, stdin=SECRET)
+    lost = wallet_command("set", "y", cwd=tmp_path, stdin=SECRET)
     assert (lost.returncode, "has secrets that were sealed with one" in lost.stderr) == (1, True)
-    asked = tape("set", "--help", cwd=tmp_path)
+    asked = wallet_command("set", "--help", cwd=tmp_path)
     for done in (made, listed, rotated, deleted, bad, lost, asked):
         assert SECRET not in done.stdout + done.stderr
 

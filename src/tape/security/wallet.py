@@ -96,6 +96,17 @@ class Wallet:
             if await self._database.write(store, size=len(plain)):
                 return held
 
+    async def find(self, alias: str) -> Held:
+        """What may be told about the secret of an alias. Raises SecretNotFound."""
+        held = [each for each in await self.list() if each.alias == alias and not each.retires_at_ms]
+        if not held:
+            raise await self._missing(alias)
+        return held[0]
+
+    async def note(self, alias: str, to: str) -> None:
+        """Put on the journal that a secret is about to be given out, and to whom."""
+        await self._database.write(lambda tx: _tell(tx, "revealed", alias, {"alias": alias, "to": to}))
+
     async def list(self) -> list[Held]:
         """What the wallet holds, by alias."""
         return await self._database.read(_list)

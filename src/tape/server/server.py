@@ -212,7 +212,7 @@ class Server:
             Publishing(self.journal, access),
             ArtifactDoor(self.artifacts, access, self.audit),
             RuntimeInfo(access),
-            Api(self.database, Internal(access, settings.internal_token)).add_to,
+            Api(self.database, Internal(access, settings.internal_token), self.wallet).add_to,
         )
         return build_app(self.journal, self.metrics, doors, settings.origins)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tape.playbooks.spec import read_playbook
+from tape.security.wallet import Wallet
 from tape.server.http.app import App
 from tape.server.http.catalog import CatalogDoor, Check
+from tape.server.http.credentials import CredentialDoor
 from tape.server.http.internal import Internal
 from tape.store import Database
 
@@ -15,9 +17,10 @@ KINDS: dict[str, Check] = {"playbook": read_playbook}
 class Api:
     """What stands behind the routes below `/api`."""
 
-    def __init__(self, database: Database, internal: Internal) -> None:
+    def __init__(self, database: Database, internal: Internal, wallet: Wallet) -> None:
         self._internal = internal
         self._catalog = CatalogDoor(database, KINDS)
+        self._credentials = CredentialDoor(wallet, internal)
 
     def add_to(self, app: App) -> None:
         """Add the routes to the application."""
@@ -25,3 +28,4 @@ class Api:
         app.add("POST", "/api/catalog/register", guard(self._catalog.register))
         app.add("POST", "/api/catalog/resource", guard(self._catalog.resource))
         app.add("POST", "/api/catalog/list", guard(self._catalog.list))
+        app.add("GET", "/api/credentials/", guard(self._credentials.get))

@@ -9,7 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.errors import InvalidDocument, InvalidInput, InvalidRequest, ScopeRequired, TapeError
+from tape.errors import (
+    InternalTokenUnset,
+    InvalidDocument,
+    InvalidInput,
+    InvalidRequest,
+    ScopeRequired,
+    TapeError,
+)
 from tape.security.identity import ADMIN
 from tape.server.http.access import Access, bearer_of
 from tape.server.http.app import Handler
@@ -53,6 +60,15 @@ class Internal:
         caller = await self._access.caller_of(request)
         if ADMIN not in caller.scopes:
             raise ScopeRequired(f"this route needs the scope {ADMIN} or the server's internal token.")
+
+    async def admit_token(self, request: Request) -> None:
+        """Raise unless the caller shows the internal token itself: what this guards is for programs, not for people."""
+        if not self._token:
+            raise InternalTokenUnset(
+                "this server has no internal_token, so nobody gets this; set TAPE_INTERNAL_API_TOKEN here and there."
+            )
+        if not hmac.compare_digest(bearer_of(request.headers.get("authorization")).encode(), self._token):
+            raise ScopeRequired("send 'Authorization: Bearer <internal token>', the server's internal_token.")
 
 
 def answer(body: object, status: int = 200) -> Response:

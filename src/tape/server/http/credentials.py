@@ -1,0 +1,38 @@
+"""`GET /api/credentials/{alias}`: what is known of a secret, and with `include_data=true` the secret itself.
+
+The secret is for programs that hold the internal token (runtimes that run elsewhere), never for an admin's browser.
+That it is given out is on the journal first.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.security.wallet import Wallet
+from tape.server.http.bodies import to_time
+from tape.server.http.internal import Internal, answer
+
+
+class CredentialDoor:
+    """Serves secrets."""
+
+    def __init__(self, wallet: Wallet, internal: Internal) -> None:
+        self._wallet = wallet
+        self._internal = internal
+
+    async def get(self, request: Request) -> Response:
+        """Alias, version and age of a secret; its data for a holder of the internal token."""
+        alias = request.path_params["name"]
+        wants_data = request.query_params.get("include_data", "").lower() == "true"
+        if wants_data:
+            await self._internal.admit_token(request)
+        held = await self._wallet.find(alias)
+        shown = {"alias": alias, "version": held.version, "set_at": to_time(held.set_at_ms * 1_000_000)}
+        if wants_data:
+            where = request.client.host if request.client else ""
+            shown["data"] = await self._wallet.reveal(alias)
+            await self._wallet.note(alias, to=f"/api/credentials from {where}")
+        response = answer(shown)
+        response.headers["cache-control"] = "no-store"
+        return response
