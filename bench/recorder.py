@@ -31,6 +31,9 @@ class Recorder(Connection):
     def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
         return self._inner.is_any(column, values)
 
+    def pairs(self, values: Sequence[tuple[int, int]]) -> tuple[str, Any]:
+        return self._inner.pairs(values)
+
     def execute(self, sql: str, *params: Any) -> int:
         self._statements.append(("execute", (sql, *params)))
         return self._inner.execute(sql, *params)

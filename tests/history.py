@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tape.journal.entry import COLUMNS
 from tape.journal.page import read_head
 from tape.store import Database, Transaction
@@ -38,5 +40,34 @@ async def write_past(database: Database, past: Sequence[Past]) -> None:
         ]
         tx.insert("tape_journal", COLUMNS, rows)
         tx.execute("UPDATE tape_head SET global_seq = ?, ts_ms = ? WHERE id = 1", rows[-1][0], rows[-1][10])
+
+    await database.write(write)
+
+
+class Told(msgspec.Struct, frozen=True):
+    """An entry of which a test says everything that matters."""
+
+    ts_ms: int
+    subject: str
+    run_id: str
+    tenant: str
+    payload_json: str
+
+
+async def write_told(database: Database, entries: Sequence[Told]) -> None:
+    """Append entries at their times, in the order given. The chain is not kept."""
+
+    def write(tx: Transaction) -> None:
+        first = read_head(tx).global_seq + 1
+        rows = [
+            (
+                *(number, one.run_id, number, one.subject.split("/")[2], one.subject, one.payload_json),
+                *(1, "", "", "", one.ts_ms, one.tenant, "", "", b""),
+            )
+            for number, one in enumerate(entries, first)
+        ]
+        tx.insert("tape_journal", COLUMNS, rows)
+        latest = max(one.ts_ms for one in entries)
+        tx.execute("UPDATE tape_head SET global_seq = ?, ts_ms = ? WHERE id = 1", rows[-1][0], latest)
 
     await database.write(write)

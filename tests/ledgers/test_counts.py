@@ -9,7 +9,9 @@ import pytest
 
 from tape.journal.whose import Whose
 from tape.ledgers import counts
-from tape.ledgers.counts import Window, count, fold
+from tape.ledgers.counts import count, fold
+from tape.ledgers.rollups import Counted, Position, Stretch, add_stretch
+from tape.ledgers.window import Window
 from tape.store import Database, Reader
 from tests.history import Past, write_past
 
@@ -48,7 +50,7 @@ def by_hand(past: list[Past], window: Window, whose: Whose) -> Counter[tuple[int
         for wanted, value in ((whose.tenants, tenant), (whose.users, user), (whose.sessions, session)):
             inside &= wanted is None or value in wanted
         if inside:
-            found[bucket, f"{kind}.{verb}" if verb else kind, tenant] += 1
+            found[bucket, type_of(kind, verb), tenant] += 1
     return found
 
 
@@ -57,9 +59,34 @@ async def asked(database: Database, window: Window, whose: Whose) -> Counter[tup
     return Counter({(row.bucket, row.type, row.tenant): row.entries for row in rows})
 
 
-@pytest.mark.parametrize("folded", ["nothing", "half", "all"])
+async def roll_up(database: Database, past: list[Past], after: int, until: int) -> None:
+    """What the rollup job would have stored of the entries after one place up to another."""
+    found = Counter(
+        (ts_ms // 60_000 * 60_000, tenant, type_of(kind, verb)) for ts_ms, kind, verb, tenant, *_ in past[after:until]
+    )
+    minutes = [Counted(*key[:2], key[2], "", entries, 0) for key, entries in found.items()]
+    since_ms = (past[after][0] // 60_000 + 1) * 60_000 if after else 0
+    stretch = Stretch(0, Position(until, since_ms, past[until - 1][0]), minutes, [], [], [])
+    assert await database.write(lambda tx: add_stretch(tx, stretch))
+
+
+def type_of(kind: str, verb: str) -> str:
+    return f"{kind}.{verb}" if verb else kind
+
+
+@pytest.mark.parametrize(
+    ("folded", "rolled_up"),
+    [
+        ("nothing", None),
+        ("half", None),
+        ("all", None),
+        ("nothing", (0, 2000)),
+        ("half", (0, 3000)),
+        ("all", (500, 2500)),
+    ],
+)
 async def test_counts_are_those_of_the_journal(
-    database: Database, folded: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, folded: str, rolled_up: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counts, "FOLD_ENTRIES", 700)
     past = history(3000)
@@ -67,16 +94,21 @@ async def test_counts_are_those_of_the_journal(
     folds = {"nothing": 0, "half": 2, "all": 99}[folded]
     while folds and await fold(database):
         folds -= 1
+    if rolled_up:
+        await roll_up(database, past, *rolled_up)
     dice = random.Random(2)
-    wants = [ANYBODY, Whose(["shop"], ["ada"], ["s1"]), Whose(["shop", "other"], None, ["s2"]), Whose(["nobody"])]
+    wants = [
+        *(ANYBODY, Whose(["shop"]), Whose(["shop", "other"]), Whose(["nobody"])),
+        *(Whose(["shop"], ["ada"], ["s1"]), Whose(["shop", "other"], None, ["s2"])),
+    ]
     for number in range(60):
-        bucket = dice.choice([60_000_000_000, 900_000_000_000, 7_000_000_001, 1_500_000, 61_000_000_000])
+        bucket = dice.choice([60, 900, 3600, 86_400, 7, 0.0015, 61]) * 1_000_000_000 + dice.choice([0, 0, 1])
         start = START * 1_000_000 + dice.randrange(-3_600, 4 * 3_600) * 1_000_000_000 + dice.choice([0, 1, 999_999])
-        if dice.random() < 0.3:
-            start = start // 60_000_000_000 * 60_000_000_000
+        if dice.random() < 0.5:
+            start = start // (bucket or 1) * bucket if dice.random() < 0.5 else start // 60_000_000_000 * 60_000_000_000
         since = start + dice.randrange(10**12) if dice.random() < 0.3 else None
         until = start + dice.randrange(10**13) if dice.random() < 0.3 else None
-        window = Window(start, bucket, dice.randrange(1, 100), since, until)
+        window = Window(start, int(bucket), dice.randrange(1, 100), since, until)
         whose = wants[number % len(wants)]
         assert await asked(database, window, whose) == by_hand(past, window, whose), (window, whose)
 
@@ -122,3 +154,31 @@ async def test_a_day_in_96_buckets_reads_sums_and_not_the_journal(database: Data
     assert "tape_slots_slot" in plan
     assert "SCAN tape_journal" not in plan
     assert "Seq Scan" not in plan
+
+
+async def test_whole_tenants_are_counted_from_rollups_and_only_the_edges_from_elsewhere(database: Database) -> None:
+    past = history(2000)
+    await write_past(database, past)
+    while await fold(database):
+        pass
+    await roll_up(database, past, 0, 2000)
+    await database.write(
+        lambda tx: tx.execute("UPDATE tape_rollups SET entries = 1000 * entries WHERE width_ms = 60000")
+    )
+    window = Window((START // 60_000 + 1) * 60_000 * 1_000_000, 900_000_000_000, 8)
+    expected = by_hand(past, window, ANYBODY)
+    found = await asked(database, window, ANYBODY)
+    assert found == Counter({key: 1000 * entries for key, entries in expected.items()})
+    assert await asked(database, window, Whose(None, ["ada"])) == expected
+
+    def plan(reader: Reader) -> str:
+        sql, values = counts._sql(reader, window, Whose(["shop"]))
+        if reader.dialect == "postgres":
+            reader.query("SELECT set_config('enable_seqscan', 'off', false)")
+        prefix = "EXPLAIN QUERY PLAN" if reader.dialect == "sqlite" else "EXPLAIN"
+        return "\n".join(" ".join(map(str, row)) for row in reader.query(f"{prefix} {sql}", *values))
+
+    shown = await database.read(plan)
+    assert "SEARCH tape_rollups USING PRIMARY KEY" in shown or "tape_rollups_pkey" in shown
+    assert "SCAN tape_journal" not in shown
+    assert "Seq Scan" not in shown

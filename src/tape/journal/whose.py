@@ -23,6 +23,11 @@ class Whose(msgspec.Struct, frozen=True):
         axes = (self.tenants, self.users, self.sessions)
         return all(values is not None and len(values) == 1 for values in axes) and self.sessions != [""]
 
+    @property
+    def is_about_tenants(self) -> bool:
+        """Whether users and sessions do not matter."""
+        return self.users is None and self.sessions is None
+
     def condition(self, reader: Reader, *, by_index: bool = True) -> tuple[str, list[Any]]:
         """SQL and its parameters; not `by_index` where a range of the journal is short already."""
         conditions, params = ["1 = 1"], []

@@ -3,6 +3,8 @@
 The journal is not held up by counting: a fold reads what is new on a reader's connection and writes a few sums.
 Whatever was not folded yet, and the ten seconds that a bucket's edge cuts in two, are counted from the journal itself,
 in the same statement: the answer is always that of counting the journal.
+
+Questions about whole tenants are answered from the minutes, hours and days of the rollups, where these are complete.
 """
 
 from __future__ import annotations
@@ -13,12 +15,11 @@ from typing import Any
 import msgspec
 
 from tape.journal.whose import Whose
+from tape.ledgers.rollups import WIDTHS_MS, read_position
+from tape.ledgers.window import MS, SLOT_MS, Cover, Ranges, Window, cover, up
 from tape.store import Database, Reader, Transaction
 from tape.store.connection import Dialect, Row
 
-# A slot is ten seconds: few enough that the two at each edge of a bucket are quickly counted one by one.
-SLOT_MS = 10_000
-MS = 1_000_000
 SLOT_NS = SLOT_MS * MS
 FOLD_ENTRIES = 20_000
 
@@ -89,33 +90,6 @@ def _write_fold(tx: Transaction, fold: Fold) -> None:
 # ── asking ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Window(msgspec.Struct, frozen=True):
-    """Equal buckets from a time on, in nanoseconds; `since_ns` and `until_ns` narrow what is counted."""
-
-    start_ns: int
-    bucket_ns: int
-    buckets: int
-    since_ns: int | None = None
-    until_ns: int | None = None
-
-    @property
-    def low_ms(self) -> int:
-        """The first millisecond that counts."""
-        return _up(max(self.start_ns, self.since_ns if self.since_ns is not None else self.start_ns))
-
-    @property
-    def high_ms(self) -> int:
-        """The first millisecond that does not count any more."""
-        end = self.start_ns + self.buckets * self.bucket_ns
-        return _up(min(end, self.until_ns if self.until_ns is not None else end))
-
-    def cut_slots(self) -> list[int]:
-        """Slots that belong to the window or to one of its buckets only in part."""
-        edges = {self.low_ms, self.high_ms}
-        edges |= {_up(self.start_ns + index * self.bucket_ns) for index in range(self.buckets + 1)}
-        return sorted({edge // SLOT_MS for edge in edges if edge % SLOT_MS})
-
-
 class Count(msgspec.Struct, frozen=True):
     """So many entries of a type in a bucket."""
 
@@ -143,31 +117,81 @@ def count(
 
 
 def _sql(reader: Reader, window: Window, whose: Whose) -> tuple[str, list[Any]]:
-    who, who_params = whose.condition(reader)
-    who_there, _ = whose.condition(reader, by_index=whose.is_one_session)
-    cut, cuts = reader.is_any("slot", window.cut_slots() or [-1])  # type: ignore[arg-type]  # numbers do as well
-    bounds = [window.low_ms, window.high_ms]
-    buckets = [window.start_ns, window.bucket_ns]
-    summed = (
-        f"SELECT (slot * {SLOT_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n FROM tape_counts"
-        f" WHERE {who} AND slot >= ? AND slot < ? AND NOT ({cut}) GROUP BY 1, 2, 3"
+    widths = tuple(WIDTHS_MS.values())
+    complete = read_position(reader).complete if whose.is_about_tenants else (0, 0)
+    covered = cover(window, widths, complete) if complete[1] > complete[0] else cover(window)
+    rolled_up = covered.of(widths)
+    parts = [
+        _rollups_sql(reader, window, whose, width, found) for width in widths if (found := covered.ranges.get(width))
+    ]
+    parts.append(
+        _slots_sql(reader, window, whose, covered) if rolled_up else _all_slots_sql(reader, window, whose, covered)
     )
-    slots = [_up(window.low_ms, SLOT_MS), _up(window.high_ms, SLOT_MS)]
-    in_cut_slots = _journal_sql(
+    parts += [_cut_slots_sql(reader, window, whose, covered), _not_folded_sql(reader, window, whose, rolled_up)]
+    return " UNION ALL ".join(sql for sql, _ in parts), [param for _, params in parts for param in params]
+
+
+def _rollups_sql(reader: Reader, window: Window, whose: Whose, width: int, found: Ranges) -> tuple[str, list[Any]]:
+    """What the rollups of one width know."""
+    who, who_params = whose.condition(reader, by_index=False)
+    pairs, values = reader.pairs(found)
+    return (
+        f"SELECT (start_ms * {MS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n"
+        f" FROM {pairs} CROSS JOIN tape_rollups"
+        f" WHERE width_ms = {width} AND start_ms >= low AND start_ms < high AND {who} GROUP BY 1, 2, 3",
+        [window.start_ns, window.bucket_ns, values, *who_params],
+    )
+
+
+def _slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
+    """What the slots between the rollups know."""
+    who, who_params = whose.condition(reader, by_index=False)
+    pairs, values = reader.pairs([(low // SLOT_MS, high // SLOT_MS) for low, high in covered.ranges[SLOT_MS]])
+    return (
+        f"SELECT (slot * {SLOT_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n"
+        f" FROM {pairs} CROSS JOIN tape_counts WHERE slot >= low AND slot < high AND {who} GROUP BY 1, 2, 3",
+        [window.start_ns, window.bucket_ns, values, *who_params],
+    )
+
+
+def _all_slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
+    """What all slots know that no edge cuts."""
+    who, who_params = whose.condition(reader)
+    cut, cuts = _cut(reader, covered)
+    return (
+        f"SELECT (slot * {SLOT_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n FROM tape_counts"
+        f" WHERE {who} AND slot >= ? AND slot < ? AND NOT ({cut}) GROUP BY 1, 2, 3",
+        [window.start_ns, window.bucket_ns, *who_params, up(window.low_ms, SLOT_MS), up(window.high_ms, SLOT_MS), cuts],
+    )
+
+
+def _cut_slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
+    """The entries of slots that belong to the window or to one of its buckets only in part."""
+    who, who_params = whose.condition(reader, by_index=whose.is_one_session)
+    cut, cuts = _cut(reader, covered)
+    sql = _journal_sql(
         reader.dialect,
         f"(SELECT first_seq, last_seq FROM tape_slots WHERE {cut}) AS m"
         " CROSS JOIN tape_journal WHERE global_seq >= first_seq AND global_seq <= last_seq",
-        who_there,
+        who,
     )
-    not_folded = _journal_sql(
-        reader.dialect, "tape_journal WHERE global_seq > (SELECT global_seq FROM tape_counted WHERE id = 1)", who_there
-    )
-    params = [
-        *(*buckets, *who_params, *slots, cuts),
-        *(*buckets, cuts, *bounds, *who_params),
-        *(*buckets, *bounds, *who_params),
-    ]
-    return f"{summed} UNION ALL {in_cut_slots} UNION ALL {not_folded}", params
+    return sql, [window.start_ns, window.bucket_ns, cuts, window.low_ms, window.high_ms, *who_params]
+
+
+def _not_folded_sql(reader: Reader, window: Window, whose: Whose, rolled_up: Ranges) -> tuple[str, list[Any]]:
+    """The entries that are in no slot yet, and in no rollup."""
+    who, who_params = whose.condition(reader, by_index=whose.is_one_session)
+    if rolled_up:
+        pairs, values = reader.pairs(rolled_up)
+        who += f" AND NOT EXISTS (SELECT 1 FROM {pairs} WHERE ts_ms >= low AND ts_ms < high)"
+        who_params = [*who_params, values]
+    newer = "tape_journal WHERE global_seq > (SELECT global_seq FROM tape_counted WHERE id = 1)"
+    sql = _journal_sql(reader.dialect, newer, who)
+    return sql, [window.start_ns, window.bucket_ns, window.low_ms, window.high_ms, *who_params]
+
+
+def _cut(reader: Reader, covered: Cover) -> tuple[str, Any]:
+    return reader.is_any("slot", covered.cut_slots or [-1])  # type: ignore[arg-type]  # numbers do as well
 
 
 def _runs_sql(reader: Reader, window: Window, whose: Whose, runs: Sequence[str]) -> tuple[str, list[Any]]:
@@ -182,8 +206,3 @@ def _journal_sql(dialect: Dialect, source: str, who: str) -> str:
         f"SELECT (ts_ms * {MS} - ?) / ? AS bucket, {type_sql(dialect)} AS type, tenant, count(*) AS n"
         f" FROM {source} AND ts_ms >= ? AND ts_ms < ? AND {who} GROUP BY 1, 2, 3"
     )
-
-
-def _up(value: int, step: int = MS) -> int:
-    """Divided and rounded up."""
-    return -(-value // step)

@@ -32,6 +32,10 @@ class Reader(ABC):
     def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
         """A condition "column is one of values" and its one parameter."""
 
+    @abstractmethod
+    def pairs(self, values: Sequence[tuple[int, int]]) -> tuple[str, Any]:
+        """A table of pairs of numbers with the columns `low` and `high`, for FROM, and its one parameter."""
+
 
 class Connection(Reader):
     """One connection of the writer: statements and the transaction around them."""

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import msgspec
+
 from tape.errors import (
     MissingExtra,
     StoreBusy,
@@ -114,6 +116,11 @@ class PostgresConnection(Connection):
 
     def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
         return f"{column} = ANY(?)", list(values)
+
+    def pairs(self, values: Sequence[tuple[int, int]]) -> tuple[str, Any]:
+        columns = "(value ->> 0)::bigint AS low, (value ->> 1)::bigint AS high"
+        source = f"(SELECT {columns} FROM json_array_elements(?::json) AS value) AS pairs"
+        return source, msgspec.json.encode(values).decode()
 
     @_translated
     def execute(self, sql: str, *params: Any) -> int:

@@ -97,6 +97,10 @@ class SqliteConnection(Connection):
     def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
         return f"{column} IN (SELECT value FROM json_each(?))", msgspec.json.encode(values).decode()
 
+    def pairs(self, values: Sequence[tuple[int, int]]) -> tuple[str, Any]:
+        columns = "json_extract(value, '$[0]') AS low, json_extract(value, '$[1]') AS high"
+        return f"(SELECT {columns} FROM json_each(?)) AS pairs", msgspec.json.encode(values).decode()
+
     @_translated
     def execute(self, sql: str, *params: Any) -> int:
         self._run(sql, params)

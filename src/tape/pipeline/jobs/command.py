@@ -68,13 +68,19 @@ def archive(
 @app.command()
 def rollup(
     store: Store = DEFAULT_STORE,
+    lake: Annotated[str, typer.Option(help="An archive, for what was pruned before it was counted.")] = "",
     follow: Annotated[bool, typer.Option(help="Go on with what comes, until SIGTERM.")] = False,
+    round_entries: Annotated[int, typer.Option(min=1, help="Entries per transaction.")] = 1_000_000,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
     quiet: Quiet = False,
     metrics_listen: MetricsListen = "",
 ) -> None:
-    """Count entries per tenant, type and minute, hour and day into the store, each entry once."""
+    """Sum up the journal per minute, hour and day into the store, each entry once.
+
+    Entries and bytes by tenant, type and tool; outcomes and durations (with percentiles) of effects, from pending to
+    settled, by tool, and of runs, from start to end. POST /v1/events/aggregate answers from them.
+    """
     from tape.pipeline.jobs import rollup as job
     from tape.pipeline.running import running
 
@@ -82,7 +88,7 @@ def rollup(
         session("rollup", master, conf) as spark,
         running("rollup", quiet=quiet, metrics_listen=metrics_listen) as now,
     ):
-        count = job.rollup(spark, store, now, follow=follow)
+        count = job.rollup(spark, store, now, lake=lake, follow=follow, round_entries=round_entries)
     typer.echo(f"Counted {count:,} entries.")
 
 

@@ -1,18 +1,35 @@
-"""`rollup`: counts per tenant, type and minute, hour and day, kept in the store beside the journal."""
+"""`rollup`: counts, outcomes and durations per minute, hour and day, kept in the store beside the journal."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.journal.page import read_head
+from tape.journal.page import Head, read_head
+from tape.journal.subject import decode
+from tape.ledgers.histogram import Histogram, bucket_sql
+from tape.ledgers.rollups import (
+    MINUTE_MS,
+    Counted,
+    Open,
+    Position,
+    Stretch,
+    Took,
+    add_stretch,
+    read_open,
+    read_position,
+)
+from tape.pipeline import spans
 from tape.pipeline.batches import transact
 from tape.pipeline.hot import ask_patiently
+from tape.pipeline.lake import Lake, resolved
 from tape.pipeline.options import resolve_store
-from tape.pipeline.rollups import WIDTHS_MS, Rollup, add_rollups, rolled_up_to
 from tape.pipeline.running import Running
 
 if TYPE_CHECKING:
@@ -20,20 +37,27 @@ if TYPE_CHECKING:
 
 ROUND_ENTRIES = 1_000_000
 PAUSE_S = 1.0
-_SCHEMA = "global_seq long, ts_ms long, tenant string, type string, payload_json string"
 
 
 def rollup(
-    spark: SparkSession, store: str, running: Running, *, follow: bool = False, round_entries: int = ROUND_ENTRIES
+    spark: SparkSession,
+    store: str,
+    running: Running,
+    *,
+    lake: str = "",
+    follow: bool = False,
+    round_entries: int = ROUND_ENTRIES,
 ) -> int:
-    """Count what is not counted yet; the number of entries that were. With `follow`, until told to stop."""
-    store = resolve_store(store)
+    """Count what is not counted yet; the number of entries that were. With `follow`, until told to stop.
+
+    With a lake, what was pruned before it was counted is read from there.
+    """
+    store, lake = resolve_store(store), resolved(lake) if lake else ""
     transact(store, lambda tx: None)  # an old database is told to migrate before anything is read
     done = 0
     while not running.is_stopping:
-        head, position = ask_patiently(store, lambda reader: (read_head(reader), rolled_up_to(reader)))
-        # A journal that was pruned before its first rollup is counted from its oldest entry.
-        after = position or head.oldest - 1
+        head, position = ask_patiently(store, lambda reader: (read_head(reader), read_position(reader)))
+        after = position.global_seq or _first(head, lake) - 1
         until = min(head.global_seq, after + round_entries)
         if after >= until:
             if not follow:
@@ -41,20 +65,134 @@ def rollup(
             running.wait(PAUSE_S)
             continue
         started = time.monotonic()
-        minutes = _minutes(spark, store, after, until)
-        if transact(store, partial(add_rollups, minutes=minutes, after=position, until=until)):
+        stretch = read_stretch(spark, store, lake, position, after, until)
+        if transact(store, partial(add_stretch, stretch=stretch)):
             done += until - after
             running.told(until - after, until, head.global_seq, time.monotonic() - started)
     return done
 
 
-def _minutes(spark: SparkSession, store: str, after: int, until: int) -> list[Rollup]:
-    reader = spark.read.format("tape").schema(_SCHEMA).option("store", store)
+def _first(head: Head, lake: str) -> int:
+    """The first entry that can be counted: what was pruned before the first rollup is missing, unless archived."""
+    return min(Lake.open(lake).begin, head.oldest) if lake else head.oldest
+
+
+def read_stretch(spark: SparkSession, store: str, lake: str, before: Position, after: int, until: int) -> Stretch:
+    """Everything that a stretch of the journal adds to the rollups."""
+    reader = spark.read.format("tape").schema(spans.COLUMNS).option("store", store)
+    if lake:
+        reader = reader.option("lake", lake)
+    reader = reader.option("minPartitions", min(spark.sparkContext.defaultParallelism, -(-(until - after) // 5_000)))
     entries = reader.option("startingOffsets", after).option("endingOffsets", until).load()
-    width = WIDTHS_MS["minute"]
-    start = (F.floor(F.col("ts_ms") / width) * width).cast("long").alias("start_ms")
-    sums = (F.count("*").alias("entries"), F.sum(F.octet_length("payload_json")).cast("long").alias("bytes"))
-    return [Rollup(**row.asDict()) for row in entries.groupBy(start, "tenant", "type").agg(*sums).collect()]
+    # Read once: reading is slower than what is kept here is large.
+    kept = spans.marked(entries).withColumn("start_ms", _minute("ts_ms")).persist()
+    try:
+        rows = _minutes(kept)
+        durations, opened, closed = _spans(spark, store, kept, after) if _has_moments(rows) else ([], [], [])
+        first_ms = min(row["start_ms"] for row in rows)
+        return Stretch(
+            after=before.global_seq,
+            position=Position(
+                global_seq=until,
+                # The minute in which a pruned journal begins lacks what was pruned of it.
+                since_ms=before.since_ms if before.global_seq or not after else first_ms + MINUTE_MS,
+                watermark_ms=max(before.watermark_ms, *(row["latest_ms"] for row in rows)),
+                late=before.late + _late(spark, kept, rows, before),
+            ),
+            counts=[
+                Counted(row["start_ms"], row["tenant"], row["type"], _tool(row), row["entries"], row["bytes"])
+                for row in rows
+            ],
+            durations=durations,
+            opened=opened,
+            closed=closed,
+        )
+    finally:
+        kept.unpersist()
+
+
+def _minute(column: str) -> Column:
+    return (F.floor(F.col(column) / MINUTE_MS) * MINUTE_MS).cast("long")
+
+
+def _tool(row: Row) -> str:
+    return decode(row["tool"]) if row["tool"] else ""
+
+
+def _has_moments(rows: Sequence[Row]) -> bool:
+    return not {row["type"] for row in rows}.isdisjoint(spans.TYPES)
+
+
+def _minutes(kept: DataFrame) -> list[Row]:
+    sums = (
+        F.count("*").alias("entries"),
+        F.sum("bytes").alias("bytes"),
+        F.min("global_seq").alias("first"),
+        F.max("global_seq").alias("last"),
+        F.max("ts_ms").alias("latest_ms"),
+    )
+    return kept.groupBy("start_ms", "tenant", "type", "tool").agg(*sums).collect()
+
+
+def _late(spark: SparkSession, kept: DataFrame, rows: Sequence[Row], before: Position) -> int:
+    """How many entries came after one of a later minute. On a journal of one clock that is none."""
+    firsts: dict[int, int] = {}
+    lasts: dict[int, int] = {}
+    for row in rows:
+        minute = row["start_ms"]
+        firsts[minute] = min(row["first"], firsts.get(minute, row["first"]))
+        lasts[minute] = max(row["last"], lasts.get(minute, 0))
+    closed_at: list[tuple[int, int]] = []
+    # The place from which on an entry of the minute is late: the first one of any later minute.
+    place = 1 << 62
+    for minute in sorted(firsts, reverse=True):
+        if before.watermark_ms // MINUTE_MS * MINUTE_MS > minute:
+            place = 0
+        if lasts[minute] > place:
+            closed_at.append((minute, place))
+        place = min(place, firsts[minute])
+    if not closed_at:
+        return 0
+    places = spark.createDataFrame(closed_at, "start_ms long, place long")
+    return kept.join(places, "start_ms").where("global_seq > place").count()
+
+
+def _spans(
+    spark: SparkSession, store: str, kept: DataFrame, after: int
+) -> tuple[list[Took], list[Open], list[tuple[str, str, str]]]:
+    """How long what has ended took, what is open now, and what was open and is not any more."""
+    still_open = ask_patiently(store, read_open)
+    found = spans.spans(spans.with_open(spark, spans.moments(kept), still_open)).persist()
+    try:
+        is_new, has_ended = F.col("began.global_seq") > after, F.col("ended").isNotNull()
+        changed = found.where((is_new & ~has_ended) | (~is_new & has_ended))
+        opened, closed = [], []
+        for row in changed.select("run_id", "measure", "name", "began.*", has_ended.alias("has_ended")).collect():
+            key = (row["run_id"], row["measure"], row["name"])
+            if row["has_ended"]:
+                closed.append(key)
+            else:
+                opened.append(Open(*key, row["tenant"], _tool(row), row["global_seq"], row["ts_ms"]))
+        return _durations(found.where(has_ended)), opened, closed
+    finally:
+        found.unpersist()
+
+
+def _durations(ended: DataFrame) -> list[Took]:
+    # An effect is its tenant's and its tool's, as the entry says that ended it.
+    timed = ended.select("measure", "ended.*", spans.duration_of().alias("ms"))
+    timed = timed.withColumn("start_ms", _minute("ts_ms")).withColumn("bucket", F.expr(bucket_sql("ms")))
+    keys = ("start_ms", "tenant", "measure", "tool", "outcome")
+    sums = (F.count("*").alias("n"), F.sum("ms").alias("total"), F.min("ms").alias("least"), F.max("ms").alias("most"))
+    found: dict[tuple[int, str, str, str, str], Histogram] = defaultdict(Histogram)
+    unpaired: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
+    for row in timed.groupBy(*keys, "bucket").agg(*sums).collect():
+        key = (row["start_ms"], row["tenant"], row["measure"], _tool(row), row["outcome"])
+        if row["bucket"] is None:
+            unpaired[key] += row["n"]
+        else:
+            found[key].add(Histogram(row["n"], row["total"], row["least"], row["most"], {row["bucket"]: row["n"]}))
+    return [Took(*key, found[key], unpaired[key]) for key in {**found, **unpaired}]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tape.journal.journal import Journal
 from tape.journal.listing import Question, list_entries
 from tape.journal.whose import Whose
 from tape.ledgers import counts
+from tape.ledgers.window import MS, Window
 from tape.security.audit import Audit
 from tape.security.identity import Caller
 from tape.server.http.access import Access, require_widening
@@ -120,8 +121,8 @@ class Queries:
             await self._whose(caller, asked, "list"),
             frozenset(asked.event_types),
             asked.run_ids,
-            None if since is None else -(-since // counts.MS),
-            None if until is None else -(-until // counts.MS),
+            None if since is None else -(-since // MS),
+            None if until is None else -(-until // MS),
             wanted.cursor,
             min(wanted.limit or DEFAULT_LIMIT, MAX_LIMIT),
         )
@@ -153,7 +154,7 @@ class Queries:
         return Whose(asked.tenant_ids or own.tenants, users, sessions)
 
 
-def _window(wanted: AggregateRequest, since: int | None, until: int | None) -> counts.Window:
+def _window(wanted: AggregateRequest, since: int | None, until: int | None) -> Window:
     prefix = "aggregate window/bucket invalid: events: aggregate Window/Bucket is invalid:"
     for name, value in (("Window", wanted.window), ("Bucket", wanted.bucket)):
         if value <= 0:
@@ -167,13 +168,13 @@ def _window(wanted: AggregateRequest, since: int | None, until: int | None) -> c
         raise InvalidRequest(f"{prefix} Window={wanted.window}ns is more than 100 years")
     now = time.time_ns()
     # An entry's time is in whole milliseconds: one of this very moment must not be beyond the end.
-    start = now // counts.MS * counts.MS + counts.MS - wanted.window
+    start = now // MS * MS + MS - wanted.window
     if wanted.anchor is not None:
         anchor = parse_time("anchor", wanted.anchor)
         if abs(anchor - now) > MAX_WINDOW_NS:
             raise InvalidRequest(f"anchor {wanted.anchor!r} is more than 100 years from now.")
         start = anchor + (now - wanted.window - anchor) // wanted.bucket * wanted.bucket
-    return counts.Window(start, wanted.bucket, buckets, since, until)
+    return Window(start, wanted.bucket, buckets, since, until)
 
 
 def _times(asked: Filter) -> tuple[int | None, int | None]:
@@ -182,7 +183,7 @@ def _times(asked: Filter) -> tuple[int | None, int | None]:
     return since, until
 
 
-def _buckets(window: counts.Window, found: list[counts.Count], *, by_tenant: bool) -> dict[str, Any]:
+def _buckets(window: Window, found: list[counts.Count], *, by_tenant: bool) -> dict[str, Any]:
     sums: list[dict[str, int]] = [{} for _ in range(window.buckets)]
     tenants: list[dict[str, dict[str, int]]] = [{} for _ in range(window.buckets)]
     for each in found:
