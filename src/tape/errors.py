@@ -728,7 +728,8 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         where = ", ".join(filter(None, (f"line {self.line}" if self.line else "", self.path)))
-        shown = "" if self.value is None or self.value == "" else f"{_shown(self.value)} "
+        is_told = self.value in (None, "") or f"got {_shown(self.value)}" in self.message
+        shown = "" if is_told else f"{_shown(self.value)} "
         end = "" if self.message.endswith("?") else "."
         return f"{where}{': ' * bool(where)}{shown}{self.message}{end}"
 
@@ -805,6 +806,39 @@ class KeyServiceUnavailable(WalletError):
     code = "TAPE-2204"
     status = "UNAVAILABLE"
     retryable = True
+
+
+# ── 215x: subscriptions ──────────────────────────────────────────────────────────────────────────
+
+
+class InvalidCadence(InvalidInput):
+    """A cron expression cannot be read, or names a time that never comes."""
+
+    code = "TAPE-2150"
+
+
+class UnknownSubscription(NotFound):
+    """No such subscription is registered, or in the catalog."""
+
+    code = "TAPE-2151"
+
+
+class NotASubscription(InvalidInput):
+    """A document of the catalog is of another kind."""
+
+    code = "TAPE-2152"
+
+
+class IllegalAction(IllegalTransition):
+    """What was asked of a subscription cannot be done in the state that it is in."""
+
+    code = "TAPE-2153"
+
+
+class UnknownEvent(InvalidInput):
+    """An event that Tape does not take from outside."""
+
+    code = "TAPE-2154"
 
 
 def _shown(value: Any) -> str:

@@ -108,7 +108,7 @@ class Place:
             return Fields(Place(self.document, {}, self.path), is_given=False)
         for key in fields if known else ():
             if key not in known:
-                self.document.wrong((*self.path, key), "is not a known key" + _nearest(key, known))
+                self.document.wrong((*self.path, key), "is not a known key" + nearest(key, known))
         return Fields(self, is_given=True)
 
     def items(self) -> list[Place]:
@@ -126,7 +126,7 @@ class Place:
         """One of these texts."""
         if self.value in allowed and isinstance(self.value, str):
             return self.value
-        self.wrong(f"must be one of {', '.join(allowed)}" + _nearest(self.value, allowed, listed=False))
+        self.wrong(f"must be one of {', '.join(allowed)}" + nearest(self.value, allowed, listed=False))
         return allowed[0]
 
     def whole(self, least: int = 0, most: int | None = None) -> int:
@@ -234,7 +234,8 @@ def _plain(content: str) -> str:
         return content
 
 
-def _nearest(given: Any, known: Sequence[str], *, listed: bool = True) -> str:
+def nearest(given: Any, known: Sequence[str], *, listed: bool = True) -> str:
+    """The end of a sentence about something unknown: the nearest known, or all of them."""
     close = difflib.get_close_matches(given, known, n=1, cutoff=0.5) if isinstance(given, str) else []
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from tape.subscriptions.spool_spec import Count, Spool, Text
+from tape.subscriptions.spool_spec import Count, Size, Spool, Text
 
 SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "webhook"]
+WEB_ADDRESS = r"^https?://[^\s/?#]+([/?#]\S*)?$"
 
 MAX_BATCH = 1_000
 # The keys of a source's connection, and which source understands them.
@@ -38,7 +39,7 @@ CONNECTION_KEYS: dict[str, tuple[SourceName, ...]] = {
 }
 
 
-class Tls(msgspec.Struct, frozen=True, kw_only=True):
+class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the connection to a broker is encrypted."""
 
     ca: Annotated[Text, Meta(description="File with the certificates to trust; the system's without it.")] = ""
@@ -46,7 +47,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     key: Annotated[Text, Meta(description="File with the client's key.")] = ""
 
 
-class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+class Runtime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where and how a pull subscription runs."""
 
     target: Annotated[
@@ -58,13 +59,18 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: Annotated[int, Meta(ge=1, description="How long one fetch waits for messages.")] = 1_000
     max_in_flight: Annotated[Count | None, Meta(description="The same as `limits.max_in_flight`.")] = None
     server_url: Annotated[
-        str, Meta(pattern=r"^https?://[^\s/]+", description="Where a runtime outside dispatches to.")
+        str,
+        Meta(
+            pattern=WEB_ADDRESS,
+            extra={"means": "an http:// or https:// address"},
+            description="Where a runtime outside dispatches to.",
+        ),
     ] = ""
     concurrency: Annotated[Count | None, Meta(description="Dispatches at once in one process; unlimited.")] = None
     max_instances: Annotated[Count | None, Meta(description="Processes at most, for what deploys them.")] = None
 
 
-class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a message becomes: a run of this playbook."""
 
     playbook: Annotated[Text, Meta(description="Path of the playbook in the catalog, or of a registered function.")]
@@ -80,14 +86,14 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class DedupWindow(msgspec.Struct, frozen=True, kw_only=True):
+class DedupWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether a message that comes again within a time is left out."""
 
     enabled: Annotated[bool, Meta(description="Turn it on.")] = False
     window_secs: Annotated[Count, Meta(description="How long a key is remembered.")] = 300
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How fast messages may become runs; what waits stays at its source."""
 
     max_in_flight: Annotated[
@@ -102,11 +108,16 @@ Control: TypeAlias = Literal[
 ROUTING: frozenset[str] = frozenset({"dispatch.playbook", "dispatch.execution_pool"})
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One header that is an instruction, and the values it may have."""
 
     header: Annotated[
-        str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$", description="Name of the header, in any case.")
+        str,
+        Meta(
+            pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$",
+            extra={"means": "the name of a header"},
+            description="Name of the header, in any case.",
+        ),
     ]
     controls: Annotated[Control, Meta(description="What its value sets.")]
     allowed: Annotated[
@@ -115,7 +126,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     map: Annotated[dict[str, Text], Meta(description="Value to pool, for `priority`.")] = {}
 
 
-class TraceRules(msgspec.Struct, frozen=True, kw_only=True):
+class TraceRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which trace context of a message its run takes over."""
 
     propagate: Annotated[
@@ -124,7 +135,7 @@ class TraceRules(msgspec.Struct, frozen=True, kw_only=True):
     baggage_allowlist: Annotated[tuple[Text, ...], Meta(description="Keys of the baggage that pass.")] = ()
 
 
-class Headers(msgspec.Struct, frozen=True, kw_only=True):
+class Headers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which headers are instructions, and which are data."""
 
     normalize: Annotated[bool, Meta(description="Put the headers into `message.headers`, names in lower case.")] = True
@@ -135,7 +146,7 @@ class Headers(msgspec.Struct, frozen=True, kw_only=True):
     ] = "data"
 
 
-class Verify(msgspec.Struct, frozen=True, kw_only=True):
+class Verify(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a delivery proves where it comes from."""
 
     type: Annotated[Literal["hmac_sha256", "bearer", "pubsub_oidc"], Meta(description="Kind of proof.")]
@@ -152,7 +163,12 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True):
     service_account: Annotated[Text, Meta(description="The `email` of the token (`pubsub_oidc`).")] = ""
     issuer: Annotated[Text, Meta(description="The `iss` of the token; Google's without it (`pubsub_oidc`).")] = ""
     jwks_url: Annotated[
-        str, Meta(pattern=r"^https?://[^\s/]+", description="Keys of the tokens; Google's without it (`pubsub_oidc`).")
+        str,
+        Meta(
+            pattern=WEB_ADDRESS,
+            extra={"means": "an http:// or https:// address"},
+            description="Keys of the tokens; Google's without it (`pubsub_oidc`).",
+        ),
     ] = ""
 
     @property
@@ -167,14 +183,18 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True):
         return by_header.get(self.header.lower(), "plain")
 
 
-class Ingress(msgspec.Struct, frozen=True, kw_only=True):
+class Ingress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where deliveries of a push subscription arrive."""
 
     gateway_path: Annotated[
-        str, Meta(pattern=r"^/", description="Path they are posted to; its last segment is the listener.")
+        str,
+        Meta(
+            pattern=r"^/([^\s?#]*/)?[A-Za-z0-9._~-]+/?$",
+            description="Path they are posted to; its last segment is the listener.",
+        ),
     ]
     verify: Annotated[Verify, Meta(description="Every delivery is verified.")]
-    max_body_bytes: Annotated[Any, Meta(description="Size of a body at most.", extra={"is_size": True})] = 2 << 20
+    max_body_bytes: Annotated[Size, Meta(description="Size of a body at most.")] = 2 << 20
 
     @property
     def listener(self) -> str:
@@ -182,7 +202,7 @@ class Ingress(msgspec.Struct, frozen=True, kw_only=True):
         return self.gateway_path.rstrip("/").rpartition("/")[2]
 
 
-class Keda(msgspec.Struct, frozen=True, kw_only=True):
+class Keda(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers for a KEDA scaler of the runtime."""
 
     trigger: Annotated[Text, Meta(description="Name of the KEDA trigger.")] = ""
@@ -191,13 +211,13 @@ class Keda(msgspec.Struct, frozen=True, kw_only=True):
     lag_threshold: Annotated[Count, Meta(description="Waiting messages per replica.")] = 100
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+class Scaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a deployment scales the runtime by."""
 
     keda: Annotated[Keda, Meta(description="For KEDA.")] = Keda()
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The `spec` of a subscription."""
 
     source: Annotated[SourceName, Meta(description="Kind of the source.")]
@@ -217,12 +237,18 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     subject: Annotated[Text, Meta(description="Filter of a consumer that `create` makes.")] = ""
     create: Annotated[bool, Meta(description="Make the durable consumer where there is none.")] = False
     subscription: Annotated[
-        str, Meta(pattern=r"^projects/[^/]+/subscriptions/[^/]+$", description="Pub/Sub subscription.")
+        str,
+        Meta(
+            pattern=r"^projects/[^/]+/subscriptions/[^/]+$",
+            extra={"means": "projects/<p>/subscriptions/<s>"},
+            description="Pub/Sub subscription.",
+        ),
     ] = ""
     endpoint: Annotated[Text, Meta(description="Address of Pub/Sub, for an emulator.")] = ""
     streaming: Annotated[bool, Meta(description="Hold a streaming pull open instead of asking again.")] = False
     brokers: Annotated[
-        tuple[Text, ...], Meta(description="Kafka brokers, host:port; a list or a text with commas.")
+        tuple[Text, ...],
+        Meta(description="Kafka brokers, host:port; a list or a text with commas.", extra={"form": "commas"}),
     ] = ()
     topic: Annotated[Text, Meta(description="Kafka topic.")] = ""
     group: Annotated[Text, Meta(description="Kafka consumer group.")] = ""
@@ -254,7 +280,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         return self.dispatch.batch_max or self.runtime.batch
 
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A validated `kind: Subscription` document. `path` is its name in the catalog."""
 
     path: str

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
+# Bytes: a number, or a text like 50Gi.
+Size: TypeAlias = Annotated[int, Meta(ge=1, extra={"form": "size"})]
 
 GIBIBYTE = 1 << 30
 # How `bucket` may be written in full, per backend.
 BUCKET_SCHEMES = {"gcs": "gs://", "s3": "s3://"}
 
 
-class Downstream(msgspec.Struct, frozen=True, kw_only=True):
+class Downstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that runs need, and how to tell whether it is there."""
 
     name: Annotated[Text, Meta(description="Its name; a pool of the same name is routed to it.")]
@@ -26,7 +28,7 @@ class Downstream(msgspec.Struct, frozen=True, kw_only=True):
     target: Annotated[Text, Meta(description="URL or host:port to ask.")] = ""
 
 
-class Circuit(msgspec.Struct, frozen=True, kw_only=True):
+class Circuit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a downstream counts as down, and when it is tried again."""
 
     trip_after: Annotated[Count, Meta(description="Failures in a row that open it.")] = 5
@@ -39,17 +41,17 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True):
+class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How much may wait, and how long."""
 
     max_age_hours: Annotated[Count | None, Meta(description="Age that ends in a dead letter; unlimited.")] = None
-    max_bytes: Annotated[Any, Meta(description="Size of what may wait.", extra={"is_size": True})] = GIBIBYTE
+    max_bytes: Annotated[Size, Meta(description="Size of what may wait.")] = GIBIBYTE
     on_full: Annotated[
         Literal["stop_acking", "drop_to_dlq", "alert_only"], Meta(description="What happens beyond that.")
     ] = "stop_acking"
 
 
-class Drain(msgspec.Struct, frozen=True, kw_only=True):
+class Drain(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How what waited is replayed."""
 
     on_recovery: Annotated[
@@ -59,7 +61,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     max_replay_attempts: Annotated[Count, Meta(description="Attempts before an item is a dead letter.")] = 5
 
 
-class Spool(msgspec.Struct, frozen=True, kw_only=True):
+class Spool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where messages wait while what they need is down."""
 
     mode: Annotated[

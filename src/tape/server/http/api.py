@@ -9,9 +9,10 @@ from tape.server.http.catalog import CatalogDoor, Check
 from tape.server.http.credentials import CredentialDoor
 from tape.server.http.internal import Internal
 from tape.store import Database
+from tape.subscriptions.validation import read_subscription
 
 # The kinds of documents, and what checks each.
-KINDS: dict[str, Check] = {"playbook": read_playbook}
+KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subscription}
 
 
 class Api:
