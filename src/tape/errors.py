@@ -751,6 +751,12 @@ class ResourceNotFound(NotFound):
     code = "TAPE-2101"
 
 
+class PlaybookNotFound(ResourceNotFound):
+    """The catalog has no playbook of that path."""
+
+    code = "TAPE-2103"
+
+
 class InvalidPayload(InvalidInput):
     """A payload does not have what the playbook's inputs ask for; the message names each of them."""
 

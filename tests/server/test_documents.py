@@ -74,10 +74,9 @@ async def test_what_tape_writes_is_in_the_catalogue(server: Server, client: Asyn
     known = {event.name: event for event in EVENTS}
     for entry in entries:
         assert set(entry.payload) <= set(known[entry.type].fields), entry.type
-    # What subscriptions and the wallet write is compared with the catalogue where they are tested.
-    here = {
-        event.name for event in EVENTS if not (event.is_notice or event.name.startswith(("subscription.", "wallet.")))
-    }
+    # What subscriptions, executions and the wallet write is compared with the catalogue where they are tested.
+    elsewhere = ("subscription.", "wallet.", "command.")
+    here = {event.name for event in EVENTS if not (event.is_notice or event.name.startswith(elsewhere))}
     unseen = here - {entry.type for entry in entries}
     assert unseen == {
         *("run.running", "run.failed", "run.cancelled", "run.stuck", "run.compensating"),

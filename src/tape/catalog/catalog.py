@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -75,6 +76,19 @@ def fetch(reader: Reader | Transaction, path: str, version: int | None = None) -
 def fetch_id(reader: Reader | Transaction, catalog_id: int) -> Resource | None:
     """The document of a catalog id; None if it is not there."""
     return _resource(reader.one(f"SELECT {_COLUMNS} FROM tape_catalog WHERE catalog_id = ?", catalog_id))
+
+
+def fetch_many(tx: Transaction, paths: Collection[str], ids: Collection[int]) -> dict[str | int, Resource]:
+    """The latest documents of paths, and those of catalog ids, each by what it was asked for with."""
+    found: dict[str | int, Resource] = {}
+    if wanted := [path for path in paths if path]:
+        condition, values = tx.is_any("path", wanted)
+        rows = tx.query(f"SELECT {_COLUMNS} FROM tape_catalog WHERE is_latest = 1 AND {condition}", values)
+        found |= {row[1]: Resource(*row) for row in rows}
+    for catalog_id in ids:
+        if catalog_id and (resource := fetch_id(tx, catalog_id)) is not None:
+            found[catalog_id] = resource
+    return found
 
 
 def require(reader: Reader | Transaction, path: str, version: int | None = None) -> Resource:

@@ -301,6 +301,23 @@ EVENTS: tuple[EventType, ...] = (
         {**_SUBSCRIPTION, "spool_ref": "where it was", "reason": "what is wrong with it"},
     ),
     EventType(
+        "command.issued",
+        "A playbook is to run on a pool.",
+        {
+            "execution_id": "the run",
+            "path": "the playbook",
+            "version": "its version in the catalog",
+            "catalog_id": "that version's id",
+            "pool": "whose workers run it",
+            "payload": "what it is given",
+            "parent_execution_id": "the run or subscription that it comes from",
+            "subscription": "the subscription whose message it is",
+            "message_id": "that message",
+            "priority": "the priority that the message asked for",
+            "trace": "W3C trace context to go on with",
+        },
+    ),
+    EventType(
         "journal.pruned",
         "Retention removed the oldest entries.",
         {"oldest": "the oldest that is left", "removed": "how many went", "anchor": "the chain value before it"},

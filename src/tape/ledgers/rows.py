@@ -34,15 +34,15 @@ def load_all(kind: type[R], rows: Sequence[Sequence[Any]]) -> list[R]:
 
 def insert(tx: Transaction, table: str, record: Record) -> None:
     """Add a record to its table."""
-    tx.insert(table, record.__struct_fields__, [_row(record)])
+    tx.insert(table, record.__struct_fields__, [row_of(record)])
 
 
 def store(tx: Transaction, table: str, keys: Sequence[str], record: Record) -> None:
     """Put a record in its table, over the one with the same keys."""
-    tx.upsert(table, keys, record.__struct_fields__, [_row(record)])
+    tx.upsert(table, keys, record.__struct_fields__, [row_of(record)])
 
 
-def _row(record: Record) -> tuple[Any, ...]:
+def row_of(record: Record) -> tuple[Any, ...]:
     """The values as drivers take them: states and booleans are numbers."""
     values: list[Any] = msgspec.to_builtins(record)
     return tuple(int(value) if isinstance(value, bool) else value for value in values)

@@ -20,6 +20,8 @@ from tape.telemetry.tracing import NO_TRACE, Trace
 
 DEFAULT_LEASE_MS = 120_000
 DEFAULT_LIMIT = 100
+# The app of runs that workers of a pool carry on: their tasks bring them back, so recovery leaves them alone.
+PLAYBOOKS = "playbooks"
 
 ENDED = frozenset({RunStatus.TERMINAL, RunStatus.FAILED, RunStatus.STUCK, RunStatus.CANCELLED})
 _ENDINGS = ENDED | {RunStatus.COMPENSATING}
@@ -324,7 +326,7 @@ def _lease(lease_ms: int) -> int:
 
 def to_recover(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
     """Runs that somebody should carry on: runnable, abandoned, or waiting for a signal that has come."""
-    narrowed, params = (" AND app_name = ?", [app_name]) if app_name else ("", [])
+    narrowed, params = (" AND app_name = ?", [app_name]) if app_name else (f" AND app_name <> '{PLAYBOOKS}'", [])
     rows = reader.query(
         f"SELECT {_COLUMNS} FROM tape_runs WHERE (status = ? OR (status = ? AND lease_expires_at_ms < ?)"
         " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"

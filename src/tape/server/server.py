@@ -20,6 +20,7 @@ from tape.config import Settings, parse_address
 from tape.errors import InvalidConfig, TapeError
 from tape.journal.journal import Journal, forget_requests
 from tape.ledgers.counts import fold
+from tape.playbooks.dedup import forget_claims
 from tape.reactions.board import Board
 from tape.reactions.matcher import Matcher
 from tape.reactions.upkeep import purge_tasks
@@ -51,6 +52,7 @@ from tape.server.http.publish import Publishing
 from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
 from tape.store import WriterLimits, open_database
+from tape.telemetry.clock import now_ms
 from tape.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -212,7 +214,7 @@ class Server:
             Publishing(self.journal, access),
             ArtifactDoor(self.artifacts, access, self.audit),
             RuntimeInfo(access),
-            Api(self.database, Internal(access, settings.internal_token), self.wallet).add_to,
+            Api(self.journal, Internal(access, settings.internal_token), self.wallet).add_to,
         )
         return build_app(self.journal, self.metrics, doors, settings.origins)
 
@@ -222,6 +224,7 @@ class Server:
                 await self.database.write(forget_requests)
                 await self.wallet.forget_retired()
                 await purge_tasks(self.database, self.settings.keep_tasks_h)
+                await self.database.write(lambda tx: forget_claims(tx, now_ms()))
             except TapeError as error:
                 log.warning("housekeeping failed, trying again later: %s", error)
             await asyncio.sleep(HOUSEKEEPING_S)

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_BATCHES = (1, 5, 10, 25, 50, 100, 250, 500, 1000)
 
 
 class Metrics:
@@ -67,6 +68,9 @@ class Metrics:
         self.dispatchers = gauge("dispatchers", "Open task streams")
 
         self.wallet_reveals = counter("wallet_reveals", "Secrets asked for, by `ok` or an error's code", "outcome")
+
+        self.executes = counter("execute_outcomes", "Playbooks to execute, by what became of them", "entry", "outcome")
+        self.execute_batch_size = histogram("execute_batch_size", "Executions in one batch request", _BATCHES)
 
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")
 

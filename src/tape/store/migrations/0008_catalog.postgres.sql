@@ -22,3 +22,6 @@ CREATE TABLE tape_dedup (
     PRIMARY KEY (scope, key)
 );
 CREATE INDEX tape_dedup_expiry ON tape_dedup (expires_at_ms);
+
+-- Runs of playbooks are brought back by their tasks; recovery does not have to step over them.
+CREATE INDEX tape_runs_to_recover ON tape_runs (status, lease_expires_at_ms) WHERE app_name <> 'playbooks';

@@ -1,0 +1,27 @@
+"""Playbooks as objects: a document of the catalog is read once and kept."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tape.catalog.document import Document
+from tape.errors import Problem
+from tape.playbooks.spec import Playbook, read_playbook
+
+
+class Known:
+    """A playbook that was read, and what this process finds wrong with it, such as a tool that it does not have."""
+
+    __slots__ = ("playbook", "problems")
+
+    def __init__(self, playbook: Playbook, problems: list[Problem]) -> None:
+        self.playbook = playbook
+        self.problems = problems
+
+
+@lru_cache(maxsize=512)
+def known_playbook(content: str) -> Known:
+    """The playbook of a document that is in the catalog."""
+    document = Document(content)
+    playbook = read_playbook(document)
+    return Known(playbook, document.problems)

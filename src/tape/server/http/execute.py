@@ -1,0 +1,123 @@
+"""`/api/execute`, `/api/execute/batch`, `/api/executions/{id}`: playbooks are started, and looked after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.errors import InvalidInput, NotFound, TapeError
+from tape.journal.journal import Journal
+from tape.ledgers import runs
+from tape.playbooks.executing import (
+    MAX_BATCH,
+    Executed,
+    ExecuteRequest,
+    Result,
+    checked_request,
+    execute_batch,
+)
+from tape.server.http.bodies import read_body, to_time
+from tape.server.http.internal import MAX_BODY_BYTES, answer
+
+# Room that a run takes beside its payload, for the limits of the writer.
+RUN_OVERHEAD_BYTES = 2_048
+
+
+class BatchRequest(msgspec.Struct):
+    """Requests, each read on its own: one that cannot be read is its own error."""
+
+    executions: list[msgspec.Raw] = []
+
+
+class ExecuteDoor:
+    """Serves executions."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._database = journal.database
+        self._max_bytes = journal.max_payload_bytes
+        self._outcomes = journal.database.metrics.executes
+        self._batch_size = journal.database.metrics.execute_batch_size
+
+    async def execute(self, request: Request) -> Response:
+        """Start one playbook."""
+        body = await read_body(request, MAX_BODY_BYTES)
+        wanted = self._read(body or b"{}")
+        # What waits at the same time is one call of the operation, and one commit.
+        result = await self._database.write_bulk(execute_batch, wanted, len(body) + RUN_OVERHEAD_BYTES)
+        if isinstance(result, TapeError):
+            raise result
+        self._outcomes.labels("single", _OUTCOMES[result.status]).inc()
+        return answer(result)
+
+    async def execute_batch(self, request: Request) -> Response:
+        """Start up to 1,000 playbooks in one commit; each has its own result."""
+        body = await read_body(request, MAX_BODY_BYTES)
+        items = _decode(body or b"{}", BatchRequest).executions
+        if not items:
+            raise InvalidInput("execute batch requires a non-empty 'executions' array")
+        if len(items) > MAX_BATCH:
+            raise InvalidInput(f"execute batch size {len(items)} exceeds the {MAX_BATCH} cap")
+        self._batch_size.observe(len(items))
+        results: list[Result | None] = []
+        good: list[ExecuteRequest] = []
+        for item in items:
+            try:
+                good.append(self._read(item))
+                results.append(None)
+            except TapeError as error:
+                results.append(error)
+        size = len(body) + RUN_OVERHEAD_BYTES * len(good)
+        done = iter(await self._database.write(lambda tx: execute_batch(tx, good), size) if good else [])
+        shown = [self._shown(index, result or next(done)) for index, result in enumerate(results)]
+        counts = [each["status"] for each in shown]
+        return answer(
+            {
+                "count": len(shown),
+                "started": counts.count("started"),
+                "duplicates": counts.count("duplicate"),
+                "failed": counts.count("error"),
+                "results": shown,
+            }
+        )
+
+    async def show(self, request: Request) -> Response:
+        """An execution as it stands, with what it gave or why it failed."""
+        execution_id = str(request.path_params["name"])
+        run = await self._database.read(lambda reader: runs.find(reader, execution_id))
+        if run is None or run.app_name != runs.PLAYBOOKS:
+            raise NotFound(f"Execution not found: {execution_id}")
+        detail = msgspec.json.decode(run.detail_json) if run.detail_json else {}
+        return answer(
+            {
+                "execution_id": run.run_id,
+                "status": run.status.name,
+                **{name.removeprefix("tape."): value for name, value in run.labels.items()},
+                "started_at": to_time(run.started_at_ms * 1_000_000),
+                "ended_at": to_time(run.ended_at_ms * 1_000_000) if run.ended_at_ms else None,
+                **(detail if isinstance(detail, dict) else {"detail": detail}),
+            }
+        )
+
+    def _read(self, item: bytes | msgspec.Raw) -> ExecuteRequest:
+        return checked_request(_decode(item, ExecuteRequest), self._max_bytes)
+
+    def _shown(self, index: int, result: Result) -> dict[str, Any]:
+        if isinstance(result, Executed):
+            self._outcomes.labels("batch", _OUTCOMES[result.status]).inc()
+            return {"index": index, **msgspec.structs.asdict(result)}
+        self._outcomes.labels("batch", "error").inc()
+        prefix = "Resource not found: " if isinstance(result, NotFound) else "Validation error: "
+        return {"index": index, "status": "error", "commands_generated": 0, "error": f"{prefix}{result}"}
+
+
+_OUTCOMES = {"started": "new", "duplicate": "duplicate"}
+
+
+def _decode(body: bytes | msgspec.Raw, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the request cannot be read: {error}.") from error

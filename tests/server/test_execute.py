@@ -1,0 +1,90 @@
+"""`/api/execute` and `/api/execute/batch` over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tape.server.server import Server
+from tests.server.test_catalog import GOOD, post
+from tests.web import call
+
+
+@pytest.fixture
+async def shop(server: Server) -> Server:
+    """A server with one playbook."""
+    assert (await post(server, "/api/catalog/register", {"content": GOOD})).status == 200
+    return server
+
+
+async def test_one_execution_and_its_duplicate(shop: Server) -> None:
+    wanted = {"path": "domain/ingest_order", "workload": {"order_id": "7"}, "dedup": {"key": "k"}}
+    started = await post(shop, "/api/execute", wanted)
+    again = await post(shop, "/api/execute", wanted)
+    execution_id = started.json()["execution_id"]
+    assert started.json() == {"execution_id": execution_id, "status": "started", "commands_generated": 1}
+    assert again.json() == {"execution_id": execution_id, "status": "duplicate", "commands_generated": 0}
+    shown = await call(shop.http_address, "GET", f"/api/executions/{execution_id}")
+    assert (shown.status, shown.json()["status"], shown.json()["path"]) == (200, "RUNNABLE", "domain/ingest_order")
+    assert (await call(shop.http_address, "GET", "/api/executions/5")).status == 404
+
+
+async def test_a_batch_has_a_result_for_each_and_the_metrics_count_them(shop: Server) -> None:
+    good = {"path": "domain/ingest_order", "payload": {"order_id": "7"}, "dedup": {"key": "k", "window_secs": 60}}
+    items = [good, good, {"path": "nope"}, {"path": 5}, {"path": "domain/ingest_order", "pool": "x"}]
+    done = await post(shop, "/api/execute/batch", {"executions": items})
+    answer = done.json()
+    execution_id = answer["results"][0]["execution_id"]
+    assert (done.status, answer["count"], answer["started"], answer["duplicates"], answer["failed"]) == (
+        200,
+        5,
+        1,
+        1,
+        3,
+    )
+    assert answer["results"][:3] == [
+        {"index": 0, "execution_id": execution_id, "status": "started", "commands_generated": 1},
+        {"index": 1, "execution_id": execution_id, "status": "duplicate", "commands_generated": 0},
+        {
+            "index": 2,
+            "status": "error",
+            "commands_generated": 0,
+            "error": "Resource not found: Playbook not found: nope",
+        },
+    ]
+    assert answer["results"][3]["error"].startswith("Validation error: the request cannot be read")
+    assert "unknown field `pool`" in answer["results"][4]["error"]
+    metrics = (await call(shop.http_address, "GET", "/metrics")).body.decode()
+    assert 'tape_execute_outcomes_total{entry="batch",outcome="new"} 1.0' in metrics
+    assert 'tape_execute_outcomes_total{entry="batch",outcome="error"} 3.0' in metrics
+    assert 'tape_execute_batch_size_bucket{le="5.0"} 1.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("execute", {}, 422, "Either 'path' or 'catalog_id' must be provided"),
+        ("execute", {"path": "nope"}, 404, "Playbook not found: nope"),
+        ("execute", {"path": "domain/ingest_order"}, 422, "payload: order_id is missing; send a string"),
+        ("execute", b"nonsense", 422, "the request cannot be read"),
+        ("execute", b"[" * 3_000_000, 413, "more than 2097152 bytes"),
+        ("execute/batch", {"executions": []}, 422, "execute batch requires a non-empty 'executions' array"),
+        ("execute/batch", {"executions": [{}] * 1001}, 422, "execute batch size 1001 exceeds the 1000 cap"),
+    ],
+)
+async def test_nonsense_is_named(shop: Server, path: str, body: Any, status: int, reason: str) -> None:
+    refused = await post(shop, f"/api/{path}", body)
+    assert (refused.status, refused.json()["status"]) == (status, status)
+    assert reason in refused.json()["error"]
+
+
+async def test_many_at_once_are_written_together(shop: Server) -> None:
+    wanted = {"path": "domain/ingest_order", "payload": {"order_id": "7"}}
+    answers = await asyncio.gather(*(post(shop, "/api/execute", wanted) for _ in range(50)))
+    assert len({each.json()["execution_id"] for each in answers}) == 50
+    everything = [{**wanted, "dedup": {"key": str(number)}} for number in range(1_000)]
+    first = (await post(shop, "/api/execute/batch", {"executions": everything})).json()
+    again = (await post(shop, "/api/execute/batch", {"executions": everything})).json()
+    assert (first["started"], again["duplicates"]) == (1_000, 1_000)
