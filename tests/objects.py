@@ -33,7 +33,7 @@ class S3Server:
         program = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
         if program is None:
             pytest.skip("no SeaweedFS for this machine")
-        self._folder = tempfile.TemporaryDirectory(prefix="tape-s3-")
+        self._folder = tempfile.TemporaryDirectory(prefix="tape-s3-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         identity = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))

@@ -31,13 +31,14 @@ class Decision(StrEnum):
 
 
 class State(msgspec.Struct, kw_only=True):
-    """What is kept of a circuit across restarts."""
+    """What is kept of a circuit across restarts. A failed probe renews `opened_at_ms`, not `down_since_ms`."""
 
     phase: Phase = Phase.CLOSED
     consecutive_failures: int = 0
     opened_at_ms: int | None = None
     last_transition_ms: int = 0
     trips: int = 0
+    down_since_ms: int | None = None
 
 
 class Transition(NamedTuple):
@@ -76,7 +77,7 @@ class Circuit:
         """The downstream answered. True if that closed the circuit."""
         was_closed = self.state.phase is Phase.CLOSED
         self.state.consecutive_failures = 0
-        self.state.opened_at_ms = None
+        self.state.opened_at_ms = self.state.down_since_ms = None
         if not was_closed:
             self._move(Phase.CLOSED, now_ms)
         return not was_closed
@@ -88,6 +89,7 @@ class Circuit:
         if state.phase is Phase.OPEN or (state.phase is Phase.CLOSED and state.consecutive_failures < self.trip_after):
             return False
         state.opened_at_ms = now_ms
+        state.down_since_ms = now_ms if state.down_since_ms is None else state.down_since_ms
         state.trips += 1
         self._move(Phase.OPEN, now_ms)
         return True

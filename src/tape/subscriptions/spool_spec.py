@@ -69,7 +69,8 @@ class Spool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Meta(description="Let the source redeliver, buffer at once, or buffer when it lasts."),
     ] = "off"
     backend: Annotated[
-        Literal["nats_object", "local_disk", "gcs", "s3"], Meta(description="What they are written to.")
+        Literal["nats_object", "local_disk", "gcs", "s3", "azure", "memory"],
+        Meta(description="What they are written to."),
     ] = "nats_object"
     bucket: Annotated[
         Text, Meta(description="Bucket, `name/prefix` or in full as `gs://name/prefix`; not for local_disk.")

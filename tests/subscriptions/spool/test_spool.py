@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.errors import SpoolFull
+from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.disk import DiskBackend
+from tape.subscriptions.spool.draining import Replayed, drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.spool import Arrival, Replayed, Rules, Spool
+from tape.subscriptions.spool.spool import Arrival, Rules, Spool
 
 
 class Downstream:
@@ -36,10 +39,10 @@ class Downstream:
         if item.message_id in self.refuses:
             return Replayed("refused", error="no such playbook")
         if item.dedup_key in self.seen:
-            return Replayed("duplicate", execution_id="1")
+            return Replayed("duplicate", execution_id=1)
         self.seen.add(item.dedup_key)
         self.runs.append(item.message_id)
-        return Replayed("started", execution_id=str(len(self.runs)))
+        return Replayed("started", execution_id=len(self.runs))
 
 
 class Clock:
@@ -62,36 +65,38 @@ class Desk:
             from obstore.store import MemoryStore
 
             backend = BucketBackend(MemoryStore(), "s", "memory")
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[Event] = []
         self.clock = Clock()
-        self.spool = Spool("orders", "nats", backend, Rules(**rules), tell=self.tell, now_ms=self.clock)
+        self.spool = Spool(
+            About("orders", "orders"), "nats", backend, Rules(**rules), tell=self.tell, now_ms=self.clock
+        )
 
-    async def tell(self, verb: str, context: dict[str, Any]) -> None:
-        self.told.append((verb, context))
+    async def tell(self, events: Sequence[Event]) -> None:
+        self.told += events
 
-    def verbs(self) -> list[str]:
-        return [verb for verb, _ in self.told]
+    def contexts(self, verb: str) -> list[dict[str, Any]]:
+        return [event.context for event in self.told if event.event_type == f"subscription.{verb}"]
 
 
 @pytest.mark.parametrize("ordering", ["global", "per_key", "none"])
 async def test_everything_that_waited_becomes_a_run_once(ordering: str) -> None:
     desk, downstream = Desk(ordering=ordering), Downstream()
     await desk.spool.take([arrival(f"m{n}", key=f"k{n % 3}") for n in range(50)])
-    report = await desk.spool.drain(downstream)
+    report = await drain(desk.spool, downstream)
     assert sorted(downstream.runs) == sorted(f"m{n}" for n in range(50))
     assert (report.replayed, report.remaining, report.fully_drained) == (50, 0, True)
     assert (desk.spool.items, desk.spool.size_bytes) == (0, 0)
-    assert desk.verbs().count("message.spooled") == desk.verbs().count("message.replayed") == 50
+    assert len(desk.contexts("message.spooled")) == len(desk.contexts("message.replayed")) == 50
 
 
 async def test_in_global_order_nothing_passes_what_cannot_go() -> None:
     desk, downstream = Desk(ordering="global"), Downstream()
     await desk.spool.take([arrival(f"m{n}") for n in range(5)])
     downstream.away = {"m2"}
-    report = await desk.spool.drain(downstream)
+    report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.remaining) == (["m0", "m1"], 3)
     downstream.away = set()
-    await desk.spool.drain(downstream)
+    await drain(desk.spool, downstream)
     assert downstream.runs == [f"m{n}" for n in range(5)]
 
 
@@ -99,10 +104,10 @@ async def test_in_lanes_only_the_lane_of_what_cannot_go_waits() -> None:
     desk, downstream = Desk(ordering="per_key"), Downstream()
     await desk.spool.take([arrival(f"m{n}", key=f"k{n % 2}") for n in range(6)])
     downstream.away = {"m0"}
-    report = await desk.spool.drain(downstream)
+    report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.remaining) == (["m1", "m3", "m5"], 3)
     downstream.away = set()
-    await desk.spool.drain(downstream)
+    await drain(desk.spool, downstream)
     assert downstream.runs == ["m1", "m3", "m5", "m0", "m2", "m4"]
 
 
@@ -110,7 +115,7 @@ async def test_without_order_only_what_cannot_go_waits() -> None:
     desk, downstream = Desk(ordering="none"), Downstream()
     await desk.spool.take([arrival(f"m{n}") for n in range(4)])
     downstream.away = {"m0"}
-    report = await desk.spool.drain(downstream)
+    report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.remaining) == (["m1", "m2", "m3"], 1)
 
 
@@ -125,9 +130,9 @@ async def test_whatever_fails_and_when_each_lane_keeps_its_order(data: st.DataOb
     for _ in range(3):
         downstream.away = set(data.draw(st.lists(st.sampled_from(names), max_size=5))) if names else set()
         downstream.refuses = set(data.draw(st.lists(st.sampled_from(names), max_size=5))) if names else set()
-        await desk.spool.drain(downstream)
+        await drain(desk.spool, downstream)
     downstream.away, downstream.refuses = set(), set()
-    assert (await desk.spool.drain(downstream)).fully_drained
+    assert (await drain(desk.spool, downstream)).fully_drained
     expected, found = defaultdict(list), defaultdict(list)
     for name, lane in zip(names, lanes, strict=True):
         expected[lane if ordering == "per_key" else 0].append(name)
@@ -141,15 +146,15 @@ async def test_poison_becomes_a_dead_letter_and_lets_its_lane_go_on() -> None:
     desk, downstream = Desk(ordering="global", max_replay_attempts=3), Downstream()
     await desk.spool.take([arrival(f"m{n}") for n in range(3)])
     downstream.refuses = {"m1"}
-    reports = [await desk.spool.drain(downstream) for _ in range(3)]
+    reports = [await drain(desk.spool, downstream) for _ in range(3)]
     assert [report.remaining for report in reports] == [2, 2, 0]
     assert downstream.runs == ["m0", "m2"]
     (key,) = reports[-1].dead_lettered
-    (letter,) = [context for verb, context in desk.told if verb == "message.dead_lettered"]
+    (letter,) = desk.contexts("message.dead_lettered")
     assert (letter["message_id"], letter["attempts"], letter["reason"]) == ("m1", 3, "max_replay_attempts")
     downstream.refuses = set()
     assert await desk.spool.requeue([key]) == 1
-    await desk.spool.drain(downstream)
+    await drain(desk.spool, downstream)
     assert downstream.runs == ["m0", "m2", "m1"]
 
 
@@ -158,22 +163,22 @@ async def test_a_downstream_that_is_away_makes_no_poison() -> None:
     await desk.spool.take([arrival("m0")])
     downstream.away = {"m0"}
     for _ in range(5):
-        assert (await desk.spool.drain(downstream)).remaining == 1
+        assert (await drain(desk.spool, downstream)).remaining == 1
     downstream.away = set()
-    assert (await desk.spool.drain(downstream)).replayed == 1
+    assert (await drain(desk.spool, downstream)).replayed == 1
 
 
 async def test_messages_of_a_downstream_that_is_still_away_wait_alone() -> None:
     desk, downstream = Desk(ordering="per_key"), Downstream()
     await desk.spool.take([arrival(f"m{n}", downstream="db" if n % 2 else "queue") for n in range(6)])
-    report = await desk.spool.drain(downstream, may_pass=lambda name: name == "db")
+    report = await drain(desk.spool, downstream, may_pass=lambda name: name == "db")
     assert (downstream.runs, report.remaining) == (["m1", "m3", "m5"], 3)
 
 
 async def test_the_same_message_again_is_counted_as_a_duplicate() -> None:
     desk, downstream = Desk(), Downstream()
     await desk.spool.take([arrival("m0"), arrival("m0")])
-    report = await desk.spool.drain(downstream)
+    report = await drain(desk.spool, downstream)
     assert (report.replayed, report.deduped, downstream.runs) == (1, 1, ["m0"])
 
 
@@ -193,8 +198,8 @@ async def test_a_full_spool_can_give_up_its_oldest() -> None:
         (answer,) = await desk.spool.take([arrival(f"m{n}")])
         assert isinstance(answer, SpoolItem)
     assert desk.spool.size_bytes <= 1200
-    evicted = [context["message_id"] for verb, context in desk.told if verb == "message.dead_lettered"]
-    await desk.spool.drain(downstream)
+    evicted = [context["message_id"] for context in desk.contexts("message.dead_lettered")]
+    await drain(desk.spool, downstream)
     assert evicted + downstream.runs == [f"m{n}" for n in range(10)]
 
 
@@ -202,7 +207,7 @@ async def test_a_full_spool_can_go_on_and_raise_the_alarm() -> None:
     desk = Desk(max_bytes=100, on_full="alert_only")
     await desk.spool.take([arrival("m0")])
     assert desk.spool.items == 1
-    assert ("spool.alert", {"downstream": "default", "spool_bytes": desk.spool.size_bytes}) in desk.told
+    assert desk.contexts("spool.alert") == [{"downstream": "default", "spool_bytes": desk.spool.size_bytes}]
 
 
 async def test_what_is_too_old_is_given_up() -> None:
@@ -211,11 +216,9 @@ async def test_what_is_too_old_is_given_up() -> None:
     desk.clock.ms += 3_600_000
     await desk.spool.take([arrival("new")])
     assert await desk.spool.expire() == 1
-    await desk.spool.drain(downstream)
+    await drain(desk.spool, downstream)
     assert downstream.runs == ["new"]
-    assert [context["reason"] for verb, context in desk.told if verb == "message.dead_lettered"] == [
-        "retention_expired"
-    ]
+    assert [context["reason"] for context in desk.contexts("message.dead_lettered")] == ["retention_expired"]
 
 
 async def test_a_restart_goes_on_with_what_waits_and_with_its_numbers(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ async def test_a_restart_goes_on_with_what_waits_and_with_its_numbers(tmp_path: 
     (item,) = await second.spool.take([arrival("m3")])
     assert isinstance(item, SpoolItem)
     assert item.recv_seq == 4
-    await second.spool.drain(downstream)
+    await drain(second.spool, downstream)
     assert downstream.runs == ["m0", "m1", "m2", "m3"]
 
 
@@ -234,14 +237,33 @@ async def test_a_damaged_item_goes_to_quarantine_and_is_told(tmp_path: Path) -> 
     desk, downstream = Desk(DiskBackend(tmp_path), ordering="global"), Downstream()
     await desk.spool.take([arrival(f"m{n}") for n in range(3)])
     (tmp_path / "00000000000000000002-m1.json").write_bytes(b'{"subscription": "ord')
-    report = await desk.spool.drain(downstream)
+    report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.quarantined, report.remaining) == (["m0", "m2"], ["00000000000000000002-m1"], 0)
     assert await desk.spool.backend.get(Area.QUARANTINE, "00000000000000000002-m1") == b'{"subscription": "ord'
-    assert "message.quarantined" in desk.verbs()
+    (told,) = desk.contexts("spool.quarantined")
+    assert told["spool_ref"] == "noetl://spool/orders/2/m1"
 
 
 async def test_a_drain_can_be_stopped_between_rounds() -> None:
     desk, downstream = Desk(ordering="global"), Downstream()
     await desk.spool.take([arrival(f"m{n}") for n in range(10)])
-    report = await desk.spool.drain(downstream, stopping=lambda: len(downstream.runs) >= 4)
+    report = await drain(desk.spool, downstream, stopping=lambda: len(downstream.runs) >= 4)
     assert (len(downstream.runs), report.remaining) == (4, 6)
+
+
+async def test_whether_a_new_message_would_overtake_one_that_waits() -> None:
+    desk, downstream = Desk(ordering="per_key"), Downstream()
+    await desk.spool.take([arrival("m0", key="a")])
+    assert desk.spool.has_waiting("default", "a")
+    assert not desk.spool.has_waiting("default", "b")
+    await drain(desk.spool, downstream)
+    assert not desk.spool.has_waiting("default", "a")
+
+
+async def test_what_an_earlier_process_left_is_overtaken_by_nobody(tmp_path: Path) -> None:
+    first, second, downstream = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path)), Downstream()
+    await first.spool.take([arrival("m0", key="a")])
+    await second.spool.open()
+    assert second.spool.has_waiting("default", "b")
+    await drain(second.spool, downstream)
+    assert not second.spool.has_waiting("default", "b")

@@ -91,7 +91,9 @@ class NatsBackend:
     async def _store(self, area: Area) -> Any:
         async with self._opening:
             if self._connection is None or self._connection.is_closed:
-                self._connection = await self._nats.connect(**self._options)
+                # The client would try for two minutes; whoever waits for the spool should know in two seconds.
+                patience = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.5, "connect_timeout": 5}
+                self._connection = await self._nats.connect(**patience, error_cb=_passed_on, **self._options)
                 self._stores.clear()
             if area not in self._stores:
                 name = self._bucket if area is Area.LIVE else f"{self._bucket}_{area.value}"
@@ -101,3 +103,7 @@ class NatsBackend:
                 except self._js_errors.NotFoundError:
                     self._stores[area] = await stream.create_object_store(name)
             return self._stores[area]
+
+
+async def _passed_on(error: Exception) -> None:
+    """The client's own log line; the error itself is raised where the spool is used."""

@@ -31,7 +31,14 @@ class BucketBackend:
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         """Write objects, several at a time; the store has all of them on return."""
-        await self._all(self._obstore.put_async(self._store, self._path(area, key), data) for key, data in objects)
+
+        async def write(key: str, data: bytes) -> None:
+            async with self._slots:
+                await self._tried(self._obstore.put_async(self._store, self._path(area, key), data))
+
+        for failed in await asyncio.gather(*(write(*each) for each in objects), return_exceptions=True):
+            if failed is not None:
+                raise failed
 
     async def get(self, area: Area, key: str) -> bytes | None:
         """An object's bytes; None if the store has none of that key."""
@@ -73,15 +80,6 @@ class BucketBackend:
 
     def _path(self, area: Area, key: str) -> str:
         return "/".join(part for part in (self._prefix, area.value) if part) + f"/{key}"
-
-    async def _all(self, writes: Any) -> None:
-        async def one(write: Awaitable[Any]) -> None:
-            async with self._slots:
-                await self._tried(write)
-
-        async with asyncio.TaskGroup() as group:
-            for write in writes:
-                group.create_task(one(write))
 
     async def _tried(self, work: Awaitable[T]) -> T:
         try:

@@ -1,31 +1,27 @@
-"""Store and forward: messages wait here while their downstream is away, and leave in the order they came."""
+"""Store and forward: messages wait here while their downstream is away. `draining.py` lets them go again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from tape.errors import DamagedSpoolItem, SpoolFull
+from tape.subscriptions import events
+from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
 from tape.subscriptions.spool.item import SpoolItem, decode, digest, sequence_of
-from tape.subscriptions.spool.pace import Pace
 
 Ordering = Literal["global", "per_key", "none"]
 OnFull = Literal["stop_acking", "drop_to_dlq", "alert_only"]
 Lane = tuple[str, ...]
-Lanes = OrderedDict[Lane, deque[tuple[SpoolItem, int]]]
-Tell = Callable[[str, dict[str, Any]], Awaitable[None]]
+Tell = Callable[[Sequence[Event]], Awaitable[None]]
 
-_PAGE = 10_000  # keys held at once while draining
-_PAGE_BYTES = 32 << 20  # and bytes of messages
-_ROUND = 500  # messages handed to one replay
-_READS = 64
+PAGE = 10_000  # keys held at once
 
 
 class Rules(msgspec.Struct, kw_only=True, frozen=True):
@@ -37,6 +33,16 @@ class Rules(msgspec.Struct, kw_only=True, frozen=True):
     on_full: OnFull = "stop_acking"
     rate_per_sec: float | None = None
     max_replay_attempts: int = 5
+
+    def lane(self, downstream: str, ordering_key: str | None, key: str) -> Lane:
+        """What must not be overtaken: everything, what has the same key, or nothing else."""
+        match self.ordering:
+            case "global":
+                return ()
+            case "per_key":
+                return (downstream, ordering_key or "__global__")
+            case "none":
+                return (key,)
 
 
 class Arrival(NamedTuple):
@@ -51,38 +57,12 @@ class Arrival(NamedTuple):
     ordering_key: str | None = None
 
 
-class Replayed(NamedTuple):
-    """What became of one replay. `refused` is the item's own fault and counts as an attempt; `away` is not."""
-
-    outcome: Literal["started", "duplicate", "refused", "away"]
-    execution_id: str = ""
-    error: str = ""
-
-
-Replay = Callable[[list[SpoolItem]], Awaitable[list[Replayed]]]
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """What one pass over the spool did."""
-
-    replayed: int = 0
-    deduped: int = 0
-    dead_lettered: list[str] = msgspec.field(default_factory=list)
-    quarantined: list[str] = msgspec.field(default_factory=list)
-    remaining: int = 0
-
-    @property
-    def fully_drained(self) -> bool:
-        """Whether nothing waits any more."""
-        return self.remaining == 0
-
-
 class Spool:
     """One subscription's spool. `tell` writes to the journal; it is awaited after the change is durable."""
 
     def __init__(
         self,
-        subscription: str,
+        about: About,
         source: str,
         backend: SpoolBackend,
         rules: Rules,
@@ -90,37 +70,47 @@ class Spool:
         tell: Tell,
         now_ms: Callable[[], int],
     ) -> None:
-        self.subscription = subscription
+        self.about = about
         self.source = source
         self.backend = backend
         self.rules = rules
+        self.tell = tell
         self.items = 0
         self.size_bytes = 0
-        self._sequence = 0
-        self._tell = tell
-        self._now_ms = now_ms
+        self.evicted: set[str] = set()  # given up to make room since a pass began
+        self.draining = asyncio.Lock()
         self._changing = asyncio.Lock()
-        self._draining = asyncio.Lock()
+        self._sequence = 0
+        self._now_ms = now_ms
         self._replaying: set[str] = set()
-        self._evicted: set[str] = set()
+        # Which lanes have somebody waiting; what an earlier process left is known only once it has gone.
+        self._waiting: Counter[Lane] = Counter()
+        self._knows_lanes = True
 
     async def open(self) -> int:
         """Count what an earlier process left. The number of messages that wait."""
         items = size = sequence = 0
-        async for stored in self._walk(Area.LIVE):
+        async for stored in self.walk(Area.LIVE):
             items += 1
             size += stored.size
             sequence = max(sequence, sequence_of(stored.key) or 0)
         for area in (Area.DEAD, Area.QUARANTINE):
-            async for stored in self._walk(area):
+            async for stored in self.walk(area):
                 sequence = max(sequence, sequence_of(stored.key) or 0)
         self.items, self.size_bytes, self._sequence = items, size, max(self._sequence, sequence)
+        self._knows_lanes = not items
         return items
 
     @property
     def high_water(self) -> int:
         """The newest sequence given out."""
         return self._sequence
+
+    def has_waiting(self, downstream: str, ordering_key: str | None) -> bool:
+        """Whether a message that is dispatched now would overtake one that waits and must not be overtaken."""
+        if not self.items or self.rules.ordering == "none":
+            return False
+        return not self._knows_lanes or self._waiting[self.rules.lane(downstream, ordering_key, "")] > 0
 
     async def oldest_ms(self) -> int | None:
         """When the message at the front was spooled."""
@@ -136,47 +126,30 @@ class Spool:
             answers: list[SpoolItem | SpoolFull] = []
             taken: list[tuple[SpoolItem, bytes]] = []
             incoming = 0
-            alarmed = ""
+            is_over = False
             for arrival in arrivals:
                 item = self._item(arrival)
                 data = item.encode()
-                incoming += len(data)
-                if not await self._fits(incoming):
+                if not await self._fits(incoming + len(data)):
                     if self.rules.on_full == "stop_acking":
                         self._sequence -= 1
-                        incoming -= len(data)
                         answers.append(SpoolFull(self._full(len(data))))
                         continue
-                    alarmed = arrival.downstream
+                    is_over = True
+                incoming += len(data)
                 taken.append((item, data))
                 answers.append(item)
-            await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
+            if taken:
+                await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
             self.items += len(taken)
-            self.size_bytes += sum(len(data) for _, data in taken)
-        for item, _ in taken:
-            await self._tell(
-                "message.spooled", _about(item, sha256=item.sha256, downstream=item.downstream, reason=item.reason)
-            )
-        if alarmed:
-            await self._tell("spool.alert", {"downstream": alarmed, "spool_bytes": self.size_bytes})
+            self.size_bytes += incoming
+            self._waiting.update(self._lane(item) for item, _ in taken)
+        told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
+        if is_over:
+            told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
+        if told:
+            await self.tell(told)
         return answers
-
-    async def drain(
-        self,
-        replay: Replay,
-        *,
-        may_pass: Callable[[str], bool] = lambda downstream: True,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> Report:
-        """Replay what waits, in order, as far as it goes. A lane whose head cannot pass keeps its place."""
-        async with self._draining:
-            report = Report(remaining=self.items)
-            if self.items:
-                await self._tell("spool.draining", {"pending": self.items})
-            self._evicted.clear()
-            await _Pass(self, replay, may_pass, stopping, report).run()
-            report.remaining = self.items
-            return report
 
     async def expire(self) -> int:
         """Give up what is older than `max_age_hours`. The number of messages that were."""
@@ -184,8 +157,8 @@ class Spool:
             return 0
         limit = self._now_ms() - int(self.rules.max_age_hours * 3_600_000)
         expired = 0
-        async with self._draining:
-            async for stored in self._walk(Area.LIVE):
+        async with self.draining:
+            async for stored in self.walk(Area.LIVE):
                 item = await self.load(stored)
                 if item is None:
                     continue
@@ -204,29 +177,36 @@ class Spool:
             return decode(stored.key, data)
         except DamagedSpoolItem as error:
             await self.backend.put(Area.QUARANTINE, [(stored.key, data)])
-            await self.remove([stored])
-            await self._tell("message.quarantined", {"spool_key": stored.key, "reason": str(error)})
+            await self.backend.delete(Area.LIVE, [stored.key])
+            self._forget(1, stored.size)
+            self._knows_lanes = not self.items
+            sequence, _, name = stored.key.partition("-")
+            ref = f"noetl://spool/{self.about.path}/{int(sequence) if sequence.isdigit() else 0}/{name}"
+            await self.tell([events.quarantined(self.about, ref, str(error))])
             return None
 
     async def give_up(self, item: SpoolItem, size: int, reason: str) -> None:
         """Move an item to the dead letters, where it stays until somebody requeues or purges it."""
         item.reason = reason
         await self.backend.put(Area.DEAD, [(item.key, item.encode())])
-        await self.remove([Stored(item.key, size)])
-        await self._tell("message.dead_lettered", _about(item, attempts=item.attempts, reason=reason))
+        await self.remove([(item, size)])
+        await self.tell([events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason=reason)])
 
-    async def rewrite(self, item: SpoolItem, size: int) -> int:
+    async def rewrite(self, item: SpoolItem, size: int) -> None:
         """Keep an item with its new number of attempts, in its place."""
         data = item.encode()
         await self.backend.put(Area.LIVE, [(item.key, data)])
         self.size_bytes += len(data) - size
-        return len(data)
 
-    async def remove(self, gone: Sequence[Stored]) -> None:
-        """Forget messages that need not wait any more."""
-        await self.backend.delete(Area.LIVE, [stored.key for stored in gone])
-        self.items -= len(gone)
-        self.size_bytes -= sum(stored.size for stored in gone)
+    async def remove(self, gone: Sequence[tuple[SpoolItem, int]]) -> None:
+        """Forget messages that need not wait any more; each with the size of its object."""
+        await self.backend.delete(Area.LIVE, [item.key for item, _ in gone])
+        for item, _ in gone:
+            lane = self._lane(item)
+            self._waiting[lane] -= 1
+            if self._waiting[lane] <= 0:
+                del self._waiting[lane]
+        self._forget(len(gone), sum(size for _, size in gone))
 
     async def requeue(self, keys: Sequence[str]) -> int:
         """Bring dead letters back to where they stood, with no attempts. The number that came back."""
@@ -242,14 +222,10 @@ class Spool:
             await self.backend.delete(Area.DEAD, [key])
             self.items += 1
             self.size_bytes += len(again)
-            await self._tell("message.requeued", _about(item))
+            self._waiting[self._lane(item)] += 1
+            await self.tell([events.spooled(self.about, **_where(item), **_what(item))])
             back += 1
         return back
-
-    @property
-    def evicted(self) -> set[str]:
-        """What was given up to make room since the pass began."""
-        return self._evicted
 
     @contextlib.contextmanager
     def replaying(self, keys: Sequence[str]) -> Iterator[None]:
@@ -260,16 +236,28 @@ class Spool:
         finally:
             self._replaying.difference_update(keys)
 
-    async def tell_replayed(self, item: SpoolItem, answer: Replayed) -> None:
-        """Write on the journal which run a message became."""
-        await self._tell(
-            "message.replayed", _about(item, execution_id=answer.execution_id, duplicate=answer.outcome == "duplicate")
-        )
+    async def walk(self, area: Area) -> AsyncIterator[Stored]:
+        """All objects of an area, in the order of their keys."""
+        after = ""
+        while page := await self.backend.page(area, after, PAGE):
+            for stored in page:
+                yield stored
+            after = page[-1].key
+
+    def _lane(self, item: SpoolItem) -> Lane:
+        return self.rules.lane(item.downstream, item.ordering_key, item.key)
+
+    def _forget(self, count: int, size: int) -> None:
+        self.items = max(0, self.items - count)
+        self.size_bytes = max(0, self.size_bytes - size)
+        if not self.items:
+            self._waiting.clear()
+            self._knows_lanes = True
 
     def _item(self, arrival: Arrival) -> SpoolItem:
         self._sequence += 1
         return SpoolItem(
-            subscription=self.subscription,
+            subscription=self.about.path,
             source=self.source,
             message_id=arrival.message_id,
             idempotency_key=arrival.idempotency_key,
@@ -295,11 +283,11 @@ class Spool:
         while self.items and self.size_bytes + incoming > ceiling:
             front = [each for each in await self.backend.page(Area.LIVE, "", 1000) if each.key not in self._replaying]
             if not front:
-                return True  # all that is left is on its way out
+                break  # all that is left is on its way out
             for stored in front:
                 if self.size_bytes + incoming <= ceiling:
                     break
-                self._evicted.add(stored.key)
+                self.evicted.add(stored.key)
                 item = await self.load(stored)
                 if item is not None:
                     await self.give_up(item, stored.size, "on_full_evicted")
@@ -307,130 +295,14 @@ class Spool:
 
     def _full(self, incoming: int) -> str:
         return (
-            f"The spool of {self.subscription} holds {self.size_bytes:,} of {self.rules.max_bytes:,} bytes; a message"
-            f" of {incoming:,} does not fit. Raise spool.retention.max_bytes, or bring the downstream back."
+            f"The spool of {self.about.path} holds {self.size_bytes:,} of {self.rules.max_bytes:,} bytes; a message of"
+            f" {incoming:,} does not fit. Raise spool.retention.max_bytes, or bring the downstream back."
         )
 
-    async def _walk(self, area: Area) -> AsyncIterator[Stored]:
-        after = ""
-        while page := await self.backend.page(area, after, _PAGE):
-            for stored in page:
-                yield stored
-            after = page[-1].key
+
+def _where(item: SpoolItem) -> dict[str, Any]:
+    return {"message_id": item.message_id, "recv_seq": item.recv_seq, "spool_ref": item.ref}
 
 
-class _Pass:
-    """One walk over the spool from front to back."""
-
-    def __init__(
-        self,
-        spool: Spool,
-        replay: Replay,
-        may_pass: Callable[[str], bool],
-        stopping: Callable[[], bool],
-        report: Report,
-    ) -> None:
-        self.spool = spool
-        self.replay = replay
-        self.may_pass = may_pass
-        self.stopping = stopping
-        self.report = report
-        self.pace = Pace(spool.rules.rate_per_sec)
-        self.stalled: set[Lane] = set()
-
-    async def run(self) -> None:
-        after = ""
-        while not self._is_over() and (page := await self._page(after)):
-            lanes = await self._lanes(page)
-            while lanes and not self._is_over():
-                await self._round(lanes)
-            after = page[-1].key
-
-    def _is_over(self) -> bool:
-        # With one lane for all there is nothing behind a stalled head that may pass it.
-        return self.stopping() or (self.spool.rules.ordering == "global" and bool(self.stalled))
-
-    async def _page(self, after: str) -> list[Stored]:
-        page = await self.spool.backend.page(Area.LIVE, after, _PAGE)
-        size = 0
-        for index, stored in enumerate(page):
-            size += stored.size
-            if size > _PAGE_BYTES and index:
-                return page[:index]
-        return page
-
-    def _lane(self, item: SpoolItem) -> Lane:
-        match self.spool.rules.ordering:
-            case "global":
-                return ()
-            case "per_key":
-                return (item.downstream, item.ordering_key or "__global__")
-            case "none":
-                return (item.key,)
-
-    async def _lanes(self, page: list[Stored]) -> Lanes:
-        lanes: Lanes = OrderedDict()
-        for start in range(0, len(page), _READS):
-            some = page[start : start + _READS]
-            for stored, item in zip(some, await asyncio.gather(*map(self.spool.load, some)), strict=True):
-                if item is None:
-                    self.report.quarantined.append(stored.key)
-                elif (lane := self._lane(item)) not in self.stalled:
-                    lanes.setdefault(lane, deque()).append((item, stored.size))
-        return lanes
-
-    async def _round(self, lanes: Lanes) -> None:
-        """Replay the heads of the lanes, one a lane: what is behind a head waits for its outcome."""
-        heads = []
-        for lane in list(islice(lanes, self.pace.at_once(_ROUND))):
-            item, size = lanes[lane][0]
-            if item.key in self.spool.evicted:
-                self._step(lanes, lane)
-            elif self.may_pass(item.downstream):
-                heads.append((lane, item, size))
-            else:
-                self._stall(lanes, lane)
-        if not heads:
-            return
-        await self.pace.wait(len(heads))
-        with self.spool.replaying([item.key for _, item, _ in heads]):
-            answers = await self.replay([item for _, item, _ in heads])
-            await self._settle(lanes, heads, answers)
-
-    async def _settle(self, lanes: Lanes, heads: list[tuple[Lane, SpoolItem, int]], answers: list[Replayed]) -> None:
-        gone: list[Stored] = []
-        for (lane, item, size), answer in zip(heads, answers, strict=True):
-            if answer.outcome in ("started", "duplicate"):
-                gone.append(Stored(item.key, size))
-                await self.spool.tell_replayed(item, answer)
-                self.report.replayed += answer.outcome == "started"
-                self.report.deduped += answer.outcome == "duplicate"
-            elif answer.outcome == "away" or not await self._is_poison(item, size):
-                self._stall(lanes, lane)
-                continue
-            self._step(lanes, lane)
-        await self.spool.remove(gone)
-
-    def _step(self, lanes: Lanes, lane: Lane) -> None:
-        lanes[lane].popleft()
-        lanes.move_to_end(lane)
-        if not lanes[lane]:
-            del lanes[lane]
-
-    async def _is_poison(self, item: SpoolItem, size: int) -> bool:
-        item.attempts += 1
-        if item.attempts < max(1, self.spool.rules.max_replay_attempts):
-            await self.spool.rewrite(item, size)
-            return False
-        await self.spool.give_up(item, size, "max_replay_attempts")
-        self.report.dead_lettered.append(item.key)
-        return True
-
-    def _stall(self, lanes: Lanes, lane: Lane) -> None:
-        del lanes[lane]
-        if self.spool.rules.ordering != "none":
-            self.stalled.add(lane)
-
-
-def _about(item: SpoolItem, **more: Any) -> dict[str, Any]:
-    return {"message_id": item.message_id, "recv_seq": item.recv_seq, "spool_ref": item.ref, **more}
+def _what(item: SpoolItem) -> dict[str, Any]:
+    return {"sha256": item.sha256, "downstream": item.downstream, "reason": item.reason}

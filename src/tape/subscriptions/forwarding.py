@@ -1,0 +1,326 @@
+"""Between a source and its runs: what can go is dispatched, what cannot waits, only what is safe is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from tape.errors import SpoolFull, SpoolUnavailable
+from tape.subscriptions import events, probes
+from tape.subscriptions.circuit import Circuits, Decision, Phase, Transition
+from tape.subscriptions.directives import DedupKey, Plan
+from tape.subscriptions.envelope import Envelope
+from tape.subscriptions.events import About, Event
+from tape.subscriptions.spec import Subscription
+from tape.subscriptions.spool.backend import Area
+from tape.subscriptions.spool.draining import Replayed, Report, drain
+from tape.subscriptions.spool.item import SpoolItem
+from tape.subscriptions.spool.spool import Arrival, Rules, Spool, Tell
+
+log = logging.getLogger(__name__)
+
+# A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
+_REPLAY_WINDOW_S = 7 * 24 * 3600
+_CIRCUITS = "circuit-state"
+
+Dispatch = Callable[[Sequence[Plan]], Awaitable[list[Replayed]]]
+
+
+class Forwarded(NamedTuple):
+    """What became of a message. `started`, `duplicate` and `spooled` are safe; the others stay with the source."""
+
+    outcome: Literal["started", "duplicate", "spooled", "held", "refused"]
+    execution_id: int = 0
+    spool_ref: str = ""
+    error: str = ""
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the source may forget the message."""
+        return self.outcome in ("started", "duplicate", "spooled")
+
+
+class Forwarder:
+    """The way of one subscription's messages to their runs, with a circuit per downstream and perhaps a spool.
+
+    `redelivers` says whether the source brings a message again that is not acknowledged; a push source does not, so
+    that `hybrid` buffers at once.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        about: About,
+        dispatch: Dispatch,
+        *,
+        spool: Spool | None,
+        tell: Tell,
+        redelivers: bool = True,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._spec = subscription.spec.spool
+        self._about = about
+        self._dispatch = dispatch
+        self._spool = spool
+        self._tell = tell
+        self._redelivers = redelivers
+        self._now_ms = now_ms
+        self._pending: list[Event] = []
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._probed_at = 0.0
+        declared = self._spec.circuit
+        self.circuits = Circuits(
+            [each.name for each in declared.downstream],
+            trip_after=declared.trip_after,
+            probe_after_ms=declared.probe_after_ms,
+            changed=self._changed,
+        )
+
+    async def start(self) -> None:
+        """Find out what an earlier process left: where its circuits stood, and what waits."""
+        if self._spool is None:
+            return
+        if state := await self._spool.backend.get(Area.CONTROL, _CIRCUITS):
+            self.circuits.restore(state, self._now_ms())
+        if waiting := await self._spool.open():
+            await self._tell([events.spool_recovered(self._about, waiting, self._spool.high_water, self._spec.backend)])
+
+    def may_fetch(self) -> int | None:
+        """How many messages a pull source should be asked for: None for any number, 0 to let them wait there."""
+        if self._has_backlog and self._spec.drain.on_recovery == "ordered_then_live" and self.circuits.are_closed:
+            return 0
+        if self.circuits.are_closed or self._may_buffer(self._now_ms()):
+            return None
+        # One message, if a circuit would let it pass as its probe.
+        return int(any(self._is_probe_due(name) for name, _ in self.circuits))
+
+    async def forward(self, messages: Sequence[tuple[Envelope, Plan]]) -> list[Forwarded]:
+        """Dispatch or keep messages, in their order; the answers are in the same order."""
+        answers: list[Forwarded | None] = [None] * len(messages)
+        waiting: list[int] = []
+        going: list[int] = []
+        for index, (_, plan) in enumerate(messages):
+            downstream = self.circuits.route(plan.pool or None)
+            if self._must_queue(downstream, plan):
+                waiting.append(index)
+                continue
+            match self.circuits.decide(downstream, self._now_ms()):
+                case Decision.DISPATCH:
+                    going.append(index)
+                case Decision.PROBE:
+                    (answer,) = await self._send([messages[index][1]])
+                    answers[index] = answer
+                    if answer.outcome == "held":
+                        waiting.append(index)
+                case Decision.SPOOL:
+                    waiting.append(index)
+        for index, answer in zip(going, await self._send([messages[index][1] for index in going]), strict=True):
+            answers[index] = answer
+            # The failure that opened the circuit takes its message with it into the spool.
+            if answer.outcome == "held" and self._circuit_of(messages[index][1]) is not Phase.CLOSED:
+                waiting.append(index)
+        waiting.sort()
+        for index, answer in zip(waiting, await self._keep([messages[index] for index in waiting]), strict=True):
+            answers[index] = answer
+        await self._tell_changes()
+        return [answer or Forwarded("held") for answer in answers]
+
+    async def run(self) -> None:
+        """Probe, drain, expire, until stopped."""
+        while not self._is_stopping:
+            try:
+                await self._upkeep()
+            except SpoolUnavailable as error:
+                log.warning("%s", error)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def stop(self) -> None:
+        """End `run` after the round it is in; what waits stays in the spool."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def drain(self) -> Report:
+        """Replay what waits, as far as the circuits let it pass."""
+        if self._spool is None:
+            return Report()
+        report = await drain(self._spool, self._replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping)
+        await self._tell_changes()
+        return report
+
+    # -- dispatching ---------------------------------------------------------------------------
+
+    async def _send(self, plans: Sequence[Plan]) -> list[Forwarded]:
+        if not plans:
+            return []
+        found = []
+        for plan, answer in zip(plans, await self._dispatch(plans), strict=True):
+            self._record(plan, answer)
+            outcome: Literal["started", "duplicate", "held", "refused"] = (
+                "held" if answer.outcome == "away" else answer.outcome
+            )
+            found.append(Forwarded(outcome, answer.execution_id, error=answer.error))
+        return found
+
+    async def _replay(self, items: list[SpoolItem]) -> list[Replayed]:
+        plans = [_again(item) for item in items]
+        answers = await self._dispatch(plans)
+        for plan, answer in zip(plans, answers, strict=True):
+            self._record(plan, answer)
+        return answers
+
+    def _record(self, plan: Plan, answer: Replayed) -> None:
+        # A playbook that does not exist is the message's trouble, not its downstream's: that one answered.
+        downstream = self.circuits.route(plan.pool or None)
+        self.circuits.record(downstream, succeeded=answer.outcome != "away", now_ms=self._now_ms())
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    @property
+    def _has_backlog(self) -> bool:
+        return self._spool is not None and self._spool.items > 0
+
+    def _must_queue(self, downstream: str, plan: Plan) -> bool:
+        """Whether a message has to go behind those that wait already."""
+        if self._spool is None or not self._spool.items:
+            return False
+        if self._spec.drain.on_recovery == "ordered_then_live":
+            return True
+        return self._spool.has_waiting(downstream, plan.ordering_key or None)
+
+    def _may_buffer(self, now_ms: int) -> bool:
+        if self._spool is None or self._spec.mode == "off":
+            return False
+        if self._spec.mode == "buffer_and_ack" or not self._redelivers or self._has_backlog:
+            return True
+        since = [circuit.state.down_since_ms for _, circuit in self.circuits if circuit.state.down_since_ms is not None]
+        return bool(since) and now_ms - min(since) >= self._spec.hybrid_escalate_after_ms
+
+    async def _keep(self, messages: Sequence[tuple[Envelope, Plan]]) -> list[Forwarded]:
+        if not messages:
+            return []
+        if self._spool is None or not self._may_buffer(self._now_ms()):
+            return [Forwarded("held", error="the circuit is open")] * len(messages)
+        arrivals = [self._arrival(plan) for _, plan in messages]
+        try:
+            kept = await self._spool.take(arrivals)
+        except SpoolUnavailable as error:
+            log.warning("%s", error)
+            return [Forwarded("held", error=str(error))] * len(messages)
+        self._wake.set()
+        answers = []
+        for arrival, item in zip(arrivals, kept, strict=True):
+            if isinstance(item, SpoolFull):
+                # Not acknowledged, so that the source still has it: told, because nobody else would know.
+                self._pending.append(
+                    events.dropped(self._about, arrival.message_id, arrival.downstream, "retention_full")
+                )
+                answers.append(Forwarded("held", error=str(item)))
+            else:
+                answers.append(Forwarded("spooled", spool_ref=item.ref))
+        return answers
+
+    def _arrival(self, plan: Plan) -> Arrival:
+        downstream = self.circuits.route(plan.pool or None)
+        is_open = self.circuits[downstream].phase is not Phase.CLOSED
+        # The message is the larger part of its payload; it is written once.
+        message, rest = plan.payload["message"], {**plan.payload, "message": None}
+        return Arrival(
+            message_id=plan.message_id,
+            message=message,
+            plan=msgspec.to_builtins(msgspec.structs.replace(plan, payload=rest)),
+            downstream=downstream,
+            reason="circuit_open" if is_open else "behind_backlog",
+            idempotency_key=plan.idempotency_key or None,
+            ordering_key=plan.ordering_key or None,
+        )
+
+    # -- recovering ----------------------------------------------------------------------------
+
+    async def _upkeep(self) -> None:
+        await self._probe()
+        if self._spool is not None:
+            await self._spool.expire()
+            report = await self.drain()
+            while report.replayed and report.remaining and not self._is_stopping:
+                report = await self.drain()
+
+    async def _probe(self) -> None:
+        declared = [each for each in self._spec.circuit.downstream if each.type != "passive"]
+        now = time.monotonic()
+        if not declared or now - self._probed_at < self._spec.circuit.probe_interval_ms / 1000:
+            return
+        self._probed_at = now
+        for each, is_up in zip(declared, await asyncio.gather(*map(probes.is_up, declared)), strict=True):
+            self.circuits.record(each.name, succeeded=is_up, now_ms=self._now_ms())
+        await self._tell_changes()
+
+    def _may_pass(self, downstream: str) -> bool:
+        return self.circuits.decide(downstream, self._now_ms()) is not Decision.SPOOL
+
+    def _is_probe_due(self, downstream: str) -> bool:
+        circuit = self.circuits[downstream]
+        waited = self._now_ms() - (circuit.state.opened_at_ms or 0)
+        return circuit.phase is Phase.OPEN and waited >= self._spec.circuit.probe_after_ms
+
+    def _circuit_of(self, plan: Plan) -> Phase:
+        return self.circuits[self.circuits.route(plan.pool or None)].phase
+
+    def _pause(self) -> float:
+        """Seconds until something may be due: the next probe, or the next try of what is stalled."""
+        declared = self._spec.circuit
+        if self._has_backlog or not self.circuits.are_closed:
+            return min(declared.probe_interval_ms, max(declared.probe_after_ms, 50)) / 1000
+        return declared.probe_interval_ms / 1000
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def _changed(self, transition: Transition) -> None:
+        log.warning("The circuit of %s to %s is %s.", self._about.name, transition.downstream, transition.phase)
+        if transition.phase is Phase.OPEN:
+            self._pending.append(
+                events.circuit_opened(
+                    self._about, transition.downstream, transition.consecutive_failures, transition.trips
+                )
+            )
+        else:
+            self._pending.append(events.circuit_closed(self._about, transition.downstream))
+            self._wake.set()
+
+    async def _tell_changes(self) -> None:
+        if not self._pending:
+            return
+        if self._spool is not None:
+            await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
+        told, self._pending = self._pending, []
+        await self._tell(told)
+
+
+def rules_of(subscription: Subscription) -> Rules:
+    """What the `spool` block says to the engine."""
+    spec = subscription.spec.spool
+    return Rules(
+        ordering=spec.ordering,
+        max_bytes=spec.retention.max_bytes,
+        max_age_hours=spec.retention.max_age_hours,
+        on_full=spec.retention.on_full,
+        rate_per_sec=spec.drain.rate_per_sec,
+        max_replay_attempts=spec.drain.max_replay_attempts,
+    )
+
+
+def _again(item: SpoolItem) -> Plan:
+    """The plan of a spooled message. It is recognized if it was dispatched before and only its removal is missing."""
+    plan = msgspec.convert(item.plan, Plan)
+    dedup = plan.dedup or DedupKey(item.ref, _REPLAY_WINDOW_S)
+    return msgspec.structs.replace(plan, dedup=dedup, payload={**plan.payload, "message": item.message})

@@ -1,0 +1,343 @@
+"""What can go is dispatched, what cannot waits, and only what is safe is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tape.subscriptions.directives import Plan, resolve
+from tape.subscriptions.envelope import Envelope, receive
+from tape.subscriptions.events import About, Event
+from tape.subscriptions.forwarding import Forwarder, rules_of
+from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.objects import BucketBackend
+from tape.subscriptions.spool.spool import Spool
+from tests.objects import free_ports
+from tests.subscriptions.specs import subscription
+
+ABOUT = About("orders", "subscriptions/orders", 7)
+_WAITING = {"mode": "buffer_and_ack", "backend": "memory", "ordering_key": "lane"}
+
+
+class World:
+    """A downstream that can be switched off, a clock, and a subscription that survives its process."""
+
+    def __init__(self, **spool: Any) -> None:
+        from obstore.store import MemoryStore
+
+        spool.setdefault("circuit", {"trip_after": 2, "probe_after_ms": 1000})
+        self.subscription = subscription(spool=_WAITING | spool)
+        self.store = MemoryStore()
+        self.is_up = True
+        self.unknown: set[str] = set()
+        self.runs: list[str] = []
+        self.seen: dict[str, int] = {}
+        self.told: list[Event] = []
+        self.now = 1_000_000
+        self.calls = 0
+
+    async def begin(self, *, redelivers: bool = True) -> Forwarder:
+        spec = self.subscription.spec.spool
+        spool = None
+        if spec.mode != "off":
+            place = BucketBackend(self.store, "s", "memory")
+            spool = Spool(ABOUT, "nats", place, rules_of(self.subscription), tell=self.tell, now_ms=lambda: self.now)
+        forwarder = Forwarder(
+            self.subscription,
+            ABOUT,
+            self.dispatch,
+            spool=spool,
+            tell=self.tell,
+            redelivers=redelivers,
+            now_ms=lambda: self.now,
+        )
+        await forwarder.start()
+        return forwarder
+
+    async def dispatch(self, plans: Sequence[Plan]) -> list[Replayed]:
+        self.calls += 1
+        return [self.one(plan) for plan in plans]
+
+    def one(self, plan: Plan) -> Replayed:
+        if not self.is_up:
+            return Replayed("away", error="connection refused")
+        if plan.message_id in self.unknown:
+            return Replayed("refused", error="no such playbook")
+        if plan.dedup is not None and plan.dedup.key in self.seen:
+            return Replayed("duplicate", self.seen[plan.dedup.key])
+        self.runs.append(plan.message_id)
+        if plan.dedup is not None:
+            self.seen[plan.dedup.key] = len(self.runs)
+        return Replayed("started", len(self.runs))
+
+    async def tell(self, events: Sequence[Event]) -> None:
+        self.told += events
+
+    def message(self, name: str, lane: str = "a") -> tuple[Envelope, Plan]:
+        envelope = receive("nats", name, b'{"v": 1}', [("lane", lane)])
+        return envelope, resolve(self.subscription, envelope)
+
+    def types(self) -> list[str]:
+        return [event.event_type.removeprefix("subscription.") for event in self.told]
+
+
+async def test_while_all_is_well_messages_become_runs_and_nothing_is_written() -> None:
+    world = World()
+    forwarder = await world.begin()
+    answers = await forwarder.forward([world.message("m0"), world.message("m1")])
+    assert [answer.outcome for answer in answers] == ["started", "started"]
+    assert (world.runs, world.told, world.calls) == (["m0", "m1"], [], 1)
+    assert forwarder.may_fetch() is None
+
+
+async def test_a_failure_while_the_circuit_is_closed_leaves_the_message_to_its_source() -> None:
+    world = World()
+    forwarder = await world.begin()
+    world.is_up = False
+    (answer,) = await forwarder.forward([world.message("m0")])
+    assert (answer.outcome, answer.is_safe) == ("held", False)
+
+
+async def test_an_outage_from_beginning_to_end() -> None:
+    world = World()
+    forwarder = await world.begin()
+    world.is_up = False
+    first = await forwarder.forward([world.message("m0")])
+    second = await forwarder.forward([world.message("m1")])  # opens the circuit, and takes its message along
+    rest = await forwarder.forward([world.message(f"m{n}") for n in range(2, 6)])
+    assert [answer.outcome for answer in first + second + rest] == ["held"] + ["spooled"] * 5
+    calls = world.calls
+    assert (await forwarder.drain()).remaining == 5
+    assert world.calls == calls  # nothing is tried while the circuit is open
+    world.is_up = True
+    world.now += 1000
+    reports = [await forwarder.drain() for _ in range(2)]
+    assert sum(report.replayed for report in reports) == 5
+    assert world.runs == ["m1", "m2", "m3", "m4", "m5"]
+    assert [kind for kind in world.types() if kind.startswith("circuit")] == ["circuit.opened", "circuit.closed"]
+    assert world.types().count("message.spooled") == world.types().count("message.replayed") == 5
+    assert forwarder.may_fetch() is None
+
+
+async def test_a_probe_that_fails_opens_the_circuit_again() -> None:
+    world = World()
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(3):
+        await forwarder.forward([world.message(f"m{n}")])
+    world.now += 1000
+    calls = world.calls
+    await forwarder.drain()
+    await forwarder.drain()
+    assert world.calls == calls + 1
+    assert forwarder.circuits["default"].state.trips == 2
+
+
+async def test_without_a_spool_messages_stay_at_their_source_and_one_of_them_is_the_probe() -> None:
+    world = World(mode="off")
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(2):
+        await forwarder.forward([world.message(f"m{n}")])
+    assert forwarder.may_fetch() == 0
+    world.now += 1000
+    assert forwarder.may_fetch() == 1
+    world.is_up = True
+    (answer,) = await forwarder.forward([world.message("m0")])
+    assert answer.outcome == "started"
+    assert forwarder.may_fetch() is None
+
+
+async def test_hybrid_leaves_a_short_outage_to_the_source_and_buffers_a_long_one() -> None:
+    world = World(mode="hybrid", hybrid_escalate_after_ms=5000)
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(2):
+        (answer,) = await forwarder.forward([world.message(f"m{n}")])
+        assert answer.outcome == "held"
+    assert forwarder.may_fetch() == 0
+    world.now += 5000
+    world.is_up = False
+    assert forwarder.may_fetch() is None
+    await forwarder.forward([world.message("probe")])
+    (answer,) = await forwarder.forward([world.message("m2")])
+    assert answer.outcome == "spooled"
+
+
+async def test_hybrid_buffers_at_once_what_its_source_would_not_bring_again() -> None:
+    world = World(mode="hybrid", hybrid_escalate_after_ms=60_000)
+    forwarder = await world.begin(redelivers=False)
+    world.is_up = False
+    answers = [(await forwarder.forward([world.message(f"m{n}")]))[0] for n in range(3)]
+    assert [answer.outcome for answer in answers] == ["held", "spooled", "spooled"]
+
+
+async def test_a_restart_in_the_middle_of_an_outage_goes_on_with_it() -> None:
+    world = World()
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(4):
+        await forwarder.forward([world.message(f"m{n}")])
+    again = await world.begin()
+    assert "spool.recovered" in world.types()
+    assert not again.circuits.are_closed
+    (answer,) = await again.forward([world.message("m4")])
+    assert answer.outcome == "spooled"
+    world.is_up, world.now = True, world.now + 1000
+    while (await again.drain()).remaining:
+        pass
+    assert world.runs == ["m1", "m2", "m3", "m4"]
+
+
+async def test_a_replay_that_was_dispatched_but_not_removed_makes_no_second_run() -> None:
+    world = World()
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(3):
+        await forwarder.forward([world.message(f"m{n}")])
+    world.is_up, world.now = True, world.now + 1000
+
+    async def dies(events: Sequence[Event]) -> None:
+        if any(event.event_type.endswith("message.replayed") for event in events):
+            raise ConnectionError("killed between the dispatch and the removal")
+        world.told.extend(events)
+
+    again = await world.begin()
+    assert again._spool is not None
+    again._spool.tell = dies
+    with pytest.raises(ConnectionError):
+        await again.drain()
+    last = await world.begin()
+    while (await last.drain()).remaining:
+        pass
+    assert world.runs == ["m1", "m2"]
+
+
+async def test_new_messages_wait_behind_those_that_wait() -> None:
+    world = World(drain={"on_recovery": "ordered_then_live"})
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(3):
+        await forwarder.forward([world.message(f"m{n}", lane="a")])
+    world.is_up, world.now = True, world.now + 1000
+    forwarder.circuits.record("default", succeeded=True, now_ms=world.now)
+    assert forwarder.may_fetch() == 0
+    (answer,) = await forwarder.forward([world.message("m3", lane="b")])
+    assert answer.outcome == "spooled"
+
+
+async def test_interleaved_only_those_of_the_same_lane_wait() -> None:
+    world = World(drain={"on_recovery": "interleave"})
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(3):
+        await forwarder.forward([world.message(f"m{n}", lane="a")])
+    world.is_up = True
+    forwarder.circuits.record("default", succeeded=True, now_ms=world.now)
+    assert forwarder.may_fetch() is None
+    answers = await forwarder.forward([world.message("m3", lane="a"), world.message("m4", lane="b")])
+    assert [answer.outcome for answer in answers] == ["spooled", "started"]
+
+
+async def test_a_full_spool_leaves_messages_to_their_source_and_says_so() -> None:
+    world = World(retention={"max_bytes": 1500})
+    forwarder = await world.begin()
+    world.is_up = False
+    answers = [(await forwarder.forward([world.message(f"m{n}")]))[0] for n in range(10)]
+    assert {answer.outcome for answer in answers[-3:]} == {"held"}
+    assert world.types().count("message.dropped") > 0
+    assert len(answers) == world.types().count("message.spooled") + sum(a.outcome == "held" for a in answers)
+
+
+async def test_a_playbook_that_does_not_exist_opens_no_circuit() -> None:
+    world = World()
+    forwarder = await world.begin()
+    world.unknown = {f"m{n}" for n in range(5)}
+    answers = await forwarder.forward([world.message(f"m{n}") for n in range(5)])
+    assert {answer.outcome for answer in answers} == {"refused"}
+    assert forwarder.circuits.are_closed
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+async def test_whatever_happens_every_message_becomes_one_run_in_the_order_of_its_lane(data: st.DataObject) -> None:
+    world = World(ordering=data.draw(st.sampled_from(["per_key", "global"])))
+    forwarder = await world.begin()
+    lanes: dict[str, list[str]] = defaultdict(list)
+    number = 0
+    for _ in range(data.draw(st.integers(1, 12))):
+        match data.draw(st.sampled_from(["send", "send", "switch", "wait", "drain", "kill"])):
+            case "send":
+                count = data.draw(st.integers(1, 4))
+                batch = [(f"m{number + n}", data.draw(st.sampled_from("abc"))) for n in range(count)]
+                number += count
+                # A source that keeps its order brings again what was not acknowledged before it goes on.
+                for name, lane in batch:
+                    for _ in range(4):
+                        (answer,) = await forwarder.forward([world.message(name, lane)])
+                        if answer.is_safe:
+                            break
+                    assert answer.is_safe
+                    lanes[lane].append(name)
+            case "switch":
+                world.is_up = not world.is_up
+            case "wait":
+                world.now += 1000
+            case "drain":
+                await forwarder.drain()
+            case _:
+                forwarder = await world.begin()
+    world.is_up = True
+    for _ in range(10):
+        world.now += 1000
+        if not (await forwarder.drain()).remaining:
+            break
+    lane_of = {name: lane for lane, names in lanes.items() for name in names}
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in world.runs:
+        found[lane_of[name]].append(name)
+    assert found == lanes
+
+
+@pytest.fixture
+async def switch() -> AsyncIterator[tuple[int, Any]]:
+    (port,) = free_ports(1)
+    servers: list[asyncio.Server] = []
+
+    async def turn(on: bool) -> None:
+        if on:
+            servers.append(await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port))
+        else:
+            for server in servers:
+                server.close()
+            servers.clear()
+
+    yield port, turn
+    await turn(False)
+
+
+async def test_a_downstream_that_is_probed_opens_and_closes_its_circuit_by_itself(switch: tuple[int, Any]) -> None:
+    port, turn = switch
+    await turn(True)
+    declared = [{"name": "db", "type": "tcp", "target": f"127.0.0.1:{port}"}]
+    world = World(circuit={"trip_after": 1, "probe_interval_ms": 20, "probe_after_ms": 600_000, "downstream": declared})
+    forwarder = await world.begin()
+    running = asyncio.create_task(forwarder.run())
+    await turn(False)
+    async with asyncio.timeout(30):
+        while forwarder.circuits.are_closed:
+            await asyncio.sleep(0.01)
+        (answer,) = await forwarder.forward([world.message("m0")])
+        assert answer.outcome == "spooled"
+        await turn(True)
+        while not world.runs:
+            await asyncio.sleep(0.01)
+        forwarder.stop()
+        await running
+    assert world.runs == ["m0"]
