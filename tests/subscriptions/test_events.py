@@ -27,7 +27,7 @@ ALL = [
     *(events.lifecycle(ABOUT, verb, "ACTIVE", 3) for verb in events.Verb.__args__),  # type: ignore[attr-defined]
     events.directives_applied(ABOUT, PLAN, 99),
     events.deduplicated(ABOUT, "k", 98, 99),
-    events.rejected(ABOUT, "bad_signature", 401, detail="the signature is of another secret"),
+    events.rejected(ABOUT, "bad_signature", 401, count=3),
     events.received(ABOUT, "nats", "m1", {"a": "1"}),
     events.rate_limited(ABOUT, "dispatch_rate", None, 2),
     events.source_lost(ABOUT, "nats", "connection refused"),

@@ -213,12 +213,12 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "subscription.message.rejected",
-        "A delivery was refused.",
+        "Deliveries were refused. Many that are alike within a second are one event; no body and no secret is told.",
         {
             **_SUBSCRIPTION,
             "reason": "why, in one word",
             "status_code": "what the sender was answered",
-            "detail": "more about it; never the body or a secret",
+            "count": "how many",
         },
     ),
     EventType(

@@ -142,9 +142,9 @@ def deduplicated(about: About, dedup_key: str, original: int, suppressed: int = 
     return _event(about, "message.deduplicated", "DEDUPLICATED", "control_plane", context, original)
 
 
-def rejected(about: About, reason: str, status_code: int, *, detail: str = "", emitter: str = "ingress") -> Event:
-    """A delivery was refused. Neither its body nor a secret is told."""
-    context = {"reason": reason, "status_code": status_code} | ({"detail": detail} if detail else {})
+def rejected(about: About, reason: str, status_code: int, *, count: int = 1, emitter: str = "ingress") -> Event:
+    """Deliveries were refused, so many of them for the same reason within a second. No body and no secret is told."""
+    context = {"reason": reason, "status_code": status_code, "count": count}
     return _event(about, "message.rejected", "REJECTED", emitter, context)
 
 

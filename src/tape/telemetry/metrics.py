@@ -67,6 +67,9 @@ class Metrics:
         self.tasks_purged = counter("tasks_purged", "Done and dropped tasks removed after their time")
         self.dispatchers = gauge("dispatchers", "Open task streams")
 
+        self.ingress_received = counter("ingress_received", "Deliveries for a listener", "subscription")
+        self.ingress_rejected = counter("ingress_rejected", "Deliveries refused, by reason", "subscription", "reason")
+        self.ingress_dispatched = counter("ingress_dispatched", "Deliveries accepted durably", "subscription")
         self.wallet_reveals = counter("wallet_reveals", "Secrets asked for, by `ok` or an error's code", "outcome")
 
         self.executes = counter("execute_outcomes", "Playbooks to execute, by what became of them", "entry", "outcome")

@@ -1,0 +1,65 @@
+"""Refused deliveries on the journal: each is counted, and many that are alike within a second are one event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from tape.errors import TapeError
+from tape.subscriptions import events
+from tape.subscriptions.events import About, Event
+
+log = logging.getLogger(__name__)
+
+# Anybody can send what is refused: a flood of it must not fill the journal.
+WINDOW_S = 1.0
+NOBODY = About("", "")
+
+Tell = Callable[[Sequence[Event]], Awaitable[None]]
+
+
+class Rejections:
+    """Gathers what was refused and tells it, with its number."""
+
+    def __init__(self, tell: Tell, emitter: str = "ingress") -> None:
+        self._tell = tell
+        self._emitter = emitter
+        self._counts: Counter[tuple[About, str, int]] = Counter()
+        self._telling: asyncio.Task[None] | None = None
+
+    def add(self, about: About, reason: str, status: int) -> None:
+        """A delivery was refused. `NOBODY` is a listener that does not exist: its name is a stranger's choice."""
+        self._counts[(about, reason, status)] += 1
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._keep_telling())
+
+    async def close(self) -> None:
+        """Tell what has not been told."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+        await self._flush()
+
+    async def _keep_telling(self) -> None:
+        try:
+            while self._counts:
+                await self._flush()
+                await asyncio.sleep(WINDOW_S)
+        finally:
+            self._telling = None
+
+    async def _flush(self) -> None:
+        counts, self._counts = self._counts, Counter()
+        told = [
+            events.rejected(about, reason, status, count=count, emitter=self._emitter)
+            for (about, reason, status), count in counts.items()
+        ]
+        if not told:
+            return
+        try:
+            await self._tell(told)
+        except TapeError as error:
+            self._counts.update(counts)
+            log.warning("%d refused deliveries could not be journaled yet: %s", counts.total(), error)
