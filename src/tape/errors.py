@@ -776,6 +776,50 @@ class TemplateFailed(PlaybookError):
     code = "TAPE-2111"
 
 
+# ── 2175: sources of subscriptions, and what becomes of their messages ───────────────────────────
+
+
+class SourceError(TapeError):
+    """A source of messages cannot be read."""
+
+    code = "TAPE-2175"
+    status = "FAILED_PRECONDITION"
+
+
+class SourceMisconfigured(SourceError):
+    """The settings of a source lack something, or have something that it cannot take."""
+
+    code = "TAPE-2176"
+    status = "INVALID_ARGUMENT"
+
+
+class SourceMissing(SourceError):
+    """The stream, consumer, topic or subscription is not at the broker."""
+
+    code = "TAPE-2177"
+    status = "NOT_FOUND"
+
+
+class SourceUnavailable(SourceError):
+    """The broker cannot be reached, or does not answer."""
+
+    code = "TAPE-2178"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+class InternalTokenUnset(TapeError):
+    """The server has no internal token, so what only its holders may see is shown to nobody."""
+
+    code = "TAPE-2210"
+    status = "UNAVAILABLE"
+
+
 # ── 22xx: secrets, and deliveries from outside ───────────────────────────────────────────────────
 
 

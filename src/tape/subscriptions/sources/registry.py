@@ -1,0 +1,50 @@
+"""Which sources there are, and how a new one is added."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from tape.errors import SourceMisconfigured
+from tape.subscriptions.sources.settings import Settings
+from tape.subscriptions.sources.source import Source
+
+S = TypeVar("S", bound=type[Source])
+
+# Where the class is; its broker's client is imported when one is made.
+_KNOWN: dict[str, str | type[Source]] = {
+    "nats": "tape.subscriptions.sources.nats:NatsSource",
+    "kafka": "tape.subscriptions.sources.kafka.source:KafkaSource",
+    "pubsub": "tape.subscriptions.sources.pubsub:PubSubSource",
+}
+
+
+def source(name: str) -> Callable[[S], S]:
+    """Make a class of yours a source: `spec.source` may name it from now on, in every process that imports it."""
+
+    def register(cls: S) -> S:
+        if name in _KNOWN and _KNOWN[name] is not cls:
+            raise SourceMisconfigured(f"There is a source {name!r} already; choose another name.")
+        _KNOWN[name] = cls
+        return cls
+
+    return register
+
+
+def known_sources() -> tuple[str, ...]:
+    """The names that `spec.source` may have with `mode: pull`."""
+    return tuple(_KNOWN)
+
+
+def open_source(name: str, spec: Mapping[str, Any], credential: Mapping[str, Any] | str | None = None) -> Source:
+    """A source, not connected yet: its settings are the keys of the spec, and behind them the credential's."""
+    place = _KNOWN.get(name)
+    if place is None:
+        raise SourceMisconfigured(
+            f"Unknown or unavailable subscription source {name!r}. Available: {', '.join(known_sources())}."
+        )
+    if isinstance(place, str):
+        module, _, attribute = place.partition(":")
+        place = getattr(importlib.import_module(module), attribute)
+    return place(Settings(name, spec, credential))  # type: ignore[call-arg]  # sources are made from settings

@@ -1,0 +1,83 @@
+"""What a spec and its credential say about a connection."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from tape.errors import SourceMisconfigured
+
+# Names under which credentials may hold what a spec calls otherwise.
+_ALIASES = {
+    "nats_url": "url",
+    "nats_user": "user",
+    "nats_username": "user",
+    "nats_password": "password",
+    "nats_token": "token",
+    "username": "user",
+    "bootstrap_servers": "brokers",
+    "access_token": "token",
+}
+
+
+class Settings:
+    """The connection of one source: keys of the spec, and behind them those of its credential.
+
+    A value that was written into the spec wins over the credential's. Each is checked when it is asked for, and a
+    wrong one is a SourceMisconfigured that names it; values are never shown, because any of them may be a secret.
+    """
+
+    def __init__(self, source: str, spec: Mapping[str, Any], credential: Mapping[str, Any] | str | None = None) -> None:
+        self.source = source
+        held = {"token": credential} if isinstance(credential, str) else dict(credential or {})
+        self._values = {_ALIASES.get(name, name): value for name, value in held.items() if value is not None}
+        self._values |= {name: value for name, value in spec.items() if value is not None}
+
+    def text(self, name: str) -> str:
+        """A text, or none."""
+        value = self._values.get(name, "")
+        if isinstance(value, (str, int)) and not isinstance(value, bool):
+            return str(value).strip()
+        raise self.wrong(f"{name!r} must be a text, not {type(value).__name__}")
+
+    def required(self, name: str, hint: str = "") -> str:
+        """A text that must be there."""
+        if not (value := self.text(name)):
+            raise self.wrong(f"requires {name!r}{hint}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """A list, or a text with commas between its parts."""
+        value = self._values.get(name) or []
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+            raise self.wrong(f"{name!r} must be a list of texts, or one text with commas between them")
+        return [part.strip() for part in parts if part.strip()]
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self._values.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(f"{name!r} must be true or false")
+        return value
+
+    def mapping(self, name: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
+        """A mapping; with `known` keys, any other is refused."""
+        value = self._values.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self.wrong(f"{name!r} must be a mapping")
+        for key in value:
+            if known and key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+                raise self.wrong(f"{name!r} has the unknown key {key!r}; {hint}")
+        return dict(value)
+
+    def raw(self, name: str) -> Any:
+        """The value as it was written, or None."""
+        return self._values.get(name)
+
+    def wrong(self, what: str) -> SourceMisconfigured:
+        """The error that says so."""
+        return SourceMisconfigured(f"subscription[{self.source}] {what}.")

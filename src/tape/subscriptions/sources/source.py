@@ -1,0 +1,68 @@
+"""The port of a pull source: fetch messages, and settle each one when its run is safe."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message in our hands. Until its receipt is settled, its source keeps it and will deliver it again.
+
+    `headers` are pairs as the source has them: a name may come twice. `deliveries` counts this one: 1 is the first.
+    """
+
+    message_id: str
+    body: bytes | None
+    receipt: str
+    headers: Sequence[tuple[str, str]] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    ordering_key: str = ""
+    deliveries: int = 1
+
+
+class Source(abc.ABC):
+    """A connection to a broker. Its methods are called by one task at a time.
+
+    Whatever fails raises one of three errors: SourceUnavailable when trying again may help (whoever calls waits, calls
+    `open` and goes on), SourceMissing when the stream, topic or subscription is not there, SourceMisconfigured when
+    a setting is wrong.
+    """
+
+    # Whether a receipt can be settled by another process than the one that fetched it.
+    settles_elsewhere = True
+
+    @abc.abstractmethod
+    async def open(self) -> None:
+        """Connect and check that what is to be read is there. Called again after a failure."""
+
+    @abc.abstractmethod
+    async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
+        """At most `limit` messages, as soon as there is one; none after `wait_s` seconds without any."""
+
+    @abc.abstractmethod
+    async def ack(self, receipts: Sequence[str]) -> None:
+        """These are done: they are not delivered again. Returns when the source knows it."""
+
+    @abc.abstractmethod
+    async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
+        """Deliver these again, after `delay_s` seconds if the source can wait."""
+
+    async def term(self, receipts: Sequence[str]) -> None:
+        """Never deliver these again, although nobody handled them."""
+        await self.ack(receipts)
+
+    async def release(self) -> None:
+        """Give back what was fetched ahead and not handed out yet; called before a pause and before the end."""
+        return
+
+    async def lag(self) -> int | None:
+        """How many messages wait behind the last one, where the source tells."""
+        return None
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Disconnect. What was not settled is delivered again."""
