@@ -226,7 +226,7 @@ def test_kafka_logs_in_and_encrypts_as_told(certificate: dict[str, str]) -> None
         ({"tls": {"cert": certificate["cert"]}}, "both 'cert' and 'key'"),
         ({"tls": {"ca": "/nowhere.pem"}}, "cannot be read"),
         ({"tls": {"ca": "-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----"}}, "no PEM"),
-        ({"tls": {"certificate": "x"}}, "did you mean 'cert'"),
+        ({"tls": {"certs": "x"}}, "did you mean 'cert'"),
     ):
         with pytest.raises(SourceMisconfigured, match=problem):
             config(spec)

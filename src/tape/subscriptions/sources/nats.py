@@ -15,6 +15,7 @@ from tape.subscriptions.sources.source import Delivery, Source
 from tape.subscriptions.sources.tls import tls_of
 
 CONNECT_S = 5.0
+FAREWELL_S = 1.0
 NANOSECONDS = 1_000_000_000
 # No messages, and none in time.
 _ORDINARY_ENDS = ("404", "408")
@@ -56,23 +57,24 @@ class NatsSource(Source):
     async def open(self) -> None:
         """Connect, and find the consumer."""
         await self._disconnect()
-        connection = self._client_class()
-        with self._told("cannot be reached"):
-            # Whoever polls waits and opens again: a client that reconnects by itself would hide an outage.
-            await asyncio.wait_for(
-                connection.connect(
-                    self._servers,
-                    name="tape-subscription",
-                    allow_reconnect=False,
-                    connect_timeout=CONNECT_S,
-                    error_cb=self._wake,
-                    closed_cb=self._wake,
-                    **self._options,
-                ),
-                2 * CONNECT_S,
-            )
-        self._connection = connection
+        self._connection = connection = self._client_class()
         try:
+            with self._told("cannot be reached"):
+                # Whoever polls waits and opens again: a client that reconnects by itself would hide an outage.
+                await asyncio.wait_for(
+                    connection.connect(
+                        self._servers,
+                        name="tape-subscription",
+                        allow_reconnect=False,
+                        max_reconnect_attempts=1,
+                        reconnect_time_wait=0,
+                        connect_timeout=CONNECT_S,
+                        error_cb=self._wake,
+                        closed_cb=self._wake,
+                        **self._options,
+                    ),
+                    2 * CONNECT_S,
+                )
             await self._find_consumer()
         except SourceError:
             await self._disconnect()
@@ -229,12 +231,12 @@ class NatsSource(Source):
         self._to_come = 0
         if connection is not None and not connection.is_closed:
             with contextlib.suppress(Exception):  # it may be broken in any way; nothing depends on a farewell
-                await connection.close()
+                await asyncio.wait_for(connection.close(), FAREWELL_S)
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """Turn what the client raises into an error that says where."""
-        if self._connection is None and what != "cannot be reached":
+        if self._connection is None:
             raise SourceUnavailable(f"NATS at {self._place} is not connected.")
         try:
             yield
