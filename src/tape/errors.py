@@ -808,18 +808,6 @@ class SourceUnavailable(SourceError):
     retryable = True
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "…"
-
-
-class InternalTokenUnset(TapeError):
-    """The server has no internal token, so what only its holders may see is shown to nobody."""
-
-    code = "TAPE-2210"
-    status = "UNAVAILABLE"
-
-
 # ── 22xx: secrets, and deliveries from outside ───────────────────────────────────────────────────
 
 
