@@ -879,6 +879,16 @@ class UnknownEvent(InvalidInput):
     code = "TAPE-2154"
 
 
+class ApiRefused(HttpFailed):
+    """The server refused a request to its `/api`; `http_status` is its answer."""
+
+    code = "TAPE-2155"
+
+    def __init__(self, message: str, http_status: int = 0) -> None:
+        self.http_status = http_status
+        super().__init__(message)
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"

@@ -63,6 +63,7 @@ _SUBSCRIPTION = {
     "execution_id": "the registration it is about, or the run that a message became",
     "status": "the event in one word",
     "emitter": "what kind of process saw it",
+    "created_at": "when it was seen, which can be before it reached the server",
     "worker_id": "which one",
 }
 _REGISTRATION = {

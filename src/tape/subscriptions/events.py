@@ -6,7 +6,6 @@ Its subject is `/tape/subscription/<verb>/<name>`.
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +28,11 @@ class About(NamedTuple):
     subscription_id: int = 0
 
 
+def about(path: str, subscription_id: int = 0) -> About:
+    """The subscription of a path; its name is the last part of that."""
+    return About(path.rpartition("/")[2], path, subscription_id)
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a subscription, or to a message of it.
 
@@ -43,7 +47,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     emitter: str
     worker_id: str = ""
     trace: TraceContext | None = None
-    created_at_ms: int = 0
+    created_at: str = ""
 
     def draft(self) -> Draft:
         """The entry for the journal, in the run of its execution."""
@@ -53,6 +57,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
             "execution_id": str(self.execution_id),
             "status": self.status,
             "emitter": self.emitter,
+            "created_at": self.created_at,
             **({"worker_id": self.worker_id} if self.worker_id else {}),
             **self.context,
         }
@@ -66,13 +71,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self) -> dict[str, Any]:
         """The event as one JSON object, for a local trail and for `POST /api/events`."""
-        created = datetime.fromtimestamp(self.created_at_ms / 1_000, UTC)
         record: dict[str, Any] = {
             "execution_id": self.execution_id,
             "event_type": self.event_type,
             "step": STEP,
             "status": self.status,
-            "created_at": created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "created_at": self.created_at,
             "context": self.context,
             "meta": {"emitter": self.emitter},
             "subscription": self.about.path,
@@ -102,7 +106,7 @@ def _event(
         execution_id=about.subscription_id if execution_id is None else execution_id,
         emitter=emitter,
         trace=trace,
-        created_at_ms=time.time_ns() // 1_000_000,
+        created_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
 
 

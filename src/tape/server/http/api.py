@@ -10,6 +10,7 @@ from tape.server.http.catalog import CatalogDoor, Check
 from tape.server.http.credentials import CredentialDoor
 from tape.server.http.execute import ExecuteDoor
 from tape.server.http.internal import Internal
+from tape.server.http.subscriptions import SubscriptionsDoor
 from tape.subscriptions.validation import read_subscription
 
 # The kinds of documents, and what checks each.
@@ -24,6 +25,7 @@ class Api:
         self._catalog = CatalogDoor(journal.database, KINDS)
         self._execute = ExecuteDoor(journal)
         self._credentials = CredentialDoor(wallet, internal)
+        self._subscriptions = SubscriptionsDoor(journal)
 
     def add_to(self, app: App) -> None:
         """Add the routes to the application."""
@@ -35,3 +37,9 @@ class Api:
         app.add("POST", "/api/execute", guard(self._execute.execute))
         app.add("POST", "/api/execute/batch", guard(self._execute.execute_batch))
         app.add("GET", "/api/executions/", guard(self._execute.show))
+        app.add("POST", "/api/subscriptions", guard(self._subscriptions.register))
+        app.add("POST", "/api/subscriptions/register", guard(self._subscriptions.register))
+        app.add("GET", "/api/subscriptions", guard(self._subscriptions.list))
+        app.add("GET", "/api/subscriptions/", guard(self._subscriptions.show))
+        app.add("POST", "/api/subscriptions/{}/", guard(self._subscriptions.act))
+        app.add("POST", "/api/events", guard(self._subscriptions.post_events))

@@ -34,7 +34,7 @@ class App:
         self._prefixes: dict[str, dict[str, ASGIApp]] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """Answer a path; one that ends with a slash has a name after it, in `path_params`."""
+        """Answer a path. One that ends with a slash has a `name` after it; a part `{}` before that is its `owner`."""
         table = self._prefixes if path.endswith("/") and path != "/" else self._routes
         methods = table.setdefault(path, {})
         methods[method] = _answering(handler)
@@ -80,6 +80,11 @@ class App:
         if name and (methods := self._prefixes.get(before + slash)) is not None:
             scope["path_params"] = {"name": name}
             return before + slash, methods
+        above, _, owner = before.rpartition("/")
+        nested = f"{above}/{{}}/"
+        if name and owner and (methods := self._prefixes.get(nested)) is not None:
+            scope["path_params"] = {"name": name, "owner": owner}
+            return nested, methods
         return "other", None
 
 

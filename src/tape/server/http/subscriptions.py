@@ -1,0 +1,169 @@
+"""`/api/subscriptions…` and `/api/events`: where subscriptions stand, and what their runtimes have seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.errors import InvalidInput, InvalidRequest, UnknownEvent, UnknownSubscription
+from tape.journal.catalogue import EVENTS
+from tape.journal.entry import Draft
+from tape.journal.journal import Journal
+from tape.playbooks.identifiers import MAX_ID
+from tape.server.http.bodies import parse_time, read_body, read_json, to_time
+from tape.server.http.internal import MAX_BODY_BYTES, answer
+from tape.store import Reader
+from tape.subscriptions import lifecycle
+from tape.subscriptions.events import Event, about
+from tape.subscriptions.lifecycle import ACTIONS, Registration
+
+MAX_EVENTS = 1_000
+
+# What runtimes and gateways may say; the six of the lifecycle are written with the state itself.
+_LIFECYCLE = {"subscription.registered", *(f"subscription.{action.verb}" for action in ACTIONS.values())}
+TAKEN = {event.name for event in EVENTS if event.name.startswith("subscription.")} - _LIFECYCLE
+
+
+class RegisterRequest(msgspec.Struct):
+    """The path of a document of `kind: Subscription`."""
+
+    path: str
+
+
+class EventBody(msgspec.Struct):
+    """An event as a runtime posts it. An `event_id` makes a repetition harmless."""
+
+    event_type: str
+    execution_id: int | str = 0
+    step: str = ""
+    status: str = ""
+    created_at: str = ""
+    context: dict[str, Any] = {}
+    meta: dict[str, Any] = {}
+    worker_id: str = ""
+    event_id: int | str = ""
+    subscription: str = ""
+
+
+class SubscriptionsDoor:
+    """Serves the lifecycle of subscriptions."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._database = journal.database
+
+    async def register(self, request: Request) -> Response:
+        """Register the subscription of a path, or find the one that is alive."""
+        wanted = await read_json(request, RegisterRequest, MAX_BODY_BYTES)
+        return answer(status_of(await self._database.write(lambda tx: lifecycle.register(tx, wanted.path))))
+
+    async def act(self, request: Request) -> Response:
+        """Activate, pause, resume, drain or deactivate."""
+        action = request.path_params["name"]
+        if action not in ACTIONS:
+            raise InvalidInput(f"Unknown subscription action '{action}'")
+        subscription_id = _id(request.path_params["owner"])
+        return answer(status_of(await self._database.write(lambda tx: lifecycle.act(tx, subscription_id, action))))
+
+    async def show(self, request: Request) -> Response:
+        """Where one stands."""
+        subscription_id = _id(request.path_params["name"])
+        return answer(status_of(await self._database.read(lambda reader: lifecycle.require(reader, subscription_id))))
+
+    async def list(self, request: Request) -> Response:
+        """Registrations, the newest first; `next` says where a further page begins."""
+        asked = request.query_params
+        limit = _number("limit", asked.get("limit", str(lifecycle.MAX_LIST)), 1, lifecycle.MAX_LIST)
+        before = _number("before", asked["before"], 0, MAX_ID) if asked.get("before") else None
+        found = await self._database.read(
+            lambda reader: lifecycle.list_registrations(
+                reader, path=asked.get("path", ""), before=before, limit=limit + 1
+            )
+        )
+        body: dict[str, Any] = {"subscriptions": [status_of(each) for each in found[:limit]]}
+        if len(found) > limit:
+            body["next"] = str(found[limit - 1].subscription_id)
+        return answer(body)
+
+    async def post_events(self, request: Request) -> Response:
+        """Append an event, or a list of them, durably and in order: all or none."""
+        content = await read_body(request, MAX_BODY_BYTES)
+        try:
+            given = msgspec.json.decode(content, type=EventBody | list[EventBody])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"failed to decode request body: {error}") from error
+        bodies = given if isinstance(given, list) else [given]
+        if not 0 < len(bodies) <= MAX_EVENTS:
+            raise InvalidInput(f"send between 1 and {MAX_EVENTS} events at once, not {len(bodies)}.")
+        drafts = [await self._draft(body) for body in bodies]
+        keys = [f"event:{body.event_id}" if body.event_id != "" else "" for body in bodies]
+        if any(keys):
+            sequences = await self._journal.append_each(drafts, keys)
+        else:
+            sequences = list(await self._journal.append(drafts))
+        results = [{"status": "ok", "event_id": sequence, "commands_generated": 0} for sequence in sequences]
+        return answer({"events": results} if isinstance(given, list) else results[0])
+
+    async def _draft(self, body: EventBody) -> Draft:
+        if body.event_type not in TAKEN:
+            raise UnknownEvent(
+                f"event_type {body.event_type!r} is not one that is taken here. Known are {', '.join(sorted(TAKEN))}."
+                + (
+                    " The lifecycle is changed by POST /api/subscriptions/{id}/{action}."
+                    * (body.event_type in _LIFECYCLE)
+                )
+            )
+        if body.created_at:
+            parse_time("created_at", body.created_at)
+        execution_id = _number("execution_id", str(body.execution_id), 0, MAX_ID)
+        path = body.subscription or body.context.get("subscription")
+        if not path or not isinstance(path, str):
+            path = await self._database.read(lambda reader: _path_of(reader, execution_id))
+        return Event(
+            about=about(path),
+            event_type=body.event_type,
+            status=body.status,
+            context=body.context,
+            execution_id=execution_id,
+            emitter=str(body.meta.get("emitter", "")),
+            worker_id=body.worker_id,
+            created_at=body.created_at,
+        ).draft()
+
+
+def status_of(registration: Registration) -> dict[str, str]:
+    """A registration as callers of `/api` see it."""
+    return {
+        "subscription_id": str(registration.subscription_id),
+        "path": registration.path,
+        "catalog_id": str(registration.catalog_id),
+        "state": registration.state,
+        "last_event_type": registration.last_event_type,
+        "updated_at": to_time(registration.updated_at_ms * 1_000_000),
+    }
+
+
+def _path_of(reader: Reader, execution_id: int) -> str:
+    """The subscription that an id is of: its registration's, or that of a run that one of its messages became."""
+    registration = lifecycle.find(reader, execution_id)
+    if registration is not None:
+        return registration.path
+    row = reader.one("SELECT session_id FROM tape_runs WHERE run_id = ?", str(execution_id))
+    if row is None or not row[0]:
+        raise UnknownSubscription(f"Subscription {execution_id} not registered")
+    return str(row[0])
+
+
+def _id(text: str) -> int:
+    if len(text) < 20 and text.isascii() and text.isdecimal() and int(text) <= MAX_ID:
+        return int(text)
+    raise UnknownSubscription(f"Subscription {text} not registered")
+
+
+def _number(name: str, text: str, least: int, most: int) -> int:
+    if len(text) < 20 and text.isascii() and text.isdecimal() and least <= int(text) <= most:
+        return int(text)
+    raise InvalidInput(f"{name} {text!r} must be a whole number between {least} and {most}.")

@@ -1,0 +1,156 @@
+"""Where subscriptions stand: registered, active, paused, draining, deactivated; each change an entry of the journal.
+
+Plain functions on a transaction. A row is written together with its entry, so that one never says more than the other.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from tape.catalog import catalog
+from tape.errors import IllegalAction, NotASubscription, UnknownSubscription
+from tape.journal.entry import checked
+from tape.journal.page import append
+from tape.playbooks.identifiers import MAX_ID, new_id
+from tape.store import Reader, Transaction
+from tape.subscriptions import events
+from tape.subscriptions.events import Verb, about
+from tape.subscriptions.validation import KIND
+
+MAX_LIST = 1_000
+
+
+class State(StrEnum):
+    """Where a subscription stands."""
+
+    REGISTERED = "REGISTERED"
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    DRAINING = "DRAINING"
+    DEACTIVATED = "DEACTIVATED"
+
+
+class Action(NamedTuple):
+    """What can be done with a subscription: the event it writes, the state it leads to, where it is legal from."""
+
+    verb: Verb
+    state: State
+    legal_from: tuple[State, ...]
+
+
+ACTIONS = {
+    "activate": Action("activated", State.ACTIVE, (State.REGISTERED, State.PAUSED, State.DEACTIVATED, State.ACTIVE)),
+    "pause": Action("paused", State.PAUSED, (State.ACTIVE, State.PAUSED)),
+    "resume": Action("resumed", State.ACTIVE, (State.PAUSED, State.ACTIVE)),
+    "drain": Action("draining", State.DRAINING, (State.ACTIVE, State.PAUSED, State.DRAINING)),
+    "deactivate": Action("deactivated", State.DEACTIVATED, tuple(State)),
+}
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """A subscription that was registered, and where it stands. A row of tape_subscriptions."""
+
+    subscription_id: int
+    path: str
+    catalog_id: int
+    state: str
+    last_event_type: str
+    updated_at_ms: int
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it was not deactivated."""
+        return self.state != State.DEACTIVATED
+
+
+_COLUMNS = ", ".join(Registration.__struct_fields__)
+
+
+def register(tx: Transaction, path: str) -> Registration:
+    """Register the subscription of a path; one that is alive already stays as it is and is the answer."""
+    resource = catalog.fetch(tx, path)
+    if resource is None:
+        raise UnknownSubscription(f"Subscription not found: {path}")
+    if resource.kind != KIND:
+        raise NotASubscription(f"Catalog entry '{path}' is kind '{resource.kind}', not '{KIND}'")
+    live = find_live(tx, path)
+    if live is not None:
+        return live
+    subscription_id = new_id()
+    while find(tx, subscription_id) is not None:  # another process can have made the same one
+        subscription_id = new_id()
+    return _write(tx, subscription_id, path, resource.catalog_id, "registered", State.REGISTERED)
+
+
+def act(tx: Transaction, subscription_id: int, action: str) -> Registration:
+    """Do something with a subscription; an error unless that is legal in its state."""
+    wanted = ACTIONS.get(action)
+    if wanted is None:
+        raise IllegalAction(f"Unknown subscription action '{action}'")
+    before = require(tx, subscription_id)
+    if before.state not in wanted.legal_from:
+        allowed = ", ".join(f'"{state}"' for state in wanted.legal_from)
+        raise IllegalAction(f"Cannot '{action}' a subscription in state '{before.state}' (allowed from [{allowed}])")
+    if not before.is_live and wanted.state != State.DEACTIVATED:
+        successor = find_live(tx, before.path)
+        if successor is not None:
+            raise IllegalAction(
+                f"Cannot '{action}' subscription {subscription_id}: '{before.path}' is registered anew as"
+                f" {successor.subscription_id}; act on that one"
+            )
+    return _write(tx, subscription_id, before.path, before.catalog_id, wanted.verb, wanted.state)
+
+
+def find(reader: Reader | Transaction, subscription_id: int) -> Registration | None:
+    """A registration by its id."""
+    row = reader.one(f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE subscription_id = ?", subscription_id)
+    return None if row is None else Registration(*row)
+
+
+def find_live(reader: Reader | Transaction, path: str) -> Registration | None:
+    """The registration of a path that was not deactivated."""
+    row = reader.one(f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE path = ? AND state <> 'DEACTIVATED'", path)
+    return None if row is None else Registration(*row)
+
+
+def find_latest(reader: Reader | Transaction, path: str) -> Registration | None:
+    """The newest registration of a path, also a deactivated one."""
+    row = reader.one(
+        f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE path = ? ORDER BY subscription_id DESC LIMIT 1", path
+    )
+    return None if row is None else Registration(*row)
+
+
+def require(reader: Reader | Transaction, subscription_id: int) -> Registration:
+    """A registration by its id; UnknownSubscription without it."""
+    found = find(reader, subscription_id)
+    if found is None:
+        raise UnknownSubscription(f"Subscription {subscription_id} not registered")
+    return found
+
+
+def list_registrations(
+    reader: Reader | Transaction, *, path: str = "", before: int | None = None, limit: int = MAX_LIST
+) -> list[Registration]:
+    """Registrations, the newest first; of one path, or of all; those before an id."""
+    of_path, values = (" AND path = ?", [path]) if path else ("", [])
+    rows = reader.query(
+        f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE subscription_id < ?{of_path}"
+        " ORDER BY subscription_id DESC LIMIT ?",
+        MAX_ID if before is None else before,
+        *values,
+        limit,
+    )
+    return [Registration(*row) for row in rows]
+
+
+def _write(tx: Transaction, subscription_id: int, path: str, catalog_id: int, verb: Verb, state: State) -> Registration:
+    event = events.lifecycle(about(path, subscription_id), verb, state, catalog_id)
+    entry = append(tx, [checked(event.draft())])[0]
+    registration = Registration(subscription_id, path, catalog_id, state.value, event.event_type, entry.ts_ms)
+    row = msgspec.structs.astuple(registration)
+    tx.upsert("tape_subscriptions", ("subscription_id",), Registration.__struct_fields__, [row])
+    return registration
