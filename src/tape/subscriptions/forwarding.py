@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,10 @@ from tape.subscriptions.spec import Subscription
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.draining import Replayed, Report, drain
 from tape.subscriptions.spool.item import SpoolItem
+from tape.subscriptions.spool.places import open_place
 from tape.subscriptions.spool.spool import Arrival, Rules, Spool, Tell
+from tape.subscriptions.spool.telling import Telling
+from tape.telemetry.clock import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +62,9 @@ class Forwarder:
         dispatch: Dispatch,
         *,
         spool: Spool | None,
-        tell: Tell,
+        tell: Tell | Telling,
         redelivers: bool = True,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._spec = subscription.spec.spool
         self._about = about
@@ -86,6 +89,8 @@ class Forwarder:
         """Find out what an earlier process left: where its circuits stood, and what waits."""
         if self._spool is None:
             return
+        if isinstance(self._tell, Telling):
+            await self._tell.open()
         if state := await self._spool.backend.get(Area.CONTROL, _CIRCUITS):
             self.circuits.restore(state, self._now_ms())
         if waiting := await self._spool.open():
@@ -144,6 +149,16 @@ class Forwarder:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    async def close(self) -> None:
+        """Let go of the spool's connections."""
+        if self._spool is not None:
+            await self._spool.backend.close()
+
+    @property
+    def spool(self) -> Spool | None:
+        """Where messages wait, if they may."""
+        return self._spool
 
     def stop(self) -> None:
         """End `run` after the round it is in; what waits stays in the spool."""
@@ -249,6 +264,8 @@ class Forwarder:
 
     async def _upkeep(self) -> None:
         await self._probe()
+        if isinstance(self._tell, Telling):
+            await self._tell.catch_up()
         if self._spool is not None:
             await self._spool.expire()
             report = await self.drain()
@@ -304,6 +321,25 @@ class Forwarder:
             await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
         told, self._pending = self._pending, []
         await self._tell(told)
+
+
+def forwarder_of(
+    subscription: Subscription,
+    about: About,
+    dispatch: Dispatch,
+    tell: Tell,
+    *,
+    credential: Mapping[str, Any] | None = None,
+    redelivers: bool = True,
+) -> Forwarder:
+    """The forwarder that a subscription asks for: with a spool, at the place its block names, unless that is off."""
+    spec = subscription.spec.spool
+    if spec.mode == "off":
+        return Forwarder(subscription, about, dispatch, spool=None, tell=tell, redelivers=redelivers)
+    place = open_place(spec, subscription.path, credential)
+    telling = Telling(place, tell)
+    spool = Spool(about, subscription.spec.source, place, rules_of(subscription), tell=telling, now_ms=now_ms)
+    return Forwarder(subscription, about, dispatch, spool=spool, tell=telling, redelivers=redelivers)
 
 
 def rules_of(subscription: Subscription) -> Rules:

@@ -1,0 +1,54 @@
+"""What happened while the server was away is told when it is back, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tape.errors import StoreUnavailable
+from tape.subscriptions import events
+from tape.subscriptions.events import About, Event
+from tape.subscriptions.spool.backend import SpoolBackend
+from tape.subscriptions.spool.telling import Telling
+
+ABOUT = About("orders", "subscriptions/orders", 7)
+
+
+class Server:
+    def __init__(self) -> None:
+        self.is_up = True
+        self.told: list[Event] = []
+
+    async def __call__(self, told: Sequence[Event]) -> None:
+        if not self.is_up:
+            raise StoreUnavailable("away")
+        self.told += told
+
+
+def drained(number: int) -> Event:
+    return events.spool_draining(ABOUT, number)
+
+
+async def test_events_are_told_at_once_while_that_is_possible(backend: SpoolBackend) -> None:
+    server = Server()
+    telling = Telling(backend, server)
+    await telling.open()
+    await telling([drained(1)])
+    assert [event.context["pending"] for event in server.told] == [1]
+
+
+async def test_what_could_not_be_told_survives_a_restart_and_keeps_its_order(backend: SpoolBackend) -> None:
+    server = Server()
+    first = Telling(backend, server)
+    server.is_up = False
+    await first([drained(1), drained(2)])
+    await first([drained(3)])
+    again = Telling(backend, server)
+    await again.open()
+    assert not await again.catch_up()
+    server.is_up = True
+    await again([drained(4)])  # behind those that wait
+    assert server.told == []
+    assert await again.catch_up()
+    assert [event.context["pending"] for event in server.told] == [1, 2, 3, 4]
+    await again([drained(5)])
+    assert len(server.told) == 5

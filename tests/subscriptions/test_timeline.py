@@ -1,0 +1,95 @@
+"""An outage is reconstructed from the journal alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tape.subscriptions import events
+from tape.subscriptions.events import About
+from tape.subscriptions.timeline import outages
+
+ABOUT = About("orders", "subscriptions/orders", 7)
+
+
+class Line(NamedTuple):
+    subject: str
+    ts_ms: int
+    payload_json: str
+
+
+class Book:
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+
+    def add(self, event: events.Event, ts_ms: int) -> None:
+        draft = event.draft()
+        self.lines.append(Line(draft.subject, ts_ms, draft.payload_json))
+
+    def spooled(self, number: int, ts_ms: int) -> None:
+        self.add(events.spooled(ABOUT, f"m{number}", number, f"ref/{number}", "00", "db", "circuit_open"), ts_ms)
+
+    def replayed(self, number: int, ts_ms: int) -> None:
+        self.add(events.replayed(ABOUT, f"m{number}", number, f"ref/{number}", 100 + number), ts_ms)
+
+
+def an_outage(book: Book, start: int, messages: int) -> None:
+    book.add(events.circuit_opened(ABOUT, "db", 5, 1), start)
+    for number in range(messages):
+        book.spooled(number, start + 10 + number)
+    book.add(events.circuit_closed(ABOUT, "db"), start + 1000)
+    book.add(events.spool_draining(ABOUT, messages), start + 1001)
+    for number in range(messages):
+        book.replayed(number, start + 1010 + number)
+
+
+def test_an_outage_that_is_over() -> None:
+    book = Book()
+    an_outage(book, 0, 6)
+    (outage,) = outages(book.lines)
+    assert (outage.spooled, outage.replayed, outage.waiting, outage.is_over) == (6, 6, 0, True)
+    assert (outage.began_ms, outage.ended_ms, outage.downstreams) == (0, 1015, ["db"])
+    assert [(moment.what, moment.count) for moment in outage.moments] == [
+        ("circuit.opened", 1),
+        ("message.spooled", 6),
+        ("circuit.closed", 1),
+        ("spool.draining", 1),
+        ("message.replayed", 6),
+    ]
+
+
+def test_two_outages_are_two_stories() -> None:
+    book = Book()
+    an_outage(book, 0, 2)
+    an_outage(book, 10_000, 3)
+    assert [outage.spooled for outage in outages(book.lines)] == [2, 3]
+
+
+def test_an_outage_that_goes_on_has_no_end() -> None:
+    book = Book()
+    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.spooled(1, 10)
+    (outage,) = outages(book.lines)
+    assert (outage.ended_ms, outage.waiting, outage.is_over) == (None, 1, False)
+
+
+def test_dead_letters_and_quarantine_end_the_waiting_too() -> None:
+    book = Book()
+    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    for number in range(3):
+        book.spooled(number, 10)
+    book.add(events.circuit_closed(ABOUT, "db"), 20)
+    book.replayed(0, 30)
+    book.add(events.dead_lettered(ABOUT, "m1", 1, "ref/1", 5, "max_replay_attempts"), 31)
+    book.add(events.quarantined(ABOUT, "ref/2", "torn"), 32)
+    (outage,) = outages(book.lines)
+    assert (outage.replayed, outage.dead_lettered, outage.quarantined, outage.is_over) == (1, 1, 1, True)
+    assert msgspec.json.decode(msgspec.json.encode(outage))["ended_ms"] == 32
+
+
+def test_other_events_of_the_subscription_are_no_outage() -> None:
+    book = Book()
+    context: dict[str, Any] = {"max_in_flight": 1, "max_dispatch_per_sec": None}
+    book.add(events.rate_limited(ABOUT, "max_in_flight", **context), 0)
+    assert list(outages(book.lines)) == []
