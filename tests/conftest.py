@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,17 +23,34 @@ from tape.server.server import Server
 from tape.store import Database, open_database
 from tests.services import Postgres
 
+# What takes long begins first, so that nothing is left to wait for at the end.
+FIRST = ("tests/pipeline/", "tests/bench/", "tests/test_documentation.py", "tests/adk/test_crash.py", "tests/system/")
+# These share something costly, a Spark session or a run of the bench: they go to one process.
+TOGETHER = ("tests/pipeline/", "tests/bench/", "tests/cli/test_ledgers.py", "tests/test_examples.py")
 
-class OneSparkSession(LoadScopeScheduling):
-    """Spreads tests over processes one by one, but those that need Spark go to one of them and share its session."""
+
+class Shared(LoadScopeScheduling):
+    """Spreads tests over processes one by one, except for those that share something costly."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "tests/pipeline" if nodeid.startswith("tests/pipeline/") else nodeid
+        return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSession:
+def pytest_configure() -> None:
+    """Keep the files of tests in memory where there is room: kill -9 leaves the same behind, and no disk is awaited."""
+    memory = Path("/dev/shm")
+    if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(memory)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shared:
     """How `pytest -n` hands out tests."""
-    return OneSparkSession(config, log)
+    return Shared(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes long first."""
+    items.sort(key=lambda item: next((n for n, place in enumerate(FIRST) if item.nodeid.startswith(place)), len(FIRST)))
 
 
 @pytest.fixture(scope="session")
@@ -42,9 +60,29 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite database with tables and nothing in them, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "tape.db"
+    open_database(f"sqlite:{path}").migrate()
+    return path
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind; a test that uses this runs once on each."""
+    """A database of each kind with nothing in its tables; a test that uses this runs once on each."""
+    if request.param == "sqlite":
+        shutil.copyfile(request.getfixturevalue("migrated_file"), tmp_path / "tape.db")
+        yield f"sqlite:{tmp_path / 'tape.db'}"
+    else:
+        server: Postgres = request.getfixturevalue("postgres")
+        with server.migrated_database() as url:
+            yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def bare_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of each kind without any tables: before its migrations."""
     if request.param == "sqlite":
         yield f"sqlite:{tmp_path / 'tape.db'}"
     else:

