@@ -32,7 +32,7 @@ if found:
     print(bootstraps(cluster).decode(), flush=True)
 else:
     cluster = AdminClient({"test.mock.num.brokers": 1})
-    brokers = cluster.list_topics(timeout=20).brokers
+    brokers = cluster.list_topics(timeout=120).brokers
     print(",".join(f"{b.host}:{b.port}" for b in brokers.values()), flush=True)
 sys.stdin.read()
 """

@@ -115,7 +115,7 @@ class ServerProcess:
         """SIGTERM, and the exit code it leads to."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(60)
+        code = self.process.wait(120)
         self.process.kill()
         return code
 
@@ -123,7 +123,7 @@ class ServerProcess:
         return Forked(arguments)
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
     """Wait until a condition holds; never sleep for a guess."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tape.pipeline.session import QUICK_JVM
 from tests.services import ServerProcess
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +30,7 @@ def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Somebody who follows a page from the top: an empty folder, a server, `tape` on the path."""
     with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}") as server:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = os.environ | {"PATH": path, "COLUMNS": "200", "TAPE_URL": server.url}
+        env = os.environ | {"PATH": path, "COLUMNS": "200", "TAPE_URL": server.url, "JDK_JAVA_OPTIONS": QUICK_JVM}
         yield env | {"GRPC": server.url.removeprefix("tape://"), "HTTP": server.http_url.removeprefix("http://")}
 
 
@@ -67,7 +68,7 @@ def blurred(text: str) -> str:
 
 
 def run(command: list[str], env: dict[str, str], cwd: Path) -> str:
-    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -103,7 +104,7 @@ def test_make_serve_starts_a_server_and_says_what_to_try(tmp_path: Path) -> None
         assert "append" in seen
     finally:
         os.killpg(process.pid, 15)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def test_make_alone_explains_itself() -> None:

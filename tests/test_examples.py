@@ -23,7 +23,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def run(command: list[str], env: dict[str, str]) -> list[str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -79,7 +79,7 @@ class Stream:
 
     async def frame(self) -> Frame | None:
         """The next frame, or None at the end of the stream."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while b"\n\n" not in self._buffer:
                 try:
                     chunk = await anext(self._chunks)
@@ -144,7 +144,7 @@ async def _send(
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = dict(line.split(": ", 1) for line in head[1:] if line)
     return int(head[0].split()[1]), {name.lower(): value for name, value in headers.items()}

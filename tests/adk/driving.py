@@ -95,7 +95,7 @@ def effects_of(observer: TapeClient) -> list[tuple[str, str]]:
     """What the journal says of effects: tool and status, in order."""
     run_id = run_of(observer).run_id
     found = []
-    for entry in observer.subscribe_run(run_id=run_id, timeout=5):
+    for entry in observer.subscribe_run(run_id=run_id, timeout=120):
         payload = json.loads(entry.payload_json)
         if entry.kind == "effect":
             found.append((payload["tool"], payload["status"]))

@@ -25,7 +25,7 @@ def drafts(count: int, subject: str = "/tape/order/created/{}", **fields: str) -
 async def take(subscription: Subscription, count: int) -> list[int]:
     """The next global_seqs, exactly so many."""
     found: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(found) < count:
             found += [entry.global_seq for entry in (await subscription.next()).entries]
     assert len(found) == count

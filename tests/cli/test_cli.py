@@ -143,7 +143,7 @@ def test_tail_narrows_counts_and_follows(filled: ServerProcess) -> None:
     wait_for(lambda: "tape_subscriptions 1.0" in metrics(filled), "the subscription")
     for n in range(2):
         tape("append", f"/tape/later/sent/{n}", "--url", filled.url)
-    out, _ = following.communicate(timeout=30)
+    out, _ = following.communicate(timeout=120)
     assert [json.loads(line)["subject"] for line in out.splitlines()] == ["/tape/later/sent/0", "/tape/later/sent/1"]
 
 
@@ -151,7 +151,7 @@ def test_tail_ends_quietly_when_interrupted(filled: ServerProcess) -> None:
     process = subprocess.Popen([*TAPE, "tail", "--url", filled.url], stderr=subprocess.PIPE, text=True)
     wait_for(lambda: "tape_subscriptions 1.0" in metrics(filled), "the subscription")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in errors
 
@@ -275,7 +275,7 @@ def test_serve_takes_its_settings_from_file_variables_and_flags(tmp_path: Path) 
         assert (tmp_path / "from-file.db").exists()
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
 
 
 def test_a_terminal_shows_colour_and_progress(filled: ServerProcess, sqlite_url: str) -> None:
@@ -291,7 +291,7 @@ def in_a_terminal(*arguments: str) -> str:
     )
     os.close(child)
     seen = b""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if select.select([parent], [], [], 0.1)[0]:
             try:
@@ -301,14 +301,14 @@ def in_a_terminal(*arguments: str) -> str:
         elif process.poll() is not None:
             break
     os.close(parent)
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
     return seen.decode()
 
 
 def metrics(server: ServerProcess) -> str:
     import urllib.request
 
-    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=120) as response:
         text: str = response.read().decode()
         return text
 
@@ -322,5 +322,5 @@ def test_a_line_is_appended_while_the_input_is_still_open(running: ServerProcess
         process.stdin.write(json.dumps({"subject": "/tape/a/b", "payload": {"n": n}}) + "\n")
         process.stdin.flush()
         wait_for(lambda n=n: f"tape_journal_head {n}.0" in metrics(running), "the entry")  # type: ignore[misc]
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=120)
     assert out == "Appended 3 events: 1 to 3\n"

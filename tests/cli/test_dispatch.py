@@ -69,7 +69,7 @@ def test_the_status_line_lives_on_a_terminal(sqlite_url: str, tmp_path: Path) ->
             client.append("/tape/order/paid/1", {})
             wait_for(lambda: shows("1 done"), f"the line; shown is {shown!r}")
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=120)
         finally:
             process.kill()
             os.close(ours)

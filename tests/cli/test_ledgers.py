@@ -317,7 +317,7 @@ def test_watching_shows_every_version_and_then_the_next(server: ServerProcess, c
     wait_for(lambda: metrics(server).count("tape_subscriptions 1.0") > before, "the subscription")
     client.write_value(namespace="watched", key="k", value_json="3")
     client.delete_value(namespace="watched", key="k")
-    out, _ = watching.communicate(timeout=30)
+    out, _ = watching.communicate(timeout=120)
     events = [json.loads(line) for line in out.splitlines()]
     assert [(event["value"]["version"], event["value"]["deleted"]) for event in events] == [(4, False), (5, True)]
     assert events[1]["prev_value_json"] == "3"

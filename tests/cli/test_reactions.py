@@ -85,7 +85,7 @@ def test_explain_says_what_decided_and_what_became_of_it(server: ServerProcess, 
 def test_a_reaction_can_be_tried_out_before_it_is_registered(server: ServerProcess, client: TapeClient) -> None:
     page = told(server, "reactions", "test", "--pattern", "/tape/order/**", "--where", "payload.total > 25")
     assert "4 of 6 entries (1 to 6) would have fired." in page
-    assert re.search(r"\d\d:00 █{40} 4", page)
+    assert sum(map(int, re.findall(r"\d\d:00 █+ (\d)", page))) == 4  # in one hour, or in two
     assert "/tape/order/paid/60" in page
     page = told(server, "reactions", "test", "--pattern", "/tape/**", "--where", WHERE, "--from", "2", "--to", "4")
     assert "2 of 2 entries (3 to 4) would have fired." in page

@@ -72,7 +72,7 @@ def test_a_process_reacts_until_it_is_told_to_end(client: TapeClient, program: s
     key = send(client, run_id, amount=3)
     wait_for(lambda: effect_of(client, run_id, key).status == pb.EFFECT_STATUS_CONFIRMED, "the effect to be sent")
     os.kill(process.pid, signal.SIGTERM)
-    told, errors = process.communicate(timeout=30)
+    told, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "confirmed" in told
     assert "tx-3" in told

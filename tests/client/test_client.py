@@ -119,7 +119,7 @@ async def test_following_survives_a_restart_of_the_server(store_url: str) -> Non
         await server.stop()
         server = Server(settings_for(store_url, listen=address))
         await server.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await done.wait()
     assert seen == list(range(1, 31))
     following.cancel()

@@ -171,7 +171,7 @@ def test_the_worker_is_a_program_too(pubsub: PubSub, served: TapeClient, tmp_pat
     )
     wait_for(lambda: status_of(served, effect) == 2, "the worker to do it")
     worker.send_signal(signal.SIGTERM)
-    told, _ = worker.communicate(timeout=30)
+    told, _ = worker.communicate(timeout=120)
     assert worker.returncode == 0
     assert "'confirmed': 1" in told
     found = served.get_effect(run_id=effect.run_id, idempotency_key=effect.idempotency_key)

@@ -102,7 +102,7 @@ def test_progress_is_shown_to_prometheus_and_a_signal_stops_a_job() -> None:
         assert 'tape_pipeline_behind{job="archive"} 40.0' in text
         assert not now.is_stopping
         signal.raise_signal(signal.SIGTERM)
-        now.wait(30)
+        now.wait(120)
         assert now.is_stopping
 
 

@@ -25,7 +25,7 @@ async def register(client: AsyncTapeClient, reaction_id: str = "r", **fields: An
     return await client.register_reaction(reaction_id=reaction_id, **(defaults | fields))
 
 
-async def until(condition: Callable[[], Awaitable[Any]], what: str, seconds: float = 30) -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], what: str, seconds: float = 120) -> Any:
     """Wait until a condition holds; what it gave then."""
     try:
         async with asyncio.timeout(seconds):
@@ -107,7 +107,7 @@ class Dispatcher:
     async def until(self, condition: Callable[[Dispatcher], object], what: str) -> None:
         """Wait until what has come is enough."""
         try:
-            async with asyncio.timeout(30), self._grew:
+            async with asyncio.timeout(120), self._grew:
                 await self._grew.wait_for(lambda: condition(self) or self.is_over)
         except TimeoutError:
             raise AssertionError(f"waited for {what}; has {len(self.tasks)} tasks") from None
@@ -116,4 +116,4 @@ class Dispatcher:
     async def close(self) -> None:
         """Say goodbye and wait for the last answers."""
         self._requests.put_nowait(None)
-        await asyncio.wait_for(self._reading, 30)
+        await asyncio.wait_for(self._reading, 120)

@@ -104,7 +104,7 @@ def test_a_program_has_the_same_ids_as_the_module_it_is(tmp_path: Path) -> None:
 
     def output(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=240
         )
         return done.stdout
 

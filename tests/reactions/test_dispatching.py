@@ -77,7 +77,7 @@ async def test_what_is_said_last_is_answered_before_the_stream_ends(client: Asyn
 async def test_failures_come_back_when_they_are_due_and_renewals_extend(client: AsyncTapeClient) -> None:
     await register(client, retry_backoff_ms=1)
     await fill(client, 2)
-    dispatcher = Dispatcher(client, "d", ["r"], window=5, lease_ms=5_000)
+    dispatcher = Dispatcher(client, "d", ["r"], window=5, lease_ms=60_000)
     await dispatcher.until(lambda d: len(d.tasks) == 2, "two")
     first, second = dispatcher.tasks
     dispatcher.say(
@@ -247,7 +247,7 @@ async def test_a_dispatcher_that_vanishes_with_its_tasks_loses_none(client: Asyn
     await register(client)
     await fill(client, count)
     await matched(client)
-    vanishing = Dispatcher(client, "gone", ["r"], window=count, lease_ms=200)
+    vanishing = Dispatcher(client, "gone", ["r"], window=count, lease_ms=3_000)
     await vanishing.until(lambda d: len(d.tasks) == count, "all tasks")
     heir = Dispatcher(client, "heir", ["r"], window=count)
     await heir.until(lambda d: len(d.tasks) == count, "all tasks again")

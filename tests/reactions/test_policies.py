@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,14 +38,20 @@ def test_the_first_retries_after_a_second_come_after_one_two_four_and_eight() ->
     assert [backoff_ms(1_000, attempt, 0) for attempt in (1, 2, 3, 4)] == [1_000, 2_000, 4_000, 8_000]
 
 
+@pytest.mark.parametrize("rate", [1, 3, 7, 9, 11, 300, 999, 10_000])
+def test_the_first_may_come_at_once_whatever_the_rate(rate: int) -> None:
+    assert all(pace(rate, 0, 1_763_000_000_000_000 + moment, 1)[0] == 1 for moment in range(1_000))
+
+
 @given(
     rate=st.integers(1, 10_000),
+    begin=st.sampled_from([1_000_000, 1_763_000_000_000_000]),
     asks=st.lists(st.tuples(st.integers(0, 400_000), st.integers(1, 50)), min_size=1, max_size=60),
 )
 def test_in_any_second_no_more_is_handed_out_than_the_rate_and_a_small_burst(
-    rate: int, asks: list[tuple[int, int]]
+    rate: int, begin: int, asks: list[tuple[int, int]]
 ) -> None:
-    now, state = 1_000_000, 0
+    now, state = begin, 0
     handed: list[tuple[int, int]] = []
     for pause_us, wanted in asks:
         now += pause_us

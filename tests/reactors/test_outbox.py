@@ -173,7 +173,7 @@ def test_a_send_that_takes_longer_than_its_claim_keeps_it(client: TapeClient) ->
 
     def slowly() -> None:
         started.set()
-        go_on.wait(30)
+        go_on.wait(120)
 
     register(LocalConnector("bank", slowly, look=lambda: False))
     run_id = begin(client)
@@ -182,11 +182,11 @@ def test_a_send_that_takes_longer_than_its_claim_keeps_it(client: TapeClient) ->
     reports: list[dict[str, Any]] = []
 
     def dispatch() -> None:
-        reports.append(dispatch_one(effect, client=client, claimer="slow", lease_ttl_ms=300))
+        reports.append(dispatch_one(effect, client=client, claimer="slow", lease_ttl_ms=3_000))
 
     sender = threading.Thread(target=dispatch)
     sender.start()
-    assert started.wait(30)
+    assert started.wait(120)
     first = effect_of(client, run_id, key).dispatch_claim_expires_at_ms
     wait_for(
         lambda: effect_of(client, run_id, key).dispatch_claim_expires_at_ms > first + 300, "the claim to be renewed"

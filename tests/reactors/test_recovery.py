@@ -131,7 +131,7 @@ def test_one_that_fails_is_reported_and_left_until_its_lease_runs_out(client: Ta
     def redrive(run: pb.RunState) -> None:
         raise OSError("no model today")
 
-    (report,) = recover_once(redrive_fn=redrive, client=client, lease_ttl_ms=500)
+    (report,) = recover_once(redrive_fn=redrive, client=client, lease_ttl_ms=3_000)
     assert (report["outcome"], report["reason"], report["status"]) == ("failed", "OSError: no model today", "RUNNING")
     assert recover_once(redrive_fn=redrive, client=client) == []
     wait_for(lambda: client.list_runs_to_recover().runs, "its lease to run out")

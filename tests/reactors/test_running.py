@@ -134,7 +134,7 @@ def test_sigterm_ends_a_loop_after_what_is_under_way(sqlite_url: str, tmp_path: 
         assert process.stdout is not None
         seen = {process.stdout.readline().strip() for _ in range(2)}
         os.kill(process.pid, signal.SIGTERM)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=120)
         assert (seen, rest, process.returncode) == ({"reconcile", "compensations"}, "ended\n", 0)
 
 

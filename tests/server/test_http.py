@@ -19,7 +19,7 @@ async def get(server: Server, path: str, accept: str = "*/*") -> tuple[int, str]
     def fetch() -> tuple[int, str]:
         request = urllib.request.Request(f"http://{server.http_address}{path}", headers={"Accept": accept})
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=120) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

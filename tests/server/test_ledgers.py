@@ -143,7 +143,7 @@ async def test_a_lease_keeps_others_out_until_it_ends(client: AsyncTapeClient) -
     with pytest.raises(LeaseHeld):
         await begin(client, lease_owner="w2")
     assert (await client.resume_run(run_id=run_id, lease_owner="w1", lease_ttl_ms=1)).run.lease_owner == "w1"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while (await client.get_run(run_id)).lease_expires_at_ms > time.time() * 1000:
             await asyncio.sleep(0.001)
     assert (await client.resume_run(run_id=run_id, lease_owner="w2")).run.lease_owner == "w2"

@@ -40,7 +40,7 @@ def test_a_session_is_visible_to_its_user_on_the_stream_over_http(tmp_path: Path
         with SessionTape(backend=ServerBackend(server.url, session="chat-1", user="ada", tenant="coder")) as tape:
             tape.record(TextChunk(text="hello"))
             address = f"{server.http_url}/v1/events?resume_seq=0&tenant=coder&user=ada&session=chat-1"
-            with urllib.request.urlopen(address, timeout=30) as stream:
+            with urllib.request.urlopen(address, timeout=120) as stream:
                 event = next(line for line in stream if line.startswith(b"data: "))
                 assert json.loads(event.removeprefix(b"data: "))["payload"] == tape.events[0]
                 tape.record(TextChunk(text="again"))  # while somebody watches
@@ -120,7 +120,7 @@ for _ in range(2000):
     tape.record({"kind": "a"})
 """
     with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}") as server:
-        subprocess.run([sys.executable, "-c", program, server.url], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", program, server.url], check=True, timeout=240)
         with TapeClient(server.url) as client:
             assert client.head().global_seq == 2000
 
@@ -131,7 +131,7 @@ from tape import ServerBackend, SessionTape
 tape = SessionTape(backend=ServerBackend("tape://127.0.0.1:1", close_timeout_s=0.2))
 tape.record({"kind": "a"})
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=240)
     assert "1 entries have not reached tape://127.0.0.1:1" in done.stderr
 
 

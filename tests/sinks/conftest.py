@@ -128,7 +128,7 @@ def _nats(request: Any, tmp_path: Path, name: str) -> Target:
         subscription = await connection.jetstream().subscribe(f"{name}.>", ordered_consumer=True)
         found = []
         while len(found) < count:
-            message = await subscription.next_msg(timeout=10)
+            message = await subscription.next_msg(timeout=120)
             found.append(Received(message.headers["tape-event-id"], json.loads(message.data), dict(message.headers)))
         await connection.close()
         return found

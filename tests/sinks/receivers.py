@@ -154,7 +154,7 @@ class KafkaBroker:
 import sys
 from confluent_kafka import Producer
 producer = Producer({"bootstrap.servers": "ignored", "test.mock.num.brokers": 1, "log_level": 0})
-brokers = producer.list_topics(timeout=30).brokers.values()
+brokers = producer.list_topics(timeout=120).brokers.values()
 print(",".join(f"{broker.host}:{broker.port}" for broker in brokers), flush=True)
 sys.stdin.read()
 """

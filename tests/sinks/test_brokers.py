@@ -32,7 +32,7 @@ def test_nats_that_is_away_is_unavailable_and_holds_everything_back() -> None:
 
 
 def test_a_subject_without_a_stream_is_worth_another_try(nats: Process) -> None:
-    sink = NatsSink(f"nats://127.0.0.1:{nats.port}", "nobody.listens", timeout_s=2)
+    sink = NatsSink(f"nats://127.0.0.1:{nats.port}", "nobody.listens", timeout_s=30)
     with pytest.raises(SinkUnavailable, match="Is there a stream"):
         sink.publish(entry(1))
     sink.close()

@@ -369,7 +369,7 @@ def test_killed_between_publish_and_cursor_it_repeats_and_loses_nothing(
     for _ in range(4):
         process = subprocess.Popen([sys.executable, "-c", KILLED, *arguments])
         for _ in range(37):  # in the middle of a batch: some are published, and the cursor does not know
-            assert reached.acquire(timeout=30)
+            assert reached.acquire(timeout=120)
         process.send_signal(signal.SIGKILL)
         process.wait()
         while reached.acquire(blocking=False):
@@ -499,7 +499,7 @@ def test_the_command_relays_to_a_webhook_and_ends_politely(
     wait_for(lambda: len(http.received) == 20, "all of them")
     wait_for(lambda: cursor.exists() and cursor_in(cursor) == {"last_global_seq": 20}, "the cursor")
     process.send_signal(signal.SIGTERM)
-    errors = process.communicate(timeout=30)[1]
+    errors = process.communicate(timeout=120)[1]
     assert process.returncode == 0, errors
     assert http.received[0].headers["X-Mine"] == "yes"
     assert "20 published" in errors

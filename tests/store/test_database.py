@@ -217,7 +217,7 @@ async def keep_busy(
     def wait(tx: Transaction) -> None:
         operation(tx)
         started.set()
-        assert release.wait(10)
+        assert release.wait(120)
 
     task = asyncio.create_task(database.write(wait))
     await asyncio.to_thread(started.wait, 10)
@@ -226,6 +226,6 @@ async def keep_busy(
 
 async def until_queue_is(database: Database, length: int) -> None:
     """Wait until exactly so many operations wait."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while database.metrics.registry.get_sample_value("tape_write_queue_operations") != length:
             await asyncio.sleep(0.001)

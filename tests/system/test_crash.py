@@ -44,7 +44,7 @@ class Load:
                 self._grew.set()
 
     async def until_acknowledged(self, count: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while len(self.acknowledged) < count:
                 self._grew.clear()
                 await self._grew.wait()

@@ -82,7 +82,7 @@ def is_registered(client: TapeClient, reaction_id: str) -> bool:
 
 def test_a_dispatcher_killed_with_100_tasks_loses_none(dispatchers: Dispatchers) -> None:
     with TapeClient(dispatchers.url) as client:
-        doomed = dispatchers.start("--claim-max", "100", "--lease-ms", "3000")
+        doomed = dispatchers.start("--claim-max", "100", "--lease-ms", "6000")
         wait_for(lambda: is_registered(client, "orders"), "registration")
         for number in range(100):
             client.append(f"/tape/order/paid/{number}", {"n": number})
@@ -102,7 +102,7 @@ def test_a_dispatcher_killed_with_100_tasks_loses_none(dispatchers: Dispatchers)
 def test_two_dispatchers_share_and_one_takes_over_when_the_other_is_killed(dispatchers: Dispatchers) -> None:
     (dispatchers.folder / "go").touch()
     with TapeClient(dispatchers.url) as client:
-        first, _ = (dispatchers.start("--claim-max", "5", "--lease-ms", "1000") for _ in range(2))
+        first, _ = (dispatchers.start("--claim-max", "5", "--lease-ms", "4000") for _ in range(2))
         wait_for(lambda: is_registered(client, "orders"), "registration")
         for number in range(300):
             client.append(f"/tape/order/paid/{number}", {"n": number})
@@ -140,12 +140,12 @@ def test_sigterm_lets_handlers_finish_and_the_process_ends_well(dispatchers: Dis
 
 def test_a_handler_that_kills_its_process_ends_in_the_dead_letters(dispatchers: Dispatchers) -> None:
     with TapeClient(dispatchers.url) as client:
-        process = dispatchers.start("--lease-ms", "300")
+        process = dispatchers.start("--lease-ms", "2000")
         wait_for(lambda: is_registered(client, "bombs"), "registration")
         client.append("/tape/bomb/armed/1", {})
-        assert process.wait(30) == 9
-        assert dispatchers.start("--lease-ms", "300").wait(30) == 9  # whoever comes next meets the same fate
-        survivor = dispatchers.start("--lease-ms", "300")
+        assert process.wait(120) == 9
+        assert dispatchers.start("--lease-ms", "2000").wait(120) == 9  # whoever comes next meets the same fate
+        survivor = dispatchers.start("--lease-ms", "2000")
 
         def dead() -> list[pb.Task]:
             return list(client.list_tasks(reaction_id="bombs", status=pb.TASK_STATUS_DLQ).tasks)
@@ -245,7 +245,7 @@ def test_the_example_of_the_specification_runs_as_printed(url: str, tmp_path: Pa
         assert message.ordering_key == run
         wait_for(lambda: [t.status for t in client.list_tasks(reaction_id=publish_id).tasks] == [3], "the report")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def _subscribe(stack: ExitStack) -> object:

@@ -130,7 +130,7 @@ async def test_two_servers_share_the_work_and_one_takes_over_when_the_other_is_k
 
 
 def lanes(server: ServerProcess) -> int:
-    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=120) as response:
         found = re.search(r"^tape_reaction_lanes (\S+)$", response.read().decode(), re.MULTILINE)
     return int(float(found[1])) if found else 0
 
@@ -142,7 +142,7 @@ from tape.proto import tape_pb2 as pb
 
 async def hold(url):
     async def requests():
-        yield pb.DispatchRequest(owner="doomed", reaction_ids=["r"], window=100, lease_ms=2000)
+        yield pb.DispatchRequest(owner="doomed", reaction_ids=["r"], window=100, lease_ms=5000)
         await asyncio.Event().wait()
     held = 0
     async with AsyncTapeClient(url) as client:

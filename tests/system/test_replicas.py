@@ -42,7 +42,7 @@ async def test_three_servers_under_concurrent_writers_show_one_gapless_journal(s
         assert sorted(number for some in numbers for number in some) == list(range(1, total + 1))
         for mine in numbers:
             assert mine == sorted(mine)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await asyncio.gather(*readers)
         for client in clients:
             await client.close()
@@ -62,7 +62,7 @@ async def test_a_second_server_on_one_file_is_heard_within_the_poll(tmp_path: Pa
         async with AsyncTapeClient(one.url) as reader, AsyncTapeClient(other.url) as writer:
             stream = reader.follow(from_global_seq=-1)
             waiting = asyncio.ensure_future(anext(stream))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while not waiting.done():
                     await writer.append("/tape/a/b")
                     await asyncio.wait([waiting], timeout=0.3)

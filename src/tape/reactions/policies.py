@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import floor
 
 # No task waits longer than this for its next attempt.
 MAX_BACKOFF_MS = 3_600_000
@@ -29,6 +30,7 @@ def pace(rate_per_s: int, next_us: int, now_us: int, wanted: int) -> tuple[int, 
     interval = 1_000_000 / rate_per_s
     ahead = max(BURST_S * 1_000_000, interval)
     due = max(next_us, now_us)
-    allowed = max(min(wanted, int((now_us + ahead - due) / interval)), 0)
+    # Differences first: a fraction of a microsecond is lost beside the number of them since 1970.
+    allowed = max(min(wanted, int((ahead - (due - now_us)) / interval)), 0)
     due_after = due + round(allowed * interval)
-    return allowed, due_after, max(int(due_after + interval - ahead) + 1, now_us)
+    return allowed, due_after, max(due_after + floor(interval - ahead) + 1, now_us)

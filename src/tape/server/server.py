@@ -123,7 +123,7 @@ class Server:
         if self._grpc is not None:
             doors.append(asyncio.create_task(self._grpc.stop(self.settings.shutdown_grace_s)))
         if self._http is not None:
-            self._http.should_exit = True
+            self._http.leave()
         await asyncio.sleep(0)  # the doors stop accepting before streams are told to leave
         self._journal_door.end_append_streams()
         await self.matcher.close()
@@ -240,6 +240,31 @@ class Server:
 
 
 class _HttpServer(uvicorn.Server):
+    """Uvicorn, told when to end: by itself it looks ten times a second, and waits where nobody is to be waited for."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told = asyncio.Event()
+
+    def leave(self) -> None:
+        """Accept nobody any more, and end when those who are there have been served."""
+        self.should_exit = True
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        """Keep the date in the headers until told to end."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let those who are there finish."""
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are for the whole server, not for one of its doors."""

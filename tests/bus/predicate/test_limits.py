@@ -99,9 +99,9 @@ def test_no_text_takes_longer_than_its_budget(text: str) -> None:
         }
     )
 
-    started = time.perf_counter()
+    started = time.process_time()
     value = compile_predicate(text).evaluate(seen)
-    took = time.perf_counter() - started
+    took = time.process_time() - started
 
     assert isinstance(value, EvaluationError | bool)
     assert took < 3.0, f"{took:.1f} s"
@@ -149,12 +149,12 @@ def test_a_pattern_that_other_engines_die_of_is_answered_in_linear_time(pattern:
     text = "ab" * 50_000
     predicate = compile_predicate("payload.text.matches(payload.pattern)")
 
-    started = time.perf_counter()
+    started = time.process_time()
     misses = predicate.evaluate(entry({"text": text, "pattern": pattern}))
     hits = predicate.evaluate(entry({"text": text + "ab" * 8 + "a" * 40 + "c" + "xxy", "pattern": pattern}))
 
     assert (misses, hits) == (False, True)
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_a_long_text_is_not_kept_after_its_predicate_is_gone() -> None:

@@ -41,7 +41,7 @@ class NatsOutside(Outside):
     async def receive(self, count: int) -> list[Received]:
         found = []
         while len(found) < count:
-            message = await self._subscription.next_msg(timeout=30)
+            message = await self._subscription.next_msg(timeout=120)
             await message.ack()
             found.append(Received(message.data, dict(message.headers), None))
         return found
@@ -70,7 +70,7 @@ class KafkaOutside(Outside):
 
     async def receive(self, count: int) -> list[Received]:
         found: list[Received] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(found) < count:
                 message = await asyncio.to_thread(self._consumer.poll, 0.2)
                 if message is not None and message.error() is None:
@@ -104,7 +104,7 @@ class PubSubOutside(Outside):
 
     async def receive(self, count: int) -> list[Received]:
         found: list[Received] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(found) < count:
                 found += await asyncio.to_thread(self._pull)
         return found

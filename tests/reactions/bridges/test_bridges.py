@@ -40,7 +40,7 @@ async def bridge(server: Server, run: Callable[..., None] = run_bridge, **option
     try:
         yield tally
         stop.set()
-        await asyncio.wait_for(work, 60)
+        await asyncio.wait_for(work, 120)
     finally:
         stop.set()
 
@@ -121,7 +121,7 @@ async def test_a_dispatcher_can_serve_handlers_and_bridges_together(
     assert numbers(await outside.receive(1)) == [7]
     assert handled == [1]
     stop.set()
-    await asyncio.wait_for(work, 60)
+    await asyncio.wait_for(work, 120)
 
 
 async def _registered(client: AsyncTapeClient, count: int) -> bool:
