@@ -85,7 +85,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just died, and we are not told yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """kill -9, and wait until it is dead."""

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.errors import TapeError
+from tape.errors import ServerUnreachable, TapeError
 from tape.store import open_database
 from tests.forked import Forked
 from tests.reactions.helpers import AGENT, DONE, Dispatcher, matched, register, tasks, until
@@ -101,9 +101,15 @@ async def test_a_server_killed_again_and_again_makes_everything_once(store_url: 
 
 
 async def until_matched(client: AsyncTapeClient) -> None:
-    # Agents begin runs, which are entries too: the head moves while they are matched.
-    for _ in range(3):
-        await matched(client)
+    async def is_over() -> bool:
+        with contextlib.suppress(ServerUnreachable):  # a connection that was lost with a server comes back later
+            # Agents begin runs, which are entries too: the head moves while they are matched.
+            for _ in range(3):
+                await matched(client)
+            return True
+        return False
+
+    await until(is_over, "everything to be matched", 240)
 
 
 @pytest.mark.timeout(300)
