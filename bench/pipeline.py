@@ -86,7 +86,7 @@ def _read_directly(store: str, entries: int) -> None:
     from tape.pipeline.hot import read_part
     from tape.pipeline.selecting import Selecting
 
-    batches = read_part(store, tuple(COLUMNS), Selecting(), 0, entries, fail_on_data_loss=True)
+    batches = read_part(store, COLUMNS, Selecting(), 0, entries, fail_on_data_loss=True)
     assert sum(batch.num_rows for batch in batches) == entries
 
 

@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from tape.archive.lake import Lake
 from tape.cli.main import app
 from tape.errors import ArchiveDamaged, PipelineInput
 from tape.journal.page import read_head
 from tape.journal.retention import prune
 from tape.pipeline.hot import ask
 from tape.pipeline.jobs import archive as job
-from tape.pipeline.lake import Lake
 from tape.pipeline.proving import verify_lake
 from tape.pipeline.running import Running
 from tape.store import open_database

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tape.pipeline.lake import Lake
+from tape.archive.lake import Lake
 from tape.pipeline.proving import verify_lake
 from tests.pipeline.conftest import fill, order
 from tests.services import Postgres

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from tape.archive.lake import Lake
 from tape.bus.predicate import compile_predicate
 from tape.cli.main import app
 from tape.errors import JavaMissing, PipelineInput
@@ -20,7 +21,6 @@ from tape.pipeline import session
 from tape.pipeline.hot import ask
 from tape.pipeline.jobs.backtest import backtest, history
 from tape.pipeline.jobs.ingest import ingest
-from tape.pipeline.lake import Lake
 from tape.pipeline.running import running
 from tape.store import open_database
 from tests.pipeline.conftest import fill, order

@@ -6,8 +6,12 @@ import asyncio
 import datetime as dt
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from tape.archive.files import write_files
+from tape.archive.lake import Lake
+from tape.archive.schema import arrow_schema
 from tape.bus.predicate import compile_predicate
 from tape.errors import ArchiveDamaged, JournalDataLost
 from tape.journal.page import read_head
@@ -15,7 +19,6 @@ from tape.journal.pattern import Pattern
 from tape.journal.retention import prune
 from tape.pipeline.columns import COLUMNS
 from tape.pipeline.hot import ask, read_part
-from tape.pipeline.lake import Lake, write_files
 from tape.pipeline.options import read_options
 from tape.pipeline.selecting import Selecting
 from tape.pipeline.source import JournalStreamReader
@@ -27,8 +30,8 @@ from tests.pipeline.test_reading import entries_in, selected
 def archive_up_to(store: str, url: str, until: int) -> Lake:
     """What a round of the job does, without Spark around it."""
     lake = Lake.open_or_create(url, ask(store, read_head))
-    batches = read_part(store, tuple(COLUMNS), Selecting(), lake.until, until, fail_on_data_loss=True)
-    lake.add([file for report in write_files(lake.url, batches) for file in report.to_pylist()], until)
+    batches = read_part(store, COLUMNS, Selecting(), lake.until, until, fail_on_data_loss=True)
+    lake.add(write_files(lake.filesystem, pa.Table.from_batches(batches, arrow_schema(COLUMNS))), until)
     return lake
 
 

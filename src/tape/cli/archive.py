@@ -41,7 +41,7 @@ def proven_until(lake: str, store: str) -> int:
 
 def _prove(lake: str, store: str) -> LakeReport:
     try:
-        from tape.pipeline.lake import Lake
+        from tape.archive.lake import Lake
         from tape.pipeline.proving import verify_lake
     except ImportError as missing:
         raise MissingExtra("An archive", "spark") from missing

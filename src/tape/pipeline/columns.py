@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
+from tape.archive.schema import TYPES, arrow_schema
 from tape.errors import PipelineInput
 from tape.store.connection import Dialect
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["COLUMNS", "arrow_schema", "full_schema", "select_list", "shaped", "wanted_columns"]
+
+COLUMNS = tuple(TYPES)
 
 _VERB = {
     "postgres": "split_part(subject, '/', 4)",
@@ -18,76 +25,36 @@ _VERB = {
 }
 
 
-class Column(msgspec.Struct, frozen=True):
-    """One column: its types, and the SQL that it is read with where that is more than its name."""
-
-    name: str
-    spark: DataType
-    arrow: pa.DataType
-    expression: str = ""
-
-    def sql(self, dialect: Dialect) -> str:
-        """What to select."""
-        if self.name == "type":
-            return f"CASE {_VERB[dialect]} WHEN '' THEN kind ELSE kind || '.' || {_VERB[dialect]} END AS type"
-        return self.expression or self.name
-
-
-_LONG, _INT, _TEXT, _BYTES = LongType(), IntegerType(), StringType(), BinaryType()
-
-COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        Column("global_seq", _LONG, pa.int64()),
-        Column("run_id", _TEXT, pa.string()),
-        Column("seq", _LONG, pa.int64()),
-        Column("kind", _TEXT, pa.string()),
-        Column("type", _TEXT, pa.string()),
-        Column("subject", _TEXT, pa.string()),
-        Column("payload_json", _TEXT, pa.string()),
-        Column("schema_version", _INT, pa.int32()),
-        Column("trace_id", _TEXT, pa.string()),
-        Column("span_id", _TEXT, pa.string()),
-        Column("parent_span_id", _TEXT, pa.string()),
-        Column("ts_ms", _LONG, pa.int64()),
-        Column("ts", TimestampType(), pa.timestamp("us", "UTC"), "ts_ms * 1000 AS ts"),
-        Column("tenant", _TEXT, pa.string()),
-        Column("user", _TEXT, pa.string(), '"user"'),
-        Column("session", _TEXT, pa.string()),
-        Column("chain", _BYTES, pa.binary()),
-    )
-}
-
-
 def full_schema() -> StructType:
-    """All columns, in the order in which they are shown."""
-    schema = StructType()
-    for column in COLUMNS.values():
-        schema.add(column.name, column.spark)
-    return schema
+    """All columns as Spark has them, in the order in which they are shown."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(arrow_schema(COLUMNS))
 
 
 def wanted_columns(schema: StructType) -> tuple[str, ...]:
     """The columns of a schema that a user gave to read fewer of them. Raises PipelineInput."""
+    known = {field.name: field.dataType for field in full_schema().fields}
     for field in schema.fields:
-        column = COLUMNS.get(field.name)
-        if column is None:
+        wanted = known.get(field.name)
+        if wanted is None:
             raise PipelineInput(f"The schema has the column {field.name!r}; known are {', '.join(COLUMNS)}.")
-        if field.dataType != column.spark:
+        if field.dataType != wanted:
             raise PipelineInput(
-                f"The schema has {field.name} as {field.dataType.simpleString()}; it is {column.spark.simpleString()}."
+                f"The schema has {field.name} as {field.dataType.simpleString()}; it is {wanted.simpleString()}."
             )
     return tuple(field.name for field in schema.fields)
 
 
 def select_list(names: Sequence[str], dialect: Dialect) -> str:
     """The columns as SQL selects them."""
-    return ", ".join(COLUMNS[name].sql(dialect) for name in names)
-
-
-def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """The columns as Arrow has them."""
-    return pa.schema([pa.field(name, COLUMNS[name].arrow) for name in names])
+    verb = _VERB[dialect]
+    derived = {
+        "type": f"CASE {verb} WHEN '' THEN kind ELSE kind || '.' || {verb} END AS type",
+        "ts": "ts_ms * 1000 AS ts",
+        "user": '"user"',
+    }
+    return ", ".join(derived.get(name, name) for name in names)
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from tape.archive.places import resolved
 from tape.bus.predicate import compile_predicate
 from tape.errors import PipelineInput
 from tape.journal.pattern import Pattern
@@ -89,7 +90,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_per_trigger=_count(options, "maxOffsetsPerTrigger", 0),
         min_partitions=_count(options, "minPartitions", 1),
         fail_on_data_loss=_flag(options, "failOnDataLoss", True),
-        lake=resolve_folder(lake) if lake else "",
+        lake=resolved(lake) if lake else "",
     )
 
 
@@ -107,11 +108,6 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 def shown(url: str) -> str:
     """A store URL as messages show it: without its password."""
     return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:…@", url)
-
-
-def resolve_folder(url: str) -> str:
-    """A folder or URL that means the same in every process of a cluster."""
-    return url if "://" in url else str(Path(url).expanduser().resolve())
 
 
 def resolve_store(url: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import msgspec
 import pyarrow as pa
 
+from tape.archive.lake import Lake
 from tape.errors import ArchiveDamaged
 from tape.journal.chain import TEXTS
 from tape.journal.verify import Finding, Report, Walk
 from tape.pipeline.hot import ask_patiently
-from tape.pipeline.lake import Lake
 from tape.store import Reader
 
 WINDOW = 200_000

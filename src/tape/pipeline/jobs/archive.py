@@ -6,12 +6,16 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
+from tape.archive.files import File, write_files
+from tape.archive.lake import Lake
+from tape.archive.places import filesystem_of, resolved
+from tape.archive.schema import TYPES, arrow_schema
 from tape.errors import ArchiveDamaged
 from tape.journal.page import Head, read_head
 from tape.pipeline.hot import ask_patiently
-from tape.pipeline.lake import Lake, resolved, write_files
 from tape.pipeline.options import resolve_store
 from tape.pipeline.proving import disagreement, last_chain
 from tape.pipeline.running import Running
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
 
 ROUND_ENTRIES = 500_000
 PAUSE_S = 1.0
-_WRITTEN = "path string, size long, entries long, first long, last long, day string, kind string"
+# What a task tells of the files that it wrote.
+_WRITTEN = (
+    "path string, size long, entries long, first long, last long, first_ms long, last_ms long, day string, kind string"
+)
 
 
 def archive(
@@ -65,10 +72,12 @@ def _archive_round(spark: SparkSession, store: str, lake: Lake, after: int, unti
     url = lake.url
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_files(url, batches)
+        part = pa.Table.from_batches(batches, arrow_schema(TYPES))
+        if part.num_rows:
+            yield pa.RecordBatch.from_pylist(msgspec.to_builtins(write_files(filesystem_of(url), part)))
 
-    written = [row.asDict() for row in entries.mapInArrow(write, _WRITTEN).collect()]
-    count = sum(file["entries"] for file in written)
+    written = [File(**row.asDict()) for row in entries.mapInArrow(write, _WRITTEN).collect()]
+    count = sum(file.entries for file in written)
     if count != until - after:
         raise ArchiveDamaged(f"{count} of {until - after} entries were written; nothing was added to the archive.")
     lake.add(written, until)

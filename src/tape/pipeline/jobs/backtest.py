@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.pipeline.lake import resolved
+from tape.archive.places import resolved
 from tape.pipeline.matching import matching
 from tape.pipeline.options import resolve_store
 

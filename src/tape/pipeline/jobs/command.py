@@ -49,8 +49,8 @@ def archive(
     metrics_listen: MetricsListen = "",
 ) -> None:
     """Copy the journal into an archive of Parquet files (a Delta table), each entry once."""
+    from tape.archive.lake import Lake
     from tape.pipeline.jobs import archive as job
-    from tape.pipeline.lake import Lake
     from tape.pipeline.running import running
 
     with (

@@ -1,0 +1,27 @@
+"""What retention removed, and still can be read: the journal's archive, a Delta table of Parquet files.
+
+Needs the extra `lake`, and neither Spark nor Java. Jobs on Spark write it; servers, the command line and Spark read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tape.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from tape.archive.past import ArchivedPast
+
+__all__ = ["open_past"]
+
+
+def open_past(url: str, options: Mapping[str, str] | None = None) -> ArchivedPast:
+    """The archive at a URL for a server to read; it need not be there yet. Raises MissingExtra, PipelineInput."""
+    try:
+        from tape.archive.past import ArchivedPast
+    except ImportError as missing:
+        if (missing.name or "").split(".")[0] == "tape":
+            raise
+        raise MissingExtra("An archive", "lake") from missing
+    return ArchivedPast(url, options)

@@ -1,0 +1,166 @@
+"""The archive's Parquet files: written by day and kind in the journal's order, with checksums, and read in groups."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from tape.archive.schema import TYPES, arrow_schema
+from tape.errors import ArchiveDamaged
+
+PARTITIONS = ("day", "kind")
+FILE_COLUMNS = tuple(name for name in TYPES if name != "kind")
+# The folder's name says a kind once for all entries of a file.
+READ_COLUMNS = (*FILE_COLUMNS, "kind")
+# A group of rows is what a reader takes at once.
+GROUP_ROWS = 16_384
+GROUP_BYTES = 8 << 20
+_FIRST_CHAIN, _LAST_CHAIN = b"tape.first_chain", b"tape.last_chain"
+
+
+class File(msgspec.Struct, frozen=True):
+    """A file of the archive and the stretch of the journal that it has entries of.
+
+    Its name ends in the beginnings of the chain values of its first and its last entry.
+    """
+
+    path: str
+    size: int
+    entries: int
+    first: int
+    last: int
+    first_ms: int
+    last_ms: int
+    day: str
+    kind: str
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Rows of a file that are read together."""
+
+    file: File
+    number: int
+    first: int
+    last: int
+
+
+def write_files(filesystem: pa.fs.FileSystem, entries: pa.Table) -> list[File]:
+    """Write entries as files, one for each day and kind; they are no part of the archive until it is told of them."""
+    keyed = entries.append_column("day", pc.strftime(entries.column("ts"), format="%Y-%m-%d"))
+    written = []
+    for pair in keyed.group_by(list(PARTITIONS)).aggregate([]).to_pylist():
+        chosen = pc.and_(pc.equal(keyed.column("day"), pair["day"]), pc.equal(keyed.column("kind"), pair["kind"]))
+        part = entries.filter(chosen).select(FILE_COLUMNS).sort_by("global_seq")
+        written.append(write_file(filesystem, [part], pair["day"], pair["kind"]))
+    return sorted(written, key=lambda file: file.first)
+
+
+def write_file(filesystem: pa.fs.FileSystem, parts: Sequence[pa.Table], day: str, kind: str) -> File:
+    """Write one file from tables that follow each other in the journal's order."""
+    ends = [(parts[0], 0), (parts[-1], -1)]
+    first, last = (part.column("global_seq")[row].as_py() for part, row in ends)
+    first_ms, last_ms = (part.column("ts_ms")[row].as_py() for part, row in ends)
+    chains = [part.column("chain")[row].as_py().hex() for part, row in ends]
+    folder = f"day={day}/kind={kind}"
+    name = f"{first:016d}-{last:016d}-{chains[0][:16]}-{chains[1][:16]}-{uuid.uuid4().hex[:8]}.parquet"
+    filesystem.create_dir(folder, recursive=True)
+    schema = arrow_schema(FILE_COLUMNS).with_metadata({_FIRST_CHAIN: chains[0], _LAST_CHAIN: chains[1]})
+    with (
+        filesystem.open_output_stream(f"{folder}/{name}") as stream,
+        pq.ParquetWriter(
+            stream, schema, compression="zstd", write_page_checksum=True, sorting_columns=[pq.SortingColumn(0)]
+        ) as writer,
+    ):
+        for part in parts:
+            writer.write_table(part.cast(schema), row_group_size=group_rows(part))
+    size = filesystem.get_file_info(f"{folder}/{name}").size
+    entries = sum(part.num_rows for part in parts)
+    return File(f"{folder}/{name}", size, entries, first, last, first_ms, last_ms, day, kind)
+
+
+def group_rows(part: pa.Table) -> int:
+    """How many rows to put into one group, so that reading it takes little memory."""
+    return max(min(GROUP_ROWS, GROUP_BYTES * part.num_rows // max(part.nbytes, 1)), 1)
+
+
+def read_footer(filesystem: pa.fs.FileSystem, file: File) -> tuple[pq.FileMetaData, list[Group]]:
+    """What a file says of itself, and its groups. Raises ArchiveDamaged if it is not what the archive was told."""
+    with naming(file), pq.ParquetFile(file.path, filesystem=filesystem) as content:
+        facts = content.metadata
+        column = content.schema_arrow.get_field_index("global_seq")
+    if facts.num_rows != file.entries:
+        raise ArchiveDamaged(f"The archive's file {file.path} has {facts.num_rows} entries, not {file.entries}.")
+    groups = []
+    for number in range(facts.num_row_groups):
+        known = facts.row_group(number).column(column).statistics
+        has_ends = known is not None and known.has_min_max
+        groups.append(Group(file, number, *((known.min, known.max) if has_ends else (file.first, file.last))))
+    return facts, groups
+
+
+def read_group(filesystem: pa.fs.FileSystem, facts: pq.FileMetaData, group: Group, columns: Sequence[str]) -> pa.Table:
+    """Columns of a group. Raises ArchiveDamaged, naming the file."""
+    file = group.file
+    stored = [name for name in columns if name != "kind"]
+    with (
+        naming(file),
+        pq.ParquetFile(file.path, metadata=facts, filesystem=filesystem, page_checksum_verification=True) as content,
+    ):
+        table = content.read_row_group(group.number, columns=stored)
+    table = table.select(stored)  # files give columns in their own order
+    if "kind" in columns:
+        table = table.append_column("kind", pa.repeat(pa.scalar(file.kind), table.num_rows))
+    return table.select(columns).cast(arrow_schema(columns))
+
+
+def read_file(filesystem: pa.fs.FileSystem, file: File, after: int, until: int) -> pa.Table:
+    """The entries of one file within a stretch of the journal. Raises ArchiveDamaged, naming the file."""
+    facts, groups = read_footer(filesystem, file)
+    tables = [
+        read_group(filesystem, facts, group, READ_COLUMNS)
+        for group in groups
+        if group.last > after and group.first <= until
+    ]
+    table = pa.concat_tables(tables) if tables else arrow_schema(READ_COLUMNS).empty_table()
+    return table.filter(within(table, after, until))
+
+
+def within(table: pa.Table, after: int, until: int) -> pa.ChunkedArray:
+    """Which rows lie in a stretch of the journal."""
+    numbers = table.column("global_seq")
+    return pc.and_(pc.greater(numbers, after), pc.less_equal(numbers, until))
+
+
+def check_ends(file: File, table: pa.Table) -> None:
+    """Raise ArchiveDamaged unless a whole file begins and ends with the entries that its name speaks of."""
+    name = file.path.rpartition("/")[2].split("-")
+    if len(name) != 5:
+        return  # rewritten by another tool
+    entries = table.sort_by("global_seq")
+    for row, number, chain in ((0, file.first, name[2]), (-1, file.last, name[3])):
+        there = entries.column("global_seq")[row].as_py(), entries.column("chain")[row].as_py().hex()[:16]
+        if there != (number, chain):
+            raise ArchiveDamaged(f"The archive's file {file.path} has entry {there[0]} ({there[1]}…) at its end.")
+
+
+def intersecting(files: Iterable[File], after: int, until: int) -> Iterator[File]:
+    """The files that can have entries of a stretch."""
+    return (file for file in files if file.last > after and file.first <= until)
+
+
+@contextlib.contextmanager
+def naming(file: File) -> Iterator[None]:
+    """Tell the file with whatever goes wrong while it is read."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ArchiveDamaged(f"The archive's file {file.path} is missing.") from error
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveDamaged(f"The archive's file {file.path} cannot be read: {error}") from error
