@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tape.config import Settings, load_settings, parse_address
+from tape.config import Settings, load_pipeline_settings, load_settings, parse_address
 from tape.errors import InvalidConfig
 
 
@@ -23,6 +23,23 @@ def test_flags_win_over_variables_over_the_file_over_defaults(elsewhere: Path) -
     settings = load_settings({"queue_operations": 9, "listen": None}, env)
     assert (settings.store, settings.readers, settings.queue_operations) == ("sqlite:file.db", 3, 9)
     assert settings.listen == Settings().listen
+
+
+def test_the_file_has_tables_for_the_archive_and_for_spark(elsewhere: Path) -> None:
+    (elsewhere / "tape.toml").write_text(
+        '[archive]\nlake = "a"\n[archive.options]\naws_region = "x"\naws_allow_http = true\n'
+        '[pipeline]\nmaster = "local[3]"\n[pipeline.spark]\n"spark.executor.cores" = 4\n'
+    )
+    settings = load_settings({}, {})
+    assert (settings.lake, dict(settings.lake_options)) == ("a", {"aws_region": "x", "aws_allow_http": "true"})
+    assert load_settings({}, {"TAPE_LAKE": "b"}).lake == "b"
+    assert load_settings({"lake": "c"}, {"TAPE_LAKE": "b"}).lake == "c"
+    pipeline = load_pipeline_settings({})
+    assert (pipeline.master, dict(pipeline.spark)) == ("local[3]", {"spark.executor.cores": "4"})
+    assert (pipeline.lake, pipeline.lake_options) == ("a", settings.lake_options)
+    assert load_pipeline_settings({"TAPE_LAKE": "b"}).lake == "b"
+    with pytest.raises(InvalidConfig, match="no configuration file other"):
+        load_pipeline_settings({"TAPE_CONFIG": "other.toml"})
 
 
 def test_older_names_still_work() -> None:
@@ -42,6 +59,12 @@ def test_older_names_still_work() -> None:
         ('log_level = "loud"', "use debug, info, warning or error"),
         ("readers", "cannot be read as TOML"),
         ('listen = "7878"', "write it as host:port"),
+        ('archive = "lake"', "archive as 'lake'; it must be a table: [archive]"),
+        ("[archive]\nlaek = 1", "unknown key 'archive.laek'. Did you mean 'archive.lake'?"),
+        ("[pipeline]\nmaster = 4", "pipeline.master as 4; it must be a text"),
+        ("[pipeline]\nspark = 4", "pipeline.spark as 4; it must be a table: [pipeline.spark]"),
+        ('[pipeline.spark]\n"a" = []', "pipeline.spark.a as []; it must be a text or a number"),
+        ('lake_options = "x"', "unknown key 'lake_options'"),
     ],
 )
 def test_nonsense_in_the_file_is_named(elsewhere: Path, content: str, reason: str) -> None:

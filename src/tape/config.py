@@ -6,7 +6,7 @@ import difflib
 import ipaddress
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from tape.errors import InvalidConfig
 
 FILE = "tape.toml"
 
+# Tables of the file, and what they may hold.
+_TABLES = {"archive": ("lake", "options"), "pipeline": ("master", "spark")}
 # Names that older deployments use.
 _ENV_ALIASES = {
     "TAPE_DB": "store",
@@ -56,6 +58,9 @@ class Settings:
     wallet_key: str = "tape-wallet.key"
     # No flag: the arguments of a process can be read by others on the machine.
     internal_token: str = field(default="", repr=False)
+    lake: str = ""
+    # What an object store wants to know, from the file's [archive.options]; it may hold keys.
+    lake_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name in (
@@ -116,10 +121,34 @@ class Settings:
         return tuple(filter(None, map(str.strip, self.safe_types.split(","))))
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """What the jobs of `tape pipeline` find in tape.toml: where Spark runs and how, and where the archive is."""
+
+    master: str = ""
+    spark: tuple[tuple[str, str], ...] = ()
+    lake: str = ""
+    lake_options: tuple[tuple[str, str], ...] = ()
+
+
+def load_pipeline_settings(env: Mapping[str, str] | None = None, file: Path | None = None) -> PipelineSettings:
+    """The tables [pipeline], [pipeline.spark] and [archive] of the file that TAPE_CONFIG names, or of tape.toml."""
+    env = os.environ if env is None else env
+    file = file or (Path(env["TAPE_CONFIG"]) if env.get("TAPE_CONFIG") else None)
+    content = _from_file(file, _types())
+    pipeline = content.get("pipeline", {})
+    return PipelineSettings(
+        pipeline.get("master", ""),
+        tuple(pipeline.get("spark", {}).items()),
+        env.get("TAPE_LAKE") or content.get("lake", ""),
+        content.get("lake_options", ()),
+    )
+
+
 def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """Settings from everywhere. A flag that is None was not given."""
     env = os.environ if env is None else env
-    types = {field.name: type(field.default) for field in fields(Settings)}
+    types = _types()
     values: dict[str, Any] = {}
     for source, given in (
         ("file", _from_file(file, types)),
@@ -127,7 +156,7 @@ def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None
         ("flags", flags),
     ):
         for name, value in given.items():
-            if value is not None:
+            if value is not None and name != "pipeline":
                 values[name] = _convert(name, value, types[name], source)
     return Settings(**values)
 
@@ -148,6 +177,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _types() -> dict[str, type]:
+    return {field.name: type(field.default) for field in fields(Settings)}
+
+
 def _from_file(file: Path | None, types: Mapping[str, type]) -> dict[str, Any]:
     path = file or Path(FILE)
     try:
@@ -158,17 +191,57 @@ def _from_file(file: Path | None, types: Mapping[str, type]) -> dict[str, Any]:
         raise InvalidConfig(f"There is no configuration file {file}.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidConfig(f"{path} cannot be read as TOML: {error}.") from error
-    for name in content:
-        if name not in types:
-            close = difflib.get_close_matches(name, types, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else f" Known are {', '.join(types)}."
-            raise InvalidConfig(f"{path} has the unknown key {name!r}.{hint}")
+    known = [name for name in types if name != "lake_options"]
+    _check_known(path, "", content, [*known, *_TABLES])
+    for table, names in _TABLES.items():
+        content[table] = _table(path, table, content.get(table, {}), names)
+    archive = content.pop("archive")
+    if "lake" in archive:
+        content["lake"] = archive["lake"]
+    if "options" in archive:
+        content["lake_options"] = tuple(archive["options"].items())
     return content
+
+
+def _table(path: Path, table: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
+    """A table of the file: texts, and tables of what others call options or settings."""
+    if not isinstance(given, dict):
+        raise InvalidConfig(f"{path} has {table} as {given!r}; it must be a table: [{table}]")
+    _check_known(path, f"{table}.", given, names)
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        is_table = name in ("options", "spark")
+        if not isinstance(value, dict if is_table else str):
+            wanted = f"a table: [{table}.{name}]" if is_table else "a text"
+            raise InvalidConfig(f"{path} has {table}.{name} as {value!r}; it must be {wanted}.")
+        if isinstance(value, dict):
+            found[name] = {key: _text(path, f"{table}.{name}.{key}", one) for key, one in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _check_known(path: Path, prefix: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {prefix + close[0]!r}?" if close else f" Known are {', '.join(known)}."
+            raise InvalidConfig(f"{path} has the unknown key {prefix + name!r}.{hint}")
+
+
+def _text(path: Path, name: str, value: Any) -> str:
+    """A setting of Spark or of an object store, which are texts; true and 4 are taken as they are written."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, (str, int, float)):
+        raise InvalidConfig(f"{path} has {name} as {value!r}; it must be a text or a number.")
+    return str(value)
 
 
 def _from_env(env: Mapping[str, str], types: Mapping[str, type]) -> dict[str, str]:
     aliased = {name: env[alias] for alias, name in _ENV_ALIASES.items() if alias in env}
-    return aliased | {name: env[f"TAPE_{name.upper()}"] for name in types if f"TAPE_{name.upper()}" in env}
+    names = [name for name in types if name != "lake_options"]
+    return aliased | {name: env[f"TAPE_{name.upper()}"] for name in names if f"TAPE_{name.upper()}" in env}
 
 
 def _convert(name: str, value: Any, wanted: type, source: str) -> Any:

@@ -23,7 +23,16 @@ from tape.journal.entry import Draft, Entry
 from tape.journal.journal import Journal
 from tape.journal.page import append
 from tape.journal.pattern import Pattern
-from tape.journal.read import ExactCursor, RunCursor, Selection, SubjectCursor, has_run, open_cursor, position_before
+from tape.journal.read import (
+    ExactCursor,
+    RunCursor,
+    Selection,
+    SubjectCursor,
+    checked_cursor,
+    has_run,
+    open_cursor,
+    position_before,
+)
 from tape.journal.retention import prune
 from tape.store import Transaction, WriterLimits, open_database
 
@@ -274,7 +283,8 @@ async def test_a_cursor_beyond_the_head_or_below_the_oldest_is_refused(journal: 
         await journal.database.read(lambda reader: cursor.read(reader, 99))
     with pytest.raises(CursorExpired, match="entries 4 to 5 were pruned"):
         await journal.database.read(lambda reader: cursor.read(reader, 3))
-    piece = await journal.database.read(lambda reader: cursor.read(reader, 0))
+    head = await journal.head()
+    piece = await journal.database.read(lambda reader: cursor.read(reader, checked_cursor(0, head)))
     assert piece.entries[0].global_seq == 6
 
 

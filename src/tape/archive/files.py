@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,6 +23,7 @@ READ_COLUMNS = (*FILE_COLUMNS, "kind")
 # A group of rows is what a reader takes at once.
 GROUP_ROWS = 16_384
 GROUP_BYTES = 8 << 20
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _FIRST_CHAIN, _LAST_CHAIN = b"tape.first_chain", b"tape.last_chain"
 
 
@@ -68,7 +70,7 @@ def write_file(filesystem: pa.fs.FileSystem, parts: Sequence[pa.Table], day: str
     first, last = (part.column("global_seq")[row].as_py() for part, row in ends)
     first_ms, last_ms = (part.column("ts_ms")[row].as_py() for part, row in ends)
     chains = [part.column("chain")[row].as_py().hex() for part, row in ends]
-    folder = f"day={day}/kind={kind}"
+    folder = f"day={day}/kind={_UNSAFE.sub('-', kind)}"  # the table has the true kind
     name = f"{first:016d}-{last:016d}-{chains[0][:16]}-{chains[1][:16]}-{uuid.uuid4().hex[:8]}.parquet"
     filesystem.create_dir(folder, recursive=True)
     schema = arrow_schema(FILE_COLUMNS).with_metadata({_FIRST_CHAIN: chains[0], _LAST_CHAIN: chains[1]})
@@ -87,7 +89,7 @@ def write_file(filesystem: pa.fs.FileSystem, parts: Sequence[pa.Table], day: str
 
 def group_rows(part: pa.Table) -> int:
     """How many rows to put into one group, so that reading it takes little memory."""
-    return max(min(GROUP_ROWS, GROUP_BYTES * part.num_rows // max(part.nbytes, 1)), 1)
+    return max(min(GROUP_ROWS, GROUP_BYTES * int(part.num_rows) // max(int(part.nbytes), 1)), 1)
 
 
 def read_footer(filesystem: pa.fs.FileSystem, file: File) -> tuple[pq.FileMetaData, list[Group]]:

@@ -17,9 +17,10 @@ from tape.bus.ring import Ring
 from tape.bus.subscription import Subscription
 from tape.errors import CursorExpired, ServerStopping, StoreError, TapeError
 from tape.journal.entry import Entry
+from tape.journal.history import History, Past
 from tape.journal.page import read_head
 from tape.journal.pattern import PatternSet
-from tape.journal.read import EVERYTHING, Cursor, Selection, SubjectCursor, checked_cursor
+from tape.journal.read import EVERYTHING, Cursor, Selection, SubjectCursor
 from tape.store import Database
 from tape.telemetry.metrics import Metrics
 
@@ -46,8 +47,9 @@ class Follower(Protocol):
 class Hub:
     """One per process. `start()` it after the database is open."""
 
-    def __init__(self, database: Database, metrics: Metrics | None = None) -> None:
+    def __init__(self, database: Database, metrics: Metrics | None = None, past: Past | None = None) -> None:
         self.database = database
+        self.history = History(database, past)
         self.metrics = metrics or database.metrics
         self.ring = Ring(RING_ENTRIES, RING_BYTES)
         self.head = 0
@@ -82,6 +84,7 @@ class Hub:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.history.close()
 
     async def subscribe(
         self,
@@ -92,6 +95,7 @@ class Hub:
     ) -> Subscription:
         """Follow a selection after a global_seq: 0 is the oldest entry, -1 is from now on.
 
+        What the journal no longer has is read from the archive, if there is one.
         With a predicate, only entries that it is true of; one it fails on is passed over and counted.
         """
         if self._closing is not None:
@@ -99,8 +103,7 @@ class Hub:
         if after < 0:
             after = self.head
         else:
-            head = await self.database.read(read_head)
-            after = checked_cursor(after, head)
+            after = await self.history.start(after, selection.run_id)
         subscription = Subscription(self, selection, after, cursor, predicate)
         self._open[subscription] = None
         self.metrics.subscriptions.set(len(self._open))

@@ -2,7 +2,7 @@
 
 A subscription that keeps up is handed entries from memory. One that does not is never waited for
 and never loses anything: it goes back to reading from its position, first from the hub's ring, then
-from the journal, and becomes live again when it has caught up.
+from the journal, then from its archive, and becomes live again when it has caught up.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tape.bus.predicate import Predicate
-from tape.errors import StoreError, TapeError
+from tape.errors import CursorExpired, StoreError, TapeError
 from tape.journal.entry import Entry
+from tape.journal.history import PastCursor, Wanted
+from tape.journal.page import Head
 from tape.journal.read import Cursor, Selection, Slice, open_cursor
 from tape.store import Reader
 
@@ -55,6 +57,7 @@ class Subscription:
         self.position = after
         self._hub = hub
         self._cursor = cursor or open_cursor(selection)
+        self._past: PastCursor | None = None
         self._pending: deque[Entry] = deque()
         self._pending_bytes = 0
         self._live = False
@@ -147,6 +150,8 @@ class Subscription:
         while True:
             try:
                 return await self._hub.database.read(self._read_journal)
+            except CursorExpired as expired:
+                return await self._hub.history.beyond(expired, self._read_past)
             except StoreError as error:
                 if not error.retryable or self._error is not None:
                     raise
@@ -157,6 +162,12 @@ class Subscription:
 
     def _read_journal(self, reader: Reader) -> Slice:
         found = self._cursor.read(reader, self.position)
+        return Slice(self._judged(found.entries), found.position, found.head)
+
+    def _read_past(self, head: Head) -> Slice:
+        if self._past is None:
+            self._past = self._hub.history.open_past(Wanted.of(self.selection))
+        found = self._past.read(self.position, head)
         return Slice(self._judged(found.entries), found.position, found.head)
 
     def _judged(self, entries: list[Entry]) -> list[Entry]:

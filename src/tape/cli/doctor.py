@@ -19,13 +19,13 @@ from rich.console import Console
 from tape import __version__
 from tape.cli.options import Output, OutputOption, run
 from tape.config import Settings, load_settings, parse_address
-from tape.errors import TapeError
+from tape.errors import JavaMissing, TapeError
 from tape.journal.page import Head, read_head
+from tape.pipeline.java import find_java
 from tape.store import open_database
 
 Verdict = Literal["ok", "warning", "problem"]
 _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
-JAVA_VERSIONS = range(17, 26)
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -129,15 +129,10 @@ def _port(name: str, address: str) -> Check:
 
 
 def _java() -> Check:
-    java = shutil.which("java")
-    remedy = "only the data pipeline needs it: apt-get install openjdk-17-jre-headless"
-    if java is None:
-        return Check("Java", "warning", "not found", remedy)
-    text = _first_line([java, "-version"])
-    version = next((int(word) for word in text.replace('"', " ").replace(".", " ").split() if word.isdecimal()), 0)
-    if version not in JAVA_VERSIONS:
-        return Check("Java", "warning", f"{text}: Spark needs 17 to {JAVA_VERSIONS[-1]}", remedy)
-    return Check("Java", "ok", text)
+    try:
+        return Check("Java", "ok", _first_line([str(find_java()), "-version"]))
+    except JavaMissing as missing:
+        return Check("Java", "warning", str(missing), "only the data pipeline needs it")
 
 
 def _package(name: str, module: str, remedy: str) -> Check:

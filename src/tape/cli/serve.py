@@ -87,6 +87,9 @@ def serve(
     wallet_key: Annotated[
         str | None, typer.Option(help="Master key of the wallet: a file or gcp-kms://… [default: tape-wallet.key]")
     ] = None,
+    lake: Annotated[
+        str | None, typer.Option(help="The archive to read pruned entries from: a folder, s3://… or gs://…")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file. [default: tape.toml]")
     ] = None,
@@ -123,6 +126,7 @@ def serve(
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
         "wallet_key": wallet_key,
+        "lake": lake,
     }
     settings = load_settings(flags, file=config)
     logging.basicConfig(
@@ -165,6 +169,7 @@ def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
         f"  gRPC   tape://{grpc_address}\n"
         f"  HTTP   {http}\n"
         f"  open   {access}\n"
+        f"{f'  lake   {settings.lake}' + chr(10) if settings.lake else ''}"
         "\n"
         "Try it in another terminal:\n"
         f"  {me} tail{elsewhere}\n"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from tape.journal.entry import COLUMNS, Entry
+from tape.journal.history import History, Past, Wanted
 from tape.journal.page import read_head
 from tape.journal.read import position_before
 from tape.journal.whose import Whose
@@ -15,6 +16,9 @@ from tape.store import Reader
 # Entries looked at for one page; a rare type may need several calls.
 MAX_LOOKED_AT = 50_000
 STEP = 1_000
+# Of an archive only the columns that a question is about are looked at, many at once.
+MAX_ARCHIVED_LOOKED_AT = 1_000_000
+ARCHIVED_STEP = 200_000
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -27,6 +31,19 @@ class Question(msgspec.Struct, frozen=True):
     until_ms: int | None = None
     before_seq: int = 0
     limit: int = 50
+
+    @property
+    def wanted(self) -> Wanted:
+        """What to look for in an archive."""
+        whose = self.whose
+        axes = {
+            "tenant": whose.tenants,
+            "user": whose.users,
+            "session": whose.sessions,
+            "type": self.types or None,
+            "run_id": self.runs or None,
+        }
+        return Wanted(values={name: values for name, values in axes.items() if values is not None})
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -68,3 +85,40 @@ def list_entries(reader: Reader, question: Question) -> Page:
             page = found[: question.limit]
             return Page(page[::-1], page[-1].global_seq, is_truncated=False)
     return Page(found[::-1], high + 1 if high > low else 0, is_truncated=high > low)
+
+
+async def list_history(history: History, question: Question) -> Page:
+    """The newest entries that match, before a cursor, of the journal and then of its archive."""
+    head = await history.database.read(read_head)
+    page = await history.database.read(lambda reader: list_entries(reader, question))
+    if history.past is None or page.next_cursor:
+        return page
+    now = await history.database.read(read_head)
+    if now.oldest != head.oldest:  # pruned meanwhile: what was just read may lack what was just archived
+        return await list_history(history, question)
+    archived = await history.archived(head)
+    low, high = archived.start - 1, archived.stop - 1
+    if question.before_seq:
+        high = min(high, question.before_seq - 1)
+    if question.since_ms is not None:
+        low = max(low, await history.position_before(question.since_ms))
+    if question.until_ms is not None:
+        high = min(high, await history.position_before(question.until_ms))
+    if not archived or low >= high:
+        return page
+    return await history.ask(lambda past: _list_archived(past, question, page.entries, low, high))
+
+
+def _list_archived(past: Past, question: Question, newer: list[Entry], low: int, high: int) -> Page:
+    """What an archive adds to a page that the journal has begun, looking back step by step."""
+    found, wanted = newer, question.wanted
+    last, step = max(low, high - MAX_ARCHIVED_LOOKED_AT), STEP
+    while high > last:
+        after, limit = max(last, high - step), question.limit + 1 - len(found)
+        older = past.read(wanted, after, high, limit, newest=True)
+        found = [*older, *found]
+        if len(found) > question.limit:
+            page = found[1:]
+            return Page(page, page[0].global_seq, is_truncated=False)
+        high, step = after, min(4 * step, ARCHIVED_STEP)
+    return Page(found, high + 1 if high > low else 0, is_truncated=high > low)

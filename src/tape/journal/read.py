@@ -65,13 +65,14 @@ def open_cursor(selection: Selection) -> Cursor:
     return RunCursor(selection) if selection.run_id else SubjectCursor(selection)
 
 
-class _Limit:
+class Limit:
     """How many entries to read at once: more while they are small, fewer when they are large."""
 
     def __init__(self) -> None:
         self.value = FIRST_LIMIT
 
     def learn(self, entries: list[Entry]) -> None:
+        """What the last read gave."""
         size = sum(len(entry.payload_json) for entry in entries)
         if size > 2 * COMFORTABLE_BYTES:
             self.value = max(self.value // 4, 8)
@@ -86,11 +87,11 @@ class SubjectCursor:
         self._selection = selection
         self._pattern = selection.pattern
         self._is_everything = selection.pattern.matches_everything and not selection.kind
-        self._limit = _Limit()
+        self._limit = Limit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
-        after = checked_cursor(after, head)
+        check_cursor(after, head)
         limit = self._limit.value
         if after >= head.global_seq:
             return Slice([], after, head.global_seq)
@@ -162,11 +163,11 @@ class ExactCursor:
 
     def __init__(self, subjects: Sequence[str]) -> None:
         self._subjects = subjects
-        self._limit = _Limit()
+        self._limit = Limit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
-        after = checked_cursor(after, head)
+        check_cursor(after, head)
         limit = self._limit.value
         condition = "subject = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?"
         one = f"SELECT * FROM ({_SELECT} WHERE {condition})"
@@ -186,11 +187,11 @@ class RunCursor:
     def __init__(self, selection: Selection, from_seq: int = 0) -> None:
         self._selection = selection
         self._next_seq = from_seq
-        self._limit = _Limit()
+        self._limit = Limit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
-        after = checked_cursor(after, head)
+        check_cursor(after, head)
         limit = self._limit.value
         rows = reader.query(
             f"{_SELECT} WHERE run_id = ? AND seq >= ? AND global_seq > ? AND global_seq <= ? ORDER BY seq LIMIT ?",
@@ -213,11 +214,11 @@ class IdentityCursor:
 
     def __init__(self, identity: tuple[str, str, str]) -> None:
         self._identity = identity
-        self._limit = _Limit()
+        self._limit = Limit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
-        after = checked_cursor(after, head)
+        check_cursor(after, head)
         limit = self._limit.value
         condition, is_indexed = identity_condition(self._identity)
         until = head.global_seq if is_indexed else min(head.global_seq, after + WINDOW)
@@ -263,13 +264,17 @@ def identity_condition(identity: tuple[str, str, str]) -> tuple[str, bool]:
 
 def checked_cursor(after: int, head: Head) -> int:
     """The cursor where the journal begins to be read; 0 is the oldest entry, whatever was pruned."""
+    after = after or head.oldest - 1
+    check_cursor(after, head)
+    return after
+
+
+def check_cursor(after: int, head: Head) -> None:
+    """Raise CursorBeyondHead or CursorExpired unless the journal has what follows a position."""
     if after > head.global_seq:
         raise CursorBeyondHead(after, head.global_seq)
-    if after == 0:
-        return head.oldest - 1
     if after < head.oldest - 1:
         raise CursorExpired(after, head.oldest)
-    return after
 
 
 def position_before(reader: Reader, ts_ms: int) -> int:
@@ -286,3 +291,9 @@ def position_before(reader: Reader, ts_ms: int) -> int:
 def has_run(reader: Reader, run_id: str) -> bool:
     """Whether anything was ever appended to the run."""
     return reader.one("SELECT 1 FROM tape_run_heads WHERE run_id = ?", run_id) is not None
+
+
+def begins_here(reader: Reader, run_id: str, first_seq: int = 1) -> bool:
+    """Whether the journal still has a run from a seq on."""
+    row = reader.one("SELECT min(seq) FROM tape_journal WHERE run_id = ?", run_id)
+    return row is not None and row[0] is not None and int(row[0]) <= max(first_seq, 1)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tape.errors import JavaMissing, MissingExtra
+from tape.errors import MissingExtra
 from tape.pipeline import register
+from tape.pipeline.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OLDEST_JAVA = 17
 # A small heap's collector and a quick compiler: for jobs that live seconds the start is shorter.
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 DEFAULT_MASTER = "local[*]"
@@ -45,7 +41,7 @@ def open_session(
         from pyspark.sql import SparkSession
     except ImportError as missing:
         raise MissingExtra("The data pipeline", "spark") from missing
-    os.environ.setdefault("JAVA_HOME", str(find_java().parent.parent))
+    os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     builder = SparkSession.builder.appName(f"tape-{name}").master(master)
     chosen = dict(_SETTINGS)
     if not master.startswith("local"):
@@ -63,30 +59,3 @@ def open_session(
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
-
-
-def find_java() -> Path:
-    """The Java that Spark will run on. Raises JavaMissing with the remedy."""
-    home = os.environ.get("JAVA_HOME")
-    found = Path(home, "bin", "java") if home else Path(shutil.which("java") or "")
-    if not found.is_file():
-        where = f"JAVA_HOME is {home!r}, where there is none" if home else "there is none on the PATH"
-        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or later: {where}. {_remedy()}")
-    version = java_version(found)
-    if version < OLDEST_JAVA:
-        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or later; {found} is Java {version}. {_remedy()}")
-    return found.resolve()
-
-
-def java_version(java: Path) -> int:
-    """The main number of a Java's version; 0 if it does not say one."""
-    try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603  (the Java that the user chose)
-    except OSError:
-        return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
-    return int(match[1]) if match else 0
-
-
-def _remedy() -> str:
-    return "Install one (Debian: apt-get install openjdk-17-jre-headless) or point JAVA_HOME to it."

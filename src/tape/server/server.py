@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
+from tape.archive import open_past
 from tape.bus.hub import Hub
 from tape.bus.live import Broadcast, Limits
 from tape.config import Settings, parse_address
@@ -78,7 +79,8 @@ class Server:
             readers=settings.readers,
         )
         self.journal = Journal(self.database, settings.max_payload_bytes)
-        self.hub = Hub(self.database)
+        past = open_past(settings.lake, dict(settings.lake_options)) if settings.lake else None
+        self.hub = Hub(self.database, past=past)
         self.audit = Audit(self.journal)
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
@@ -210,7 +212,7 @@ class Server:
         stream = EventStream(self.broadcast, sse, access, self.audit, settings.keepalive_s)
         doors = Doors(
             stream,
-            Queries(self.journal, access, self.audit),
+            Queries(self.hub.history, access, self.audit),
             Publishing(self.journal, access),
             ArtifactDoor(self.artifacts, access, self.audit),
             RuntimeInfo(access),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,11 +39,12 @@ def archive(
     *,
     follow: bool = False,
     round_entries: int = ROUND_ENTRIES,
+    options: Mapping[str, str] | None = None,
 ) -> int:
     """Archive what is not yet; the number of entries that were. With `follow` it goes on until told to stop."""
     store, lake_url = resolve_store(store), resolved(lake_url)
     head = ask_patiently(store, read_head)
-    lake = Lake.open_or_create(lake_url, head)
+    lake = Lake.open_or_create(lake_url, head, options)
     _check_same_journal(lake, store, head)
     done = 0
     while not running.is_stopping:
@@ -55,13 +56,15 @@ def archive(
             running.wait(PAUSE_S)
             continue
         started = time.monotonic()
-        _archive_round(spark, store, lake, after, until)
+        _archive_round(spark, store, lake, after, until, options)
         done += until - after
         running.told(until - after, until, head.global_seq, time.monotonic() - started)
     return done
 
 
-def _archive_round(spark: SparkSession, store: str, lake: Lake, after: int, until: int) -> None:
+def _archive_round(
+    spark: SparkSession, store: str, lake: Lake, after: int, until: int, options: Mapping[str, str] | None
+) -> None:
     cores = spark.sparkContext.defaultParallelism
     reader = (
         spark.read.format("tape")
@@ -74,7 +77,7 @@ def _archive_round(spark: SparkSession, store: str, lake: Lake, after: int, unti
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         part = pa.Table.from_batches(batches, arrow_schema(TYPES))
         if part.num_rows:
-            yield pa.RecordBatch.from_pylist(msgspec.to_builtins(write_files(filesystem_of(url), part)))
+            yield pa.RecordBatch.from_pylist(msgspec.to_builtins(write_files(filesystem_of(url, options), part)))
 
     written = [File(**row.asDict()) for row in entries.mapInArrow(write, _WRITTEN).collect()]
     count = sum(file.entries for file in written)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from tape.config import load_pipeline_settings
 from tape.errors import MissingExtra, PipelineInput, TapeError
 
 if TYPE_CHECKING:
@@ -27,18 +28,19 @@ def check_installed() -> None:
 
 
 Store = Annotated[str, typer.Option(envvar="TAPE_STORE", help="The journal: sqlite:<path>, postgres://…")]
-Master = Annotated[str, typer.Option(envvar="TAPE_SPARK_MASTER", help="Where Spark runs.")]
+Master = Annotated[str, typer.Option(envvar="TAPE_SPARK_MASTER", help="Where Spark runs. [default: local[*]]")]
 Conf = Annotated[list[str] | None, typer.Option(help="A setting of Spark, as name=value; may be repeated.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on the terminal.")]
 MetricsListen = Annotated[str, typer.Option(help="Serve Prometheus metrics at this host:port.")]
 
 DEFAULT_STORE = "sqlite:tape.db"
-DEFAULT_MASTER = "local[*]"
+# What tape.toml says, else local[*].
+DEFAULT_MASTER = ""
 
 
 @app.command()
 def archive(
-    lake: Annotated[str, typer.Option(help="The archive: a folder, s3://… or gs://…")],
+    lake: Annotated[str, typer.Option(envvar="TAPE_LAKE", help="The archive: a folder, s3://… or gs://…")] = "",
     store: Store = DEFAULT_STORE,
     follow: Annotated[bool, typer.Option(help="Go on with what comes, until SIGTERM.")] = False,
     round_entries: Annotated[int, typer.Option(min=1, help="Entries per commit of the archive.")] = 500_000,
@@ -50,15 +52,18 @@ def archive(
 ) -> None:
     """Copy the journal into an archive of Parquet files (a Delta table), each entry once."""
     from tape.archive.lake import Lake
+    from tape.archive.places import resolved
     from tape.pipeline.jobs import archive as job
     from tape.pipeline.running import running
 
+    configured = load_pipeline_settings()
+    lake, options = resolved(lake or configured.lake), dict(configured.lake_options)
     with (
         session("archive", master, conf) as spark,
         running("archive", quiet=quiet, metrics_listen=metrics_listen) as now,
     ):
-        count = job.archive(spark, store, lake, now, follow=follow, round_entries=round_entries)
-    archived = Lake.open(lake)
+        count = job.archive(spark, store, lake, now, follow=follow, round_entries=round_entries, options=options)
+    archived = Lake.open(lake, options)
     if compact:
         archived.compact()
         archived.refresh()
@@ -156,7 +161,9 @@ def main(job: str, arguments: Sequence[str] | None = None) -> None:
 def session(job: str, master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
     from tape.pipeline.session import open_session
 
-    spark = open_session(job, master, dict(pair_of("--conf", text) for text in conf or ()))
+    configured = load_pipeline_settings()
+    given = dict(pair_of("--conf", text) for text in conf or ())
+    spark = open_session(job, master or configured.master or "local[*]", dict(configured.spark) | given)
     try:
         yield spark
     finally:

@@ -15,7 +15,7 @@ from tape.errors import InvalidInput, NotFound, TapeError
 from tape.journal.entry import Draft
 from tape.journal.journal import Journal
 from tape.journal.pattern import Pattern
-from tape.journal.read import RunCursor, Selection, has_run, position_before
+from tape.journal.read import RunCursor, Selection, has_run
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.access import own
 from tape.server.grpc.binding import INTERNAL_ERROR, Context, trace_of
@@ -137,7 +137,7 @@ class JournalDoor:
         selection = Selection(Pattern(request.subject_pattern), request.run_id, request.kind)
         after = request.from_global_seq
         if after == 0 and request.from_ts_ms > 0:
-            after = await self._journal.database.read(lambda reader: position_before(reader, request.from_ts_ms))
+            after = await self._hub.history.position_before(request.from_ts_ms)
         async for frame in self._events(await self._hub.subscribe(selection, after)):
             yield frame
 
@@ -146,7 +146,8 @@ class JournalDoor:
         if not await self._journal.database.read(lambda reader: has_run(reader, request.run_id)):
             raise NotFound(f"no such run: {request.run_id!r} has no entry on this journal.")
         selection = Selection(Pattern(""), request.run_id)
-        subscription = await self._hub.subscribe(selection, 0, RunCursor(selection, request.from_seq))
+        after = await self._hub.history.start(0, request.run_id, request.from_seq)
+        subscription = await self._hub.subscribe(selection, after, RunCursor(selection, request.from_seq))
         try:
             while True:
                 for entry in (await subscription.next()).entries:

@@ -9,6 +9,7 @@ from tape.bus.hub import Hub
 from tape.journal import subject
 from tape.journal.entry import check_id
 from tape.journal.journal import Journal
+from tape.journal.page import read_head
 from tape.journal.pattern import Pattern
 from tape.journal.read import ExactCursor, Selection
 from tape.ledgers import values
@@ -66,7 +67,8 @@ class ValuesDoor:
         changed = subject.value_changed(request.namespace, request.key)
         deleted = subject.value_deleted(request.namespace, request.key)
         pattern = Pattern(changed.replace("/changed/", "/*/", 1))
-        subscription = await self._hub.subscribe(Selection(pattern), 0, ExactCursor((changed, deleted)))
+        oldest = (await self._database.read(read_head)).oldest
+        subscription = await self._hub.subscribe(Selection(pattern), oldest - 1, ExactCursor((changed, deleted)))
         try:
             while True:
                 for entry in (await subscription.next()).entries:

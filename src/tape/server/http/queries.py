@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.errors import InvalidRequest
-from tape.journal.journal import Journal
-from tape.journal.listing import Question, list_entries
+from tape.journal.history import History
+from tape.journal.listing import Question, list_history
 from tape.journal.whose import Whose
 from tape.ledgers import counts
 from tape.ledgers.window import MS, Window
@@ -82,8 +82,9 @@ class ListRequest(msgspec.Struct, forbid_unknown_fields=True):
 class Queries:
     """Serves both."""
 
-    def __init__(self, journal: Journal, access: Access, audit: Audit) -> None:
-        self._database = journal.database
+    def __init__(self, history: History, access: Access, audit: Audit) -> None:
+        self._history = history
+        self._database = history.database
         self._access = access
         self._audit = audit
 
@@ -126,7 +127,7 @@ class Queries:
             wanted.cursor,
             min(wanted.limit or DEFAULT_LIMIT, MAX_LIMIT),
         )
-        page = await self._database.read(lambda reader: list_entries(reader, question))
+        page = await list_history(self._history, question)
         if BATCH in request.headers.get("accept", ""):
             cursor = {"Tape-Next-Cursor": str(page.next_cursor)}
             return Response(to_batch(page.entries), media_type=BATCH, headers=cursor)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Collection
 from typing import cast
 
 from starlette.requests import Request
@@ -15,16 +16,16 @@ from starlette.types import Scope as AsgiScope
 
 from tape.bus.audience import Scope
 from tape.bus.live import Broadcast, LiveSubscription
-from tape.errors import CursorExpired, InvalidRequest, StoreError
+from tape.errors import ArchiveDamaged, CursorExpired, InvalidRequest, StoreError
 from tape.journal.entry import check_id
-from tape.journal.page import read_head
-from tape.journal.read import Cursor, open_identity_cursor
+from tape.journal.history import History, PastCursor, Wanted
+from tape.journal.page import Head, read_head
+from tape.journal.read import Cursor, Slice, open_identity_cursor
 from tape.security.audit import Audit
 from tape.security.identity import Caller
 from tape.server.http.access import Access, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
 from tape.server.http.protocol import KEY, Connection
-from tape.store import Reader
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class EventStream:
             self._keep_alive()
             try:
                 await self._play(stream, subscription, head, cursor)
-            except StoreError as error:
+            except (StoreError, ArchiveDamaged) as error:
                 log.warning("a replay failed: %s", error)
                 stream.send(comment(FAILED))
                 stream.end()  # the client comes back with the last id it has, and nothing is missed
@@ -96,22 +97,23 @@ class EventStream:
 
     async def _play(self, stream: _Stream, subscription: LiveSubscription, head: int, cursor: int | str | None) -> None:
         """Everything after the cursor from the journal, then attach to what comes."""
+        history = self._broadcast.hub.history
         position = head if cursor is None or isinstance(cursor, str) else cursor
         if isinstance(cursor, str):
             stream.send(comment(NOT_A_NUMBER))
         elif cursor is not None:
-            bounds = await self._broadcast.hub.database.read(read_head)
+            bounds = await history.database.read(read_head)
             if cursor > bounds.global_seq:
                 stream.send(comment(BEYOND_HEAD))
                 position = bounds.global_seq
-            elif cursor < bounds.oldest - 1:
+            elif cursor < bounds.oldest - 1 and cursor < (oldest := await history.oldest()) - 1:
                 stream.send(comment(TOO_OLD))
-                position = bounds.oldest - 1
-        replay = _Replay(subscription.scope, self._format, position)
+                position = oldest - 1
+        replay = _Replay(subscription.scope, self._format, position, history)
         while not stream.ended.done() and not subscription.attach(replay.position):
             try:
-                data = await self._broadcast.hub.database.read(replay.read)
-            except CursorExpired as error:  # pruned while it was being replayed
+                data = await replay.next()
+            except CursorExpired as error:  # pruned while it was being replayed, and not archived
                 stream.send(comment(TOO_OLD))
                 replay.position = error.oldest - 1
                 continue
@@ -227,16 +229,30 @@ class _Stream:
 class _Replay:
     """Reads a scope from the journal piece by piece; the thread that reads also encodes."""
 
-    def __init__(self, scope: Scope, format_: SseFormat, position: int) -> None:
+    def __init__(self, scope: Scope, format_: SseFormat, position: int, history: History) -> None:
         self.position = position
+        self._history = history
         self._scope = scope
         self._format = format_
         self._cursor: Cursor = open_identity_cursor(scope.identity, scope.run)
+        self._past: PastCursor | None = None
         self.last_id = 0
 
-    def read(self, reader: Reader) -> bytes:
+    async def next(self) -> bytes:
         """The next piece, as bytes to write; empty if nothing matched."""
-        found = self._cursor.read(reader, self.position)
+        try:
+            return await self._history.database.read(
+                lambda reader: self._encoded(self._cursor.read(reader, self.position))
+            )
+        except CursorExpired as expired:
+            return await self._history.beyond(expired, self._read_past)
+
+    def _read_past(self, head: Head) -> bytes:
+        if self._past is None:
+            self._past = self._history.open_past(_wanted(self._scope))
+        return self._encoded(self._past.read(self.position, head))
+
+    def _encoded(self, found: Slice) -> bytes:
         self.position = found.position
         types = self._scope.types
         encode = self._format.entry
@@ -245,6 +261,17 @@ class _Replay:
             self.last_id = wanted[-1].global_seq
         frames = [encode(entry) for entry in wanted]
         return self._format.join(frames) if frames else b""
+
+
+def _wanted(scope: Scope) -> Wanted:
+    values: dict[str, Collection[str]] = {}
+    if scope.identity is not None:
+        values |= {name: [value] for name, value in zip(("tenant", "user", "session"), scope.identity, strict=True)}
+    if scope.run:
+        values["run_id"] = [scope.run]
+    if scope.types:
+        values["type"] = scope.types
+    return Wanted(values=values)
 
 
 def _scope(request: Request, caller: Caller, is_admin: bool) -> Scope:
