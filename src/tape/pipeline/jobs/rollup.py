@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
+from tape.archive.lake import Lake
+from tape.archive.places import resolved
 from tape.journal.page import Head, read_head
 from tape.journal.subject import decode
 from tape.ledgers.histogram import Histogram, bucket_sql
@@ -28,7 +30,6 @@ from tape.ledgers.rollups import (
 from tape.pipeline import spans
 from tape.pipeline.batches import transact
 from tape.pipeline.hot import ask_patiently
-from tape.pipeline.lake import Lake, resolved
 from tape.pipeline.options import resolve_store
 from tape.pipeline.running import Running
 
