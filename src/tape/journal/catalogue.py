@@ -279,7 +279,7 @@ EVENTS: tuple[EventType, ...] = (
     EventType(
         "subscription.message.dead_lettered",
         "A message is not tried again and waits for somebody.",
-        {**_SPOOLED, "attempts": "tries so far", "reason": "why"},
+        {**_SPOOLED, "attempts": "tries so far", "reason": "why", "message": "the message itself, if no spool has it"},
     ),
     EventType(
         "subscription.message.dropped",

@@ -114,6 +114,8 @@ class Matcher:
         while not self._is_closing:
             try:
                 await self._look()
+                if self._is_closing:  # the nudge that told so is used up: nothing would end a wait for entries
+                    return
                 await self._follow()
             except _Outdated:
                 pass

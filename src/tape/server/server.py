@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Iterator
+from uuid import uuid4
 
 import grpc
 import uvicorn
@@ -53,6 +55,7 @@ from tape.server.http.publish import Publishing
 from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
 from tape.store import WriterLimits, open_database
+from tape.subscriptions.hosting import Hosting
 from tape.telemetry.clock import now_ms
 from tape.telemetry.metrics import Metrics
 
@@ -88,6 +91,9 @@ class Server:
         self._authenticator = _authenticator(settings)
         self.board = Board(self.database)
         self.matcher = Matcher(self.hub, self.board)
+        self.hosting = Hosting(
+            self.journal, self.wallet.reveal, f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
+        )
         self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""
@@ -112,6 +118,7 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+        await self.hosting.start()
         self._tasks.append(asyncio.create_task(self._keep_house()))
         self._tasks.append(asyncio.create_task(self._keep_count()))
 
@@ -128,6 +135,7 @@ class Server:
             self._http.leave()
         await asyncio.sleep(0)  # the doors stop accepting before streams are told to leave
         self._journal_door.end_append_streams()
+        await self.hosting.close(self.settings.shutdown_grace_s)
         await self.matcher.close()
         await self.board.close()
         await self.hub.close()

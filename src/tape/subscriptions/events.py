@@ -251,15 +251,24 @@ def replayed(about: About, message_id: str, recv_seq: int, spool_ref: str, execu
 
 
 def dead_lettered(
-    about: About, message_id: str, recv_seq: int, spool_ref: str, attempts: int, reason: str, *, emitter: str = SPOOL
+    about: About,
+    message_id: str,
+    recv_seq: int,
+    spool_ref: str,
+    attempts: int,
+    reason: str,
+    *,
+    message: dict[str, Any] | None = None,
+    emitter: str = SPOOL,
 ) -> Event:
-    """A message is not tried again and waits for somebody."""
+    """A message is not tried again and waits for somebody. One that is nowhere else is told whole."""
     context = {
         "message_id": message_id,
         "recv_seq": recv_seq,
         "spool_ref": spool_ref,
         "attempts": attempts,
         "reason": reason,
+        **({} if message is None else {"message": message}),
     }
     return _event(about, "message.dead_lettered", "DEAD_LETTERED", emitter, context)
 

@@ -67,6 +67,18 @@ class Metrics:
         self.tasks_purged = counter("tasks_purged", "Done and dropped tasks removed after their time")
         self.dispatchers = gauge("dispatchers", "Open task streams")
 
+        self.messages_received = counter("subscription_messages_received", "Messages fetched from sources", "source")
+        self.message_executions = counter(
+            "subscription_executions", "Messages that were to become runs, by what came of it", "source", "outcome"
+        )
+        self.directives_applied = counter(
+            "subscription_directives_applied", "Headers that changed how a message is handled", "controls"
+        )
+        self.batch_dispatches = counter("subscription_batch_dispatch", "Batches that were dispatched", "source")
+        self.batch_messages = counter("subscription_batch_messages", "Messages in those batches", "source")
+        self.rate_limited = counter("subscription_rate_limited", "Times a limit began to hold", "source", "reason")
+        self.dead_lettered = counter("subscription_dead_lettered", "Messages put aside for somebody", "source")
+        self.source_lag = gauge("subscription_source_lag", "Messages that wait at the source", "subscription")
         self.ingress_received = counter("ingress_received", "Deliveries for a listener", "subscription")
         self.ingress_rejected = counter("ingress_rejected", "Deliveries refused, by reason", "subscription", "reason")
         self.ingress_dispatched = counter("ingress_dispatched", "Deliveries accepted durably", "subscription")

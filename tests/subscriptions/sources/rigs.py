@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tape.subscriptions.sources import Source, open_source
+from tape.subscriptions.sources.memory import MemorySource
 from tests.brokers import KafkaCluster, NatsServer
 from tests.pubsub import PROJECT, PubSub, emulator
 
@@ -27,10 +28,11 @@ class Rig:
     missing: dict[str, Any]
     settles_elsewhere: bool = True
     opened: list[Source] = field(default_factory=list)
+    only: Source | None = None
 
     def open(self, **more: Any) -> Source:
         """A source on this rig's stream, closed by the fixture."""
-        source = open_source(self.name, self.spec | more)
+        source = self.only or open_source(self.name, self.spec | more)
         self.opened.append(source)
         return source
 
@@ -38,6 +40,15 @@ class Rig:
         """Publish messages in order."""
         for body in bodies:
             await self.publish(body, headers)
+
+
+def memory_rig() -> Rig:
+    source = MemorySource()
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        source.publish(body, headers)
+
+    return Rig("memory", {}, publish, {}, only=source)
 
 
 async def nats_rig(server: NatsServer) -> Rig:

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from tape.errors import SourceError, SourceMisconfigured, SourceUnavailable
 from tape.subscriptions.sources import Delivery, Source, open_source
-from tests.subscriptions.sources.rigs import Rig, kafka_rig, nats_rig, pubsub_rig
+from tests.subscriptions.sources.rigs import Rig, kafka_rig, memory_rig, nats_rig, pubsub_rig
 
 WAIT_S = 10.0
 
 
-@pytest.fixture(params=["nats", "kafka", "pubsub", "pubsub-streaming"])
+BROKERS = ["nats", "kafka", "pubsub", "pubsub-streaming"]
+
+
+@pytest.fixture(params=[*BROKERS, "memory"])
 async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    if request.param == "nats":
+    async with rig_of(request) as made:
+        yield made
+
+
+@pytest.fixture(params=BROKERS)
+async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    async with rig_of(request) as made:
+        yield made
+
+
+@asynccontextmanager
+async def rig_of(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    if request.param == "memory":
+        made = memory_rig()
+    elif request.param == "nats":
         made = await nats_rig(request.getfixturevalue("nats_server"))
     elif request.param == "kafka":
         made = await kafka_rig(request.getfixturevalue("kafka_cluster"))
@@ -110,36 +128,36 @@ async def test_an_empty_source_gives_nothing_after_the_wait(rig: Rig) -> None:
     assert await source.poll(10, 0.2) == []
 
 
-async def test_what_is_not_there_is_told_when_it_is_opened(rig: Rig) -> None:
-    source = rig.open(**rig.missing)
+async def test_what_is_not_there_is_told_when_it_is_opened(broker: Rig) -> None:
+    source = broker.open(**broker.missing)
     with pytest.raises(SourceError) as told:
         await source.open()
-    assert next(iter(rig.missing.values())) in str(told.value)
+    assert next(iter(broker.missing.values())) in str(told.value)
     with pytest.raises(SourceUnavailable):
         await source.poll(1, 0.1)
 
 
-async def test_every_setting_that_lacks_is_named(rig: Rig) -> None:
+async def test_every_setting_that_lacks_is_named(broker: Rig) -> None:
     needed = {
         "nats": ("stream", "consumer", "url"),
         "kafka": ("brokers", "topic", "group"),
         "pubsub": ("subscription",),
     }
-    for name in needed[rig.name]:
-        spec = {key: value for key, value in rig.spec.items() if key != name}
-        with pytest.raises(SourceMisconfigured, match=rf"subscription\[{rig.name}\] requires '{name}'"):
-            open_source(rig.name, spec)
+    for name in needed[broker.name]:
+        spec = {key: value for key, value in broker.spec.items() if key != name}
+        with pytest.raises(SourceMisconfigured, match=rf"subscription\[{broker.name}\] requires '{name}'"):
+            open_source(broker.name, spec)
         # a credential may have it
-        open_source(rig.name, spec, {name: rig.spec[name]})
+        open_source(broker.name, spec, {name: broker.spec[name]})
 
 
-async def test_receipts_are_settled_by_another_process_where_the_source_says_so(rig: Rig) -> None:
-    source, other = rig.open(), rig.open()
-    assert source.settles_elsewhere is rig.settles_elsewhere
+async def test_receipts_are_settled_by_another_process_where_the_source_says_so(broker: Rig) -> None:
+    source, other = broker.open(), broker.open()
+    assert source.settles_elsewhere is broker.settles_elsewhere
     if not source.settles_elsewhere:
         return
     await source.open()
-    await rig.feed(b"one", b"two")
+    await broker.feed(b"one", b"two")
     one, two = await fetch(source, 2)
     await other.open()
     await other.ack([one.receipt])

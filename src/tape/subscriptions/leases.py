@@ -1,0 +1,57 @@
+"""Which of several servers runs a subscription: plain functions on a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tape.store import Transaction
+
+_COLUMNS = ("path", "holder", "until_ms", "due_ms")
+
+
+def claim(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int) -> bool:
+    """Take a subscription that nobody holds; whether it is ours now."""
+    row = _row(tx, path)
+    if row is not None and row[0] != holder and row[1] > now_ms:
+        return False
+    _write(tx, path, holder, until_ms, row[2] if row else 0)
+    return True
+
+
+def claim_due(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int, next_ms: int) -> bool:
+    """Take a scheduled subscription that is due and that nobody holds; it is due again at `next_ms`.
+
+    One that was never seen before is due at `next_ms`, not now.
+    """
+    row = _row(tx, path)
+    if row is None or row[2] == 0:
+        _write(tx, path, "", 0, next_ms)
+        return False
+    if row[2] > now_ms or row[1] > now_ms:
+        return False
+    _write(tx, path, holder, until_ms, next_ms)
+    return True
+
+
+def renew(tx: Transaction, paths: Sequence[str], holder: str, until_ms: int) -> set[str]:
+    """Hold on to subscriptions; those that are still ours."""
+    ours = {path for path in paths if (row := _row(tx, path)) is not None and row[0] == holder}
+    for path in ours:
+        tx.execute("UPDATE tape_subscription_runtimes SET until_ms = ? WHERE path = ?", until_ms, path)
+    return ours
+
+
+def release(tx: Transaction, path: str, holder: str) -> None:
+    """Let go of a subscription, so that another server need not wait."""
+    tx.execute(
+        "UPDATE tape_subscription_runtimes SET until_ms = 0, holder = '' WHERE path = ? AND holder = ?", path, holder
+    )
+
+
+def _row(tx: Transaction, path: str) -> tuple[str, int, int] | None:
+    row = tx.one("SELECT holder, until_ms, due_ms FROM tape_subscription_runtimes WHERE path = ?", path)
+    return None if row is None else (row[0], row[1], row[2])
+
+
+def _write(tx: Transaction, path: str, holder: str, until_ms: int, due_ms: int) -> None:
+    tx.upsert("tape_subscription_runtimes", ("path",), _COLUMNS, [(path, holder, until_ms, due_ms)])
