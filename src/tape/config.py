@@ -55,6 +55,7 @@ class Settings:
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True
     keep_tasks_h: int = 168
+    ingress_body_timeout_s: float = 10.0
     wallet_key: str = "tape-wallet.key"
     # No flag: the arguments of a process can be read by others on the machine.
     internal_token: str = field(default="", repr=False)
@@ -75,7 +76,14 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("auth_refresh_s", "auth_max_stale_s", "idle_timeout_s", "drop_window_s", "keepalive_s"):
+        for name in (
+            "auth_refresh_s",
+            "auth_max_stale_s",
+            "idle_timeout_s",
+            "drop_window_s",
+            "keepalive_s",
+            "ingress_body_timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be more than 0.")
         if self.shutdown_grace_s < 0:

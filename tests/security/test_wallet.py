@@ -109,11 +109,12 @@ async def test_a_new_version_replaces_the_old_one_at_once_or_when_its_time_is_up
     await wallet.set("main", "two")
     assert await wallet.reveal_all("main") == ["two"]
     await wallet.set("main", "three", keep_previous_s=3600)
-    assert await wallet.reveal_all("main") == ["three", "two"]
-    await wallet.set("main", "four", keep_previous_s=0.001)
-    assert await wallet.reveal("main") == "four"
-    held = await wallet.list()
-    assert [(each.version, bool(each.retires_at_ms)) for each in held][-1] == (4, False)
+    await wallet.set("main", "four", keep_previous_s=60)
+    assert await wallet.reveal_all("main") == ["four", "three", "two"]
+    # Without a time for those before, none of them is good any more.
+    await wallet.set("main", "five")
+    assert await wallet.reveal_all("main") == ["five"]
+    assert [(each.version, each.retires_at_ms) for each in await wallet.list()] == [(5, 0)]
 
 
 async def test_versions_whose_time_is_up_are_neither_given_out_nor_kept(wallet: Wallet, database: Database) -> None:

@@ -17,6 +17,7 @@ from tape.errors import TapeError
 # Each is a module beside this one, with a function of that name or, for one that has commands of its own, an `app`.
 COMMANDS = (
     "serve",
+    "gateway",
     "append",
     "tail",
     "dispatch",

@@ -84,6 +84,9 @@ def serve(
     artifact_threshold_bytes: Annotated[
         int | None, typer.Option(help="A field larger than this becomes an artifact. [default: 32768]")
     ] = None,
+    ingress_body_timeout_s: Annotated[
+        float | None, typer.Option(help="Seconds that the body of a delivery has to arrive in. [default: 10]")
+    ] = None,
     wallet_key: Annotated[
         str | None, typer.Option(help="Master key of the wallet: a file or gcp-kms://… [default: tape-wallet.key]")
     ] = None,
@@ -125,6 +128,7 @@ def serve(
         "safe_types": safe_types,
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
+        "ingress_body_timeout_s": ingress_body_timeout_s,
         "wallet_key": wallet_key,
         "lake": lake,
     }

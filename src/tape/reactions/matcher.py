@@ -140,14 +140,14 @@ class Matcher:
         """Wait until there are reactions, then take lanes and learn where everything stands."""
         self._stirred.clear()
         await self.learn()
-        while not self.catalog.watches:
-            if self._is_closing:
-                raise _Outdated
+        while not self.catalog.watches and not self._is_closing:
             self._lanes = {}
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), LOOK_S)
             self._stirred.clear()
             await self.learn()
+        if self._is_closing:  # perhaps just when the first reaction has come
+            raise _Outdated
         before = set(self._lanes)
         holding = await self._database.write(lambda tx: lanes.tend(tx, self.owner))
         self._tended_at = time.monotonic()

@@ -78,8 +78,13 @@ class Wallet:
         self._database.metrics.wallet_reveals.labels("ok").inc()
         return found
 
+    async def versions(self, alias: str) -> tuple[tuple[int, int], ...]:
+        """Which versions may be used and when each was sealed: as long as that stays, so do the secrets."""
+        now = _now_ms()
+        return await self._database.read(lambda reader: _usable(reader, alias, now))
+
     async def set(self, alias: str, secret: Secret, *, keep_previous_s: float = 0, by: str = "") -> Held:
-        """Store a secret; the one before it leaves, at once or after so many seconds."""
+        """Store a secret; those before it leave, at once or after so many seconds at most."""
         check_alias(alias)
         plain = _encoded(secret)
         while True:
@@ -222,6 +227,16 @@ def _list(reader: Reader) -> list[Held]:
     return [Held(*row) for row in reader.query(f"SELECT {_HELD} FROM tape_secrets ORDER BY alias, version")]
 
 
+def _usable(reader: Reader, alias: str, now_ms: int) -> tuple[tuple[int, int], ...]:
+    rows = reader.query(
+        "SELECT version, sealed_at_ms FROM tape_secrets WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)"
+        " ORDER BY version DESC",
+        alias,
+        now_ms,
+    )
+    return tuple((version, sealed_at_ms) for version, sealed_at_ms in rows)
+
+
 def _rows(reader: Reader, alias: str, now_ms: int) -> Sequence[tuple[int, Sealed]]:
     rows = reader.query(
         f"SELECT version, {_SEALED} FROM tape_secrets WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)"
@@ -241,7 +256,12 @@ def _store(tx: Transaction, held: Held, sealed: Sealed, until_ms: int, by: str) 
     row = tx.one("SELECT MAX(version) FROM tape_secrets WHERE alias = ?", held.alias)
     if row is not None and (row[0] or 0) != held.version - 1:
         return False
-    tx.execute("UPDATE tape_secrets SET retires_at_ms = ? WHERE alias = ? AND retires_at_ms = 0", until_ms, held.alias)
+    tx.execute(
+        "UPDATE tape_secrets SET retires_at_ms = ? WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)",
+        until_ms,
+        held.alias,
+        until_ms,
+    )
     _forget(tx, held.set_at_ms)
     columns = ("alias", "version", "master_key", "wrapped_key", "sealed", "set_at_ms", "sealed_at_ms", "retires_at_ms")
     tx.insert("tape_secrets", columns, [(held.alias, held.version, *sealed, held.set_at_ms, held.sealed_at_ms, 0)])

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import grpc
@@ -20,7 +20,7 @@ from tape.archive import open_past
 from tape.bus.hub import Hub
 from tape.bus.live import Broadcast, Limits
 from tape.config import Settings, parse_address
-from tape.errors import InvalidConfig, TapeError
+from tape.errors import TapeError
 from tape.journal.journal import Journal, forget_requests
 from tape.ledgers.counts import fold
 from tape.playbooks.dedup import forget_claims
@@ -49,13 +49,20 @@ from tape.server.http.app import Doors, build_app
 from tape.server.http.artifacts import ArtifactDoor
 from tape.server.http.frames import SseFormat
 from tape.server.http.info import RuntimeInfo
+from tape.server.http.ingress import IngressDoor
 from tape.server.http.internal import Internal
+from tape.server.http.listeners import Begin
 from tape.server.http.protocol import Connection
 from tape.server.http.publish import Publishing
 from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
+from tape.server.sockets import bind, join
 from tape.store import WriterLimits, open_database
+from tape.subscriptions.events import Event
 from tape.subscriptions.hosting import Hosting
+from tape.subscriptions.ingress import Ingress
+from tape.subscriptions.listeners import Listeners
+from tape.subscriptions.registered import Registered
 from tape.telemetry.clock import now_ms
 from tape.telemetry.metrics import Metrics
 
@@ -66,6 +73,8 @@ MESSAGE_SLACK_BYTES = 8 << 20
 HOUSEKEEPING_S = 600.0
 # Entries newer than this are counted from the journal when somebody asks.
 COUNTING_S = 10.0
+# A subscription that was paused, or a secret that was replaced, is noticed after so long.
+LISTENERS_S = 1.0
 
 
 class Server:
@@ -88,6 +97,14 @@ class Server:
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key))
+        self.listeners = Registered(self.database, self.wallet)
+        self.ingress = Ingress(
+            Listeners(self.listeners, LISTENERS_S),
+            Begin(self.journal),
+            self._tell,
+            self.metrics,
+            body_timeout_s=settings.ingress_body_timeout_s,
+        )
         self._authenticator = _authenticator(settings)
         self.board = Board(self.database)
         self.matcher = Matcher(self.hub, self.board)
@@ -146,6 +163,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._authenticator is not None:
             await self._authenticator.keys.close()
+        await self.ingress.close()
         await self.audit.close()
         self.wallet.close()
         await self.database.close()
@@ -181,19 +199,19 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host, port = parse_address("listen", self.settings.listen)
-        _bind("listen", host, port).close()  # gRPC hides why it cannot bind; this gives the reason
-        bound = server.add_insecure_port(_join(host, port))
+        bind("listen", host, port).close()  # gRPC hides why it cannot bind; this gives the reason
+        bound = server.add_insecure_port(join(host, port))
         await server.start()
         self._grpc = server
-        self.grpc_address = _join(host, bound)
+        self.grpc_address = join(host, bound)
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def _open_http(self) -> None:
         host, port = parse_address("http_listen", self.settings.http_listen)
-        listening = _bind("http_listen", host, port)
+        listening = bind("http_listen", host, port)
         listening.listen()  # connections wait from now on, also before the task below has begun
-        self.http_address = _join(host, listening.getsockname()[1])
+        self.http_address = join(host, listening.getsockname()[1])
         config = uvicorn.Config(
             self._http_app(),
             http=Connection,
@@ -224,9 +242,13 @@ class Server:
             Publishing(self.journal, access),
             ArtifactDoor(self.artifacts, access, self.audit),
             RuntimeInfo(access),
-            Api(self.journal, Internal(access, settings.internal_token), self.wallet).add_to,
+            IngressDoor(self.ingress),
+            Api(self.journal, Internal(access, settings.internal_token), self.wallet, self.listeners).add_to,
         )
         return build_app(self.journal, self.metrics, doors, settings.origins)
+
+    async def _tell(self, told: Sequence[Event]) -> None:
+        await self.journal.append([event.draft() for event in told])
 
     async def _keep_house(self) -> None:
         while True:
@@ -286,22 +308,3 @@ def _authenticator(settings: Settings) -> Authenticator | None:
         return None
     keys = KeySet(settings.auth_jwks, settings.auth_refresh_s, settings.auth_max_stale_s)
     return Authenticator(keys, settings.auth_issuer, settings.auth_audience)
-
-
-def _bind(name: str, host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        flag = name.replace("_", "-")
-        raise InvalidConfig(
-            f"Cannot listen on {_join(host, port)} ({error.strerror}). Choose another address with --{flag}."
-        ) from error
-    return listening
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

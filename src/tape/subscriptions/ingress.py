@@ -59,24 +59,20 @@ class Admitted(NamedTuple):
     plan: Plan
 
 
-class Dispatched(NamedTuple):
-    """The run of a message is durable; `is_duplicate` if it was already there."""
+class Taken(NamedTuple):
+    """A message is durable: as a run, as the run that it had already, or, without an id, in a spool."""
 
-    execution_id: str
+    execution_id: str = ""
     is_duplicate: bool = False
 
 
-class Dispatch(Protocol):
-    """Makes a run of a plan. Returns when it is durable, raises a TapeError if it is not."""
+class Take(Protocol):
+    """Makes a verified message durable, as a run or otherwise; raises a TapeError if it is not.
 
-    async def __call__(self, listener: Listener, plan: Plan) -> Dispatched: ...
+    It gets message and plan, so that a spool can stand here as well as a dispatch.
+    """
 
-
-class Overflow(Protocol):
-    """Takes what could not be dispatched: a spool."""
-
-    async def take(self, listener: Listener, admitted: Admitted, error: TapeError) -> bool:
-        """Whether the message is durable there; if so its sender is told that it was accepted."""
+    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken: ...
 
 
 class Answer(NamedTuple):
@@ -103,21 +99,19 @@ class Ingress:
     def __init__(
         self,
         listeners: Listeners,
-        dispatch: Dispatch,
+        take: Take,
         tell: Tell,
         metrics: Metrics,
         *,
         body_timeout_s: float = 10.0,
         emitter: str = "ingress",
-        overflow: Overflow | None = None,
     ) -> None:
         self._listeners = listeners
-        self._dispatch = dispatch
+        self._take = take
         self._tell = tell
         self._metrics = metrics
         self._body_timeout_s = body_timeout_s
         self._emitter = emitter
-        self._overflow = overflow
         self._rejections = Rejections(tell, emitter)
         self._issuers = Issuers()
         self._governors: dict[str, Governor] = {}
@@ -146,7 +140,7 @@ class Ingress:
             refused = await self._read(listener, headers, body, held)
             if refused is not None:
                 return self._reject(listener, refused.status, refused.reason, closes=True)
-            return await self._take(listener, Delivery(headers, bytes(held)))
+            return await self._judge(listener, Delivery(headers, bytes(held)))
         finally:
             self._held_bytes -= len(held)
 
@@ -172,7 +166,7 @@ class Ingress:
             return Refused(408, "slow_body")
         return None
 
-    async def _take(self, listener: Listener, delivery: Delivery) -> Answer:
+    async def _judge(self, listener: Listener, delivery: Delivery) -> Answer:
         try:
             admitted = await admit(listener, self._issuers, delivery)
         except InvalidConfig as error:  # an address that keys cannot come from
@@ -189,25 +183,24 @@ class Ingress:
             return self._reject(listener, 429, allowance.reason or "", retry_after_s=math.ceil(wait_s))
         governor.received(1)
         try:
-            return await self._run(listener, admitted)
+            return await self._accept(listener, admitted)
         finally:
             governor.settled(1)
 
-    async def _run(self, listener: Listener, admitted: Admitted) -> Answer:
+    async def _accept(self, listener: Listener, admitted: Admitted) -> Answer:
         try:
-            done = await self._dispatch(listener, admitted.plan)
+            taken = await self._take(listener, admitted)
         except PayloadTooLarge as error:
             log.warning("%s: %s", listener.subscription.path, error)
             return self._reject(listener, 413, "payload_too_large")
         except TapeError as error:
-            if self._overflow is not None and await self._overflow.take(listener, admitted, error):
-                self._metrics.ingress_dispatched.labels(listener.name).inc()
-                return Answer(202, {"status": "accepted", "spooled": True, "message_id": admitted.plan.message_id})
             log.warning("%s: a delivery could not be dispatched: %s", listener.subscription.path, error)
             return self._reject(listener, 502, "dispatch_error")
         self._metrics.ingress_dispatched.labels(listener.name).inc()
-        accepted = {"status": "accepted", "execution_id": done.execution_id}
-        return Answer(202, accepted | ({"duplicate": True} if done.is_duplicate else {}))
+        if not taken.execution_id:
+            return Answer(202, {"status": "accepted", "spooled": True, "message_id": admitted.plan.message_id})
+        accepted = {"status": "accepted", "execution_id": taken.execution_id}
+        return Answer(202, accepted | ({"duplicate": True} if taken.is_duplicate else {}))
 
     def _reject(
         self, listener: Listener | None, status: int, reason: str, *, retry_after_s: int = 0, closes: bool = False

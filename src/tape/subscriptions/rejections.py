@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from tape.errors import TapeError
+from tape.errors import ApiRefused, TapeError
 from tape.subscriptions import events
 from tape.subscriptions.events import About, Event
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 # Anybody can send what is refused: a flood of it must not fill the journal.
 WINDOW_S = 1.0
-NOBODY = About("", "")
+NOBODY = About("unknown", "unknown")
 
 Tell = Callable[[Sequence[Event]], Awaitable[None]]
 
@@ -61,5 +61,8 @@ class Rejections:
         try:
             await self._tell(told)
         except TapeError as error:
+            if isinstance(error, ApiRefused) and error.http_status < 500:
+                log.error("%d refused deliveries cannot be journaled: %s", counts.total(), error)
+                return
             self._counts.update(counts)
             log.warning("%d refused deliveries could not be journaled yet: %s", counts.total(), error)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from tape.journal.journal import Journal
 from tape.playbooks.spec import read_playbook
 from tape.security.wallet import Wallet
-from tape.server.http.app import App
 from tape.server.http.catalog import CatalogDoor, Check
 from tape.server.http.credentials import CredentialDoor
 from tape.server.http.execute import ExecuteDoor
 from tape.server.http.internal import Internal
+from tape.server.http.listeners import ListenerDoor
+from tape.server.http.routing import App
 from tape.server.http.subscriptions import SubscriptionsDoor
+from tape.subscriptions.listeners import Source
 from tape.subscriptions.validation import read_subscription
 
 # The kinds of documents, and what checks each.
@@ -20,11 +22,12 @@ KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subsc
 class Api:
     """What stands behind the routes below `/api`."""
 
-    def __init__(self, journal: Journal, internal: Internal, wallet: Wallet) -> None:
+    def __init__(self, journal: Journal, internal: Internal, wallet: Wallet, listeners: Source) -> None:
         self._internal = internal
         self._catalog = CatalogDoor(journal.database, KINDS)
         self._execute = ExecuteDoor(journal)
         self._credentials = CredentialDoor(wallet, internal)
+        self._listeners = ListenerDoor(listeners, wallet)
         self._subscriptions = SubscriptionsDoor(journal)
 
     def add_to(self, app: App) -> None:
@@ -34,6 +37,8 @@ class Api:
         app.add("POST", "/api/catalog/resource", guard(self._catalog.resource))
         app.add("POST", "/api/catalog/list", guard(self._catalog.list))
         app.add("GET", "/api/credentials/", guard(self._credentials.get))
+        app.add("GET", "/api/internal/ingress", guard(self._listeners.names, programs_only=True))
+        app.add("GET", "/api/internal/ingress/", guard(self._listeners.show, programs_only=True))
         app.add("POST", "/api/execute", guard(self._execute.execute))
         app.add("POST", "/api/execute/batch", guard(self._execute.execute_batch))
         app.add("GET", "/api/executions/", guard(self._execute.show))

@@ -19,8 +19,8 @@ from tape.errors import (
 )
 from tape.security.identity import ADMIN
 from tape.server.http.access import Access, bearer_of
-from tape.server.http.app import Handler
 from tape.server.http.problems import status_of
+from tape.server.http.routing import Handler
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,13 @@ class Internal:
         self._access = access
         self._token = token.encode()
 
-    def guard(self, handler: Handler) -> Handler:
+    def guard(self, handler: Handler, *, programs_only: bool = False) -> Handler:
         """The same handler for those who may call it; its errors in the shape of these routes."""
+        admit = self.admit_token if programs_only else self.admit
 
         async def guarded(request: Request) -> Response:
             try:
-                await self.admit(request)
+                await admit(request)
                 return await handler(request)
             except TapeError as error:
                 return answer_error(error)

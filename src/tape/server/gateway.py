@@ -1,0 +1,111 @@
+"""A gateway: the edge that senders reach. It verifies and forwards; it holds no database connection and no key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from tape import __version__
+from tape.config import parse_address
+from tape.errors import InvalidConfig, TapeError
+from tape.server.http.ingress import IngressDoor
+from tape.server.http.routing import App
+from tape.server.sockets import bind, join
+from tape.subscriptions.control import Control
+from tape.subscriptions.gateway import EMITTER, FRESH_S, Forward, RemoteListeners, tell
+from tape.subscriptions.ingress import Ingress
+from tape.subscriptions.listeners import Listeners
+from tape.telemetry.metrics import Metrics
+
+GRACE_S = 10
+
+
+class Gateway:
+    """Use as an async context manager; `address` tells where it listens."""
+
+    def __init__(
+        self,
+        server_url: str,
+        token: str,
+        listen: str = "127.0.0.1:0",
+        *,
+        fresh_s: float = FRESH_S,
+        body_timeout_s: float = 10.0,
+    ) -> None:
+        if not token:
+            raise InvalidConfig("A gateway needs the server's internal token; set TAPE_INTERNAL_API_TOKEN.")
+        self.metrics = Metrics()
+        self._build = Gauge("tape_gateway_build_info", "Always 1", ["version"], registry=self.metrics.registry)
+        self._build.labels(__version__).set(1)
+        self._control = Control(server_url, token)
+        self._forward = Forward(self._control)
+        self._ingress = Ingress(
+            Listeners(RemoteListeners(self._control), fresh_s),
+            self._forward,
+            partial(tell, self._control),
+            self.metrics,
+            body_timeout_s=body_timeout_s,
+            emitter=EMITTER,
+        )
+        host, port = parse_address("listen", listen)
+        self._listening = bind("listen", host, port)
+        self._listening.listen(1_024)
+        self.address = join(host, self._listening.getsockname()[1])
+        config = uvicorn.Config(
+            self._app(),
+            http="httptools",
+            server_header=False,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        self._http = _Http(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Gateway:
+        self._serving = asyncio.create_task(self._http.serve([self._listening]))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._http.should_exit = True
+        assert self._serving is not None
+        await self._serving
+        await self._forward.close()
+        await self._ingress.close()
+        self._control.close()
+
+    def _app(self) -> App:
+        app = App(self.metrics)
+        app.add("POST", "/ingress/", IngressDoor(self._ingress).deliver)
+        app.add("GET", "/healthz", self._healthz)
+        app.add("GET", "/readyz", self._readyz)
+        app.add("GET", "/metrics", self._show_metrics)
+        return app
+
+    async def _healthz(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, request: Request) -> Response:
+        try:
+            await self._control.ask("GET", "/api/internal/ingress")
+        except TapeError as error:
+            return PlainTextResponse(f"not ready: {error}\n", 503)
+        return PlainTextResponse("ready\n")
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+class _Http(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for the whole gateway."""
+        yield

@@ -1,0 +1,100 @@
+"""Listeners of this server: their deliveries begin runs here, and `/api/internal/ingress…` is for gateways."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.errors import NotFound, TapeError
+from tape.journal.journal import Journal
+from tape.playbooks.executing import ExecuteRequest, checked_request, execute_batch
+from tape.security.wallet import Wallet
+from tape.server.http.execute import RUN_OVERHEAD_BYTES
+from tape.server.http.internal import answer
+from tape.subscriptions.ingress import Admitted, Taken
+from tape.subscriptions.listeners import Listener, Source
+from tape.subscriptions.requesting import request_of
+
+# That the same secrets are given to gateways is on the journal this often.
+NOTE_S = 3_600.0
+
+EMITTER = "ingress"
+
+
+class Begin:
+    """Begins runs in this process; deliveries that come at the same time share one commit."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._database = journal.database
+        self._max_bytes = journal.max_payload_bytes
+
+    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken:
+        body = request_of(listener.about, admitted.plan, EMITTER)
+        request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
+        size = len(admitted.envelope.body or b"") * 2 + RUN_OVERHEAD_BYTES
+        result = await self._database.write_bulk(execute_batch, request, size)
+        if isinstance(result, TapeError):
+            raise result
+        return Taken(result.execution_id, result.status == "duplicate")
+
+
+class ListenerDoor:
+    """Serves what gateways need to know. There are secrets in it: the internal token is asked for."""
+
+    def __init__(self, source: Source, wallet: Wallet) -> None:
+        self._source = source
+        self._wallet = wallet
+        self._noted: dict[tuple[str, str, tuple[str, ...]], float] = {}
+
+    async def names(self, request: Request) -> Response:
+        """The listeners there are."""
+        return answer({"listeners": sorted(await self._source.names())})
+
+    async def show(self, request: Request) -> Response:
+        """A listener: its subscription, where it stands, and what its senders sign with."""
+        name = request.path_params["name"]
+        listener = await self._source.fetch(name)
+        if listener is None:
+            raise NotFound(f"No push subscription for ingress listener '{name}'")
+        where = request.client.host if request.client else ""
+        await self._note(listener, where)
+        response = answer(shown(listener))
+        response.headers["cache-control"] = "no-store"
+        return response
+
+    async def _note(self, listener: Listener, where: str) -> None:
+        assert listener.subscription.spec.ingress is not None
+        alias, now = listener.subscription.spec.ingress.verify.secret, time.monotonic()
+        key = (alias, where, listener.secrets)
+        if listener.secrets and now - self._noted.get(key, -NOTE_S) >= NOTE_S:
+            await self._wallet.note(alias, to=f"/api/internal/ingress/{listener.name} from {where}")
+            self._noted = {each: at for each, at in self._noted.items() if now - at < NOTE_S} | {key: now}
+
+
+def shown(listener: Listener) -> dict[str, Any]:
+    """A listener for a gateway; `Listener` comes back from `subscription`, `state`, `subscription_id`, `secrets`."""
+    subscription = listener.subscription
+    spec = subscription.spec
+    assert spec.ingress is not None
+    verify = msgspec.to_builtins(spec.ingress.verify)
+    verify.pop("secret", None)
+    if listener.secrets:
+        verify["secret"] = listener.secrets[0]
+    if spec.ingress.verify.header:
+        verify["header"] = spec.ingress.verify.header.lower()
+    return {
+        "listener": listener.name,
+        "catalog_path": subscription.path,
+        "source": spec.source,
+        "subscription_id": str(listener.subscription_id),
+        "verify": verify,
+        "dispatch": {"payload_from": spec.dispatch.payload_from, **msgspec.to_builtins(spec.dispatch)},
+        "directives": msgspec.to_builtins(spec.headers),
+        "state": listener.state,
+        "secrets": listener.secrets,
+        "subscription": msgspec.to_builtins(subscription),
+    }
