@@ -45,6 +45,7 @@ class Page:
         self._global_seq = head.global_seq
         self._chain = head.chain
         # Time never runs backwards along the journal, so a time can be found by bisection.
+        self._least_ms = head.ts_ms
         self._ts_ms = max(time.time_ns() // 1_000_000, head.ts_ms)
         self._run_seqs = self._remembered(head)
         self._undo: list[tuple[str, int]] = []
@@ -125,6 +126,10 @@ class Page:
     def ts_ms(self) -> int:
         """The time of this transaction's entries."""
         return self._ts_ms
+
+    def at(self, ts_ms: int) -> None:
+        """Let what is appended next have happened at another time than now: for a history that is made up."""
+        self._ts_ms = self._least_ms = max(ts_ms, self._least_ms)
 
     def mark(self) -> object:
         return self._global_seq, self._chain, len(self._entries), len(self._requests)
