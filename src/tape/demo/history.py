@@ -1,11 +1,12 @@
 """A made-up history: days of agents at work for several tenants, as their journal would tell it.
 
 Runs come by day more often than by night; they decide, call tools that are quick or slow, retry, fail, wait for
-people, and a few are still under way at the end. For an hour and a half one tool is in trouble.
+people, and some vanish in the middle of a call. For an hour and a half one tool is in trouble.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import uuid
@@ -26,11 +27,13 @@ from tape.store import Transaction
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 # The tool in trouble, how long before the end its trouble begins, and how long that lasts.
-TROUBLED, TROUBLE_AGO_MS, TROUBLE_MS = "charge_card", 26 * HOUR_MS, 90 * 60_000
+TROUBLED, TROUBLE_AGO_MS, TROUBLE_MS = "charge_card", 10 * HOUR_MS, 90 * 60_000
 # An average run is about so many entries.
 ENTRIES_PER_RUN = 11.5
 REACTION = "tell-the-payments-desk"
 _KEPT_LETTERS = 40
+# How often an agent is gone for good in the middle of a call.
+_VANISHES = 0.0004
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -86,7 +89,8 @@ def make_history(entries: int, *, until_ms: int, days: float = 3.0, seed: int = 
     for number in range(max(round(entries / ENTRIES_PER_RUN), 1)):
         tenant = dice.choices(TENANTS, [each.share for each in TENANTS])[0]
         life = _Life(dice, tenant, number, until_ms)
-        life.live(until_ms - span_ms + _moment(dice, span_ms))
+        with contextlib.suppress(_Vanished):
+            life.live(until_ms - span_ms + _moment(dice, span_ms))
         found += [one for one in life.told if one[0] <= until_ms]
     found.sort(key=lambda one: one[0])
     return found
@@ -166,6 +170,10 @@ def _moment(dice: random.Random, span_ms: int) -> int:
             return moment
 
 
+class _Vanished(Exception):
+    """The agent of a run is gone."""
+
+
 class _Life:
     """One run, told from its beginning to its end."""
 
@@ -202,18 +210,25 @@ class _Life:
     def _step(self, index: int) -> bool:
         """Call the tools of one decision; whether the run can go on."""
         for call, name in enumerate(self._tenant.tools[index::3] or self._tenant.tools[:1]):
-            if name == "move_money" and self._dice.random() < 0.03:
+            if name == "move_money" and self._dice.random() < 0.1:
                 self._gate()
+            if self._dice.random() < _VANISHES:
+                self._begin(TOOLS[name], index, call)
+                raise _Vanished
             if not self._call(TOOLS[name], index, call) and self._dice.random() < 0.7:
                 return False
         return True
 
-    def _call(self, tool: Tool, index: int, call: int) -> bool:
+    def _begin(self, tool: Tool, index: int, call: int) -> dict[str, str]:
         self._wait(15, 0.5)
         key = f"{self._run_id}/decision-{index}/{tool.name}/{call}"
         facts = {"tool": tool.name, "idempotency_key": key}
         about = {"decision_index": index, "semantics": 1, "dispatch_mode": 1, "connector": "", "scope": ""}
         self._effect("pending", facts, status="pending", **about)
+        return facts
+
+    def _call(self, tool: Tool, index: int, call: int) -> bool:
+        facts = self._begin(tool, index, call)
         in_trouble = tool.name == TROUBLED and self._trouble[0] <= self._at < self._trouble[1]
         attempts = 0
         while self._dice.random() < (0.35 if in_trouble else tool.retries) and attempts < 4:

@@ -7,15 +7,17 @@ cut is put in front of the next round.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.journal.subject import encode
-from tape.ledgers.rollups import Open
+from tape.journal.subject import decode, encode
+from tape.ledgers.histogram import Histogram, bucket_sql
+from tape.ledgers.rollups import Open, Took
 
 # What an entry has to have to be one of a span.
 COLUMNS = "global_seq long, ts_ms long, tenant string, run_id string, type string, subject string, payload_json string"
@@ -31,8 +33,6 @@ ENDS = {
     "run.stuck": RUN,
 }
 TYPES = (*BEGINNINGS, *ENDS)
-# What went wrong, of all that ended.
-FAILURES = frozenset({"failed", "stuck"})
 # A name longer than this is kept as its hash: databases do not index long texts.
 MAX_NAME = 500
 
@@ -55,6 +55,7 @@ def marked(entries: DataFrame) -> DataFrame:
     is_unwieldy = (F.length(name) > MAX_NAME) | name.contains("\0")
     return entries.select(
         *("global_seq", "ts_ms", "tenant", "run_id", "type"),
+        F.coalesce(kind, F.lit("")).alias("kind"),
         F.when(kind.isin("effect", "policy"), F.coalesce(tool, F.lit(""))).otherwise("").alias("tool"),
         F.octet_length("payload_json").cast("long").alias("bytes"),
         # Somebody may have looked and still not know: neither a beginning nor an end.
@@ -97,3 +98,29 @@ def duration_of() -> Column:
     """How long a span took, in ms; null if that is not known."""
     took = F.col("ended.ts_ms") - F.col("began.ts_ms")
     return F.when(took < 0, 0).otherwise(took)
+
+
+def durations(found: DataFrame, width_ms: int) -> list[Took]:
+    """How long spans took, by the window in which they ended, and by whose and which they were: as the end says."""
+    timed = found.where("ended IS NOT NULL").select("measure", "ended.*", duration_of().alias("ms"))
+    timed = timed.withColumn("start_ms", window_of("ts_ms", width_ms)).withColumn("bucket", F.expr(bucket_sql("ms")))
+    sums = (F.count("*").alias("n"), F.sum("ms").alias("total"), F.min("ms").alias("least"), F.max("ms").alias("most"))
+    took: dict[tuple[int, str, str, str, str], Histogram] = defaultdict(Histogram)
+    unpaired: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
+    for row in timed.groupBy("start_ms", "tenant", "measure", "tool", "outcome", "bucket").agg(*sums).collect():
+        key = (row["start_ms"], row["tenant"], row["measure"], tool_of(row), row["outcome"])
+        if row["bucket"] is None:
+            unpaired[key] += row["n"]
+        else:
+            took[key].add(Histogram(row["n"], row["total"], row["least"], row["most"], {row["bucket"]: row["n"]}))
+    return [Took(*key, took[key], unpaired[key]) for key in {**took, **unpaired}]
+
+
+def window_of(column: str, width_ms: int) -> Column:
+    """When the window began that a time in ms falls into."""
+    return (F.floor(F.col(column) / width_ms) * width_ms).cast("long")
+
+
+def tool_of(row: Row) -> str:
+    """The tool of a row, as people call it."""
+    return decode(row["tool"]) if row["tool"] else ""

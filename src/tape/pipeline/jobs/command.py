@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -95,6 +96,27 @@ def rollup(
     ):
         count = job.rollup(spark, store, now, lake=lake, follow=follow, round_entries=round_entries)
     typer.echo(f"Counted {count:,} entries.")
+
+
+@app.command()
+def report(
+    page: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("tape-report.html"),
+    store: Store = DEFAULT_STORE,
+    lake: Annotated[str, typer.Option(help="An archive, for what was pruned.")] = "",
+    since: Annotated[str, typer.Option(help="So long before the end (90m, 24h, 7d), or a time.")] = "24h",
+    until: Annotated[str, typer.Option(help="now, so long ago, or a time.")] = "now",
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+) -> None:
+    """Write a page with plots about a window: volume, latency, failures, slowest runs, dead letters, lag."""
+    from tape.pipeline.jobs import report as job
+
+    with session("report", master, conf) as spark:
+        facts = job.report(spark, store, page, lake=lake, since=since, until=until)
+    typer.echo(f"{page.resolve()} is about {facts.entries:,} entries.")
+    if show:
+        typer.launch(str(page.resolve()))
 
 
 @app.command()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
 from tape.archive.lake import Lake
 from tape.archive.places import resolved
 from tape.journal.page import Head, read_head
-from tape.journal.subject import decode
-from tape.ledgers.histogram import Histogram, bucket_sql
 from tape.ledgers.rollups import (
     MINUTE_MS,
     Counted,
@@ -86,7 +83,7 @@ def read_stretch(spark: SparkSession, store: str, lake: str, before: Position, a
     reader = reader.option("minPartitions", min(spark.sparkContext.defaultParallelism, -(-(until - after) // 5_000)))
     entries = reader.option("startingOffsets", after).option("endingOffsets", until).load()
     # Read once: reading is slower than what is kept here is large.
-    kept = spans.marked(entries).withColumn("start_ms", _minute("ts_ms")).persist()
+    kept = spans.marked(entries).withColumn("start_ms", spans.window_of("ts_ms", MINUTE_MS)).persist()
     try:
         rows = _minutes(kept)
         durations, opened, closed = _spans(spark, store, kept, after) if _has_moments(rows) else ([], [], [])
@@ -101,7 +98,7 @@ def read_stretch(spark: SparkSession, store: str, lake: str, before: Position, a
                 late=before.late + _late(spark, kept, rows, before),
             ),
             counts=[
-                Counted(row["start_ms"], row["tenant"], row["type"], _tool(row), row["entries"], row["bytes"])
+                Counted(row["start_ms"], row["tenant"], row["type"], spans.tool_of(row), row["entries"], row["bytes"])
                 for row in rows
             ],
             durations=durations,
@@ -110,14 +107,6 @@ def read_stretch(spark: SparkSession, store: str, lake: str, before: Position, a
         )
     finally:
         kept.unpersist()
-
-
-def _minute(column: str) -> Column:
-    return (F.floor(F.col(column) / MINUTE_MS) * MINUTE_MS).cast("long")
-
-
-def _tool(row: Row) -> str:
-    return decode(row["tool"]) if row["tool"] else ""
 
 
 def _has_moments(rows: Sequence[Row]) -> bool:
@@ -173,27 +162,10 @@ def _spans(
             if row["has_ended"]:
                 closed.append(key)
             else:
-                opened.append(Open(*key, row["tenant"], _tool(row), row["global_seq"], row["ts_ms"]))
-        return _durations(found.where(has_ended)), opened, closed
+                opened.append(Open(*key, row["tenant"], spans.tool_of(row), row["global_seq"], row["ts_ms"]))
+        return spans.durations(found, MINUTE_MS), opened, closed
     finally:
         found.unpersist()
-
-
-def _durations(ended: DataFrame) -> list[Took]:
-    # An effect is its tenant's and its tool's, as the entry says that ended it.
-    timed = ended.select("measure", "ended.*", spans.duration_of().alias("ms"))
-    timed = timed.withColumn("start_ms", _minute("ts_ms")).withColumn("bucket", F.expr(bucket_sql("ms")))
-    keys = ("start_ms", "tenant", "measure", "tool", "outcome")
-    sums = (F.count("*").alias("n"), F.sum("ms").alias("total"), F.min("ms").alias("least"), F.max("ms").alias("most"))
-    found: dict[tuple[int, str, str, str, str], Histogram] = defaultdict(Histogram)
-    unpaired: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
-    for row in timed.groupBy(*keys, "bucket").agg(*sums).collect():
-        key = (row["start_ms"], row["tenant"], row["measure"], _tool(row), row["outcome"])
-        if row["bucket"] is None:
-            unpaired[key] += row["n"]
-        else:
-            found[key].add(Histogram(row["n"], row["total"], row["least"], row["most"], {row["bucket"]: row["n"]}))
-    return [Took(*key, found[key], unpaired[key]) for key in {**found, **unpaired}]
 
 
 if __name__ == "__main__":
