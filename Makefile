@@ -7,10 +7,10 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint proof bench lock proto docs clean
+.PHONY: help serve test lint proof bench pipeline-demo lock proto docs clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="--store sqlite:other.db")
 	@$(BIN)/tape serve $(ARGS)
@@ -29,6 +29,9 @@ proof: $(VENV)/.dev ## Run the slow proofs
 
 bench: $(VENV)/.bench ## Measure, side by side with peers (make bench ARGS="append")
 	$(BIN)/python -m bench $(ARGS)
+
+pipeline-demo: $(VENV)/.dev ## Archive, sum up and report on a made-up journal, on Spark (make pipeline-demo ARGS="--open")
+	@$(BIN)/tape pipeline demo $(ARGS)
 
 lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
 	$(BIN)/uv pip compile $(LOCK) --all-extras --group dev pyproject.toml -o requirements-dev.lock

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tape.cli.progress import bar
 from tape.cli.relay import open_sink
 from tape.pipeline.jobs import command
 from tape.pipeline.jobs.command import Conf, Master, MetricsListen, Quiet, Store
 
-app = typer.Typer(no_args_is_help=True, help="Jobs on Spark: archive, rollup, fanout, backtest, ingest.")
+app = typer.Typer(no_args_is_help=True, help="Jobs on Spark: archive, rollup, report, fanout, backtest, ingest.")
 app.add_typer(command.app, name="run")
 
 
@@ -46,3 +49,26 @@ def fanout(
             spark, store, name, target, now, subject=subject, where=where, from_now=from_now, follow=follow
         )
     typer.echo(f"Handed over {count:,} entries.")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path | None, typer.Option(help="Where to; a new temporary folder if not given.")] = None,
+    entries: Annotated[int, typer.Option(min=100, help="About how many entries to make up.")] = 300_000,
+    days: Annotated[float, typer.Option(min=0.1, help="Over how many days.")] = 3.0,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+    master: Master = command.DEFAULT_MASTER,
+) -> None:
+    """Make up a journal of some days and run archive, rollup, backtest and report on it."""
+    command.check_installed()
+    from tape.demo.pipeline import fill, run_jobs
+
+    place = (folder or Path(tempfile.mkdtemp(prefix="tape-demo-"))).resolve()
+    typer.echo(f"journal: about {entries:,} entries of {days:g} days in {place}")
+    with bar("making up") as progress:
+        store = fill(place, entries, days, progress)
+    with command.session("demo", master, None) as spark:
+        page = run_jobs(spark, place, store, days, typer.echo)
+    typer.echo(f"\nThe report: {page}")
+    if show:
+        typer.launch(str(page))
