@@ -29,7 +29,7 @@ DAY_MS = 24 * HOUR_MS
 # The tool in trouble, how long before the end its trouble begins, and how long that lasts.
 TROUBLED, TROUBLE_AGO_MS, TROUBLE_MS = "charge_card", 10 * HOUR_MS, 90 * 60_000
 # An average run is about so many entries.
-ENTRIES_PER_RUN = 11.5
+ENTRIES_PER_RUN = 12.5
 REACTION = "tell-the-payments-desk"
 _KEPT_LETTERS = 40
 # How often an agent is gone for good in the middle of a call.
@@ -192,7 +192,7 @@ class _Life:
         self._at = at
         self._order("created")
         self._run("running", invocation_id=f"call-{self._run_id[:8]}", agent_id=self._tenant.agent)
-        for index in range(self._dice.choice((1, 1, 2, 2, 3))):
+        for index in range(self._dice.choice((1, 2, 2, 3, 3))):
             self._wait(900, 0.6)
             decision = subject.decision_recorded(self._run_id, index)
             self._tell(decision, decision_index=index, model="planner-2", rationale="next step of the plan")
@@ -238,7 +238,7 @@ class _Life:
             self._effect("pending", facts, status="pending", **why)
             self._wait(1_000 * 2**attempts, 0.2)
         self._wait(tool.median_ms * (6 if in_trouble else 1), tool.spread)
-        if self._dice.random() < (0.32 if in_trouble else tool.fails):
+        if self._dice.random() < (0.45 if in_trouble else tool.fails):
             self._effect("failed", facts, status="failed", error="declined by the provider")
             return False
         if self._dice.random() < 0.002:
