@@ -12,13 +12,13 @@ import pytest
 from playwright.sync_api import Error, sync_playwright
 from pyspark.sql import SparkSession
 
+from tape.archive.lake import Lake
 from tape.demo.pipeline import fill, run_jobs
 from tape.errors import PipelineInput
 from tape.ledgers.histogram import histogram_of
 from tape.ledgers.rollups import Took
 from tape.pipeline.hot import ask
 from tape.pipeline.jobs.report import moment_of, report
-from tape.pipeline.lake import Lake
 from tape.pipeline.proving import verify_lake
 from tape.pipeline.report.facts import Facts, Letters, Open, Reader, SlowRun, Step, Volume, width_for
 from tape.pipeline.report.looking import find_facts

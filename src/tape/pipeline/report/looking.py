@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
+from tape.archive.lake import Lake
+from tape.archive.places import resolved
 from tape.journal.page import Head, read_head
 from tape.ledgers.rollups import read_position
 from tape.pipeline import spans
 from tape.pipeline.hot import ask_patiently
-from tape.pipeline.lake import Lake, resolved
 from tape.pipeline.options import resolve_store, shown
 from tape.pipeline.report.facts import Facts, Letters, Open, SlowRun, Step, Volume, width_for
 from tape.pipeline.report.facts import Reader as Place
