@@ -22,7 +22,7 @@ GRPC, HTTP = "127.0.0.1:7878", "127.0.0.1:7879"
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """The fenced blocks of a page that a reader would use, in order."""
-    return [found for found in BLOCK.findall(page.read_text()) if found[0] in ("console", "python", "json")]
+    return [found for found in BLOCK.findall(page.read_text()) if found[0] in ("console", "python", "json", "yaml")]
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
     with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}") as server:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = os.environ | {"PATH": path, "COLUMNS": "200", "TAPE_URL": server.url, "JDK_JAVA_OPTIONS": QUICK_JVM}
+        env |= {"TAPE_SERVER_URL": server.http_url}
         yield env | {"GRPC": server.url.removeprefix("tape://"), "HTTP": server.http_url.removeprefix("http://")}
 
 
@@ -40,8 +41,10 @@ def test_what_a_page_shows_works_as_printed(page: Path, reader: dict[str, str], 
         text = text.replace(GRPC, reader["GRPC"]).replace(HTTP, reader["HTTP"])
         if language == "json":
             (tmp_path / "entry.json").write_text(text)  # what the commands below it read
-        elif language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
+        elif language in ("python", "yaml") and (name := re.match(r"# ([\w-]+\.(?:py|yaml))\n", text)):
             (tmp_path / name[1]).write_text(text)  # what the reader is told to save, and to run below
+        elif language == "yaml":
+            pass  # a part of a document, to be read
         elif language == "python":
             run([sys.executable, "-c", text], reader, tmp_path)
         else:

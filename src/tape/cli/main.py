@@ -38,6 +38,8 @@ COMMANDS = (
     "cel",
     "demo",
     "pipeline",
+    "subscriptions",
+    "schema",
     "wallet",
 )
 

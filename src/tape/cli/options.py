@@ -28,10 +28,12 @@ StoreOption = Annotated[
         help="The database: sqlite:<path>, a path, memory, postgres://…, alloydb://…",
     ),
 ]
+ServerOption = Annotated[str, typer.Option("--server", envvar="TAPE_SERVER_URL", help="The server's HTTP address.")]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="For people (text) or for programs (json).")]
 
 DEFAULT_STORE = "sqlite:tape.db"
 DEFAULT_URL = "tape://127.0.0.1:7878"
+DEFAULT_SERVER = "http://127.0.0.1:7879"
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

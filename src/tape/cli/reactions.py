@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tape.bus.predicate import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import age, as_dict, console, cut, print_json, print_table, state_of
+from tape.cli.showing import age, as_dict, console, cut, print_facts, print_json, print_table, state_of
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput, NotFound
 from tape.journal.pattern import Pattern
@@ -92,9 +92,7 @@ def show_reaction(reaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output:
     }
     if mine.last_predicate_error:
         facts["last error"] = f"at entry {mine.last_error_global_seq}: {mine.last_predicate_error}"
-    page = console()
-    for name, fact in facts.items():
-        page.print(Text.assemble((f"{name:<11}", "dim"), fact))
+    print_facts(facts)
 
 
 @app.command("explain")

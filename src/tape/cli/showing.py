@@ -69,6 +69,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], no
         typer.echo(nothing)
 
 
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and what is known of them, a line each."""
+    width = max(map(len, facts)) + 1
+    page = console()
+    for name, fact in facts.items():
+        page.print(Text.assemble((f"{name:<{width}}", "dim"), fact))
+
+
 def print_json(thing: Any) -> None:
     """Print a thing as one line of JSON."""
     typer.echo(msgspec.json.encode(thing).decode())

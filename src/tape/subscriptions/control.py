@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -15,6 +16,11 @@ from tape.subscriptions.events import Event
 
 TOKEN_VARIABLE = "TAPE_INTERNAL_API_TOKEN"  # noqa: S105 - where a token is, not one
 TIMEOUT_S = 30.0
+
+
+def connect(url: str) -> Control:
+    """The `/api` of a server, with the token of the environment: TAPE_INTERNAL_API_TOKEN, else TAPE_TOKEN."""
+    return Control(url, os.environ.get(TOKEN_VARIABLE, "") or os.environ.get("TAPE_TOKEN", ""))
 
 
 class Control:

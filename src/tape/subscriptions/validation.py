@@ -68,7 +68,7 @@ def read_subscription(document: Document) -> Subscription:
 
 def _mode_fits(spec: Place) -> None:
     given = spec.value
-    source, mode = given.get("source"), given.get("mode")
+    source, mode = _word(spec, "source"), _word(spec, "mode")
     if mode == "pull" and source == "webhook":
         key_at(spec, "mode").wrong("does not go with source webhook, which delivers; use mode: push")
     if mode == "push" and source in ("nats", "kafka"):
@@ -92,16 +92,14 @@ def _mode_fits(spec: Place) -> None:
 
 def _connection_fits(spec: Place) -> None:
     given = spec.value
-    source = given.get("source")
+    source, mode = _word(spec, "source"), _word(spec, "mode")
     for key, sources in CONNECTION_KEYS.items():
         if key in given and source in ("nats", "kafka", "pubsub", "webhook"):
             if source not in sources:
                 key_at(spec, key).wrong(f"is a key of source {' and '.join(sources)}, not of {source}")
-            elif given.get("mode") == "push":
+            elif mode == "push":
                 key_at(spec, key).wrong("is for mode: pull; this subscription is delivered to")
-    if given.get("mode") != "pull":
-        return
-    for keys in NEEDED.get(source, ()) if isinstance(source, str) else ():
+    for keys in NEEDED.get(source, ()) if mode == "pull" else ():
         if not any(key in given for key in keys):
             text = _NEEDED_TEXTS.get(keys[0], f"subscription[{source}] requires '{keys[0]}'")
             spec.document.wrong((*spec.path, keys[0]), text)
@@ -111,7 +109,7 @@ def _connection_fits(spec: Place) -> None:
 
 def _cadence_fits(spec: Place) -> None:
     given = spec.value
-    is_scheduled = given.get("activation") == "scheduled"
+    is_scheduled = _word(spec, "activation") == "scheduled"
     if is_scheduled and "cadence" not in given:
         spec.document.wrong(
             (*spec.path, "cadence"), "subscription 'activation: scheduled' requires a 'cadence', like '*/5 * * * *'"
@@ -135,7 +133,7 @@ def _limits_agree(spec: Place) -> None:
 
 def _directives_constrain(spec: Place) -> None:
     for rule in _items(_block(spec, "headers"), "directives"):
-        header, controls = rule.value.get("header"), rule.value.get("controls")
+        header, controls = rule.value.get("header"), _word(rule, "controls")
         if controls in ROUTING and not rule.value.get("allowed"):
             rule.document.wrong(
                 (*rule.path, "allowed"),
@@ -156,12 +154,12 @@ def _directives_constrain(spec: Place) -> None:
 
 def _proof_is_complete(spec: Place) -> None:
     verify = _block(_block(spec, "ingress"), "verify")
-    kind = verify.value.get("type")
-    if not isinstance(kind, str) or kind not in PROOFS:
+    kind = _word(verify, "type")
+    if kind not in PROOFS:
         return
     needed, also = PROOFS[kind]
     for key in needed:
-        if key == "header" and verify.value.get("scheme") == "standard_webhooks":
+        if key == "header" and _word(verify, "scheme") == "standard_webhooks":
             continue
         if key not in verify.value:
             text = f"subscription 'ingress.verify.{key}' is required for verify.type '{kind}'"
@@ -181,19 +179,17 @@ def _spool_fits(spec: Place) -> None:
             " use 'ordered_then_live' or 'per_key'/'none'"
         )
     _downstreams_fit(spool)
-    if given.get("mode") not in ("buffer_and_ack", "hybrid"):
+    if _word(spool, "mode") not in ("buffer_and_ack", "hybrid"):
         return
-    backend = given.get("backend", "nats_object")
+    backend = _word(spool, "backend", "nats_object")
     place_key = "path" if backend == "local_disk" else "bucket"
     if backend in ("nats_object", "local_disk", "gcs", "s3") and place_key not in given:
         spool.document.wrong(
             (*spool.path, place_key),
             f"subscription 'spool.backend' '{backend}' requires a non-empty '{place_key}'",
         )
-    bucket = given.get("bucket")
-    scheme = bucket.partition("://")[0] + "://" if isinstance(bucket, str) and "://" in bucket else ""
-    if scheme and scheme != BUCKET_SCHEMES.get(backend if isinstance(backend, str) else ""):
-        known = BUCKET_SCHEMES.get(backend, "") if isinstance(backend, str) else ""
+    bucket, known = _word(spool, "bucket"), BUCKET_SCHEMES.get(backend, "")
+    if backend != "local_disk" and "://" in bucket and not (known and bucket.startswith(known)):
         remedy = f"begins with {known}" if known else "has only a name"
         key_at(spool, "bucket").wrong(f"does not go with spool.backend {backend!r}, whose bucket {remedy}")
 
@@ -206,7 +202,7 @@ def _downstreams_fit(spool: Place) -> None:
             if name in seen:
                 key_at(downstream, "name").wrong(f"spool.circuit.downstream name '{name}' is duplicated")
             seen.add(name)
-        probe = downstream.value.get("type", downstream.value.get("probe", "http"))
+        probe = _word(downstream, "type", _word(downstream, "probe", "http"))
         if probe in ("http", "tcp", "nats") and "target" not in downstream.value:
             text = f"spool.circuit.downstream '{name}' probe '{probe}' requires a 'target'"
             downstream.document.wrong((*downstream.path, "target"), text)
@@ -235,6 +231,12 @@ def _block(place: Place, key: str) -> Place:
     """The mapping under a key; an empty one where there is none, which was noted if it is wrong."""
     value = place.value.get(key)
     return Place(place.document, value if isinstance(value, dict) else {}, (*place.path, key))
+
+
+def _word(place: Place, key: str, otherwise: str = "") -> str:
+    """The text under a key; nothing where it is no text, which was noted then."""
+    value = place.value.get(key, otherwise)
+    return value if isinstance(value, str) else ""
 
 
 def _items(place: Place, key: str) -> list[Place]:

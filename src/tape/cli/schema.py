@@ -1,0 +1,25 @@
+"""`tape schema`: JSON Schemas of documents, for editors."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tape.subscriptions.schema import subscription_schema
+
+
+class Kind(StrEnum):
+    """Kinds of documents that have a schema."""
+
+    subscription = "subscription"
+
+
+def schema(kind: Annotated[Kind, typer.Argument(help="The kind of document.")]) -> None:
+    """Print the JSON Schema of a kind of document: an editor completes and checks with it."""
+    match kind:
+        case Kind.subscription:
+            made = subscription_schema()
+    typer.echo(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())

@@ -1,0 +1,169 @@
+"""`tape subscriptions`: check documents, register them, and see and change where subscriptions stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption
+from tape.cli.showing import print_facts, print_json, print_table
+from tape.errors import InvalidDocument, InvalidInput, UnknownSubscription
+from tape.subscriptions.control import Control, connect
+from tape.subscriptions.spec import Subscription
+from tape.subscriptions.validation import parse_subscription
+
+app = typer.Typer(help="Check, register and steer subscriptions.", no_args_is_help=True)
+
+FileArgument = Annotated[Path, typer.Argument(help="A YAML document of kind: Subscription.", metavar="FILE")]
+WhichArgument = Annotated[str, typer.Argument(help="Path of a subscription, or an id.", metavar="PATH|ID")]
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="YAML documents of kind: Subscription.", metavar="FILE…")],
+) -> None:
+    """Say everything that is wrong with documents, without a server."""
+    wrong = 0
+    for file in files:
+        try:
+            subscription = parse_subscription(_read(file))
+        except InvalidDocument as error:
+            wrong += 1
+            for problem in error.problems:
+                typer.echo(f"{file}: {problem}", err=True)
+            continue
+        typer.echo(f"{file}: {_told(subscription)}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def register(
+    file: FileArgument,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.text,
+) -> None:
+    """Put a document into the catalog and register its subscription."""
+    content = _read(file)
+    subscription = parse_subscription(content)
+    control = connect(server)
+    document = control.register_document(content)
+    status = control.register(subscription.path)
+    if output is Output.json:
+        print_json(status | {"version": document["version"]})
+        return
+    typer.echo(f"{status['path']} version {document['version']} is {status['state']}, id {status['subscription_id']}.")
+
+
+@app.command("list")
+def list_subscriptions(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that were deactivated.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.text,
+) -> None:
+    """List the subscriptions that are registered, the newest first."""
+    found = [each for each in connect(server).list() if everything or each["state"] != "DEACTIVATED"]
+    if output is Output.json:
+        print_json(found)
+        return
+    print_table(
+        ("id", "path", "state", "last event", "since"),
+        (
+            tuple(each[name] for name in ("subscription_id", "path", "state", "last_event_type", "updated_at"))
+            for each in found
+        ),
+        nothing="No subscription is registered.",
+    )
+
+
+@app.command("show")
+def show_subscription(
+    which: WhichArgument,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show one subscription: where it stands, and what its document says."""
+    control = connect(server)
+    status = _find(control, which)
+    content = control.document(status["path"])
+    if output is Output.json:
+        print_json(status | {"content": content})
+        return
+    print_facts(
+        {
+            "path": status["path"],
+            "id": status["subscription_id"],
+            "state": status["state"],
+            "since": f"{status['updated_at']} ({status['last_event_type']})",
+            **_facts(parse_subscription(content)),
+        }
+    )
+
+
+def _add(action: str, sentence: str) -> None:
+    def command(
+        which: WhichArgument,
+        server: ServerOption = DEFAULT_SERVER,
+        output: OutputOption = Output.text,
+    ) -> None:
+        control = connect(server)
+        status = control.act(_find(control, which)["subscription_id"], action)
+        if output is Output.json:
+            print_json(status)
+        else:
+            typer.echo(f"{status['path']} is {status['state']}.")
+
+    app.command(action, help=sentence)(command)
+
+
+for _action, _sentence in {
+    "activate": "Let a subscription receive messages.",
+    "pause": "Stop fetching for a while; what arrives waits at its source.",
+    "resume": "Go on after a pause.",
+    "drain": "Finish what was fetched, fetch no more.",
+    "deactivate": "End a subscription; registering it again begins anew.",
+}.items():
+    _add(_action, _sentence)
+
+
+def _find(control: Control, which: str) -> dict[str, Any]:
+    """A subscription by its id or by its path: the newest registration of that."""
+    if which.isascii() and which.isdecimal():
+        return control.status(which)
+    found = control.list(which)
+    if not found:
+        raise UnknownSubscription(f"no subscription {which!r} is registered; see `tape subscriptions list`.")
+    return found[0]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file} cannot be read: {error}.") from error
+
+
+def _told(subscription: Subscription) -> str:
+    facts = _facts(subscription)
+    return f"{subscription.path} is good: {facts['source']} to {facts['runs']}."
+
+
+def _facts(subscription: Subscription) -> dict[str, str]:
+    spec = subscription.spec
+    how = "push" if spec.mode == "push" else f"{spec.activation} pull"
+    limits = (
+        f"{spec.max_in_flight} in flight" if spec.max_in_flight else "",
+        f"{spec.limits.max_dispatch_per_sec} a second" if spec.limits.max_dispatch_per_sec else "",
+    )
+    facts = {
+        "source": f"{spec.source}, {how}" + (f" ({spec.cadence})" if spec.cadence else ""),
+        "arrives at": spec.ingress.gateway_path if spec.ingress else "",
+        "runs": f"{spec.dispatch.playbook} on {spec.dispatch.execution_pool or 'the pool of its path'}",
+        "headers": ", ".join(f"{rule.header} → {rule.controls}" for rule in spec.headers.directives),
+        "dedup": f"{spec.dedup.window_secs} s" if spec.dedup.enabled else "",
+        "limits": ", ".join(filter(None, limits)),
+        "spool": f"{spec.spool.mode} in {spec.spool.backend}" if spec.spool.mode != "off" else "",
+    }
+    return {name: fact for name, fact in facts.items() if fact}
