@@ -20,7 +20,7 @@ from tests.subscriptions.sources.rigs import Rig, nats_rig
 PATH = "subscriptions/orders"
 PLAYBOOK = {
     "kind": "Playbook",
-    "workflow": [{"step": "keep", "tool": {"kind": "value", "value": "{{ n }}"}}],
+    "workflow": [{"step": "keep", "tool": {"kind": "value", "value": "{{ input.n }}"}}],
 }
 
 

@@ -41,6 +41,7 @@ COMMANDS = (
     "subscriptions",
     "schema",
     "wallet",
+    "subscription",
 )
 
 

@@ -55,16 +55,17 @@ class Counts:
     reconnects: int = 0
 
     @property
-    def settled(self) -> int:
-        """Messages that are over, one way or the other."""
-        return self.dispatched + self.duplicates + self.spooled + self.dead
+    def tried(self) -> int:
+        """Messages that something came of, be it a failure."""
+        return self.dispatched + self.duplicates + self.spooled + self.failed
 
 
 class Runtime:
     """One pull subscription at work. `state` says where its lifecycle stands; it is asked before every poll.
 
     `run` ends when `stop` was called, or when the state is DRAINING or DEACTIVATED: it fetches no more, finishes what
-    it has, and gives back what it had fetched ahead.
+    it has, and gives back what it had fetched ahead. It also ends when the source is empty (`until_empty`), after the
+    first messages (`once`), or after so many (`max_messages`).
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Runtime:
         metrics: Metrics,
         state: State = lambda: "ACTIVE",
         until_empty: bool = False,
+        once: bool = False,
+        max_messages: int | None = None,
         backoff: RetryPolicy = BACKOFF,
-        on_messages: Callable[[Sequence[Envelope]], None] = lambda _: None,
+        on_messages: Callable[[Sequence[Envelope]], Awaitable[None]] | None = None,
     ) -> None:
         self.subscription = subscription
         self.about = about
@@ -91,6 +94,8 @@ class Runtime:
         self._metrics = metrics
         self._state = state
         self._until_empty = until_empty
+        self._once = once
+        self._max_messages = max_messages
         self._backoff = backoff
         self._on_messages = on_messages
         spec = subscription.spec
@@ -148,7 +153,10 @@ class Runtime:
         if wanted == 0:
             await self._rest(IDLE_S)
             return
-        batch = self.subscription.spec.runtime.batch
+        batch = min(self.subscription.spec.runtime.batch, self._left())
+        if batch == 0:
+            await self._rest(IDLE_S / 10)
+            return
         allowance = self.governor.allow(batch if wanted is None else min(wanted, batch))
         if allowance.has_begun:
             await self._say_limited(allowance)
@@ -175,6 +183,17 @@ class Runtime:
         self.governor.received(len(found))
         self._metrics.messages_received.labels(self.subscription.spec.source).inc(len(found))
         await self._fetched.put(found)
+        if self._once:
+            self.stop()
+
+    def _left(self) -> int:
+        """How many more messages may be fetched. One that failed counts: it was tried."""
+        if self._max_messages is None:
+            return self.subscription.spec.runtime.batch
+        left = self._max_messages - self.counts.tried
+        if left <= 0:
+            self.stop()
+        return max(left - self.governor.in_flight, 0)
 
     async def _polled(self, limit: int) -> list[Delivery]:
         """What the source has. A stop does not wait for one that has nothing."""
@@ -245,7 +264,8 @@ class Runtime:
 
     async def _hand_on_some(self, deliveries: list[Delivery]) -> None:
         messages = [self._planned(delivery) for delivery in deliveries]
-        self._on_messages([envelope for envelope, _ in messages])
+        if self._on_messages is not None:
+            await self._on_messages([envelope for envelope, _ in messages])
         answers = await self._forwarder.forward(messages)
         safe: list[str] = []
         again: defaultdict[float, list[str]] = defaultdict(list)

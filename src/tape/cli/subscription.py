@@ -1,0 +1,104 @@
+"""`tape subscription run`: fetch the messages of a subscription and make runs of them, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from tape.cli.options import run as run_loop
+from tape.errors import InvalidInput
+from tape.subscriptions.control import TOKEN_VARIABLE, Control
+from tape.subscriptions.runtime import Counts
+
+app = typer.Typer(help="Run a pull subscription.", no_args_is_help=True)
+
+DEFAULT_SERVER = "http://127.0.0.1:7879"
+
+
+@app.callback()
+def about() -> None:
+    """Run a pull subscription."""
+
+
+@app.command()
+def run(
+    path: Annotated[str, typer.Argument(help="The subscription's path in the catalog.")],
+    server: Annotated[
+        str, typer.Option("--server", envvar="TAPE_SERVER_URL", help="The server's HTTP address.")
+    ] = DEFAULT_SERVER,
+    token: Annotated[
+        str, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The server's internal token.", show_default=False)
+    ] = "",
+    worker_id: Annotated[str, typer.Option(help="The name in its events. [default: host and process]")] = "",
+    deactivate: Annotated[
+        bool, typer.Option("--deactivate", help="Drain and deactivate the subscription when told to stop.")
+    ] = False,
+    metrics_listen: Annotated[str, typer.Option(help="Serve Prometheus metrics here, e.g. 127.0.0.1:9464.")] = "",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+) -> None:
+    """Fetch messages, make runs of them on the server, and acknowledge what is durable there; until told to stop.
+
+    Needs no database: the server's address and its internal token are all it knows. SIGTERM and Ctrl-C let it finish
+    what it has fetched; a second one ends at once, and what was not acknowledged comes again.
+    """
+    set_logging(log_level)
+    name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
+    counts = run_loop(_run(path, Control(server, token), name, metrics_listen, deactivate))
+    typer.echo(summary(counts))
+
+
+async def _run(path: str, control: Control, name: str, metrics_listen: str, deactivate: bool) -> Counts:
+    from tape.subscriptions.elsewhere import Elsewhere
+
+    elsewhere = Elsewhere(path, control, name, deactivates=deactivate)
+    if metrics_listen:
+        serve_metrics(elsewhere.metrics.registry, metrics_listen)
+    on_signals(elsewhere.stop)
+    typer.echo(f"{path} from {control.url}. Ctrl-C stops it.", err=True)
+    return await elsewhere.run()
+
+
+def on_signals(stop: object) -> None:
+    """Call `stop` at the first SIGTERM or SIGINT; the second ends the process as if nothing had been set."""
+    loop = asyncio.get_running_loop()
+
+    def first(number: int) -> None:
+        assert callable(stop)
+        stop()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, first, number)
+
+
+def serve_metrics(registry: object, listen: str) -> None:
+    """Serve a registry's metrics at an address."""
+    from prometheus_client import start_http_server
+
+    host, _, port = listen.rpartition(":")
+    if not port.isdecimal():
+        raise InvalidInput(f"--metrics-listen {listen!r} must look like 127.0.0.1:9464.")
+    start_http_server(int(port), host or "127.0.0.1", registry=registry)  # type: ignore[arg-type]  # a registry it is
+
+
+def set_logging(level: str) -> None:
+    """Log to standard error from a level on."""
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise InvalidInput(f"--log-level {level!r} must be debug, info, warning or error.")
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+
+
+def summary(counts: Counts) -> str:
+    """What was done."""
+    text = f"{counts.received:,} received, {counts.dispatched:,} dispatched, {counts.failed:,} failed"
+    rare = {"duplicates": counts.duplicates, "spooled": counts.spooled, "dead": counts.dead}
+    return text + "".join(f", {number:,} {name}" for name, number in rare.items() if number) + "."
