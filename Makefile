@@ -15,7 +15,7 @@ help: ## Show this help
 serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="--store sqlite:other.db")
 	@$(BIN)/tape serve $(ARGS)
 
-test: $(VENV)/.dev lint ## Install what the tests need and run them all (a quarter of an hour)
+test: $(VENV)/.dev lint ## Install what the tests need and run them all (about ten minutes)
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types and the arrows between rooms
@@ -24,8 +24,8 @@ lint: $(VENV)/.dev ## Check style, types and the arrows between rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-proof: $(VENV)/.dev ## Run the slow proofs
-	$(BIN)/python -m pytest -m proof $(ARGS)
+proof: $(VENV)/.dev ## Run the slow proofs, and random examples by the thousand
+	$(BIN)/python -m pytest -m 'proof or hypothesis' --hypothesis-profile proof $(ARGS)
 
 bench: $(VENV)/.bench ## Measure, side by side with peers (make bench ARGS="append")
 	$(BIN)/python -m bench $(ARGS)

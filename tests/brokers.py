@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.services import wait_for
+from tests.services import free_port, wait_for
 
 # The cluster lives as long as the client that asked for it. Groups begin at once: a broker's usual three seconds of
 # waiting for more members would be three seconds of every test.
@@ -56,7 +56,7 @@ class NatsServer:
         """Start it, on the port that it had before if it had one."""
         log = Path(self._folder.name) / "log"
         log.unlink(missing_ok=True)
-        port = self.address.rpartition(":")[2] or "-1"
+        port = self.address.rpartition(":")[2] or str(free_port())
         program = Path(sys.executable).parent / "nats-server"
         command = [str(program), "-js", "-a", "127.0.0.1", "-p", port, "-sd", self._folder.name, "-l", str(log)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

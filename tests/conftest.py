@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -21,11 +22,12 @@ from tape.config import Settings
 from tape.journal.journal import Journal
 from tape.server.server import Server
 from tape.store import Database, open_database
-from tests.services import Postgres
+from tests.services import Postgres, free_port
 
 # What takes long begins first, so that nothing is left to wait for at the end.
 FIRST = ("tests/pipeline/", "tests/bench/", "tests/test_documentation.py", "tests/adk/test_crash.py", "tests/system/")
-# These share something costly, a Spark session or a run of the bench: they go to one process.
+# These share something costly, a Spark session or a run of the bench: they go to one process. So do those that need
+# Google's emulator of Pub/Sub.
 TOGETHER = ("tests/pipeline/", "tests/bench/", "tests/cli/test_ledgers.py", "tests/test_examples.py")
 
 
@@ -33,7 +35,16 @@ class Shared(LoadScopeScheduling):
     """Spreads tests over processes one by one, except for those that share something costly."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if "pubsub" in nodeid:
+            return "pubsub"
         return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
+
+
+# The same examples every time, for as long as it takes; `make proof` tries many others.
+PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("steady", derandomize=True, **PATIENT)
+hypothesis.settings.register_profile("proof", max_examples=2_000, **PATIENT)
+hypothesis.settings.load_profile("steady")
 
 
 def pytest_configure() -> None:
@@ -139,7 +150,7 @@ def settings_for(store: str, **changes: object) -> Settings:
     options = {
         "artifacts": artifacts,
         "store": store,
-        "listen": "127.0.0.1:0",
+        "listen": f"127.0.0.1:{free_port()}",
         "http_listen": "127.0.0.1:0",
         "shutdown_grace_s": 2.0,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,16 +13,17 @@ from typing import Any
 
 import pytest
 
+from tests.services import free_port
+
 KEY, SECRET = "spooler", "not-so-secret"
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody uses now, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
 
 
 class S3Server:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import uuid
 from pathlib import Path
 
-from tests.services import wait_for
+from tests.services import free_port, wait_for
 
 PROJECT = "tape-tests"
 VARIABLE = "PUBSUB_EMULATOR_HOST"
@@ -32,9 +31,7 @@ class PubSub:
     def __enter__(self) -> PubSub:
         program = emulator()
         assert program is not None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._folder = tempfile.TemporaryDirectory(prefix="tape-pubsub-")
         host, port = self.address.split(":")
         self._log = (Path(self._folder.name) / "log").open("w+")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -94,8 +96,9 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def start(self, listen: str = "127.0.0.1:0", http_listen: str = "127.0.0.1:0") -> None:
+    def start(self, listen: str = "", http_listen: str = "127.0.0.1:0") -> None:
         """Start it and wait until it says that it runs."""
+        listen = listen or f"127.0.0.1:{free_port()}"
         self.process = self._begin([*self._arguments, "--listen", listen, "--http-listen", http_listen])
         assert self.process.stdout is not None
         greeting = ""
@@ -121,6 +124,18 @@ class ServerProcess:
 
     def _begin(self, arguments: list[str]) -> Forked:
         return Forked(arguments)
+
+
+def free_port() -> int:
+    """A port that stays ours while a server is away from it: below those that the system gives to others.
+
+    A client that keeps looking for its server on a port of the system's choice may be given that port for its own
+    end, and then it has connected to itself.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:

@@ -24,6 +24,8 @@ from tape.reactions.states import HandlerKind
 from tape.reactions.tasks import Failure, Report
 from tape.store import Transaction, open_database
 
+EXAMPLES = settings.default.max_examples  # more of them in proofs
+
 T = TypeVar("T")
 
 
@@ -84,7 +86,7 @@ def in_a_database(work: Callable[[Transaction], T]) -> T:
     return asyncio.run(run())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES // 4)
 @given(
     steps=st.lists(
         st.one_of(
@@ -135,7 +137,7 @@ def test_a_debounce_hands_out_the_last_of_each_subject_after_its_time_and_forget
     in_a_database(play)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES // 4)
 @given(
     runs=st.lists(st.integers(0, 5), min_size=1, max_size=25),
     outcomes=st.lists(st.sampled_from(["done", "failed", "vanished"]), min_size=5, max_size=60),

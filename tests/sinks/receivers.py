@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.services import wait_for
+from tests.services import free_port, wait_for
 
 
 @dataclass
@@ -94,12 +94,6 @@ class HttpReceiver:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_listening(port: int) -> bool:

@@ -14,9 +14,9 @@ import pytest
 from tape.errors import InvalidInput, MissingExtra, SinkHeldBack, SinkRejected, SinkUnavailable
 from tape.sinks import KafkaSink, NatsSink, PubSubSink
 from tape.sinks.nats import subject_of
-from tests.services import wait_for
+from tests.services import free_port, wait_for
 from tests.sinks.conftest import entry
-from tests.sinks.receivers import KafkaBroker, Process, free_port, nats_server
+from tests.sinks.receivers import KafkaBroker, Process, nats_server
 
 
 def test_nats_subjects_have_dots_and_none_within_a_token() -> None:

@@ -19,9 +19,9 @@ from tape.sinks import AIPlexSink, WebhookSink
 from tape.sinks.addresses import is_public
 from tape.sinks.http import retry_after
 from tape.sinks.signature import Signer
-from tests.services import wait_for
+from tests.services import free_port, wait_for
 from tests.sinks.conftest import entry
-from tests.sinks.receivers import HttpReceiver, free_port
+from tests.sinks.receivers import HttpReceiver
 
 
 def sink(http: HttpReceiver, **options: Any) -> WebhookSink:

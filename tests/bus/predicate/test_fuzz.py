@@ -17,6 +17,8 @@ from tape.errors import InvalidPredicate
 from tests.bus.predicate.generator import Generator
 from tests.bus.predicate.samples import envelope
 
+EXAMPLES = settings.default.max_examples  # more of them in proofs
+
 SYMBOLS = (
     "&&",
     "||",
@@ -103,19 +105,19 @@ def mutated(text: str, source: random.Random) -> str:
             return text[other:] + text[:position]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.text(max_size=200))
 def test_random_text_is_compiled_or_refused(text: str) -> None:
     survives(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_compiled_or_refused(raw: bytes) -> None:
     survives(raw.decode("utf-8", errors="surrogateescape"))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_random_tokens_are_compiled_or_refused(pieces: list[str]) -> None:
     survives(" ".join(pieces))

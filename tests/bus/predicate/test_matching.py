@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.bus.predicate import Duration, Envelope, EvaluationError, Timestamp, Uint, compile_predicate
@@ -229,7 +229,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(JSON)
 def test_any_payload_is_what_its_json_says(payload: Any) -> None:
     seen = Envelope(entry(json.dumps(payload)))
