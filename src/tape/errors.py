@@ -715,6 +715,18 @@ class ArchiveDamaged(PipelineError):
     status = "DATA_LOSS"
 
 
+class CheckpointRefused(PipelineError):
+    """A job was started under a name whose checkpoint is of other options or of another version."""
+
+    code = "TAPE-2060"
+
+
+class ReactionChanged(PipelineError):
+    """A reaction was changed or removed while its history was being matched."""
+
+    code = "TAPE-2061"
+
+
 # ── 21xx: documents, playbooks and their executions ──────────────────────────────────────────────
 
 

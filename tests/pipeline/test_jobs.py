@@ -1,4 +1,4 @@
-"""Backtest and ingest, as functions and as commands; errors are one sentence."""
+"""Ingest, and jobs as functions and as commands; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -13,31 +13,18 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from tape.archive.lake import Lake
-from tape.bus.predicate import compile_predicate
 from tape.cli.main import app
 from tape.errors import JavaMissing, PipelineInput
 from tape.journal.page import read_head
 from tape.pipeline import session
 from tape.pipeline.hot import ask
 from tape.pipeline.java import java_version
-from tape.pipeline.jobs.backtest import backtest, history
 from tape.pipeline.jobs.ingest import ingest
 from tape.pipeline.running import running
 from tape.store import open_database
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.test_reading import entries_in
 from tests.services import wait_for
-
-
-def test_a_backtest_counts_what_a_reaction_would_have_seen(spark: SparkSession, orders: str) -> None:
-    text = 'payload.status == "failed" && payload.total > 100.0'
-    result = backtest(history(spark, orders, "/tape/order/**"), text, samples=2)
-    matches = compile_predicate(text).matches
-    seen = [entry for entry in entries_in(orders) if entry.kind == "order"]
-    fired = [entry for entry in seen if matches(entry)]
-    assert (result.entries, result.fired) == (len(seen), len(fired))
-    assert {hour.tenant: hour.fired for hour in result.hours} == {"t2": len(fired)} or len(result.hours) > 1
-    assert [sample.global_seq for sample in result.samples] == [entry.global_seq for entry in fired[:2]]
 
 
 def test_files_are_ingested_once_with_their_mapping(spark: SparkSession, store_url: str, tmp_path: Path) -> None:

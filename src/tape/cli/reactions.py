@@ -10,12 +10,18 @@ import typer
 from rich.text import Text
 
 from tape.bus.predicate import compile_predicate
+from tape.cli.loading import import_modules
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.showing import age, as_dict, console, cut, print_facts, print_json, print_table, state_of
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput, NotFound
 from tape.journal.pattern import Pattern
+from tape.pipeline.jobs import command
 from tape.proto import tape_pb2 as pb
+from tape.reactions.decorators import get_registry
+from tape.reactions.reaction import Reaction, checked
+from tape.reactions.registering import id_of
+from tape.reactions.states import HandlerKind
 
 app = typer.Typer(help="List, show, explain, try out and remove reactions.", no_args_is_help=True)
 
@@ -170,6 +176,50 @@ def try_reaction(
 async def _test(url: str, wanted: dict[str, Any]) -> pb.TestReactionResponse:
     async with AsyncTapeClient(url) as client:
         return await client.test_reaction(**wanted)
+
+
+@app.command("backtest")
+def backtest_reaction(
+    where: Annotated[str, typer.Option("--where", "-w", help="The CEL predicate.")] = "",
+    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject pattern.")] = "/tape/**",
+    debounce_ms: Annotated[int, typer.Option(min=0, help="The debounce.")] = 0,
+    rate_limit_per_s: Annotated[int, typer.Option(min=0, help="The rate; 0 for none.")] = 0,
+    reaction: Annotated[str, typer.Option(help="A registered reaction instead, by id or name.")] = "",
+    code: Annotated[str, typer.Option(help="A module instead: every reaction that its functions declare.")] = "",
+    store: command.Store = command.DEFAULT_STORE,
+    since: command.Since = "earliest",
+    until: Annotated[str, typer.Option("--to", help="latest, a global_seq or a time.")] = "latest",
+    lake: Annotated[str, typer.Option(help="An archive, for what was pruned.")] = "",
+    samples: Annotated[int, typer.Option(min=0, help="Entries to show that would have fired.")] = 5,
+    master: command.Master = command.DEFAULT_MASTER,
+    conf: command.Conf = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Say on Spark how often reactions would have fired over history, debounced and rate limited. Writes nothing."""
+    command.check_installed()
+    given = command.Described(subject, where, debounce_ms, rate_limit_per_s)
+    if code:
+        if reaction or given != command.Described():
+            raise InvalidInput("--code says what to match; leave out --reaction, --subject, --where and the limits.")
+        wanted = declared(code)
+    else:
+        wanted = {"": command.planned(reaction, store, given)}
+    told = command.rehearsed(list(wanted.values()), store, since, until, lake, samples, master, conf)
+    command.show_backtests(list(zip(wanted, told, strict=True)), output.value)
+
+
+def declared(module: str) -> dict[str, Reaction]:
+    """The reactions that the functions of a module declare, by id."""
+    import_modules([module])
+    found = {}
+    for known in get_registry():
+        fields = {name: getattr(known, name) for name in Reaction.__struct_fields__ if hasattr(known, name)}
+        fields |= {"reaction_id": id_of(known), "handler_kind": HandlerKind(known.handler_kind)}
+        wanted = checked(Reaction(**fields))
+        found[wanted.reaction_id] = wanted
+    if not found:
+        raise InvalidInput(f"--code {module}: the module declares no reaction; use tape.on and its like.")
+    return found
 
 
 @app.command("deregister")

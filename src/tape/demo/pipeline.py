@@ -12,8 +12,7 @@ from tape.demo import history
 from tape.errors import PipelineInput
 from tape.pipeline.batches import transact
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.jobs.backtest import backtest
-from tape.pipeline.jobs.backtest import history as past
+from tape.pipeline.jobs.backtest import backtest, imagined
 from tape.pipeline.jobs.report import report
 from tape.pipeline.jobs.rollup import rollup
 from tape.pipeline.running import Running
@@ -52,7 +51,7 @@ def run_jobs(spark: SparkSession, folder: Path, store: str, days: float, say: Ca
     say("rollup: counts, outcomes and durations per minute, hour and day")
     rollup(spark, store, Running("rollup"))
     say(f"backtest: how often would a reaction to orders with {WHERE} have fired?")
-    found = backtest(past(spark, store, SUBJECT, lake=lake), WHERE)
+    found = backtest(spark, store, imagined(SUBJECT, WHERE), lake=lake)
     say(f"  {found.fired:,} times on {found.entries:,} orders")
     say(f"report: the last {days:g} days on one page")
     report(spark, store, page, lake=lake, since=f"{round(days * 24)}h")

@@ -79,7 +79,7 @@ def _begun(store: str) -> Connection:
         connection = None
         try:
             connection = journal_database(store).connect()
-            if not connection.has_table("tape_batches"):
+            if not connection.has_table("tape_checkpoints"):
                 raise PipelineInput(f"The database {shown(store)} is not up to date. Run: tape migrate --store …")
             connection.begin()
             return connection

@@ -42,7 +42,7 @@ _INTS = {name for name, of in VARIABLES.items() if of.name == "int"}
 _ORDER = {"<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 # What the names of a predicate are read from in a frame.
-_SOURCES = {"payload": ("payload_json",), "prev_value_json": ("payload_json",), "type": ("kind", "subject")}
+SOURCES = {"payload": ("payload_json",), "prev_value_json": ("payload_json",), "type": ("kind", "subject")}
 
 
 class NotAColumn(Exception):
@@ -52,7 +52,7 @@ class NotAColumn(Exception):
 def matching(frame: DataFrame, text: str) -> DataFrame:
     """The rows that a CEL text matches. What can be a column filters first, inside of Spark."""
     predicate = compile_predicate(text)
-    needed = {column for name in predicate.variables for column in _SOURCES.get(name, (name,))}
+    needed = {column for name in predicate.variables for column in SOURCES.get(name, (name,))}
     if missing := sorted(needed - set(frame.columns)):
         raise PipelineInput(f"The predicate {text!r} needs the columns {', '.join(missing)}; the frame lacks them.")
     is_complete = True

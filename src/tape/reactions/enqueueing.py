@@ -9,6 +9,7 @@ import msgspec
 from tape.ledgers.rows import load_all
 from tape.reactions.matching import Match
 from tape.reactions.reaction import Reaction
+from tape.reactions.rehearsal import Fired
 from tape.reactions.states import TaskStatus
 from tape.reactions.tasks import COLUMNS, Task, new_task_id
 from tape.store import Transaction
@@ -38,7 +39,22 @@ def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
     return len(rows)
 
 
-def _row(match: Match, due: int, now: int, first: int = 0, coalesced: int = 0) -> tuple[object, ...]:
+def enqueue_past(tx: Transaction, fired: Sequence[Fired[Match]], now: int) -> int:
+    """Make tasks of what would have fired in the past. They are due, and nothing new takes their place."""
+    rows = [
+        _row(one.newest, min(one.due_ms, now), now, one.first.entry.global_seq, one.coalesced, is_open=False)
+        for one in fired
+    ]
+    if rows:
+        tx.insert("tape_tasks", _NAMES, rows)
+        tx.notify(CHANNEL)
+    return len(rows)
+
+
+def _row(
+    match: Match, due: int, now: int, first: int = 0, coalesced: int = 0, *, is_open: bool = True
+) -> tuple[object, ...]:
+    """A row of tape_tasks; while it `is_open`, a newer entry of its subject takes its place."""
     entry, reaction = match.entry, match.watch.reaction
     return (
         new_task_id(now),
@@ -61,7 +77,7 @@ def _row(match: Match, due: int, now: int, first: int = 0, coalesced: int = 0) -
         first or entry.global_seq,
         coalesced,
         0,
-        int(reaction.debounce_ms > 0),
+        int(is_open and reaction.debounce_ms > 0),
         int(reaction.strict_order),
         entry.seq,
         entry.ts_ms,

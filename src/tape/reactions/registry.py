@@ -7,7 +7,6 @@ its own transaction, so that nothing is ever matched by a registry that is out o
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 
 import msgspec
 
@@ -76,7 +75,7 @@ def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, bac
         created_at_ms=before.created_at_ms if before else now_ms(),
         deleted=False,
     )
-    _place_cursors(tx, reaction, range(reaction.num_shards), start)
+    _place_cursors(tx, reaction, start, start)
     return _store(tx, reaction)
 
 
@@ -118,9 +117,9 @@ def _start(tx: Transaction, from_global_seq: int, backfill: bool) -> int:
     return checked_cursor(from_global_seq, head) if backfill or from_global_seq else head.global_seq
 
 
-def _place_cursors(tx: Transaction, reaction: Reaction, shards: Sequence[int], start: int) -> None:
+def _place_cursors(tx: Transaction, reaction: Reaction, start: int, began: int) -> None:
     """A cursor per shard. One that begins before its lane catches up by itself and then joins it."""
-    positions = _lane_positions(tx)
+    positions, shards = _lane_positions(tx), range(reaction.num_shards)
     for lane in {lane_of(reaction.reaction_id, shard) for shard in shards}:
         if not _is_used(tx, lane):
             # Nobody has looked at the entries since: there is nothing for this lane to go through.
@@ -130,24 +129,39 @@ def _place_cursors(tx: Transaction, reaction: Reaction, shards: Sequence[int], s
     rows = []
     for shard in shards:
         lane = lane_of(reaction.reaction_id, shard)
-        rows.append((reaction.reaction_id, shard, start, now, lane, int(start < positions[lane])))
-    names = ("reaction_id", "shard", "last_global_seq", "last_processed_at_ms", "lane", "behind")
+        rows.append((reaction.reaction_id, shard, start, now, lane, int(start < positions[lane]), began))
+    names = ("reaction_id", "shard", "last_global_seq", "last_processed_at_ms", "lane", "behind", "began")
     tx.insert("tape_reaction_cursors", names, rows)
 
 
 def _reshard(tx: Transaction, reaction: Reaction) -> None:
-    positions = _lane_positions(tx)
-    rows = tx.query(
-        "SELECT last_global_seq, lane, behind FROM tape_reaction_cursors WHERE reaction_id = ?", reaction.reaction_id
-    )
-    places = {last if behind else max(last, positions[lane]) for last, lane, behind in rows}
-    if len(places) > 1:
+    extent = matched_by_servers(tx, reaction.reaction_id)
+    if extent.first != extent.last:
         raise ShardsApart(
-            f"The shards of reaction {reaction.reaction_id!r} stand between {min(places)} and {max(places)}; their"
+            f"The shards of reaction {reaction.reaction_id!r} stand between {extent.first} and {extent.last}; their"
             " number can change once they have caught up. Try again in a moment."
         )
     tx.execute("DELETE FROM tape_reaction_cursors WHERE reaction_id = ?", reaction.reaction_id)
-    _place_cursors(tx, reaction, range(reaction.num_shards), places.pop())
+    _place_cursors(tx, reaction, extent.last, extent.began)
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """What servers have matched: after `began` (-1: nobody knows), every shard up to `first`, none beyond `last`."""
+
+    began: int
+    first: int
+    last: int
+
+
+def matched_by_servers(reader: Reader | Transaction, reaction_id: str) -> Extent:
+    """The stretch of the journal that a registered reaction has been matched against as it came."""
+    rows = reader.query(
+        "SELECT c.last_global_seq, l.position, c.behind, c.began FROM tape_reaction_cursors c"
+        " JOIN tape_reaction_lanes l ON l.lane = c.lane WHERE c.reaction_id = ?",
+        reaction_id,
+    )
+    places = [last if behind else max(last, position) for last, position, behind, _ in rows]
+    return Extent(min(row[3] for row in rows), min(places), max(places))
 
 
 def _lane_positions(tx: Transaction) -> dict[int, int]:

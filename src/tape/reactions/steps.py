@@ -14,7 +14,7 @@ from tape.reactions import launching
 from tape.reactions.enqueueing import enqueue
 from tape.reactions.matching import Findings, Match
 from tape.reactions.states import HandlerKind
-from tape.store import Transaction
+from tape.store import Reader, Transaction
 from tape.telemetry.clock import now_ms
 
 Key = tuple[str, int]
@@ -118,7 +118,7 @@ def _write(
     now = now_ms()
     counts: dict[Key, _Counts] = {}
     fired: list[Match] = []
-    own = _own_work(tx, matches, newest_cause)
+    own = own_work(tx, matches, newest_cause)
     for match in matches:
         reaction = match.watch.reaction
         count = counts.setdefault((reaction.reaction_id, match.shard), _Counts())
@@ -144,7 +144,7 @@ def _write(
     return Done(tasks, runs, suppressed, frozenset(match.watch.reaction.reaction_id for match in waiting))
 
 
-def _own_work(tx: Transaction, matches: Sequence[Match], newest_cause: int) -> set[tuple[str, int]]:
+def own_work(reader: Reader | Transaction, matches: Sequence[Match], newest_cause: int) -> set[tuple[str, int]]:
     """Those matches that a reaction's own work has caused: its runs' entries, and what its handlers wrote."""
     wary = [match for match in matches if not match.watch.reaction.allow_self]
     if not wary:
@@ -152,7 +152,7 @@ def _own_work(tx: Transaction, matches: Sequence[Match], newest_cause: int) -> s
     own: set[tuple[str, int]] = set()
     numbers = [match.entry.global_seq for match in wary]
     if newest_cause >= min(numbers):
-        rows = tx.query(
+        rows = reader.query(
             "SELECT reaction_id, global_seq FROM tape_entry_causes WHERE global_seq >= ? AND global_seq <= ?",
             min(numbers),
             max(numbers),
@@ -160,8 +160,8 @@ def _own_work(tx: Transaction, matches: Sequence[Match], newest_cause: int) -> s
         own |= {(reaction_id, global_seq) for reaction_id, global_seq in rows}
     agents = [match for match in wary if match.watch.reaction.handler_kind == HandlerKind.AGENT]
     if agents:
-        condition, ids = tx.is_any("run_id", list({match.entry.run_id for match in agents}))
-        runs = tx.query(f"SELECT run_id, app_name, invocation_id FROM tape_runs WHERE {condition}", ids)
+        condition, ids = reader.is_any("run_id", list({match.entry.run_id for match in agents}))
+        runs = reader.query(f"SELECT run_id, app_name, invocation_id FROM tape_runs WHERE {condition}", ids)
         begun = {run_id: (app_name, invocation_id) for run_id, app_name, invocation_id in runs}
         for match in agents:
             reaction = match.watch.reaction
@@ -171,28 +171,26 @@ def _own_work(tx: Transaction, matches: Sequence[Match], newest_cause: int) -> s
     return own
 
 
+def known_sources(tx: Transaction, reaction_id: str, numbers: Sequence[int]) -> set[int]:
+    """Entries between the first and the last of these that are tasks of a reaction already, of whatever shard."""
+    rows = tx.query(
+        "SELECT source_global_seq FROM tape_tasks WHERE reaction_id = ? AND source_global_seq >= ?"
+        " AND source_global_seq <= ?",
+        reaction_id,
+        min(numbers),
+        max(numbers),
+    )
+    return {row[0] for row in rows}
+
+
 def _unknown(tx: Transaction, matches: Sequence[Match]) -> list[Match]:
     """Without those that are tasks already: a reaction that was deleted and came back may begin further back."""
     if not matches:
         return []
     numbers = [match.entry.global_seq for match in matches]
-    keys = {(match.watch.reaction.reaction_id, match.shard) for match in matches}
-    known = set()
-    for reaction_id, shard in keys:
-        rows = tx.query(
-            "SELECT source_global_seq FROM tape_tasks WHERE reaction_id = ? AND shard = ? AND source_global_seq >= ?"
-            " AND source_global_seq <= ?",
-            reaction_id,
-            shard,
-            min(numbers),
-            max(numbers),
-        )
-        known |= {(reaction_id, shard, row[0]) for row in rows}
-    return [
-        match
-        for match in matches
-        if (match.watch.reaction.reaction_id, match.shard, match.entry.global_seq) not in known
-    ]
+    ids = {match.watch.reaction.reaction_id for match in matches}
+    known = {reaction_id: known_sources(tx, reaction_id, numbers) for reaction_id in ids}
+    return [match for match in matches if match.entry.global_seq not in known[match.watch.reaction.reaction_id]]
 
 
 _COUNTED = ("matched", "suppressed", "errors", "last_error", "last_error_seq")

@@ -1,20 +1,35 @@
-"""`backtest`: what a reaction would have done over history: how often it would have fired, when, for whom."""
+"""`backtest`: what a reaction would have done over history: how often it would have fired, when, for whom.
+
+Executors match as servers do. With a debounce the matches of a subject meet in one task, with a rate all matches do;
+there they are rehearsed in the time of their entries. Nothing is written anywhere.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+import pyarrow as pa
 
 from tape.archive.places import resolved
-from tape.pipeline.matching import matching
 from tape.pipeline.options import resolve_store
+from tape.pipeline.searching import LEAN_COLUMNS, search
+from tape.reactions.reaction import Reaction, checked
+from tape.reactions.rehearsal import Counting, Fired, Queue, Rehearsal
+from tape.reactions.states import HandlerKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES = 5
+HOUR_MS = 3_600_000
+_NUMBERS = ("hour_ms", "fired", "debounced", "seen", "errors", "sample", *Queue.__struct_fields__)
+_TEXTS = ("tenant", "error")
+_SCHEMA = ", ".join([*(f"{name} long" for name in _NUMBERS), *(f"{name} string" for name in _TEXTS)])
 
 
 class Hour(msgspec.Struct, frozen=True):
@@ -23,6 +38,7 @@ class Hour(msgspec.Struct, frozen=True):
     hour: str
     tenant: str
     fired: int
+    debounced: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -34,41 +50,166 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Backtest(msgspec.Struct, frozen=True):
-    """The outcome: entries looked at, times fired, per hour and tenant, and the first few."""
+    """The outcome: entries looked at, times fired, per hour and tenant, and the first few.
+
+    `debounced` matches went into a later one of their subject. `queue` tells how a rate would have held things up.
+    On `errors` entries the predicate failed, which is no match.
+    """
 
     entries: int
     fired: int
+    debounced: int
+    errors: int
+    last_error: str
+    queue: Queue
     hours: list[Hour]
     samples: list[Sample]
 
-
-def history(
-    spark: SparkSession, store: str, subject: str, since: str = "earliest", until: str = "latest", lake: str = ""
-) -> DataFrame:
-    """The entries of a stretch of the journal, and of its archive, under a subject pattern."""
-    reader = spark.read.format("tape").option("store", resolve_store(store)).option("subject", subject)
-    reader = reader.option("minPartitions", spark.sparkContext.defaultParallelism)
-    if lake:
-        reader = reader.option("lake", resolved(lake))
-    return reader.option("startingOffsets", since).option("endingOffsets", until).load()
+    @property
+    def tenants(self) -> dict[str, int]:
+        """How often it would have fired for each tenant."""
+        found: dict[str, int] = defaultdict(int)
+        for hour in self.hours:
+            found[hour.tenant] += hour.fired
+        return dict(sorted(found.items()))
 
 
-def backtest(entries: DataFrame, where: str, samples: int = SAMPLES) -> Backtest:
-    """Match entries as a reaction with this predicate would, and create nothing."""
-    found = matching(entries, where).select("global_seq", "ts", "tenant", "subject", "payload_json").cache()
-    try:
-        hour = F.date_format(F.date_trunc("hour", "ts"), "yyyy-MM-dd'T'HH:00'Z'")
-        grouped = found.groupBy(hour.alias("hour"), "tenant").agg(F.count("*").alias("fired"))
-        hours = [Hour(**row.asDict()) for row in grouped.orderBy("hour", "tenant").collect()]
-        first = found.orderBy("global_seq").limit(samples).select("global_seq", "subject", "payload_json")
-        return Backtest(
-            entries=entries.count(),
-            fired=sum(hour.fired for hour in hours),
-            hours=hours,
-            samples=[Sample(**row.asDict()) for row in first.collect()],
-        )
-    finally:
-        found.unpersist()
+def imagined(subject: str, where: str = "", debounce_ms: int = 0, rate_limit_per_s: int = 0) -> Reaction:
+    """A reaction that nobody has registered, to try out."""
+    wanted = Reaction("backtest", "", subject, where, HandlerKind.TASK)
+    limits = {"debounce_ms": debounce_ms, "rate_limit_per_s": rate_limit_per_s}
+    return checked(msgspec.structs.replace(wanted, **limits))
+
+
+def backtest(
+    spark: SparkSession,
+    store: str,
+    reaction: Reaction,
+    *,
+    since: str = "earliest",
+    until: str = "latest",
+    lake: str = "",
+    samples: int = SAMPLES,
+) -> Backtest:
+    """Match a stretch of the journal, and of its archive, as servers would have, and create nothing."""
+    store, lake = resolve_store(store), resolved(lake) if lake else ""
+    found = search(spark, store, reaction, since=since, until=until, lake=lake, columns=LEAN_COLUMNS)
+    debounce_ms, rate = reaction.debounce_ms, reaction.rate_limit_per_s
+    if rate:
+        found = found.repartition(1)
+    elif debounce_ms:
+        found = found.repartition("subject")
+    if rate or debounce_ms:
+        found = found.sortWithinPartitions("global_seq")
+
+    def rehearse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tally = _Tally(debounce_ms, rate, samples)
+        for batch in batches:
+            tally.take(batch)
+        rows = tally.rows()
+        columns = {name: [row.get(name, 0) for row in rows] for name in _NUMBERS}
+        columns |= {name: [row.get(name, "") for row in rows] for name in _TEXTS}
+        arrays = [pa.array(values, pa.string() if name in _TEXTS else pa.int64()) for name, values in columns.items()]
+        yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+    rows = [row.asDict() for row in found.mapInArrow(rehearse, _SCHEMA).collect()]
+    return _outcome(rows, _samples(spark, store, lake, rows, samples))
+
+
+class _Tally:
+    """Rehearses the matches of one task and counts."""
+
+    def __init__(self, debounce_ms: int, rate: int, samples: int) -> None:
+        # A match is its hour, its tenant and its number.
+        self._rehearsal: Rehearsal[tuple[int, str, int]] = Rehearsal(debounce_ms, rate)
+        self._counting = Counting()
+        self._hours: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._wanted = samples
+        self._samples: list[int] = []
+        self._counts: dict[str, Any] = {"seen": 0, "errors": 0, "error": ""}
+        self._is_plain = not debounce_ms and not rate
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Go through rows of a search, in order."""
+        names = ("global_seq", "ts_ms", "tenant", "subject", "seen", "errors", "error")
+        for number, ts_ms, tenant, subject, seen, errors, error in zip(
+            *(batch.column(name).to_pylist() for name in names), strict=True
+        ):
+            if not number:
+                self._counts["seen"] += seen
+                self._counts["errors"] += errors
+                self._counts["error"] = error or self._counts["error"]
+                continue
+            hour = (ts_ms - ts_ms % HOUR_MS, tenant)
+            if self._is_plain:
+                self._fire(hour, number)
+                continue
+            for one in self._rehearsal.add((*hour, number), subject, ts_ms):
+                self._hand_out(one)
+            # Whatever fires of it later was a match of its own: all but those are debounced.
+            self._hours[hour][1] += 1
+
+    def _fire(self, hour: tuple[int, str], number: int) -> None:
+        self._hours[hour][0] += 1
+        if len(self._samples) < self._wanted:
+            self._samples.append(number)
+
+    def _hand_out(self, one: Fired[tuple[int, str, int]]) -> None:
+        hour, tenant, number = one.newest
+        self._fire((hour, tenant), number)
+        self._hours[hour, tenant][1] -= 1
+        self._counting.see(one.due_ms, one.at_ms)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was counted."""
+        for one in self._rehearsal.rest():
+            self._hand_out(one)
+        hours = [
+            {"hour_ms": hour, "tenant": tenant, "fired": fired, "debounced": debounced}
+            for (hour, tenant), (fired, debounced) in self._hours.items()
+        ]
+        queue = msgspec.structs.asdict(self._counting.queue)
+        return [self._counts | queue, *hours, *({"sample": number} for number in self._samples)]
+
+
+def _samples(spark: SparkSession, store: str, lake: str, rows: list[dict[str, Any]], count: int) -> list[Sample]:
+    """The first entries that would have fired, read again: they are few."""
+    numbers = sorted(row["sample"] for row in rows if row["sample"])[:count]
+    if not numbers:
+        return []
+
+    def one(number: int) -> DataFrame:
+        reader = spark.read.format("tape").schema("global_seq long, subject string, payload_json string")
+        reader = reader.option("store", store).option("startingOffsets", number - 1).option("endingOffsets", number)
+        return (reader.option("lake", lake) if lake else reader).load()
+
+    frame = reduce(lambda a, b: a.union(b), map(one, numbers))
+    return sorted((Sample(**row.asDict()) for row in frame.collect()), key=lambda sample: sample.global_seq)
+
+
+def _outcome(rows: list[dict[str, Any]], samples: list[Sample]) -> Backtest:
+    hours: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        if row["fired"] or row["debounced"]:
+            total = hours[row["hour_ms"], row["tenant"]]
+            total[0] += row["fired"]
+            total[1] += row["debounced"]
+    listed = [Hour(_iso(hour), tenant, *total) for (hour, tenant), total in sorted(hours.items())]
+    held = max(rows, key=lambda row: row["waited"], default={})
+    return Backtest(
+        entries=sum(row["seen"] for row in rows),
+        fired=sum(hour.fired for hour in listed),
+        debounced=sum(hour.debounced for hour in listed),
+        errors=sum(row["errors"] for row in rows),
+        last_error=next((row["error"] for row in rows if row["error"]), ""),
+        queue=Queue(**{name: held.get(name, 0) for name in Queue.__struct_fields__}),
+        hours=listed,
+        samples=samples,
+    )
+
+
+def _iso(hour_ms: int) -> str:
+    return dt.datetime.fromtimestamp(hour_ms / 1000, dt.UTC).strftime("%Y-%m-%dT%H:00Z")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from tape.errors import MissingExtra, PipelineInput, TapeError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tape.pipeline.jobs.backtest import Backtest
+    from tape.reactions.reaction import Reaction
+
 app = typer.Typer(no_args_is_help=True, help="Run one job on Spark.")
 
 
@@ -98,6 +101,9 @@ def rollup(
     typer.echo(f"Counted {count:,} entries.")
 
 
+Since = Annotated[str, typer.Option("--from", help="earliest, a global_seq to begin after, or a time.")]
+
+
 @app.command()
 def report(
     page: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("tape-report.html"),
@@ -121,30 +127,139 @@ def report(
 
 @app.command()
 def backtest(
-    where: Annotated[str, typer.Option(help="The reaction's CEL predicate.")],
+    where: Annotated[str, typer.Option(help="The reaction's CEL predicate.")] = "",
     subject: Annotated[str, typer.Option(help="The reaction's subject pattern.")] = "/tape/**",
+    debounce_ms: Annotated[int, typer.Option(min=0, help="The reaction's debounce.")] = 0,
+    rate_limit_per_s: Annotated[int, typer.Option(min=0, help="The reaction's rate; 0 for none.")] = 0,
+    reaction: Annotated[str, typer.Option(help="A registered reaction instead, by id or name.")] = "",
     store: Store = DEFAULT_STORE,
-    since: Annotated[str, typer.Option(help="earliest, a global_seq or a time.")] = "earliest",
-    until: Annotated[str, typer.Option(help="latest, a global_seq or a time.")] = "latest",
+    since: Since = "earliest",
+    until: Annotated[str, typer.Option("--to", help="latest, a global_seq or a time.")] = "latest",
     lake: Annotated[str, typer.Option(help="An archive, for what was pruned.")] = "",
-    samples: Annotated[int, typer.Option(min=0, help="Matching entries to show.")] = 5,
+    samples: Annotated[int, typer.Option(min=0, help="Entries to show that would have fired.")] = 5,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
     output: Annotated[str, typer.Option("--output", "-o", help="text or json.")] = "text",
 ) -> None:
     """Say how often a reaction would have fired over history, per hour and tenant. Creates nothing."""
+    wanted = planned(reaction, store, Described(subject, where, debounce_ms, rate_limit_per_s))
+    (told,) = rehearsed([wanted], store, since, until, lake, samples, master, conf)
+    show_backtests([("", told)], output)
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A reaction as options describe it."""
+
+    subject_pattern: str = "/tape/**"
+    predicate_cel: str = ""
+    debounce_ms: int = 0
+    rate_limit_per_s: int = 0
+
+
+def planned(registered: str, store: str, given: Described) -> Reaction:
+    """The reaction to try out: one that is registered, or one that is described."""
+    from tape.pipeline.jobs.backtest import imagined
+
+    if registered:
+        from tape.pipeline.hot import ask_patiently
+        from tape.pipeline.options import resolve_store
+        from tape.reactions.backfill import named
+
+        if given != Described():
+            raise PipelineInput("--reaction says what to match; leave out --subject, --where and the limits, or it.")
+        return ask_patiently(resolve_store(store), lambda reader: named(reader, registered))
+    return imagined(*msgspec.structs.astuple(given))
+
+
+def rehearsed(
+    reactions: Sequence[Reaction],
+    store: str,
+    since: str,
+    until: str,
+    lake: str,
+    samples: int,
+    master: str,
+    conf: Sequence[str] | None,
+) -> list[Backtest]:
+    """What reactions would have done, in one session of Spark."""
     from tape.pipeline.jobs import backtest as job
 
     with session("backtest", master, conf) as spark:
-        result = job.backtest(job.history(spark, store, subject, since, until, lake), where, samples)
-    if output == "json":
-        typer.echo(msgspec.json.encode(result).decode())
-        return
-    typer.echo(f"Would have fired {result.fired:,} times on {result.entries:,} entries.")
-    for hour in result.hours:
-        typer.echo(f"  {hour.hour}  {hour.tenant or '-':<20} {hour.fired:>10,}")
-    for sample in result.samples:
-        typer.echo(f"  e.g. {sample.global_seq} {sample.subject} {sample.payload_json}")
+        return [
+            job.backtest(spark, store, wanted, since=since, until=until, lake=lake, samples=samples)
+            for wanted in reactions
+        ]
+
+
+def show_backtests(told: Sequence[tuple[str, Backtest]], output: str) -> None:
+    """Print outcomes, each under its reaction's name if there are several."""
+    if output not in ("text", "json"):
+        raise PipelineInput(f"--output {output!r} must be text or json.")
+    for name, result in told:
+        if output == "json":
+            extra = {"reaction": name} if name else {}
+            typer.echo(msgspec.json.encode(extra | msgspec.to_builtins(result) | {"tenants": result.tenants}).decode())
+            continue
+        typer.echo(
+            f"{name + ': ' if name else ''}Would have fired {result.fired:,} times on {result.entries:,} entries."
+        )
+        if result.debounced:
+            typer.echo(f"  debounced: {result.debounced:,} matches went into a later one of their subject")
+        if (queue := result.queue).waited:
+            typer.echo(
+                f"  rate limited: {queue.waited:,} would have waited, up to {queue.longest_wait_ms / 1000:,.1f} s;"
+                f" the queue would have grown to {queue.longest:,}"
+            )
+        if result.errors:
+            typer.echo(f"  the predicate failed on {result.errors:,} entries, for example: {result.last_error}")
+        for hour in result.hours:
+            typer.echo(f"  {hour.hour}  {hour.tenant or '-':<20} {hour.fired:>10,}")
+        for tenant, fired in result.tenants.items() if len(result.tenants) > 1 else ():
+            typer.echo(f"  in all             {tenant or '-':<20} {fired:>10,}")
+        for sample in result.samples:
+            typer.echo(f"  e.g. {sample.global_seq} {sample.subject} {sample.payload_json}")
+
+
+@app.command()
+def match(
+    reaction: Annotated[str, typer.Option(help="The registered reaction, by id or name.")],
+    store: Store = DEFAULT_STORE,
+    since: Since = "earliest",
+    until: Annotated[str, typer.Option("--to", help="A place or time; else where servers began to match it.")] = "",
+    lake: Annotated[str, typer.Option(help="An archive, for what was pruned.")] = "",
+    name: Annotated[str, typer.Option(help="What the position is kept under, if not the reaction's id.")] = "",
+    round_entries: Annotated[int, typer.Option(min=1, help="Entries per round.")] = 200_000,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    quiet: Quiet = False,
+    metrics_listen: MetricsListen = "",
+) -> None:
+    """Make tasks of what a reaction would have fired on before it was registered, each once."""
+    from tape.pipeline.jobs import match as job
+    from tape.pipeline.running import running
+
+    with (
+        session("match", master, conf) as spark,
+        running("match", quiet=quiet, metrics_listen=metrics_listen) as now,
+    ):
+        done = job.match(
+            spark,
+            store,
+            reaction,
+            now,
+            since=since,
+            until=until,
+            lake=lake,
+            checkpoint=name,
+            round_entries=round_entries,
+        )
+    typer.echo(
+        f"Matched entries {done.after + 1:,} to {done.seen:,} of {done.until:,}: {done.tasks:,} tasks,"
+        f" {done.runs:,} runs;"
+        f" {done.debounced:,} debounced, {done.known:,} had theirs, {done.own_work:,} own work, {done.errors:,} errors."
+    )
+    if done.last_error:
+        typer.echo(f"The last error of the predicate: {done.last_error}")
 
 
 @app.command()

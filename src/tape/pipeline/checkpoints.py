@@ -1,0 +1,79 @@
+"""Checkpoints: how far a job has come under a name, kept in the store beside what it writes there.
+
+A checkpoint belongs to the options that it was begun with. A job that comes with others is refused, because it would
+go on behind entries that it has never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tape.errors import CheckpointRefused
+from tape.journal.entry import check_id
+from tape.store import Reader, Transaction
+from tape.telemetry.clock import now_ms
+
+_COLUMNS = ("job", "name", "version", "options", "position", "state", "ts_ms")
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A job under its name: its version and options, the last global_seq that is done, and what else it keeps."""
+
+    job: str
+    name: str
+    version: int
+    options: dict[str, Any]
+    position: int
+    state: dict[str, Any] = {}
+
+    def at(self, position: int, state: Mapping[str, Any] | None = None) -> Checkpoint:
+        """The same, further on."""
+        return msgspec.structs.replace(self, position=position, state=dict(self.state if state is None else state))
+
+
+def find_checkpoint(reader: Reader | Transaction, wanted: Checkpoint) -> Checkpoint | None:
+    """The checkpoint of that job and name, if there is one. Raises CheckpointRefused if it is not of these options."""
+    check_id("name", wanted.name)
+    row = reader.one(
+        f"SELECT {', '.join(_COLUMNS)} FROM tape_checkpoints WHERE job = ? AND name = ?", wanted.job, wanted.name
+    )
+    if row is None:
+        return None
+    options, state = (msgspec.json.decode(row[index], type=dict[str, Any]) for index in (3, 5))
+    found = Checkpoint(row[0], row[1], row[2], options, row[4], state)
+    check_same(found, wanted, f"The checkpoint {found.name!r} of the job {found.job}", "--name")
+    return found
+
+
+def check_same(found: Checkpoint, wanted: Checkpoint, what: str, remedy: str) -> None:
+    """Raise CheckpointRefused unless both are of the same version and options."""
+    if found.version != wanted.version:
+        raise CheckpointRefused(
+            f"{what} is of version {found.version}; this is version {wanted.version}. Finish it with the"
+            f" Tape that began it, or give another {remedy}."
+        )
+    if found.options != wanted.options:
+        names = sorted(found.options.keys() | wanted.options.keys())
+        differences = [
+            f"{name} was {found.options.get(name)!r}, now it is {wanted.options.get(name)!r}"
+            for name in names
+            if found.options.get(name) != wanted.options.get(name)
+        ]
+        raise CheckpointRefused(f"{what} has other options: {'; '.join(differences)}. Give another {remedy}.")
+
+
+def save_checkpoint(tx: Transaction, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint down, in the transaction of what it stands for."""
+    row = (
+        checkpoint.job,
+        checkpoint.name,
+        checkpoint.version,
+        msgspec.json.encode(checkpoint.options).decode(),
+        checkpoint.position,
+        msgspec.json.encode(checkpoint.state).decode(),
+        now_ms(),
+    )
+    tx.upsert("tape_checkpoints", ("job", "name"), _COLUMNS, [row])
