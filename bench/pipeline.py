@@ -47,7 +47,7 @@ def run(options: Options) -> list[Table]:
 
 def _measure(spark: SparkSession, name: str, store: str, entries: int, runs: int) -> list[list[str]]:
     from tape.pipeline.jobs.archive import archive
-    from tape.pipeline.jobs.backtest import backtest, history
+    from tape.pipeline.jobs.backtest import backtest, imagined
     from tape.pipeline.running import Running
 
     def frame() -> DataFrame:
@@ -66,7 +66,7 @@ def _measure(spark: SparkSession, name: str, store: str, entries: int, runs: int
         ('format("tape")', _best(runs, lambda: nowhere(frame()))),
         ("spark.range of the same shape", _best(runs, lambda: nowhere(_same_shape(spark, entries)))),
         ("archive, end to end", _best(runs, archived)),
-        ("backtest", _best(runs, lambda: backtest(history(spark, store, "/tape/**"), WHERE))),
+        ("backtest", _best(runs, lambda: backtest(spark, store, imagined("/tape/**", WHERE)))),
     ]
     return [[name, what, count(entries / seconds), ratio(direct, seconds)] for what, seconds in rows]
 

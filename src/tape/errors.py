@@ -727,6 +727,12 @@ class ReactionChanged(PipelineError):
     code = "TAPE-2061"
 
 
+class FanoutBlocked(PipelineError):
+    """A sink does not take an entry, and the policy is to wait for it."""
+
+    code = "TAPE-2062"
+
+
 # ── 21xx: documents, playbooks and their executions ──────────────────────────────────────────────
 
 

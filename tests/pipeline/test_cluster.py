@@ -18,7 +18,7 @@ _ON_A_CLUSTER = """
 import json, os, sys
 import pyarrow as pa
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.jobs.backtest import backtest, history
+from tape.pipeline.jobs.backtest import backtest, imagined
 from tape.pipeline.running import Running
 from tape.pipeline.session import open_session
 store, lake = sys.argv[1:]
@@ -31,7 +31,7 @@ def where(batches):
 
 placed = entries.mapInArrow(where, "place string, entries long").collect()
 archived = archive(spark, store, lake, Running("archive", quiet=True))
-fired = backtest(history(spark, store, "/tape/order/**"), 'payload.status == "failed"').fired
+fired = backtest(spark, store, imagined("/tape/order/**", 'payload.status == "failed"')).fired
 print(json.dumps({"executors": len({row.place for row in placed}), "entries": sum(row.entries for row in placed),
                   "archived": archived, "fired": fired}))
 spark.stop()

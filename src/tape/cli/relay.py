@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from tape.bus.predicate import compile_predicate
 from tape.cli.options import DEFAULT_URL, UrlOption
 from tape.errors import InvalidInput
 from tape.sinks.metrics import RelayMetrics, RelayStatus
+from tape.sinks.opening import open_sink
 from tape.sinks.policy import Policy
 from tape.sinks.relay import run_outbox_relay
 
@@ -79,30 +80,6 @@ def relay(
         target.close()
 
 
-def open_sink(text: str, *, headers: list[str], secret: str, allow_private: bool, concurrency: int) -> Any:
-    """The sink that `kind:place` names."""
-    from tape.sinks import KafkaSink, LogSink, NatsSink, PubSubSink, WebhookSink
-
-    kind, _, place = text.partition(":")
-    if kind != "webhook" and (headers or secret or allow_private or concurrency != 1):
-        raise InvalidInput("--header, --secret, --allow-private and --concurrency are for --sink webhook:URL.")
-    if kind == "log":
-        return LogSink(place or ":stdout")
-    if kind == "webhook":
-        pairs = dict(_header(each) for each in headers)
-        return WebhookSink(place, pairs, secret=secret, allow_private=allow_private, concurrency=concurrency)
-    if kind == "nats":
-        servers, _, subject = place.partition("#")
-        return NatsSink(servers or "nats://127.0.0.1:4222", subject)
-    if kind in ("kafka", "pubsub"):
-        first, _, topic = place.rpartition("/")
-        return KafkaSink(first, topic) if kind == "kafka" else PubSubSink(first, topic)
-    raise InvalidInput(
-        f"--sink {text!r} must be log, log:FILE, webhook:URL, nats:URL[#SUBJECT], kafka:SERVERS/TOPIC or"
-        " pubsub:PROJECT/TOPIC."
-    )
-
-
 class _StatusLine:
     """One line that is written over on a terminal, and a line now and then elsewhere."""
 
@@ -121,13 +98,6 @@ class _StatusLine:
     def end(self, status: RelayStatus) -> None:
         """Leave the last word standing."""
         sys.stderr.write(f"\r\x1b[K{status}\n" if sys.stderr.isatty() else f"{status}\n")
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise InvalidInput(f"--header {text!r} must look like 'Name: value'.")
-    return name.strip(), value.strip()
 
 
 def _shard(text: str) -> tuple[int, int]:

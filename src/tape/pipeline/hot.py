@@ -39,6 +39,7 @@ POSTGRES_BATCH_BYTES = 4 << 20
 # How long a reader waits for a database that is gone, before Spark is told.
 PATIENCE_S = 60.0
 PAUSE_S = 0.5
+BUSY_MS = 5_000
 
 
 def ask(store: str, question: Callable[[Reader], T]) -> T:
@@ -177,8 +178,15 @@ def _query_sqlite(database: SqliteDatabase, sql: str, params: list[Any]) -> Iter
 
     address = f"file:{quote(str(database.path))}?mode=ro"
     with contextlib.closing(adbc.connect(address)) as connection, contextlib.closing(connection.cursor()) as cursor:
-        cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-        yield from _batches(cursor, sql, params)
+        try:
+            cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+            yield from _batches(cursor, sql, params)
+        except adbc.Error as error:
+            # Whoever closes the file last removes its write-ahead log, and nobody gets in meanwhile.
+            if "database is locked" in str(error):
+                raise _Gone(error) from error
+            raise
 
 
 def _query_postgres(database: PostgresDatabase, sql: str, params: list[Any]) -> Iterator[pa.RecordBatch]:

@@ -26,6 +26,9 @@ class Running:
         self._entries = Counter("tape_pipeline_entries", "Entries that jobs have handled", ["job"], registry=registry)
         self._position = Gauge("tape_pipeline_position", "Last global_seq handled", ["job"], registry=registry)
         self._behind = Gauge("tape_pipeline_behind", "Entries still to handle", ["job"], registry=registry)
+        self._noted = Counter(
+            "tape_pipeline_noted", "What jobs left out or repeated", ["job", "what"], registry=registry
+        )
         self._seconds = Gauge("tape_pipeline_round_seconds", "Duration of the last round", ["job"], registry=registry)
 
     @property
@@ -51,6 +54,17 @@ class Running:
             rate = entries / seconds if seconds > 0 else 0
             text = f"{time.strftime('%H:%M:%S')} {self.job}: {entries:,} entries to {position:,}"
             sys.stderr.write(f"{text}, {max(head - position, 0):,} behind, {rate:,.0f}/s\n")
+            sys.stderr.flush()
+
+    def noted(self, what: str, count: int, detail: str = "") -> None:
+        """Show something that was left out, set aside or repeated."""
+        if not count:
+            return
+        self._noted.labels(self.job, what).inc(count)
+        if not self._quiet:
+            sys.stderr.write(
+                f"{time.strftime('%H:%M:%S')} {self.job}: {count:,} {what}{': ' + detail if detail else ''}\n"
+            )
             sys.stderr.flush()
 
 

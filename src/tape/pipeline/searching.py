@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from tape.bus.predicate import compile_predicate
-from tape.pipeline.columns import COLUMNS
+from tape.pipeline.columns import COLUMNS, arrow_schema
 from tape.pipeline.matching import SOURCES
 from tape.pipeline.options import read_options
 from tape.pipeline.selecting import Selecting, entries_of
@@ -29,7 +30,6 @@ ENTRY_COLUMNS = tuple(name for name in COLUMNS if name not in ("type", "ts", "ch
 # What is counted about a match, or about a stretch.
 LEAN_COLUMNS = ("global_seq", "run_id", "ts_ms", "tenant", "subject")
 _COUNTS = {"shard": pa.int32(), "seen": pa.int64(), "errors": pa.int64(), "error": pa.string()}
-_COUNTS_DDL = "shard int, seen long, errors long, error string"
 # Stretches per core: the last ones to be read keep all cores busy.
 PARTS_PER_CORE = 4
 
@@ -60,9 +60,8 @@ def search(
                 for entries in read_stretch(options, read, selecting, *stretches[number]):
                     yield _keep(catalog, entries, kept)
 
-    schema = ", ".join(f"`{name}` {COLUMNS[name].spark.simpleString()}" for name in kept)
-    numbers = spark.range(0, len(stretches), 1, max(len(stretches), 1))
-    return numbers.mapInArrow(find, f"{schema}, {_COUNTS_DDL}")
+    schema = from_arrow_schema(pa.schema([*arrow_schema(kept), *(pa.field(*count) for count in _COUNTS.items())]))
+    return spark.range(0, len(stretches), 1, max(len(stretches), 1)).mapInArrow(find, schema)
 
 
 def _looked_at(reaction: Reaction) -> set[str]:

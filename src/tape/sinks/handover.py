@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from tape.errors import SinkHeldBack, SinkRejected
 from tape.sinks.metrics import RelayMetrics
-from tape.sinks.policy import SettingAside
+
+
+class Asides(Protocol):
+    """Who takes what a sink never will, unless it is blocking."""
+
+    @property
+    def policy(self) -> str:
+        """Its name, for the counts."""
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether entries stay in their place."""
+
+    def take(self, entry: Any, error: Exception) -> None:
+        """Set an entry aside."""
 
 
 class HandOver:
     """Gives entries to a sink, all at once where it takes batches."""
 
-    def __init__(self, sink: Any, aside: SettingAside, metrics: RelayMetrics) -> None:
+    def __init__(self, sink: Any, aside: Asides, metrics: RelayMetrics) -> None:
         self._sink = sink
         self._aside = aside
         self._metrics = metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,21 +30,10 @@ class SettingAside:
     """
 
     def __init__(self, policy: Policy, dead_letter: str, url: str, subject_pattern: str) -> None:
-        if policy not in get_args(Policy):
-            raise InvalidInput(f"policy {policy!r} must be one of {', '.join(get_args(Policy))}.")
-        if (policy == "dead_letter") != bool(dead_letter):
-            raise InvalidInput("policy='dead_letter' and a place for dead_letter (a file or a subject) go together.")
         self.policy = policy
-        self._place = dead_letter
+        self._place = checked_place(policy, dead_letter, subject_pattern)
         self._url = url
         self._client: TapeClient | None = None
-        if dead_letter.startswith("/tape/"):
-            self._place = normalize(dead_letter)
-            if Pattern(subject_pattern).matches(self._place):
-                raise InvalidInput(
-                    f"dead_letter {dead_letter!r} is itself matched by {subject_pattern or '/**'!r}, so dead letters"
-                    " would be relayed, too. Choose a file, or narrow the subject."
-                )
 
     @property
     def is_blocking(self) -> bool:
@@ -55,22 +45,50 @@ class SettingAside:
         log.error("%s is set aside (%s): %s", event_id_of(entry), self.policy, error)
         if self.policy != "dead_letter":
             return
-        letter = {name: getattr(entry, name) for name in ("global_seq", "subject", *Body.__struct_fields__)}
-        text = msgspec.json.encode({**letter, "error": f"{type(error).__name__}: {error}"}).decode()
+        text = letter_of(entry, error)
         if self._place.startswith("/tape/"):
             self._client = self._client or TapeClient(self._url)
             draft = Draft(subject=self._place, payload_json=text, run_id=f"dead:{entry.run_id}"[:120])
             self._client.append_many([draft], request_id=f"dead:{self._place}:{entry.global_seq}")
             return
-        path = Path(self._place)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_letters(self._place, [text])
 
     def close(self) -> None:
         """Disconnect."""
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+def checked_place(policy: str, dead_letter: str, subject_pattern: str) -> str:
+    """Where dead letters go, in normal form. Raises InvalidInput unless policy, place and pattern go together."""
+    if policy not in get_args(Policy):
+        raise InvalidInput(f"policy {policy!r} must be one of {', '.join(get_args(Policy))}.")
+    if (policy == "dead_letter") != bool(dead_letter):
+        raise InvalidInput("policy='dead_letter' and a place for dead_letter (a file or a subject) go together.")
+    if not dead_letter.startswith("/tape/"):
+        return dead_letter
+    if Pattern(subject_pattern).matches(place := normalize(dead_letter)):
+        raise InvalidInput(
+            f"dead_letter {dead_letter!r} is itself matched by {subject_pattern or '/**'!r}, so dead letters"
+            " would be relayed, too. Choose a file, or narrow the subject."
+        )
+    return place
+
+
+def letter_of(entry: Any, error: Exception) -> str:
+    """A dead letter: the entry as a receiver would have got it, its place, and why it was not taken."""
+    letter = {name: getattr(entry, name) for name in ("global_seq", "subject", *Body.__struct_fields__)}
+    return msgspec.json.encode({**letter, "error": f"{type(error).__name__}: {error}"}).decode()
+
+
+def write_letters(place: str, letters: Sequence[str]) -> None:
+    """Add dead letters to a file, one a line; they are on the disk when this returns."""
+    path = Path(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            file.write(b"\n")  # somebody was killed in the middle of a line
+        file.writelines(f"{letter}\n".encode() for letter in letters)
+        file.flush()
+        os.fsync(file.fileno())

@@ -263,6 +263,59 @@ def match(
 
 
 @app.command()
+def fanout(
+    sink: Annotated[str, typer.Option(help="Where to, as for tape relay: webhook:URL, kafka:SERVERS/TOPIC, …")],
+    name: Annotated[str, typer.Option(help="What the position is kept under.")],
+    store: Store = DEFAULT_STORE,
+    subject: Annotated[str, typer.Option(help="Only subjects that match.")] = "",
+    where: Annotated[str, typer.Option(help="Only entries of which this CEL predicate is true.")] = "",
+    policy: Annotated[str, typer.Option(help="For what is never taken: block, skip or dead_letter.")] = "block",
+    dead_letter: Annotated[str, typer.Option(help="File or subject for such entries.")] = "",
+    header: Annotated[list[str] | None, typer.Option(help="For webhooks: 'Name: value'.")] = None,
+    secret: Annotated[str, typer.Option(envvar="TAPE_WEBHOOK_SECRET", help="For webhooks: sign bodies.")] = "",
+    allow_private: Annotated[bool, typer.Option(help="For webhooks: allow addresses of your own network.")] = False,
+    from_now: Annotated[bool, typer.Option(help="A new name begins with what comes, not with the oldest.")] = False,
+    follow: Annotated[bool, typer.Option(help="Go on with what comes, until SIGTERM.")] = False,
+    round_entries: Annotated[int, typer.Option(min=1, help="Entries per round.")] = 100_000,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    quiet: Quiet = False,
+    metrics_listen: MetricsListen = "",
+) -> None:
+    """Hand entries to a sink from many tasks, at least once, each run in order."""
+    from tape.pipeline.jobs import fanout as job
+    from tape.pipeline.running import running
+
+    # A mistake in the address or the policy is told before Spark is started.
+    target = job.sink_named(sink, headers=header or [], secret=secret, allow_private=allow_private)
+    target().close()
+    checked = job.checked_policy(policy, dead_letter, subject)
+    with (
+        session("fanout", master, conf) as spark,
+        running("fanout", quiet=quiet, metrics_listen=metrics_listen) as now,
+    ):
+        done = job.fanout(
+            spark,
+            store,
+            name,
+            target,
+            now,
+            target=sink,
+            subject=subject,
+            where=where,
+            policy=checked,
+            dead_letter=dead_letter,
+            from_now=from_now,
+            follow=follow,
+            round_entries=round_entries,
+        )
+    typer.echo(
+        f"Handed over {done.entries:,} entries under {name!r}, {done.skipped:,} skipped,"
+        f" {done.dead_letters:,} dead letters, {done.retries:,} retries."
+    )
+
+
+@app.command()
 def ingest(
     path: Annotated[str, typer.Argument(help="Files or a folder.")],
     mapping: Annotated[list[str], typer.Option("--map", help="field=SQL expression over the input's columns.")],

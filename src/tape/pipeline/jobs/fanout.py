@@ -1,60 +1,95 @@
 """`fanout`: entries to a sink from many tasks at once, each run in its own order.
 
 At least once: a round that is killed is handed over again, and a receiver that deduplicates on
-`(run_id, seq)` sees each entry once, as with the relay. The position is kept in the store under a name.
+`(run_id, seq)` sees each entry once, as with the relay. The position is a checkpoint in the store.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
+import msgspec
 
-from tape.errors import SinkHeldBack
-from tape.journal.entry import Entry
+from tape.errors import FanoutBlocked
 from tape.journal.page import read_head
-from tape.pipeline.batches import append_batch, last_number
+from tape.pipeline.batches import transact
+from tape.pipeline.checkpoints import Checkpoint, find_checkpoint, save_checkpoint
+from tape.pipeline.handing import hand_over
 from tape.pipeline.hot import ask_patiently
-from tape.pipeline.options import resolve_store
+from tape.pipeline.letters import Letters
+from tape.pipeline.options import resolve_store, shown
 from tape.pipeline.running import Running
-from tape.pipeline.selecting import entries_of
+from tape.sinks.opening import open_sink
+from tape.sinks.policy import Policy, checked_place
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
+VERSION = 1
 ROUND_ENTRIES = 100_000
-HAND_OVER = 500
 PAUSE_S = 1.0
-RETRY_PAUSES_S = (0.5, 2.0, 8.0, 30.0)
+MAX_PAUSE_S = 30.0
+
+
+class FannedOut(msgspec.Struct):
+    """What a name has handed over so far, and what it has left out by its policy."""
+
+    entries: int = 0
+    retries: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+
+
+def sink_named(text: str, *, headers: list[str], secret: str, allow_private: bool) -> Callable[[], Any]:
+    """What opens the sink that a command names, in any process."""
+    return partial(open_sink, text, headers=headers, secret=secret, allow_private=allow_private, concurrency=1)
+
+
+def checked_policy(policy: str, dead_letter: str, subject: str) -> Policy:
+    """The policy, if it goes with its place and the subject. Raises InvalidInput."""
+    checked_place(policy, dead_letter, subject)
+    return cast(Policy, policy)
 
 
 def fanout(
     spark: SparkSession,
     store: str,
     name: str,
-    open_sink: Callable[[], Any],
+    opener: Callable[[], Any],
     running: Running,
     *,
+    target: str = "",
     subject: str = "",
     where: str = "",
+    policy: Policy = "block",
+    dead_letter: str = "",
     from_now: bool = False,
     follow: bool = False,
     round_entries: int = ROUND_ENTRIES,
-) -> int:
-    """Hand over what this name has not yet; the number of entries that were. `from_now` counts the first time only.
+) -> FannedOut:
+    """Hand over what this name has not yet; what it has handed over in all. `from_now` counts the first time only.
 
-    `open_sink` is called in every task and must be picklable.
+    `opener` is called in every task and must be picklable. With the policy `block` an entry that is not taken is
+    tried again with `follow`, and ends the job without: FanoutBlocked.
     """
-    store, producer = resolve_store(store), f"fanout/{name}"
-    done = 0
-    while not running.is_stopping:
+    store = resolve_store(store)
+    place = checked_place(policy, dead_letter, subject)
+    options = {"sink": shown(target), "subject": subject, "where": where}
+    transact(store, lambda tx: None)  # an old database is told to migrate before anything is read
+    wanted = Checkpoint("fanout", name, VERSION, options, 0)
+    checkpoint = ask_patiently(store, lambda reader: find_checkpoint(reader, wanted))
+    if checkpoint is None:
         head = ask_patiently(store, read_head)
-        after = ask_patiently(store, lambda reader: last_number(reader, producer))
-        if after is None:
-            after = head.global_seq if from_now else head.oldest - 1
-            append_batch(store, producer, str(after), [], number=after)
+        checkpoint = begun = wanted.at(head.global_seq if from_now else head.oldest - 1)
+        transact(store, lambda tx: save_checkpoint(tx, begun))
+    state, pause_s = msgspec.convert(checkpoint.state, FannedOut), PAUSE_S
+    letters = Letters(store, name, place)
+    while not running.is_stopping:
+        after = checkpoint.position
+        head = ask_patiently(store, read_head)
         until = min(head.global_seq, after + round_entries)
         if after >= until:
             if not follow:
@@ -64,63 +99,36 @@ def fanout(
         started = time.monotonic()
         reader = spark.read.format("tape").option("store", store).option("subject", subject).option("where", where)
         entries = reader.option("startingOffsets", after).option("endingOffsets", until).load()
-        count = _hand_over(entries, open_sink)
-        append_batch(store, producer, str(until), [], number=until)
-        done += count
-        running.told(count, until, head.global_seq, time.monotonic() - started)
-    return done
+        done = hand_over(entries, opener, policy)
+        # Tasks work in the order of the journal: before the first that is stuck, everything was taken.
+        position = min([until, *(number - 1 for number, _ in done.stuck)])
+        aside = [(number, letter) for number, letter in done.aside if number <= position]
+        letters.write(aside, after)
+        state.entries += done.given
+        state.retries += done.retries
+        if policy == "skip":
+            state.skipped += len(aside)
+        else:
+            state.dead_letters += len(aside)
+        checkpoint = checkpoint.at(position, msgspec.to_builtins(state))
+        transact(store, partial(save_checkpoint, checkpoint=checkpoint))
+        running.told(position - after, position, head.global_seq, time.monotonic() - started)
+        running.noted("retries", done.retries)
+        running.noted("skipped" if policy == "skip" else "dead letters", len(aside), aside[-1][1] if aside else "")
+        if not done.stuck:
+            pause_s = PAUSE_S
+            continue
+        running.noted("blocked", len(done.stuck), done.stuck[0][1])
+        if not follow:
+            raise FanoutBlocked(
+                f"The sink does not take {min(done.stuck)[1]} The position stands before it, at {position}."
+            )
+        running.wait(pause_s)
+        pause_s = min(pause_s * 2, MAX_PAUSE_S)
+    return state
 
 
-def _hand_over(entries: DataFrame, open_sink: Callable[[], Any]) -> int:
-    """All entries to the sink: a run goes to one task, which keeps its order."""
+if __name__ == "__main__":
+    from tape.pipeline.jobs.command import main
 
-    def give(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sink, given = open_sink(), 0
-        try:
-            for batch in batches:
-                found = list(entries_of(batch))
-                for start in range(0, len(found), HAND_OVER):
-                    publish(sink, found[start : start + HAND_OVER])
-                given += len(found)
-        finally:
-            sink.close()
-        yield pa.RecordBatch.from_pydict({"entries": pa.array([given], pa.int64())})
-
-    ordered = entries.repartition("run_id").sortWithinPartitions("global_seq")
-    return sum(row.entries for row in ordered.mapInArrow(give, "entries long").collect())
-
-
-def publish(sink: Any, entries: list[Entry], pauses_s: tuple[float, ...] = RETRY_PAUSES_S) -> None:
-    """Give entries to a sink until it has them all; after the last pause its error is raised."""
-    for pause_s in (*pauses_s, None):
-        outcomes = _outcomes(sink, entries)
-        failed = [one for one in outcomes if one is not None and not isinstance(one, SinkHeldBack)]
-        entries = [entry for entry, outcome in zip(entries, outcomes, strict=True) if outcome is not None]
-        if not entries:
-            return
-        if pause_s is None:
-            raise failed[0]
-        time.sleep(pause_s)
-
-
-def _outcomes(sink: Any, entries: list[Entry]) -> list[Exception | None]:
-    """What became of each entry; after one that failed, those behind it wait."""
-    if (batch := getattr(sink, "publish_batch", None)) is not None:
-        outcomes: list[Exception | None] = batch(entries)
-    else:
-        outcomes = []
-        for entry in entries:
-            try:
-                sink.publish(entry)
-            except Exception as error:
-                held = entries[len(outcomes) + 1 :]
-                outcomes += [error, *(SinkHeldBack(each, entry) for each in held)]
-                break
-            outcomes.append(None)
-    if (flush := getattr(sink, "flush", None)) is not None:
-        try:
-            flush()
-        except Exception as error:
-            getattr(sink, "discard", lambda: None)()
-            return [error] * len(entries)
-    return outcomes
+    main("fanout")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tape.archive.places import resolved
 from tape.errors import InvalidReaction
 from tape.pipeline.batches import transact
 from tape.pipeline.checkpoints import Checkpoint, find_checkpoint, save_checkpoint
 from tape.pipeline.hot import ask_patiently
-from tape.archive.places import resolved
 from tape.pipeline.options import read_options, resolve_store
 from tape.pipeline.running import Running
 from tape.pipeline.searching import search
