@@ -30,6 +30,7 @@ QUESTIONS = (
     "relay",
     "verify",
     "pipeline",
+    "directives",
 )
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140

@@ -33,6 +33,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "session",
         "relay",
         "verify",
+        "directives",
         "--markdown",
         str(page),
     )
@@ -60,6 +61,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "the tape, JsonlBackend",
         "NATS JetStream, 64 runs at once",
         "well under 60 s",
+        "proof of a bearer token",
     ],
 )
 def test_every_question_answers_with_its_table(questions_without_peers: tuple[str, str], row: str) -> None:

@@ -242,7 +242,7 @@ def _deduplicated(request: ExecuteRequest, key: str, original: str) -> Draft:
         "suppressed_execution_id": "",
         "duplicate_suppressed": True,
     }
-    name = subject.build("subscription", "message.deduplicated", request.subscription)
+    name = subject.build("subscription", "message.deduplicated", request.subscription.rpartition("/")[2])
     return Draft(subject=name, kind="subscription", payload_json=to_json(payload), run_id=original, tenant=PLAYBOOKS)
 
 

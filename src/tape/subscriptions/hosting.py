@@ -21,7 +21,7 @@ from tape.subscriptions import events, leases, lifecycle
 from tape.subscriptions.assembling import Reveal, assemble
 from tape.subscriptions.cron import Cron
 from tape.subscriptions.dispatching import WriterDispatch
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import Event
 from tape.subscriptions.reporting import Reporting
 from tape.subscriptions.runtime import FINISH_S, Runtime
 from tape.subscriptions.spec import Subscription
@@ -143,7 +143,7 @@ class Hosting:
 
     async def _run(self, running: _Running, is_scheduled: bool) -> None:
         seen, subscription = running.seen, running.subscription
-        about = About(subscription.name, seen.path, seen.subscription_id)
+        about = events.about(seen.path, seen.subscription_id)
         reporting = Reporting(self._write_events, self._holder)
         try:
             running.runtime = runtime = await assemble(

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tape.errors import TapeError
+from tape.subscriptions import events
 from tape.subscriptions.events import About
 from tape.subscriptions.spec import Subscription
 
@@ -37,7 +38,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def about(self) -> About:
         """What its events are about."""
-        return About(self.subscription.name, self.subscription.path, self.subscription_id)
+        return events.about(self.subscription.path, self.subscription_id)
 
     def __repr__(self) -> str:
         return f"Listener({self.name!r}, {self.subscription.path!r}, {self.state}, {len(self.secrets)} secrets)"
