@@ -52,6 +52,8 @@ _NAMES = {
     ),
     "tape.gates": ("gate", "gate_tool"),
     "tape.journal.entry": ("Draft", "Entry"),
+    "tape.playbooks.functions": ("function", "playbook"),
+    "tape.playbooks.worker": ("run_worker",),
     "tape.proto.tape_pb2": (
         "EFFECT_DISPATCH_MODE_INLINE",
         "EFFECT_DISPATCH_MODE_OUTBOX",
@@ -179,6 +181,7 @@ _MODULES = (
     "det",
     "effect",
     "gates",
+    "playbooks",
     "reactions",
     "reactors",
     "retry",

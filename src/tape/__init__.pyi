@@ -52,6 +52,9 @@ from tape.gates import gate as gate
 from tape.gates import gate_tool as gate_tool
 from tape.journal.entry import Draft as Draft
 from tape.journal.entry import Entry as Entry
+from tape.playbooks.functions import function as function
+from tape.playbooks.functions import playbook as playbook
+from tape.playbooks.worker import run_worker as run_worker
 from tape.proto.tape_pb2 import EFFECT_DISPATCH_MODE_INLINE as EFFECT_DISPATCH_MODE_INLINE
 from tape.proto.tape_pb2 import EFFECT_DISPATCH_MODE_OUTBOX as EFFECT_DISPATCH_MODE_OUTBOX
 from tape.proto.tape_pb2 import EFFECT_RESOLUTION_ABSENT as EFFECT_RESOLUTION_ABSENT

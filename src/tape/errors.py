@@ -794,6 +794,38 @@ class TemplateFailed(PlaybookError):
     code = "TAPE-2111"
 
 
+class StepFailed(PlaybookError):
+    """A step failed for good: its last attempt raised `error_type` with `error_message`."""
+
+    code = "TAPE-2112"
+
+    def __init__(self, step: str, error_type: str = "", error_message: str = "") -> None:
+        self.step = step
+        self.error_type = error_type
+        self.error_message = error_message
+        super().__init__(f"step {step}: {error_type}: {error_message}" if error_type else step)
+
+
+class StepTimedOut(PlaybookError):
+    """A step took longer than its `timeout_s`."""
+
+    code = "TAPE-2113"
+    status = "DEADLINE_EXCEEDED"
+
+
+class StepRefused(PlaybookError):
+    """A tool cannot do what the step asks for, and trying again would not help."""
+
+    code = "TAPE-2114"
+
+
+class ToolFailed(PlaybookError):
+    """A tool could not do it this time: the other side is away or says that it is busy."""
+
+    code = "TAPE-2115"
+    status = "UNAVAILABLE"
+
+
 # ── 2175: sources of subscriptions, and what becomes of their messages ───────────────────────────
 
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -223,6 +223,22 @@ class Fields:
         if self.is_given:
             self.place.document.wrong((*self.place.path, key), "is missing; it is required")
         return otherwise
+
+
+# What makes sure that a document of a kind is right: notes what is wrong with it.
+Check = Callable[[Document], object]
+
+
+def checked_document(content: str, kinds: Mapping[str, Check], default_kind: str = "Playbook") -> Document:
+    """A document of one of these kinds with nothing wrong with it; InvalidDocument otherwise."""
+    document = Document(content, default_kind)
+    check = kinds.get(document.kind)
+    if check is None:
+        document.root.mapping().at("kind").choice([kind.capitalize() for kind in kinds])
+    else:
+        check(document)
+    document.check()
+    return document
 
 
 def _plain(content: str) -> str:

@@ -42,6 +42,9 @@ COMMANDS = (
     "schema",
     "wallet",
     "subscription",
+    "worker",
+    "execute",
+    "playbooks",
 )
 
 

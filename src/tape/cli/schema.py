@@ -8,18 +8,22 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tape.playbooks.schema import playbook_schema
 from tape.subscriptions.schema import subscription_schema
 
 
 class Kind(StrEnum):
     """Kinds of documents that have a schema."""
 
+    playbook = "playbook"
     subscription = "subscription"
 
 
 def schema(kind: Annotated[Kind, typer.Argument(help="The kind of document.")]) -> None:
     """Print the JSON Schema of a kind of document: an editor completes and checks with it."""
     match kind:
+        case Kind.playbook:
+            made = playbook_schema()
         case Kind.subscription:
             made = subscription_schema()
     typer.echo(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())

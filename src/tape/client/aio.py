@@ -11,6 +11,7 @@ from typing import Any
 
 from tape.client.appending import AppendStream
 from tape.client.batching import Batcher
+from tape.client.catalog import CatalogCalls
 from tape.client.channel import DEFAULT_URL, Channel
 from tape.client.credentials import Credentials
 from tape.client.ledgers import LedgerCalls
@@ -29,7 +30,7 @@ LAST_RECONNECT_S = 2.0
 _COMES_BACK = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
 
-class AsyncTapeClient(LedgerCalls, ReactionCalls):
+class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
     """A connection to one server. Use as an async context manager, or call `close()`.
 
     With a `lease_owner` every call says who makes it, and the server holds it to the leases of runs.

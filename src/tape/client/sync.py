@@ -158,6 +158,12 @@ class TapeClient:
     redrive_tasks = _blocking(AsyncTapeClient.redrive_tasks)
     drop_tasks = _blocking(AsyncTapeClient.drop_tasks)
 
+    register_resource = _blocking(AsyncTapeClient.register_resource)
+    get_resource = _blocking(AsyncTapeClient.get_resource)
+    list_resources = _blocking(AsyncTapeClient.list_resources)
+    execute = _blocking(AsyncTapeClient.execute)
+    execute_many = _blocking(AsyncTapeClient.execute_many)
+
     async def _connect(self) -> AsyncTapeClient:
         return AsyncTapeClient(self.url, **self._who)  # a channel belongs to the loop it is made on
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tape.errors import LeaseHeld, TapeError
@@ -29,4 +30,19 @@ def patiently(call: Callable[..., Any], /, **arguments: Any) -> Any:
                 raise
             log.info("waiting to try again: %s", error)
         time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, hides nothing
+        pause = min(pause * 2, _LAST_PAUSE_S)
+
+
+async def patiently_async(call: Callable[..., Awaitable[Any]], /, **arguments: Any) -> Any:
+    """`patiently` for a coroutine function."""
+    deadline = time.monotonic() + PATIENCE_S
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await call(**arguments)
+        except TapeError as error:
+            if not error.retryable or isinstance(error, LeaseHeld) or time.monotonic() >= deadline:
+                raise
+            log.info("waiting to try again: %s", error)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, hides nothing
         pause = min(pause * 2, _LAST_PAUSE_S)

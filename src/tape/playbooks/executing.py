@@ -24,8 +24,8 @@ from tape.playbooks.dedup import Claims
 from tape.playbooks.identifiers import MAX_ID, new_id
 from tape.playbooks.inputs import take_inputs
 from tape.playbooks.library import known_playbook
+from tape.playbooks.names import POOL_RULE, default_pool, is_pool
 from tape.playbooks.pools import command_subject, ensure_pool
-from tape.playbooks.spec import default_pool, is_pool
 from tape.store import Transaction
 from tape.telemetry.clock import now_ms
 from tape.telemetry.tracing import parse_traceparent
@@ -101,9 +101,7 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
     for name in ("path", "subscription", "message_id", "priority"):
         check_id(name, getattr(request, name))
     if request.execution_pool and not is_pool(request.execution_pool):
-        raise InvalidInput(
-            f"execution_pool {request.execution_pool!r} must be lower-case letters, digits, - and _, 63 at most."
-        )
+        raise InvalidInput(f"execution_pool {request.execution_pool!r} {POOL_RULE}.")
     if request.payload is not None and request.workload is not None:
         raise InvalidInput("payload and workload are the same; send one of them.")
     if request.dedup is not None:

@@ -11,17 +11,16 @@ from tape.bus.predicate.expression import Expression, compile_expression
 from tape.catalog.document import Document, Fields, Place
 from tape.errors import InvalidPredicate
 from tape.playbooks.inputs import Input, read_inputs
+from tape.playbooks.names import POOL_RULE, is_pool
 from tape.playbooks.templates import Render, compile_value, expression_of
 from tape.playbooks.tools import TOOLS
 from tape.retry import RetryPolicy
 
 END = "end"
 START = "start"
-SHARED = "shared"
 MAX_CONCURRENCY = 256
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_POOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 # What every expression can name: the payload as a whole, what a subscription puts into it, and the run itself.
@@ -70,17 +69,6 @@ class Playbook(msgspec.Struct, frozen=True):
     output: Render | None = None
 
 
-def default_pool(path: str) -> str:
-    """The pool of a playbook that names none: `system` and `subscription` for paths below them, else `shared`."""
-    area, slash, _ = path.partition("/")
-    return area if slash and area in ("system", "subscription") else SHARED
-
-
-def is_pool(name: str) -> bool:
-    """Whether a text can name a pool: it is a segment of a subject and the name of a group of workers."""
-    return bool(_POOL.fullmatch(name))
-
-
 def read_playbook(document: Document) -> Playbook:
     """The playbook of a document. What is wrong is noted there; `document.check()` raises it."""
     fields = document.fields("inputs", "workload", "pool", "workflow", "python", "output")
@@ -88,7 +76,7 @@ def read_playbook(document: Document) -> Playbook:
     workload = fields.section("workload").place.value
     pool = fields.text("pool", "")
     if pool and not is_pool(pool):
-        fields.at("pool").wrong("must be lower-case letters, digits, - and _, at most 63 of them")
+        fields.at("pool").wrong(POOL_RULE)
     if "python" in fields:
         return Playbook(document.path, inputs, workload, pool, _function(fields), _description(document))
     if "workflow" not in fields:

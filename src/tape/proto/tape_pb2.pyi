@@ -231,7 +231,7 @@ class SubscribeRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status")
+    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,7 @@ class RunState(_message.Message):
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     FORMER_STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     app_name: str
     user_id: str
@@ -281,7 +282,8 @@ class RunState(_message.Message):
     scopes: _containers.RepeatedScalarFieldContainer[str]
     labels: _containers.ScalarMap[str, str]
     former_status: RunStatus
-    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ...) -> None: ...
+    detail_json: str
+    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
     __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id")
@@ -1790,3 +1792,107 @@ class ReactionStats(_message.Message):
     oldest_pending_ms: int
     is_catching_up: bool
     def __init__(self, reaction_id: _Optional[str] = ..., position: _Optional[int] = ..., lag: _Optional[int] = ..., matched: _Optional[int] = ..., suppressed: _Optional[int] = ..., predicate_errors: _Optional[int] = ..., last_predicate_error: _Optional[str] = ..., last_error_global_seq: _Optional[int] = ..., pending: _Optional[int] = ..., claimed: _Optional[int] = ..., dlq: _Optional[int] = ..., oldest_pending_ms: _Optional[int] = ..., is_catching_up: bool = ...) -> None: ...
+
+class Resource(_message.Message):
+    __slots__ = ("catalog_id", "path", "version", "kind", "content", "labels_json", "ts_ms")
+    CATALOG_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_JSON_FIELD_NUMBER: _ClassVar[int]
+    TS_MS_FIELD_NUMBER: _ClassVar[int]
+    catalog_id: int
+    path: str
+    version: int
+    kind: str
+    content: str
+    labels_json: str
+    ts_ms: int
+    def __init__(self, catalog_id: _Optional[int] = ..., path: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[str] = ..., content: _Optional[str] = ..., labels_json: _Optional[str] = ..., ts_ms: _Optional[int] = ...) -> None: ...
+
+class RegisterResourceRequest(_message.Message):
+    __slots__ = ("content", "resource_type", "if_changed")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    IF_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    content: str
+    resource_type: str
+    if_changed: bool
+    def __init__(self, content: _Optional[str] = ..., resource_type: _Optional[str] = ..., if_changed: bool = ...) -> None: ...
+
+class GetResourceRequest(_message.Message):
+    __slots__ = ("path", "version", "catalog_id")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CATALOG_ID_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    version: int
+    catalog_id: int
+    def __init__(self, path: _Optional[str] = ..., version: _Optional[int] = ..., catalog_id: _Optional[int] = ...) -> None: ...
+
+class ListResourcesRequest(_message.Message):
+    __slots__ = ("kind", "after_path", "limit")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AFTER_PATH_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    after_path: str
+    limit: int
+    def __init__(self, kind: _Optional[str] = ..., after_path: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListResourcesResponse(_message.Message):
+    __slots__ = ("resources",)
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[Resource]
+    def __init__(self, resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ...) -> None: ...
+
+class Execution(_message.Message):
+    __slots__ = ("path", "catalog_id", "payload_json", "parent_execution_id", "execution_pool", "traceparent", "dedup_key", "dedup_window_secs", "subscription", "message_id")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CATALOG_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    PARENT_EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_POOL_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_KEY_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_WINDOW_SECS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    catalog_id: int
+    payload_json: str
+    parent_execution_id: int
+    execution_pool: str
+    traceparent: str
+    dedup_key: str
+    dedup_window_secs: int
+    subscription: str
+    message_id: str
+    def __init__(self, path: _Optional[str] = ..., catalog_id: _Optional[int] = ..., payload_json: _Optional[str] = ..., parent_execution_id: _Optional[int] = ..., execution_pool: _Optional[str] = ..., traceparent: _Optional[str] = ..., dedup_key: _Optional[str] = ..., dedup_window_secs: _Optional[int] = ..., subscription: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("executions",)
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    executions: _containers.RepeatedCompositeFieldContainer[Execution]
+    def __init__(self, executions: _Optional[_Iterable[_Union[Execution, _Mapping]]] = ...) -> None: ...
+
+class ExecuteResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ExecutionResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ExecutionResult, _Mapping]]] = ...) -> None: ...
+
+class ExecutionResult(_message.Message):
+    __slots__ = ("execution_id", "status", "commands_generated", "error", "error_code")
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    execution_id: str
+    status: str
+    commands_generated: int
+    error: str
+    error_code: str
+    def __init__(self, execution_id: _Optional[str] = ..., status: _Optional[str] = ..., commands_generated: _Optional[int] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ...) -> None: ...

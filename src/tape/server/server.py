@@ -36,6 +36,7 @@ from tape.security.screening import Screening
 from tape.security.wallet import Wallet, master_keys
 from tape.server.grpc.access import Access as GrpcAccess
 from tape.server.grpc.binding import SERVICE, handlers
+from tape.server.grpc.catalog import CatalogDoor
 from tape.server.grpc.effects import EffectsDoor
 from tape.server.grpc.journal import JournalDoor
 from tape.server.grpc.reactions import ReactionsDoor
@@ -44,7 +45,7 @@ from tape.server.grpc.sessions import SessionsDoor
 from tape.server.grpc.tasks import TasksDoor
 from tape.server.grpc.values import ValuesDoor
 from tape.server.http.access import Access as HttpAccess
-from tape.server.http.api import Api
+from tape.server.http.api import KINDS, Api
 from tape.server.http.app import Doors, build_app
 from tape.server.http.artifacts import ArtifactDoor
 from tape.server.http.frames import SseFormat
@@ -194,6 +195,7 @@ class Server:
             SessionsDoor(self.journal),
             ReactionsDoor(self.journal, self.matcher),
             TasksDoor(self.journal, self.board),
+            CatalogDoor(self.journal, KINDS),
         ]
         server.add_generic_rpc_handlers((handlers(doors, self.metrics, GrpcAccess(self._authenticator, self.audit)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from tape.playbooks.tools.http import HttpTool
+from tape.playbooks.tools.playbook import PlaybookTool
+from tape.playbooks.tools.publish import PublishTool
+from tape.playbooks.tools.python import PythonTool
 from tape.playbooks.tools.tool import Tool, ToolCall
 from tape.playbooks.tools.value import ValueTool
 
 __all__ = ["TOOLS", "Tool", "ToolCall", "add_tool"]
 
-TOOLS: dict[str, Tool] = {"value": ValueTool()}
+TOOLS: dict[str, Tool] = {
+    "http": HttpTool(),
+    "playbook": PlaybookTool(),
+    "publish": PublishTool(),
+    "python": PythonTool(),
+    "value": ValueTool(),
+}
 
 
 def add_tool(kind: str, tool: Tool) -> None:

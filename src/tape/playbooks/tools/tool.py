@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tape.catalog.document import Fields
+from tape.playbooks.host import Host, RunInfo
 
 
 @dataclass(frozen=True)
@@ -13,16 +14,14 @@ class ToolCall:
     """One step as a tool carries it out.
 
     `config` is what stands below `tool`, rendered. `key` is the same whenever the step is tried again, also by another
-    worker: give it to the other side, so that it acts once. `client` speaks to the server for the run; it is None
-    where a playbook runs without one.
+    worker: give it to the other side, so that it acts once. `host` is where the playbook runs.
     """
 
     config: dict[str, Any]
-    run_id: str
+    run: RunInfo
     step: str
     key: str
-    trace: dict[str, Any]
-    client: Any = None
+    host: Host
 
 
 class Tool(Protocol):
@@ -32,4 +31,5 @@ class Tool(Protocol):
         """Note what is wrong with the configuration of a step, unknown keys included; texts may be templates."""
 
     async def call(self, call: ToolCall) -> Any:
-        """Carry a step out. An exception is a failed attempt; `retry` of the step says whether there is another."""
+        """Carry a step out. An exception is a failed attempt, and `retry` of the step says whether there is another;
+        after a StepRefused there is none."""

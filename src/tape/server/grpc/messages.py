@@ -6,16 +6,16 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, TypeVar
 
+import msgspec
 from google.protobuf.message import Message
 
-from tape.ledgers.rows import Record
 from tape.ledgers.states import parse
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=IntEnum)
 
 
-def to_message(kind: type[M], record: Record, **others: Any) -> M:
+def to_message(kind: type[M], record: msgspec.Struct, **others: Any) -> M:
     """A message with the record's fields, and whatever has no field of its name there."""
     names = _shared_names(kind, type(record))  # type: ignore[arg-type]  # classes are hashable
     return kind(**{name: getattr(record, name) for name in names}, **others)
@@ -27,6 +27,6 @@ def state(kind: type[S], field: str, number: int, default: S) -> S:
 
 
 @cache
-def _shared_names(message: type[Message], record: type[Record]) -> tuple[str, ...]:
+def _shared_names(message: type[Message], record: type[msgspec.Struct]) -> tuple[str, ...]:
     known = {field.name for field in message.DESCRIPTOR.fields}
     return tuple(name for name in record.__struct_fields__ if name in known)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tape.catalog.document import Check
 from tape.journal.journal import Journal
 from tape.playbooks.spec import read_playbook
 from tape.security.wallet import Wallet
-from tape.server.http.catalog import CatalogDoor, Check
+from tape.server.http.catalog import CatalogDoor
 from tape.server.http.credentials import CredentialDoor
 from tape.server.http.execute import ExecuteDoor
 from tape.server.http.internal import Internal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,14 +11,11 @@ from starlette.responses import Response
 
 from tape.catalog import catalog
 from tape.catalog.catalog import Resource
-from tape.catalog.document import Document
+from tape.catalog.document import Check, checked_document
 from tape.errors import InvalidInput
 from tape.server.http.bodies import read_json, to_time
 from tape.server.http.internal import MAX_BODY_BYTES, answer
 from tape.store import Database
-
-# What makes sure that a document of a kind is right: notes problems, or raises.
-Check = Callable[[Document], object]
 
 LATEST = "latest"
 
@@ -56,13 +53,7 @@ class CatalogDoor:
     async def register(self, request: Request) -> Response:
         """Check a document and keep it as the next version of its path."""
         wanted = await read_json(request, RegisterRequest, MAX_BODY_BYTES)
-        document = Document(wanted.content, wanted.resource_type)
-        check = self._kinds.get(document.kind)
-        if check is None:
-            document.root.mapping().at("kind").choice([kind.capitalize() for kind in self._kinds])
-        else:
-            check(document)
-        document.check()
+        document = checked_document(wanted.content, self._kinds, wanted.resource_type)
         resource = await self._database.write(
             lambda tx: catalog.register(tx, document, if_changed=wanted.if_changed), len(document.content) + 256
         )

@@ -1,0 +1,84 @@
+"""`tape execute`: start a playbook of the catalog, and see how it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.cli.showing import print_json, state_of
+from tape.client import AsyncTapeClient
+from tape.errors import InvalidInput
+from tape.proto import tape_pb2 as pb
+
+PayloadOption = Annotated[
+    str, typer.Option("--payload", "-p", help="A JSON object, @file, or - for standard input.", metavar="JSON")
+]
+
+_ENDS = {"terminal", "failed", "cancelled", "stuck"}
+
+
+def execute(
+    path: Annotated[str, typer.Argument(help="The playbook's path in the catalog.")],
+    payload: PayloadOption = "{}",
+    pool: Annotated[str, typer.Option(help="Another pool than the playbook's.")] = "",
+    dedup_key: Annotated[str, typer.Option(help="The same key again is the same execution.")] = "",
+    dedup_window: Annotated[int, typer.Option(min=1, help="Seconds for which that holds.")] = 300,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for its end, and print its output.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Start a playbook on its pool; prints the execution's id. With --wait, ends with status 1 if it failed."""
+    wanted = {"pool": pool, "dedup_key": dedup_key, "dedup_window_secs": dedup_window if dedup_key else 0}
+    result, ended = run(_execute(url, path, read_payload(payload), wanted, wait=wait))
+    if ended is None:
+        if output is Output.json:
+            print_json({"execution_id": result.execution_id, "status": result.status})
+        else:
+            typer.echo(result.execution_id)
+        return
+    detail: dict[str, Any] = msgspec.json.decode(ended.detail_json) if ended.detail_json else {}
+    status = state_of(pb.RunStatus, ended.status)
+    if output is Output.json:
+        print_json({"execution_id": ended.run_id, "status": status, **detail})
+    elif status == "terminal":
+        typer.echo(json.dumps(detail.get("output"), ensure_ascii=False))
+    else:
+        error = detail.get("error", {})
+        where = f"step {error['step']}: " if error.get("step") else ""
+        typer.echo(f"{ended.run_id} is {status}. {where}{error.get('type', '')}: {error.get('message', '')}", err=True)
+    if status != "terminal":
+        raise typer.Exit(1)
+
+
+def read_payload(given: str) -> dict[str, Any]:
+    """The payload of an option."""
+    if given == "-":
+        given = sys.stdin.read()
+    elif given.startswith("@"):
+        try:
+            given = Path(given[1:]).read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput(f"--payload {given}: {error.strerror}.") from error
+    try:
+        return msgspec.json.decode(given, type=dict)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"--payload {given[:80]!r} is no JSON object: {error}.") from error
+
+
+async def _execute(
+    url: str, path: str, payload: dict[str, Any], wanted: dict[str, Any], *, wait: bool
+) -> tuple[pb.ExecutionResult, pb.RunState | None]:
+    async with AsyncTapeClient(url) as client:
+        result = await client.execute(path, payload, **wanted)
+        if not wait:
+            return result, None
+        async for entry in client.follow("/tape/run/**", run_id=result.execution_id):
+            if entry.type.removeprefix("run.") in _ENDS:
+                break
+        return result, await client.get_run(result.execution_id)

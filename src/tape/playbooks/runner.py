@@ -1,0 +1,179 @@
+"""Runs a playbook: step after step, each recorded by its host, so that whoever takes over goes the same way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tape.bus.predicate.expression import Expression, Scope
+from tape.errors import PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
+from tape.playbooks import functions
+from tape.playbooks.host import Host, RunInfo, is_interruption
+from tape.playbooks.inputs import take_inputs
+from tape.playbooks.spec import END, GIVEN, Playbook, Step
+from tape.playbooks.templates import evaluate
+from tape.playbooks.tools import TOOLS, ToolCall
+
+# A playbook whose arrows go round for ever is stopped here.
+MAX_STEPS = 10_000
+MAX_DEPTH = 16
+
+
+async def run_playbook(
+    playbook: Playbook, payload: Mapping[str, Any], run: RunInfo, host: Host, *, prefix: str = ""
+) -> Any:
+    """Run a playbook to its end; its output.
+
+    `prefix` is put before the keys of its steps: a playbook within a step is recorded below that step. An error that
+    is the playbook's own is a StepFailed, a TemplateFailed or an InvalidPayload; others mean that it was interrupted.
+    """
+    sent = take_inputs(playbook.inputs, playbook.workload, payload)
+    if playbook.python:
+        return await _run_function(playbook, sent, run, host, prefix)
+    return await _Run(playbook, sent, run, host, prefix).steps()
+
+
+async def _run_function(playbook: Playbook, sent: dict[str, Any], run: RunInfo, host: Host, prefix: str) -> Any:
+    declared = functions.declared_playbooks().get(playbook.path)
+    if declared is None:
+        module = playbook.python.partition(":")[0]
+        raise RunInterrupted(
+            f"the playbook {playbook.path!r} is the Python function {playbook.python}, which this worker does not have:"
+            f" start it with --import {module}."
+        )
+    with host.within(f"{run.id}/{prefix}".rstrip("/") if prefix else "", playbook.path) as context:
+        arguments = functions.bind(declared.function, sent, run, context)
+        try:
+            return await functions.call(declared.function, arguments)
+        except Exception as error:
+            if isinstance(error, StepFailed) or is_interruption(error):
+                raise
+            raise StepFailed(playbook.path, type(error).__name__, str(error)) from error
+
+
+class _Run:
+    """One way through the steps of a playbook."""
+
+    def __init__(self, playbook: Playbook, sent: dict[str, Any], run: RunInfo, host: Host, prefix: str) -> None:
+        self._playbook = playbook
+        self._run = run
+        self._host = host
+        self._prefix = prefix
+        self._values: dict[str, Any] = {
+            **dict.fromkeys(GIVEN),
+            **sent,
+            "input": sent,
+            "workload": sent,
+            "run": msgspec.to_builtins(run),
+            **{name: {} for name in playbook.steps},  # a step that did not run has no fields
+        }
+        self._visits: Counter[str] = Counter()
+
+    async def steps(self) -> Any:
+        """Every step that the arrows lead to; the output."""
+        name, last = self._playbook.first, None
+        while name and name != END:
+            step = self._playbook.steps[name]
+            self._visits[name] += 1
+            if self._visits.total() > MAX_STEPS:
+                raise PlaybookError(f"{self._playbook.path} went through {MAX_STEPS} steps without coming to its end.")
+            if step.when is None or self._holds(step.when, f"when of step {name}"):
+                last = self._values[name] = await self._step(step)
+            name = self._next(step)
+        return last if self._playbook.output is None else self._playbook.output(Scope(self._values))
+
+    def _next(self, step: Step) -> str:
+        for arrow in step.next:
+            if arrow.when is None or self._holds(arrow.when, f"next of step {step.name}"):
+                return arrow.step
+        return END
+
+    def _holds(self, condition: Expression, where: str) -> bool:
+        found = evaluate(condition, Scope(self._values))
+        if not isinstance(found, bool):
+            raise PlaybookError(f"{where}: {condition.text!r} gives {found!r}, which is neither true nor false.")
+        return found
+
+    async def _step(self, step: Step) -> Any:
+        visit = self._visits[step.name]
+        key = f"{self._run.id}/{self._prefix}{step.name}" + (f"#{visit}" if visit > 1 else "")
+        try:
+            if step.each is None:
+                return await self._perform(step, key, self._values)
+            return await self._each(step, key)
+        except (StepFailed, PlaybookError) as error:
+            if not step.is_optional:
+                raise
+            return _told(error)
+
+    async def _each(self, step: Step, key: str) -> list[Any]:
+        assert step.each is not None
+        items = evaluate(step.each, Scope(self._values))
+        if not isinstance(items, list):
+            raise PlaybookError(
+                f"each of step {step.name}: {step.each.text!r} gives {type(items).__name__}, not a list."
+            )
+        places = asyncio.Semaphore(step.concurrency)
+        failed: list[BaseException] = []
+
+        async def one(index: int, item: Any) -> Any:
+            async with places:
+                if failed:
+                    return None
+                values = {**self._values, step.item_name: item, "index": index}
+                try:
+                    return await self._perform(step, f"{key}[{index}]", values)
+                except (StepFailed, PlaybookError) as error:
+                    if step.is_optional:
+                        return _told(error)
+                    failed.append(error)
+                except BaseException as error:
+                    failed.append(error)
+                    raise
+                return None
+
+        results = await asyncio.gather(*(one(index, item) for index, item in enumerate(items)), return_exceptions=True)
+        for result in (*results, *failed):
+            if isinstance(result, BaseException):
+                raise result
+        return list(results)
+
+    async def _perform(self, step: Step, key: str, values: Mapping[str, Any]) -> Any:
+        config = step.render(Scope(values))
+        tool = TOOLS[step.kind]
+        call = ToolCall(config, self._run, step.name, key, self._host)
+
+        async def act() -> Any:
+            return await _tried(step, lambda: tool.call(call))
+
+        return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act)
+
+
+async def _tried(step: Step, act: Callable[[], Any]) -> Any:
+    """What a tool gives, after as many attempts as the step allows."""
+    number = 1
+    while True:
+        try:
+            async with asyncio.timeout(step.timeout_s or None) as timer:
+                return await act()
+        except Exception as error:
+            if isinstance(error, StepRefused | StepFailed) or is_interruption(error):
+                raise
+            meant: Exception = error
+            if isinstance(error, TimeoutError) and timer.expired():
+                meant = StepTimedOut(f"took longer than timeout_s {step.timeout_s:g}.")
+            if not step.retry.should_retry(meant, number):
+                raise meant from error
+            await asyncio.sleep(step.retry.delay(number))
+        number += 1
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """A failure as a value, for steps with `on_error: continue`."""
+    kind = error.error_type if isinstance(error, StepFailed) else type(error).__name__
+    message = error.error_message if isinstance(error, StepFailed) else str(error)
+    return {"error": {"type": kind, "message": message}}

@@ -1,0 +1,251 @@
+"""A worker: takes the commands of one pool and runs their playbooks, as many at a time as it was given places."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
+from tape.effect.patience import patiently_async
+from tape.errors import (
+    IllegalTransition,
+    InvalidInput,
+    NeverRetry,
+    NotFound,
+    PlaybookNotFound,
+    ResourceNotFound,
+    RunCancelled,
+    RunInterrupted,
+    StepFailed,
+    TapeError,
+)
+from tape.journal.payload import to_json
+from tape.playbooks.functions import declared_playbooks
+from tape.playbooks.host import RunInfo, is_interruption
+from tape.playbooks.leases import Leases
+from tape.playbooks.library import known_playbook
+from tape.playbooks.names import POOL_RULE, SHARED, is_pool, reaction_fields, reaction_id
+from tape.playbooks.remote import RemoteHost
+from tape.playbooks.runner import run_playbook
+from tape.playbooks.spec import Playbook
+from tape.proto import tape_pb2 as pb
+from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
+from tape.reactions.envelope import Envelope
+from tape.reactions.tally import Tally
+from tape.telemetry.export import start_export
+
+log = logging.getLogger(__name__)
+
+# A run's lease ends a little before that of its task: whoever gets the task then can take the run up at once.
+TASK_LEASE_MS = 30_000
+RUN_LEASE_SHARE = 0.8
+MAX_THREADS = 1_000
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What a pool is told to run."""
+
+    execution_id: str
+    path: str
+    catalog_id: int
+    payload: dict[str, Any]
+    pool: str = ""
+    parent_execution_id: str = ""
+    subscription: str = ""
+    message_id: str = ""
+    priority: str = ""
+    trace: dict[str, Any] = {}
+
+
+def run_worker(
+    url: str = DEFAULT_URL,
+    *,
+    pool: str = SHARED,
+    concurrency: int = 4,
+    owner: str = "",
+    lease_ms: int = TASK_LEASE_MS,
+    drain_s: float = DRAIN_S,
+    once: bool = False,
+    announce: bool = True,
+    stop: threading.Event | None = None,
+    tally: Tally | None = None,
+) -> None:
+    """Run the playbooks of a pool until SIGTERM or SIGINT, or (`once`) until nothing is due any more.
+
+    Python playbooks declared in this process are announced to the catalog first, unless they belong to another pool.
+    When told to stop, it takes nothing more and lets what runs finish within `drain_s` seconds; what does not is left
+    to others, who go on where it was. A worker that is killed is missed after `lease_ms`.
+    """
+    start_export("tape-worker")
+    run_to_the_end(
+        work(
+            url,
+            pool=pool,
+            concurrency=concurrency,
+            owner=owner,
+            lease_ms=lease_ms,
+            drain_s=drain_s,
+            once=once,
+            announce=announce,
+            stop=stop,
+            tally=tally,
+        )
+    )
+
+
+async def work(
+    url: str = DEFAULT_URL,
+    *,
+    pool: str = SHARED,
+    concurrency: int = 4,
+    owner: str = "",
+    lease_ms: int = TASK_LEASE_MS,
+    announce: bool = True,
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> None:
+    """`run_worker` for asyncio; cancel it or set `stop` to end it."""
+    if not is_pool(pool):
+        raise InvalidInput(f"pool {pool!r} {POOL_RULE}.")
+    if concurrency < 1:
+        raise InvalidInput(f"concurrency {concurrency} must be at least 1.")
+    owner = owner or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    threads = ThreadPoolExecutor(min(max(4 * concurrency, 32), MAX_THREADS), "tape-playbook")
+    asyncio.get_running_loop().set_default_executor(threads)
+    async with AsyncTapeClient(url) as client:
+        blocking = await asyncio.to_thread(TapeClient, url)
+        try:
+            if announce:
+                await announce_playbooks(client, pool)
+            await client.register_reaction(**reaction_fields(pool), handler_kind=pb.HANDLER_KIND_TASK)
+            dispatcher = Dispatcher(client, owner=owner, claim_max=concurrency, lease_ms=lease_ms, **options)
+            worker = Worker(client, blocking, owner, int(lease_ms * RUN_LEASE_SHARE))
+            dispatcher.add(reaction_id(pool), worker.handle, name=f"pool {pool}", max_concurrency=concurrency)
+            async with worker.leases:
+                with stopping(dispatcher.stop, stop):
+                    await dispatcher.run()
+        finally:
+            await asyncio.to_thread(blocking.close)
+
+
+async def announce_playbooks(client: AsyncTapeClient, pool: str) -> list[pb.Resource]:
+    """Put the Python playbooks of this process into the catalog, unless they belong to another pool."""
+    mine = [each for each in declared_playbooks().values() if each.pool in ("", pool)]
+    return [await client.register_resource(each.document, if_changed=True) for each in mine]
+
+
+class Worker:
+    """Runs one command after the other, in any number of places."""
+
+    def __init__(self, client: AsyncTapeClient, blocking: TapeClient, owner: str, lease_ms: int) -> None:
+        self._client = client
+        self._blocking = blocking
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._contents: dict[int, str] = {}
+        self.leases = Leases(client, lease_ms)
+
+    async def handle(self, envelope: Envelope) -> None:
+        """Run the playbook of a command to its end. An exception means that somebody should try again later."""
+        try:
+            command = msgspec.convert(envelope.payload, Command, strict=False)
+        except msgspec.ValidationError as error:
+            raise NeverRetry(f"the command cannot be read: {error}") from error
+        # Another attempt is another owner: one that was given up and goes on all the same is held to the lease.
+        owner = f"{self._owner}:{envelope.task_id}:{envelope.attempt}"
+        client = self._client.speaking_as(owner)
+        try:
+            resumed = await patiently_async(
+                client.resume_run, run_id=command.execution_id, lease_owner=owner, lease_ttl_ms=self._lease_ms
+            )
+        except IllegalTransition as error:
+            log.info("nothing to do for run %s: %s", command.execution_id, error)
+            return
+        except NotFound as error:
+            raise NeverRetry(str(error)) from error
+        try:
+            with self.leases.keep(command.execution_id, owner):
+                await self._run(command, resumed.run, owner, client)
+        except RunCancelled as error:
+            log.info("run %s was cancelled: %s", command.execution_id, error)
+        except BaseException:
+            await self._let_go(command.execution_id, owner, client)
+            raise
+
+    async def _run(self, command: Command, run: pb.RunState, owner: str, client: AsyncTapeClient) -> None:
+        host = RemoteHost(run, owner, client, self._blocking.speaking_as(owner), self._load)
+        info = RunInfo(
+            id=command.execution_id,
+            path=command.path,
+            pool=command.pool,
+            parent=command.parent_execution_id,
+            subscription=command.subscription,
+            message_id=command.message_id,
+            priority=command.priority,
+            trace=command.trace,
+        )
+        try:
+            playbook = await self._playbook(command.catalog_id)
+            output = await run_playbook(playbook, command.payload, info, host)
+            await self._end(client, run.run_id, pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            log.warning("run %s of %s failed: %s", run.run_id, command.path, error)
+            log.debug("where it failed", exc_info=error)
+            await self._end(client, run.run_id, pb.RUN_STATUS_FAILED, _told(error))
+
+    async def _end(self, client: AsyncTapeClient, run_id: str, status: int, detail_json: str) -> None:
+        try:
+            await patiently_async(client.end_run, run_id=run_id, status=status, detail_json=detail_json)
+        except IllegalTransition as error:
+            log.info("run %s has ended in another way meanwhile: %s", run_id, error)
+
+    async def _let_go(self, run_id: str, owner: str, client: AsyncTapeClient) -> None:
+        """Give the lease back, so that whoever gets the task next need not wait for it to run out."""
+        try:
+            await asyncio.shield(client.resume_run(run_id=run_id, lease_owner=owner, lease_ttl_ms=1, renew=True))
+        except (TapeError, asyncio.CancelledError) as error:
+            log.debug("the lease on run %s was not given back: %r", run_id, error)
+
+    # ── playbooks ────────────────────────────────────────────────────────────────────────────────
+
+    async def _playbook(self, catalog_id: int) -> Playbook:
+        """The playbook of a catalog id: what was registered under it never changes."""
+        content = self._contents.get(catalog_id)
+        if content is None:
+            content = (await patiently_async(self._client.get_resource, catalog_id=catalog_id)).content
+            self._contents[catalog_id] = content
+        return _runnable(content)
+
+    async def _load(self, path: str) -> Playbook:
+        try:
+            resource = await patiently_async(self._client.get_resource, path=path)
+        except ResourceNotFound as error:
+            raise PlaybookNotFound(f"Playbook not found: {path}") from error
+        return _runnable(resource.content)
+
+
+def _runnable(content: str) -> Playbook:
+    known = known_playbook(content)
+    if known.problems:
+        # It was right when it was registered: this worker lacks something that others may have.
+        raise RunInterrupted(f"this worker cannot run {known.playbook.path}: {' '.join(map(str, known.problems))}")
+    return known.playbook
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, StepFailed):
+        told = {"step": error.step, "type": error.error_type, "message": error.error_message}
+    else:
+        told = {"type": type(error).__name__, "message": str(error)}
+    return json.dumps({"error": told})

@@ -1,0 +1,110 @@
+"""The RPCs of the catalog and of executions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tape.catalog import catalog
+from tape.catalog.catalog import Resource
+from tape.catalog.document import Check, checked_document
+from tape.errors import InvalidInput, InvalidJson, ResourceNotFound, TapeError
+from tape.journal.journal import Journal
+from tape.playbooks.executing import (
+    MAX_BATCH,
+    Dedup,
+    Executed,
+    ExecuteRequest,
+    Result,
+    checked_request,
+    execute_batch,
+)
+from tape.proto import tape_pb2 as pb
+from tape.server.grpc.binding import Context
+from tape.server.grpc.messages import to_message
+from tape.store import Reader
+
+MAX_LISTED = 1_000
+DEFAULT_WINDOW_S = 300
+
+
+class CatalogDoor:
+    """Serves documents and executions."""
+
+    def __init__(self, journal: Journal, kinds: Mapping[str, Check]) -> None:
+        self._database = journal.database
+        self._max_bytes = journal.max_payload_bytes
+        self._kinds = kinds
+        self._outcomes = journal.database.metrics.executes
+
+    async def register_resource(self, request: pb.RegisterResourceRequest, context: Context) -> pb.Resource:
+        """Check a document and keep it."""
+        document = checked_document(request.content, self._kinds, request.resource_type or "Playbook")
+        resource = await self._database.write(
+            lambda tx: catalog.register(tx, document, if_changed=request.if_changed), len(document.content) + 256
+        )
+        return to_message(pb.Resource, resource)
+
+    async def get_resource(self, request: pb.GetResourceRequest, context: Context) -> pb.Resource:
+        """A document with its content."""
+
+        def find(reader: Reader) -> Resource:
+            if not request.catalog_id:
+                return catalog.require(reader, request.path, request.version or None)
+            found = catalog.fetch_id(reader, request.catalog_id)
+            if found is None:
+                raise ResourceNotFound(f"Resource not found: catalog_id {request.catalog_id}")
+            return found
+
+        return to_message(pb.Resource, await self._database.read(find))
+
+    async def list_resources(self, request: pb.ListResourcesRequest, context: Context) -> pb.ListResourcesResponse:
+        """The latest version of every path."""
+        limit = min(request.limit or MAX_LISTED, MAX_LISTED)
+        found = await self._database.read(
+            lambda reader: catalog.list_latest(reader, request.kind, request.after_path, limit)
+        )
+        bare = (msgspec.structs.replace(resource, content="") for resource in found)
+        return pb.ListResourcesResponse(resources=(to_message(pb.Resource, resource) for resource in bare))
+
+    async def execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
+        """Start playbooks; each has its own result."""
+        if not 0 < len(request.executions) <= MAX_BATCH:
+            raise InvalidInput(f"executions has {len(request.executions)} of them; send 1 to {MAX_BATCH}.")
+        results: list[Result | None] = []
+        good: list[ExecuteRequest] = []
+        for each in request.executions:
+            try:
+                good.append(checked_request(_request(each), self._max_bytes))
+                results.append(None)
+            except TapeError as error:
+                results.append(error)
+        size = request.ByteSize() + 2_048 * len(good)
+        done = iter(await self._database.write(lambda tx: execute_batch(tx, good), size) if good else [])
+        return pb.ExecuteResponse(results=[self._result(result or next(done)) for result in results])
+
+    def _result(self, result: Result) -> pb.ExecutionResult:
+        if isinstance(result, Executed):
+            self._outcomes.labels("rpc", "new" if result.status == "started" else "duplicate").inc()
+            return to_message(pb.ExecutionResult, result)
+        self._outcomes.labels("rpc", "error").inc()
+        return pb.ExecutionResult(status="error", error=str(result), error_code=result.code)
+
+
+def _request(each: pb.Execution) -> ExecuteRequest:
+    try:
+        payload = msgspec.json.decode(each.payload_json or "{}", type=dict)
+    except msgspec.DecodeError as error:
+        raise InvalidJson(f"payload_json {each.payload_json[:80]!r} is no JSON object: {error}.") from error
+    return ExecuteRequest(
+        path=each.path,
+        catalog_id=each.catalog_id or "",
+        payload=payload,
+        parent_execution_id=each.parent_execution_id or None,
+        execution_pool=each.execution_pool,
+        trace={"traceparent": each.traceparent} if each.traceparent else None,
+        dedup=Dedup(each.dedup_key, each.dedup_window_secs or DEFAULT_WINDOW_S) if each.dedup_key else None,
+        subscription=each.subscription,
+        message_id=each.message_id,
+    )
