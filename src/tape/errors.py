@@ -715,6 +715,20 @@ class ArchiveDamaged(PipelineError):
     status = "DATA_LOSS"
 
 
+class ArchiveBeyondRepair(ArchiveDamaged):
+    """What is damaged in the archive cannot be rebuilt from the journal."""
+
+    code = "TAPE-2020"
+
+
+class ArchiveBusy(PipelineError):
+    """Somebody else changed the archive at the same moment; nothing was changed."""
+
+    code = "TAPE-2021"
+    status = "ABORTED"
+    retryable = True
+
+
 class CheckpointRefused(PipelineError):
     """A job was started under a name whose checkpoint is of other options or of another version."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from operator import eq
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tape.archive.schema import TYPES, arrow_schema
 from tape.errors import ArchiveDamaged
+from tape.journal.entry import type_of
 
 PARTITIONS = ("day", "kind")
 FILE_COLUMNS = tuple(name for name in TYPES if name != "kind")
@@ -23,8 +24,7 @@ READ_COLUMNS = (*FILE_COLUMNS, "kind")
 # A group of rows is what a reader takes at once.
 GROUP_ROWS = 16_384
 GROUP_BYTES = 8 << 20
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_FIRST_CHAIN, _LAST_CHAIN = b"tape.first_chain", b"tape.last_chain"
+_FIRST_CHAIN, _LAST_CHAIN = "tape.first_chain", "tape.last_chain"
 
 
 class File(msgspec.Struct, frozen=True):
@@ -60,31 +60,42 @@ def write_files(filesystem: pa.fs.FileSystem, entries: pa.Table) -> list[File]:
     for pair in keyed.group_by(list(PARTITIONS)).aggregate([]).to_pylist():
         chosen = pc.and_(pc.equal(keyed.column("day"), pair["day"]), pc.equal(keyed.column("kind"), pair["kind"]))
         part = entries.filter(chosen).select(FILE_COLUMNS).sort_by("global_seq")
-        written.append(write_file(filesystem, [part], pair["day"], pair["kind"]))
+        written.append(write_file(filesystem, [part], part, part, pair["day"], pair["kind"]))
     return sorted(written, key=lambda file: file.first)
 
 
-def write_file(filesystem: pa.fs.FileSystem, parts: Sequence[pa.Table], day: str, kind: str) -> File:
-    """Write one file from tables that follow each other in the journal's order."""
-    ends = [(parts[0], 0), (parts[-1], -1)]
-    first, last = (part.column("global_seq")[row].as_py() for part, row in ends)
-    first_ms, last_ms = (part.column("ts_ms")[row].as_py() for part, row in ends)
-    chains = [part.column("chain")[row].as_py().hex() for part, row in ends]
-    folder = f"day={day}/kind={_UNSAFE.sub('-', kind)}"  # the table has the true kind
-    name = f"{first:016d}-{last:016d}-{chains[0][:16]}-{chains[1][:16]}-{uuid.uuid4().hex[:8]}.parquet"
-    filesystem.create_dir(folder, recursive=True)
+def write_file(
+    filesystem: pa.fs.FileSystem, parts: Iterable[pa.Table], first: pa.Table, last: pa.Table, day: str, kind: str
+) -> File:
+    """Write one file from tables that follow each other in the journal's order, of which these have the ends."""
+    begin, end = first.slice(0, 1).to_pylist()[0], last.slice(last.num_rows - 1).to_pylist()[0]
+    chains = [begin["chain"].hex(), end["chain"].hex()]
+    name = f"{begin['global_seq']:016d}-{end['global_seq']:016d}-{chains[0][:16]}-{chains[1][:16]}"
+    folder = f"day={day}/kind={kind}"
+    path = f"{folder}/{name}-{uuid.uuid4().hex[:8]}.parquet"
     schema = arrow_schema(FILE_COLUMNS).with_metadata({_FIRST_CHAIN: chains[0], _LAST_CHAIN: chains[1]})
+    filesystem.create_dir(folder, recursive=True)
+    entries = 0
     with (
-        filesystem.open_output_stream(f"{folder}/{name}") as stream,
+        filesystem.open_output_stream(path) as stream,
         pq.ParquetWriter(
             stream, schema, compression="zstd", write_page_checksum=True, sorting_columns=[pq.SortingColumn(0)]
         ) as writer,
     ):
         for part in parts:
+            entries += part.num_rows
             writer.write_table(part.cast(schema), row_group_size=group_rows(part))
-    size = filesystem.get_file_info(f"{folder}/{name}").size
-    entries = sum(part.num_rows for part in parts)
-    return File(f"{folder}/{name}", size, entries, first, last, first_ms, last_ms, day, kind)
+    return File(
+        path=path,
+        size=filesystem.get_file_info(path).size,
+        entries=entries,
+        first=begin["global_seq"],
+        last=end["global_seq"],
+        first_ms=begin["ts_ms"],
+        last_ms=end["ts_ms"],
+        day=day,
+        kind=kind,
+    )
 
 
 def group_rows(part: pa.Table) -> int:
@@ -122,15 +133,15 @@ def read_group(filesystem: pa.fs.FileSystem, facts: pq.FileMetaData, group: Grou
     return table.select(columns).cast(arrow_schema(columns))
 
 
-def read_file(filesystem: pa.fs.FileSystem, file: File, after: int, until: int) -> pa.Table:
+def read_file(
+    filesystem: pa.fs.FileSystem, file: File, after: int, until: int, columns: Sequence[str] = READ_COLUMNS
+) -> pa.Table:
     """The entries of one file within a stretch of the journal. Raises ArchiveDamaged, naming the file."""
     facts, groups = read_footer(filesystem, file)
     tables = [
-        read_group(filesystem, facts, group, READ_COLUMNS)
-        for group in groups
-        if group.last > after and group.first <= until
+        read_group(filesystem, facts, group, columns) for group in groups if group.last > after and group.first <= until
     ]
-    table = pa.concat_tables(tables) if tables else arrow_schema(READ_COLUMNS).empty_table()
+    table = pa.concat_tables(tables) if tables else arrow_schema(columns).empty_table()
     return table.filter(within(table, after, until))
 
 
@@ -140,16 +151,20 @@ def within(table: pa.Table, after: int, until: int) -> pa.ChunkedArray:
     return pc.and_(pc.greater(numbers, after), pc.less_equal(numbers, until))
 
 
-def check_ends(file: File, table: pa.Table) -> None:
-    """Raise ArchiveDamaged unless a whole file begins and ends with the entries that its name speaks of."""
+def check_file(file: File, table: pa.Table) -> None:
+    """Raise ArchiveDamaged if what was read of a file is not what its name, its folder and its own columns say."""
     name = file.path.rpartition("/")[2].split("-")
-    if len(name) != 5:
-        return  # rewritten by another tool
-    entries = table.sort_by("global_seq")
-    for row, number, chain in ((0, file.first, name[2]), (-1, file.last, name[3])):
-        there = entries.column("global_seq")[row].as_py(), entries.column("chain")[row].as_py().hex()[:16]
-        if there != (number, chain):
-            raise ArchiveDamaged(f"The archive's file {file.path} has entry {there[0]} ({there[1]}…) at its end.")
+    if len(name) == 5:  # not rewritten by another tool
+        for number, chain in ((file.first, name[2]), (file.last, name[3])):
+            there = table.column("chain").filter(pc.equal(table.column("global_seq"), number))
+            if len(there) and not there[0].as_py().hex().startswith(chain):
+                raise ArchiveDamaged(f"The archive's file {file.path} has another entry {number} than its name says.")
+    times, moments = table.column("ts_ms"), table.column("ts").cast(pa.int64())
+    days = pc.strftime(table.column("ts"), format="%Y-%m-%d")
+    is_derived = pc.and_(pc.equal(moments, pc.multiply(times, 1000)), pc.equal(days, file.day))
+    types = (type_of(file.kind, subject) for subject in table.column("subject").to_pylist())
+    if not (pc.all(is_derived).as_py() and all(map(eq, types, table.column("type").to_pylist()))):
+        raise ArchiveDamaged(f"The archive's file {file.path} has a day, ts or type that its entries don't have.")
 
 
 def intersecting(files: Iterable[File], after: int, until: int) -> Iterator[File]:

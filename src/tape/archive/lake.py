@@ -13,16 +13,20 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from tape.archive import files as parquet
-from tape.archive.files import FILE_COLUMNS, PARTITIONS, File
+from tape.archive.files import FILE_COLUMNS, PARTITIONS, READ_COLUMNS, File
 from tape.archive.places import filesystem_of, resolved
 from tape.archive.schema import arrow_schema
-from tape.errors import PipelineInput
+from tape.errors import ArchiveBusy, PipelineInput
 from tape.journal.page import Head
 
 APP = "tape-archive"
+REPLACING = "tape-archive-replacing"
+# Whoever has begun to read a file that was replaced meanwhile has this long to finish.
+KEPT_HOURS = 168
 _BEGIN, _ANCHOR = "tape.begin", "tape.anchor"
 
 
@@ -111,35 +115,48 @@ class Lake:
         return sorted(found, key=lambda file: (file.first, file.path))
 
     def add(self, written: Sequence[File], until: int) -> None:
-        """Make files part of the archive, together with how far it now reaches."""
+        """Make files part of the archive, together with how far it now reaches.
+
+        Raises ArchiveBusy if another job has added something since the table was last looked at.
+        """
         note = {"tape.after": str(self.until), "tape.until": str(until)}
         self._commit([_adding(file, changes_data=True) for file in written], note, [Transaction(APP, until)])
 
     def replace(self, old: Sequence[File], new: Sequence[File], why: str) -> None:
-        """Put files in the place of others that have the same entries, at once for every reader."""
+        """Put files in the place of others that have the same entries, at once for every reader.
+
+        Raises ArchiveBusy if somebody else has replaced any since the table was last looked at.
+        """
         now_ms = time.time_ns() // 1_000_000
         gone = [RemoveAction(file.path, False, now_ms, file.size, {"day": file.day, "kind": file.kind}) for file in old]
-        self._commit([*gone, *(_adding(file, changes_data=False) for file in new)], {"tape.why": why}, [])
+        # A commit of the same application that was not seen is a conflict, and only one replaces files at a time.
+        turn = Transaction(REPLACING, (self._table.transaction_version(REPLACING) or 0) + 1)
+        self._commit([*gone, *(_adding(file, changes_data=False) for file in new)], {"tape.why": why}, [turn])
 
-    def read_file(self, file: File, after: int, until: int) -> pa.Table:
+    def read_file(self, file: File, after: int, until: int, columns: Sequence[str] = READ_COLUMNS) -> pa.Table:
         """The entries of one file within a stretch. Raises ArchiveDamaged, naming the file."""
-        return parquet.read_file(self.filesystem, file, after, until)
+        return parquet.read_file(self.filesystem, file, after, until, columns)
 
-    def compact(self) -> int:
-        """Rewrite small files of one day and kind into larger ones; the number of files that went."""
-        return int(self._table.optimize.compact()["numFilesRemoved"])
+    def tidy(self) -> int:
+        """Delete files that have been no part of the archive for a week; the number of those."""
+        return len(self._table.vacuum(KEPT_HOURS, dry_run=False, full=True))
 
     def _commit(
         self, actions: list[AddAction | RemoveAction], note: dict[str, str], transactions: list[Transaction]
     ) -> None:
-        self._table.create_write_transaction(
-            actions,
-            mode="append",
-            schema=self._table.schema(),
-            partition_by=list(PARTITIONS),
-            commit_properties=CommitProperties(custom_metadata=note, app_transactions=transactions),
-            post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
-        )
+        try:
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                partition_by=list(PARTITIONS),
+                commit_properties=CommitProperties(custom_metadata=note, app_transactions=transactions),
+                post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
+            )
+        except CommitFailedError as error:
+            raise ArchiveBusy(
+                f"The archive at {self.url} was changed by somebody else meanwhile, so nothing was: {error}"
+            ) from error
         self.refresh()
 
 

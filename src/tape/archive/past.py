@@ -190,8 +190,7 @@ def kinds_of(wanted: Wanted) -> set[str] | None:
     """The kinds that wanted entries can have; None is any."""
     kinds = set(wanted.values["kind"]) if "kind" in wanted.values else None
     segments = wanted.pattern.segments
-    # A kind with characters that need encoding may be spelt in several ways.
-    if len(segments) > 1 and isinstance(kind := segments[1], str) and kind.isascii() and kind.isalnum():
+    if len(segments) > 1 and isinstance(kind := segments[1], str):
         return {kind} if kinds is None else kinds & {kind}
     return kinds
 

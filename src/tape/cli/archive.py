@@ -9,26 +9,47 @@ import typer
 
 from tape.cli.options import Output
 from tape.cli.progress import bar
+from tape.config import load_pipeline_settings
 from tape.errors import ArchiveDamaged, MissingExtra
 
 if TYPE_CHECKING:
     from tape.pipeline.proving import LakeReport
+    from tape.pipeline.repairing import Repair
+
+MAX_SHOWN = 100
+QUARANTINE = "_quarantine"
 
 
-def verify(lake: str, store: str, output: Output) -> None:
-    """Prove an archive; exits with 1 if anything is wrong."""
+def verify(lake: str, store: str, output: Output, *, repair: bool = False) -> None:
+    """Prove an archive, and mend it if asked to; exits with 1 if anything is wrong and stays so."""
     report = _prove(lake, store)
+    mended = None if report.ok or not repair else _mend(lake, store, report)
     extent = f"{report.entries:,} archived entries ({report.oldest} to {report.until}) in {report.files} files"
     if output is Output.json:
-        typer.echo(msgspec.json.encode({"ok": report.ok, **msgspec.to_builtins(report)}).decode())
+        told = {"ok": report.ok or mended is not None, "repaired": msgspec.to_builtins(mended)}
+        typer.echo(msgspec.json.encode({**told, **msgspec.to_builtins(report)}).decode())
     elif report.ok:
         typer.echo(f"✓ {extent} are exactly what was written.")
     else:
-        for line in (*report.damaged, *(f"{one.global_seq}: {one.problem}, {one.detail}" for one in report.findings)):
-            typer.echo(line)
-        typer.echo(f"✗ {extent}: {len(report.damaged) + len(report.findings)} problems.")
-    if not report.ok:
+        _show(report, extent)
+        if mended is not None:
+            typer.echo(f"✓ {mended.entries:,} entries were rebuilt from the journal, and the archive was proven again.")
+            for path in mended.replaced:
+                typer.echo(f"  replaced {path}; what was left of it is in {QUARANTINE}")
+    if not report.ok and mended is None:
         raise typer.Exit(1)
+
+
+def _show(report: LakeReport, extent: str) -> None:
+    problems = [
+        *report.damaged.values(),
+        *(f"{one.global_seq}: {one.problem}, {one.detail}" for one in report.findings),
+    ]
+    for line in problems[:MAX_SHOWN]:
+        typer.echo(line)
+    if len(problems) > MAX_SHOWN:
+        typer.echo(f"… and {len(problems) - MAX_SHOWN:,} more; --output json lists them all.")
+    typer.echo(f"✗ {extent}: {len(problems):,} problems.")
 
 
 def proven_until(lake: str, store: str) -> int:
@@ -39,11 +60,23 @@ def proven_until(lake: str, store: str) -> int:
     return report.until
 
 
+def _mend(lake: str, store: str, report: LakeReport) -> Repair:
+    from tape.archive.lake import Lake
+    from tape.pipeline.repairing import repair_lake
+
+    with bar("Repairing the archive") as progress:
+        return repair_lake(Lake.open(lake, _options()), store, report, progress)
+
+
+def _options() -> dict[str, str]:
+    return dict(load_pipeline_settings().lake_options)
+
+
 def _prove(lake: str, store: str) -> LakeReport:
     try:
         from tape.archive.lake import Lake
         from tape.pipeline.proving import verify_lake
     except ImportError as missing:
-        raise MissingExtra("An archive", "spark") from missing
+        raise MissingExtra("An archive", "lake") from missing
     with bar("Verifying the archive") as progress:
-        return verify_lake(Lake.open(lake), store, progress)
+        return verify_lake(Lake.open(lake, _options()), store, progress)

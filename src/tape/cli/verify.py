@@ -12,6 +12,7 @@ from rich.table import Table
 from tape.cli import archive
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.progress import bar
+from tape.errors import InvalidInput
 from tape.journal.verify import Report
 from tape.journal.verify import verify as verify_journal
 from tape.store import open_database
@@ -22,6 +23,7 @@ MAX_SHOWN = 100
 def verify(
     store: StoreOption = DEFAULT_STORE,
     lake: Annotated[str, typer.Option(help="Check this archive, and that it is the journal's, instead.")] = "",
+    repair: Annotated[bool, typer.Option(help="With --lake: rebuild damaged files from the journal.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Check every entry against the hash chain and name each that is altered, missing or unreadable.
@@ -29,8 +31,10 @@ def verify(
     Exits with 1 if anything is wrong. The server may go on running meanwhile.
     """
     if lake:
-        archive.verify(lake, store, output)
+        archive.verify(lake, store, output, repair=repair)
         return
+    if repair:
+        raise InvalidInput("--repair needs --lake: an archive is rebuilt from the journal, the journal from a backup.")
     report = run(_verify(store))
     if output is Output.json:
         typer.echo(msgspec.json.encode({"ok": report.ok, **msgspec.to_builtins(report)}).decode())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pyarrow as pa
 
+from tape.archive.files import File, check_file, intersecting
 from tape.archive.lake import Lake
 from tape.errors import ArchiveDamaged
 from tape.journal.chain import TEXTS
@@ -19,14 +20,14 @@ _ORDER = ("global_seq", "seq", "ts_ms", "schema_version", *TEXTS, "chain")
 
 
 class LakeReport(msgspec.Struct):
-    """The outcome of a walk over an archive; `damaged` are the files that cannot be used."""
+    """The outcome of a walk over an archive; `damaged` says of each file that cannot be used why, by its path."""
 
     oldest: int
     until: int
     entries: int
     files: int
     findings: list[Finding]
-    damaged: list[str]
+    damaged: dict[str, str]
 
     @property
     def ok(self) -> bool:
@@ -35,19 +36,28 @@ class LakeReport(msgspec.Struct):
 
 
 def verify_lake(
-    lake: Lake, store: str = "", progress: Callable[[int, int], None] = lambda done, total: None
+    lake: Lake,
+    store: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    files: Sequence[File] | None = None,
 ) -> LakeReport:
-    """Follow the chain through the archive; with a store, also compare its end with the journal's."""
+    """Follow the chain through the archive; with a store, also compare its end with the journal's.
+
+    With `files`, as if the archive had these.
+    """
+    files = lake.files() if files is None else files
     report = Report(lake.begin, lake.until)
     walk = Walk(report, lake.anchor)
-    files, damaged = lake.files(), {}
+    damaged: dict[str, str] = {}
     for after in range(lake.begin - 1, lake.until, WINDOW):
         until = min(after + WINDOW, lake.until)
         tables = []
-        for file in files:
-            if file.last > after and file.first <= until and file.path not in damaged:
+        for file in intersecting(files, after, until):
+            if file.path not in damaged:
                 try:
-                    tables.append(lake.read_file(file, after, until))
+                    table = lake.read_file(file, after, until)
+                    check_file(file, table)
+                    tables.append(table)
                 except ArchiveDamaged as error:
                     damaged[file.path] = str(error)
         if tables:
@@ -56,11 +66,20 @@ def verify_lake(
                 walk.check(row)
         walk.skip_to(until + 1)
         progress(until - lake.begin + 1, lake.until - lake.begin + 1)
-    if store and not damaged and report.ok and lake.until >= lake.begin:
+    findings = [one for one in report.findings if not _is_explained(one, files, damaged)]
+    if store and not damaged and not findings and lake.until >= lake.begin:
         problem = disagreement(lake, store, walk.chain)
         if problem:
-            report.findings.append(Finding(lake.until, "head", problem))
-    return LakeReport(lake.begin, lake.until, report.entries, len(files), report.findings, sorted(damaged.values()))
+            findings.append(Finding(lake.until, "head", problem))
+    return LakeReport(lake.begin, lake.until, report.entries, len(files), findings, damaged)
+
+
+def _is_explained(finding: Finding, files: Sequence[File], damaged: dict[str, str]) -> bool:
+    """Whether a damaged file is the reason why an entry is missing, or cannot be proven."""
+    if finding.problem not in ("missing", "unproven"):
+        return False
+    # An entry that follows a hole is the one after the hole's last.
+    return any(file.path in damaged and file.first <= finding.global_seq <= file.last + 1 for file in files)
 
 
 def disagreement(lake: Lake, store: str, chain: bytes) -> str:

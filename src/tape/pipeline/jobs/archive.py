@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
+from tape.archive.compacting import compact
 from tape.archive.files import File, write_files
 from tape.archive.lake import Lake
 from tape.archive.places import filesystem_of, resolved
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 ROUND_ENTRIES = 500_000
 PAUSE_S = 1.0
+# So many small files of one day and kind are rewritten as one while the job runs.
+MANY_FILES = 32
 # What a task tells of the files that it wrote.
 _WRITTEN = (
     "path string, size long, entries long, first long, last long, first_ms long, last_ms long, day string, kind string"
@@ -58,6 +61,7 @@ def archive(
         started = time.monotonic()
         _archive_round(spark, store, lake, after, until, options)
         done += until - after
+        compact(lake, at_least=MANY_FILES)
         running.told(until - after, until, head.global_seq, time.monotonic() - started)
     return done
 

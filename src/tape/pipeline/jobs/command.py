@@ -55,6 +55,7 @@ def archive(
     metrics_listen: MetricsListen = "",
 ) -> None:
     """Copy the journal into an archive of Parquet files (a Delta table), each entry once."""
+    from tape.archive import compacting
     from tape.archive.lake import Lake
     from tape.archive.places import resolved
     from tape.pipeline.jobs import archive as job
@@ -69,8 +70,8 @@ def archive(
         count = job.archive(spark, store, lake, now, follow=follow, round_entries=round_entries, options=options)
     archived = Lake.open(lake, options)
     if compact:
-        archived.compact()
-        archived.refresh()
+        compacting.compact(archived)
+        archived.tidy()
     typer.echo(f"Archived {count:,} entries; {archived.url} has {archived.begin} to {archived.until}.")
 
 

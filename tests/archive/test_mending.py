@@ -1,0 +1,189 @@
+"""The archive's files: named when damaged, rebuilt from the journal, kept few."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from typer.testing import CliRunner, Result
+
+from tape.archive import compacting
+from tape.archive.compacting import compact
+from tape.archive.files import File, write_file, write_files
+from tape.archive.lake import Lake
+from tape.archive.past import ArchivedPast
+from tape.archive.rows import read_rows
+from tape.cli.main import app
+from tape.errors import ArchiveBeyondRepair, ArchiveBusy, ArchiveDamaged
+from tape.journal.history import Wanted
+from tape.pipeline.hot import ask
+from tape.pipeline.proving import verify_lake
+from tape.pipeline.repairing import repair_lake
+from tape.store import open_database
+from tests.archive.conftest import forget, prepare
+
+ENTRIES = 300
+
+
+@pytest.fixture
+def lake(store_url: str, tmp_path: Path) -> Lake:
+    """An archive of 1 to 300, in three rounds."""
+    prepare(store_url, str(tmp_path / "lake"), ENTRIES, (100, 101, ENTRIES))
+    return Lake.open(str(tmp_path / "lake"))
+
+
+def content(lake: Lake) -> str:
+    """A hash over everything that readers see."""
+    past = ArchivedPast(lake.url)
+    entries = past.read(Wanted(), 0, past.extent()[-1], 1 << 30)
+    return hashlib.sha256(repr(entries).encode()).hexdigest()
+
+
+def prune(store: str, before: int) -> None:
+    async def work() -> None:
+        async with open_database(store) as database:
+            await forget(database, before)
+
+    asyncio.run(work())
+
+
+def verify(lake: Lake, store: str, *options: str) -> Result:
+    return CliRunner().invoke(app, ["verify", "--lake", lake.url, "--store", store, *options])
+
+
+def flip(path: Path, at: int = 60) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[at] ^= 0xFF
+    path.write_bytes(damaged)
+
+
+def test_damaged_and_missing_files_are_named_rebuilt_exactly_and_put_aside(lake: Lake, store_url: str) -> None:
+    whole = content(lake)
+    first, second, *_, last = [Path(lake.url, file.path) for file in lake.files()]
+    flip(first)
+    second.unlink()
+    last.write_bytes(last.read_bytes()[:-40])
+    named = verify(lake, store_url)
+    assert named.exit_code == 1
+    assert "problems" in named.output
+    for path in (first, second, last):
+        assert path.name in named.output
+    assert "3 problems" in named.output
+    mended = verify(lake, store_url, "--repair", "--output", "json")
+    assert mended.exit_code == 0, mended.output
+    told = json.loads(mended.output)
+    assert (told["ok"], len(told["repaired"]["replaced"])) == (True, 3)
+    lake.refresh()
+    assert content(lake) == whole
+    assert verify(lake, store_url).exit_code == 0
+    aside = sorted(path.name.rpartition(",")[2] for path in Path(lake.url, "_quarantine").iterdir())
+    assert aside == sorted((first.name, last.name))
+    assert not any(path.exists() for path in (first, second, last))
+    assert lake.tidy() == 0
+    assert len(list(Path(lake.url, "_quarantine").iterdir())) == 2
+
+
+def test_an_altered_entry_and_one_that_was_taken_out_are_put_right(lake: Lake, store_url: str) -> None:
+    whole = content(lake)
+    altered, taken, *_ = lake.files()
+    table = lake.read_file(altered, 0, ENTRIES)
+    payloads = table.column("payload_json").to_pylist()
+    payloads[3] = '{"n": 0}'
+    column = table.column_names.index("payload_json")
+    forged = table.set_column(column, "payload_json", pa.array(payloads)).drop_columns(["kind"])
+    wrong = write_file(lake.filesystem, [forged], forged, forged, altered.day, altered.kind)
+    lake.replace([altered, taken], [wrong], "a forgery")
+    report = verify_lake(lake, store_url)
+    assert "altered" in {finding.problem for finding in report.findings}
+    assert sum(finding.problem == "missing" for finding in report.findings) == taken.entries
+    done = repair_lake(lake, store_url, report)
+    assert (done.entries, done.replaced) == (altered.entries + taken.entries, [wrong.path])
+    assert content(lake) == whole
+
+
+def test_what_the_journal_no_longer_has_is_said_and_nothing_is_changed(lake: Lake, store_url: str) -> None:
+    early, *_, late = lake.files()
+    prune(store_url, 150)
+    for file in (early, late):
+        Path(lake.url, file.path).write_bytes(b"nothing")
+    before = {path: path.stat().st_mtime_ns for path in Path(lake.url).rglob("*")}
+    refused = verify(lake, store_url, "--repair")
+    assert isinstance(refused.exception, ArchiveBeyondRepair)
+    assert "are no longer in the journal, which begins with 150" in str(refused.exception)
+    assert early.path in str(refused.exception)
+    assert {path: path.stat().st_mtime_ns for path in Path(lake.url).rglob("*")} == before
+
+
+def test_a_journal_that_was_altered_too_repairs_nothing(sqlite_url: str, tmp_path: Path) -> None:
+    prepare(sqlite_url, str(tmp_path / "lake"), ENTRIES, (ENTRIES,))
+    lake = Lake.open(str(tmp_path / "lake"))
+    victim = lake.files()[0]
+    Path(lake.url, victim.path).unlink()
+    connection = open_database(sqlite_url).connect()
+    connection.execute("UPDATE tape_journal SET payload_json = '{}' WHERE global_seq = ?", victim.first)
+    connection.close()
+    files = set(Path(lake.url).rglob("*"))
+    with pytest.raises(ArchiveBeyondRepair, match="does not fit into the archive's chain"):
+        repair_lake(lake, sqlite_url, verify_lake(lake, sqlite_url))
+    assert set(Path(lake.url).rglob("*")) == files
+
+
+def test_small_files_become_large_ones_and_readers_do_not_notice(lake: Lake, store_url: str) -> None:
+    whole, reader = content(lake), ArchivedPast(lake.url)
+    before = reader.read(Wanted(), 0, reader.extent()[-1], 10)
+    old = lake.files()
+    assert compact(lake, at_least=4) == 0
+    assert compact(lake) == len(old)
+    assert {(file.day, file.kind) for file in lake.files()} == {(file.day, file.kind) for file in old}
+    assert len(lake.files()) == len({(file.day, file.kind) for file in old})
+    for file in lake.files():
+        groups = pq.ParquetFile(Path(lake.url, file.path))
+        assert groups.schema_arrow.metadata[b"tape.last_chain"].decode()[:16] == file.path.split("-")[-2]
+    assert content(lake) == whole
+    assert verify_lake(lake, store_url).ok
+    table = DeltaTable(lake.url)
+    assert len(table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)) == len(old)
+    reader._tables.clear()
+    reader._footers.clear()
+    assert reader.read(Wanted(), 0, ENTRIES, 10) == before
+
+
+def test_whoever_compacts_second_changes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, other, joined = content(lake), Lake.open(lake.url), compacting._joined
+
+    def outrun(mine: Lake, files: Sequence[File]) -> File:
+        monkeypatch.setattr(compacting, "_joined", joined)
+        compact(other)
+        return joined(mine, files)
+
+    monkeypatch.setattr(compacting, "_joined", outrun)
+    assert compact(lake) == 0
+    assert content(lake) == whole
+    assert lake.files() == other.files()
+
+
+def test_two_jobs_that_archive_the_same_entries_add_them_once(sqlite_url: str, tmp_path: Path) -> None:
+    prepare(sqlite_url, str(tmp_path / "lake"), ENTRIES, (100,))
+    one, other = Lake.open(str(tmp_path / "lake")), Lake.open(str(tmp_path / "lake"))
+    rows = ask(sqlite_url, lambda reader: read_rows(reader, 100, ENTRIES))
+    one.add(write_files(one.filesystem, rows), ENTRIES)
+    with pytest.raises(ArchiveBusy):
+        other.add(write_files(other.filesystem, rows), ENTRIES)
+    one.refresh()
+    assert sum(file.entries for file in one.files()) == ENTRIES
+
+
+def test_an_entry_that_is_missing_is_never_passed_over(lake: Lake) -> None:
+    gone = lake.files()[0]
+    lake.replace([gone], [], "lost")
+    past = ArchivedPast(lake.url)
+    past.extent()
+    with pytest.raises(ArchiveDamaged, match=r"has \d+ of the 300 entries from 1 to 300"):
+        past.read(Wanted(), 0, ENTRIES, 1000)
