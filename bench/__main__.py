@@ -31,6 +31,7 @@ QUESTIONS = (
     "verify",
     "pipeline",
     "directives",
+    "aggregate",
 )
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140

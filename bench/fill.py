@@ -17,7 +17,7 @@ APP = "treasury"
 CHUNK = 100_000
 FIRST_NUMBER = 1_000_000_000  # numbers in keys have the same length, and so the order of numbers
 
-_NUMBERS = (
+NUMBERS = (
     "WITH RECURSIVE n(i) AS (SELECT CAST(? AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i + 1 < CAST(? AS BIGINT))"
 )
 _RUN_ID = {
@@ -124,7 +124,7 @@ def _fill_chunk(connection: Connection, start: int, end: int, step: int, began_m
         chain = [bytes(32)] if "chain" in expressions else []
         names, texts = ", ".join(expressions), ", ".join(expressions.values())
         connection.execute(
-            f"INSERT INTO {table} ({names}) {_NUMBERS} SELECT {texts} FROM n",
+            f"INSERT INTO {table} ({names}) {NUMBERS} SELECT {texts} FROM n",
             start,
             end,
             *chain,
