@@ -25,6 +25,7 @@ from tape.pipeline.report.looking import find_facts
 from tape.pipeline.report.page import render
 from tape.pipeline.report.words import count_marks, duration, duration_marks, percent, time_marks
 from tests.pipeline.test_reading import entries_in
+from tests.pipeline.test_rollups import by_hand, life, told
 from tests.system.test_browser import BROWSERS
 
 HOUR = 3_600_000
@@ -175,6 +176,25 @@ def test_the_demonstration_ends_in_a_report_that_says_what_its_journal_says(
         report(spark, store, tmp_path / "page.html", since="2026-01-02", until="2026-01-01")
     with pytest.raises(PipelineInput, match="there is no folder"):
         report(spark, store, tmp_path / "nowhere" / "page.html")
+
+
+def test_a_window_of_each_kind_of_database_is_told_as_it_was(spark: SparkSession, store_url: str) -> None:
+    entries = life(5, 40)
+    told(entries, store_url)
+    middle = entries[len(entries) // 2].ts_ms // HOUR * HOUR
+    facts = find_facts(spark, store_url, "", middle, middle + HOUR)
+    within = [one for one in entries if middle <= one.ts_ms < middle + HOUR]
+    assert facts.entries == len(within)
+    assert sum(one.bytes for one in facts.volume) == sum(len(one.payload_json) for one in within)
+    before_end = [one for one in entries if one.ts_ms < middle + HOUR]
+    expected = {key: value for key, value in by_hand(before_end, facts.width_ms).items() if key[0] >= middle}
+    assert {
+        (one.start_ms, one.tenant, one.measure, one.tool, one.outcome): (one.histogram, one.unpaired)
+        for one in facts.took
+    } == {key: (histogram_of(durations), unpaired) for key, (durations, unpaired) in expected.items()}
+    Checked(render(facts))
+    later = find_facts(spark, store_url, "", middle + 1000 * HOUR, middle + 1001 * HOUR)
+    assert (later.entries, later.took, later.slow, later.open) == (0, [], [], [])
 
 
 RUN_ENDS = ("run.terminal", "run.failed", "run.cancelled", "run.stuck")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 from pyspark.sql import SparkSession
 
 from tape.journal.retention import prune
@@ -30,6 +31,7 @@ from tape.ledgers.rollups import (
 )
 from tape.pipeline.batches import transact
 from tape.pipeline.hot import ask
+from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.rollup import read_stretch, rollup
 from tape.pipeline.running import Running
 from tape.store import open_database
@@ -229,6 +231,25 @@ def test_a_pruned_journal_is_counted_from_its_oldest_entry(spark: SparkSession, 
     assert position.since_ms > entries_in(sqlite_url)[0].ts_ms  # the first minute lacks what was pruned of it
 
 
+def test_what_was_pruned_before_it_was_counted_is_counted_from_the_archive(
+    spark: SparkSession, sqlite_url: str, tmp_path: Path
+) -> None:
+    entries = life(3, 20)
+    told(entries, sqlite_url)
+    expected = {key: (histogram_of(one), unpaired) for key, (one, unpaired) in by_hand(entries, 86_400_000).items()}
+    lake = str(tmp_path / "lake")
+    archive(spark, sqlite_url, lake, quiet())
+
+    async def forget() -> None:
+        async with open_database(sqlite_url) as database:
+            await prune(database, before_seq=len(entries) // 2)
+
+    asyncio.run(forget())
+    assert rollup(spark, sqlite_url, quiet(), lake=lake) == len(entries) + 1  # and the note of the pruning
+    assert took(sqlite_url, "day") == expected
+    assert ask(sqlite_url, read_position).since_ms == 0
+
+
 KILLED = """
 import os, signal, sys
 import msgspec
@@ -262,6 +283,47 @@ def test_killed_between_writing_and_committing_the_tables_are_those_of_one_clean
         assert ask(store_url, read_position) == position
         assert transact(store_url, lambda tx, stretch=stretch: add_stretch(tx, stretch)), number  # type: ignore[misc]
     rollup(spark, store_url, quiet())
+    clean = f"sqlite:{tmp_path / 'clean.db'}"
+    told(entries, clean)
+    rollup(spark, clean, quiet())
+    assert digest(store_url) == digest(clean)
+
+
+DRIVER = """
+import os, signal, sys
+from tape.ledgers.rollups import add_stretch
+from tape.pipeline.jobs import rollup as job
+from tape.pipeline.running import Running
+from tape.pipeline.session import QUICK_JVM, open_session
+
+store, size, deadly = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+rounds = 0
+
+def add_or_die(tx, stretch):
+    global rounds
+    rounds += 1
+    done = add_stretch(tx, stretch)
+    if rounds == deadly:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done
+
+job.add_stretch = add_or_die
+spark = open_session("killed", "local[2]", {"spark.driver.memory": "1g"}, quick=True)
+job.rollup(spark, store, Running("rollup", quiet=True), round_entries=size)
+"""
+
+
+@pytest.mark.proof
+def test_a_driver_that_is_killed_again_and_again_leaves_what_one_clean_run_does(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    entries = life(4, 200)
+    told(entries, store_url)
+    codes = []
+    for deadly in (1, 2, 3, 0):
+        command = [sys.executable, "-c", DRIVER, store_url, str(len(entries) // 6), str(deadly)]
+        codes.append(subprocess.run(command, capture_output=True, check=False).returncode)
+    assert codes == [-9, -9, -9, 0]
     clean = f"sqlite:{tmp_path / 'clean.db'}"
     told(entries, clean)
     rollup(spark, clean, quiet())

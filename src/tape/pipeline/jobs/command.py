@@ -91,6 +91,8 @@ def rollup(
     Entries and bytes by tenant, type and tool; outcomes and durations (with percentiles) of effects, from pending to
     settled, by tool, and of runs, from start to end. POST /v1/events/aggregate answers from them.
     """
+    from tape.ledgers.rollups import read_position
+    from tape.pipeline.hot import ask_patiently
     from tape.pipeline.jobs import rollup as job
     from tape.pipeline.running import running
 
@@ -99,7 +101,8 @@ def rollup(
         running("rollup", quiet=quiet, metrics_listen=metrics_listen) as now,
     ):
         count = job.rollup(spark, store, now, lake=lake, follow=follow, round_entries=round_entries)
-    typer.echo(f"Counted {count:,} entries.")
+    late = ask_patiently(store, read_position).late
+    typer.echo(f"Counted {count:,} entries." + (f" {late:,} of all have come late." if late else ""))
 
 
 Since = Annotated[str, typer.Option("--from", help="earliest, a global_seq to begin after, or a time.")]
