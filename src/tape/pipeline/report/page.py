@@ -65,8 +65,13 @@ def _tiles(facts: Facts) -> str:
         ("Entries", f"{facts.entries:,}", f"{facts.entries / seconds:,.2f} a second", False),
         ("Runs ended", f"{all_runs:,}", f"{percent(failed_runs, all_runs)} failed or stuck", False),
         ("Effects settled", f"{all_effects:,}", f"{percent(failed_effects, all_effects)} failed", False),
-        ("An effect takes", duration(effects.percentile(50)), f"99 of 100: {duration(effects.percentile(99))}", False),
-        ("A run takes", duration(runs.percentile(50)), f"99 of 100: {duration(runs.percentile(99))}", False),
+        (
+            "An effect takes",
+            duration(effects.percentile(50)),
+            f"99 of 100 within {duration(effects.percentile(99))}",
+            False,
+        ),
+        ("A run takes", duration(runs.percentile(50)), f"99 of 100 within {duration(runs.percentile(99))}", False),
         ("Dead letters", f"{letters:,}", "wait for somebody" if letters else "none in this window", letters > 0),
     ]
     if behind is not None:
@@ -86,7 +91,9 @@ def _tiles(facts: Facts) -> str:
 
 
 def _volume(facts: Facts) -> str:
-    about = f"Entries by kind, each bar {duration(facts.width_ms)}."
+    is_cut = facts.since_ms % facts.width_ms or facts.until_ms % facts.width_ms
+    about = f"Entries by kind, each bar {duration(facts.width_ms)}"
+    about += "; the window cuts the first or the last one short." if is_cut else "."
     if not facts.volume:
         return section("Volume", about, empty("Nothing was written in this window."))
     series = series_of(facts.starts, [(one.start_ms, one.kind, one.entries) for one in facts.volume])
