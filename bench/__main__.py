@@ -28,6 +28,7 @@ QUESTIONS = (
     "predicate",
     "session",
     "relay",
+    "ingress",
     "verify",
     "pipeline",
     "directives",

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.lab import Lab, stop
 from bench.peers.servers import NotInstalled
 
-SOURCE = Path(__file__).parent / "c" / "sse_reader.c"
+SOURCES = Path(__file__).parent / "c"
 PATIENCE_MS = 15_000
 
 
@@ -30,14 +30,14 @@ class Received:
     p99_ms: float
 
 
-def build(lab: Lab) -> Path:
-    """The program, compiled."""
+def build(lab: Lab, name: str = "sse_reader") -> Path:
+    """A program of `bench/c`, compiled."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise NotInstalled("no C compiler: the readers cannot be built")
-    program = lab.folder / "sse_reader"
+        raise NotInstalled(f"no C compiler: {name} cannot be built")
+    program = lab.folder / name
     if not program.exists():
-        subprocess.run([compiler, "-O2", "-o", program, SOURCE], check=True)
+        subprocess.run([compiler, "-O2", "-o", program, SOURCES / f"{name}.c"], check=True)
     return program
 
 

@@ -1,0 +1,261 @@
+"""How many deliveries a second are verified and durable? Beside an endpoint that does nothing with them.
+
+The client is a small C program (`c/http_load.c`) that sends the same signed request over many connections. The bare
+endpoint is the same HTTP stack with nothing behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.lab import TAPE, Lab, TapeServer, stop
+from bench.options import NAMES, Options
+from bench.readers import build
+from bench.table import Table, count, milliseconds, ratio
+from tape.subscriptions.ingress import admit
+from tape.subscriptions.listeners import Listener
+from tape.subscriptions.validation import parse_subscription
+from tape.subscriptions.verification.delivery import Delivery
+from tape.subscriptions.verification.oidc import Issuers
+from tape.subscriptions.verification.proving import Proven, prove
+
+TITLE = "Push: deliveries that are verified and durable, beside a bare endpoint"
+
+CONNECTIONS = 64
+TOKEN = "bench-token"
+SECRET = "bench-secret"
+BODY = json.dumps({"order_id": 4711, "total": 12.5, "lines": [{"sku": "a-1", "n": 2}] * 3, "note": "x" * 100}).encode()
+PLAYBOOK = """\
+kind: Playbook
+metadata: {path: domain/ingest_order}
+workflow:
+  - step: say
+    tool: {kind: value, value: done}
+"""
+RULES = """\
+  headers:
+    directives:
+      - {header: X-Route, controls: dispatch.playbook, allowed: [domain/ingest_order, domain/other]}
+      - {header: X-Pool, controls: dispatch.execution_pool, allowed: [iot, shared]}
+      - {header: X-Key, controls: idempotency_key}
+    trace: {propagate: w3c}
+"""
+PUSH = """\
+kind: Subscription
+metadata: {path: subscriptions/orders}
+spec:
+  source: webhook
+  mode: push
+  ingress:
+    gateway_path: /ingress/orders
+    verify: {type: hmac_sha256, header: X-Signature, secret: orders_secret}
+  dispatch: {playbook: domain/ingest_order, execution_pool: subscription}
+"""
+BARE = """\
+import asyncio, socket, uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from tape.server.http.protocol import Connection
+
+async def app(scope, receive, send):
+    await Request(scope, receive).body()
+    await Response(b'{"status":"accepted"}', 202, media_type="application/json")(scope, receive, send)
+
+listening = socket.socket()
+listening.bind(("127.0.0.1", 0))
+listening.listen(1024)
+print(listening.getsockname()[1], flush=True)
+config = uvicorn.Config(app, http=Connection, server_header=False, log_config=None, access_log=False, lifespan="off")
+asyncio.run(uvicorn.Server(config).serve([listening]))
+"""
+
+
+def run(options: Options) -> list[Table]:
+    """Measure."""
+    return [_deliveries(options), _steps(options)]
+
+
+def _deliveries(options: Options) -> Table:
+    lab = options.lab
+    load = build(lab, "http_load")
+    with _bare() as port:
+        bare = _measure(options, load, port, _request("/", BODY))
+    rows = [("nothing: read the body, answer 202", bare)]
+    for store in options.stores:
+        name = NAMES[store]
+        with _tape(lab, store) as server:
+            http = int(server.http_url.rpartition(":")[2])
+            options.tell(f"{name}: /api/execute")
+            rows.append((f"{name}: POST /api/execute, no verification", _measure(options, load, http, _execute())))
+            options.tell(f"{name}: /ingress")
+            rows.append((f"{name}: POST /ingress, HMAC", _measure(options, load, http, _signed())))
+            _register(server, PUSH + RULES)
+            headers = {"X-Route": "domain/ingest_order", "X-Pool": "shared", "traceparent": _TRACE}
+            rows.append(
+                (f"{name}: POST /ingress, HMAC and directives", _measure(options, load, http, _signed(**headers)))
+            )
+            options.tell(f"{name}: forged")
+            forged = _request("/ingress/orders", BODY, {"X-Signature": "00" * 32})
+            rows.append((f"{name}: POST /ingress, forged", _measure(options, load, http, forged)))
+            with _gateway(server.http_url) as port:
+                options.tell(f"{name}: gateway")
+                rows.append((f"{name}: through a gateway", _measure(options, load, port, _signed())))
+    return Table(
+        TITLE,
+        ("", "answers/s", "beside nothing", "p50 ms", "p99 ms", "status"),
+        [
+            (
+                label,
+                count(found["rate"]),
+                ratio(found["rate"], bare["rate"]),
+                milliseconds(found["p50_ms"]),
+                milliseconds(found["p99_ms"]),
+                ", ".join(found["statuses"]),
+            )
+            for label, found in rows
+        ],
+        [
+            f"{CONNECTIONS} connections from one C client, bodies of {len(BODY)} bytes; all processes share this machine.",
+            "202 is sent after the run and its command are committed (synchronous=FULL, synchronous_commit=on).",
+        ],
+    )
+
+
+def _steps(options: Options) -> Table:
+    """What verification and directives add to a delivery, without the network."""
+    rounds = options.scaled(20_000, 200)
+    plain, ruled = _listener(PUSH), _listener(PUSH + RULES)
+    headers = [(b"x-signature", _signature(BODY).encode()), (b"content-type", b"application/json"), (b"host", b"x")]
+    directed = [*headers, (b"x-route", b"domain/ingest_order"), (b"traceparent", _TRACE.encode())]
+    rows = [
+        ("HMAC over the body", _time(rounds, lambda: options.lab.run(_prove(plain, Delivery(headers, BODY), rounds)))),
+        (
+            "HMAC, envelope, plan",
+            _time(rounds, lambda: options.lab.run(_admit(plain, Delivery(headers, BODY), rounds))),
+        ),
+        (
+            "HMAC, envelope, plan with three rules and a trace",
+            _time(rounds, lambda: options.lab.run(_admit(ruled, Delivery(directed, BODY), rounds))),
+        ),
+    ]
+    large = json.dumps({"text": "x" * (1 << 20)}).encode()
+    signed = [(b"x-signature", _signature(large).encode())]
+    few = max(rounds // 100, 2)
+    rows.append(("HMAC over 1 MiB", _time(few, lambda: options.lab.run(_prove(plain, Delivery(signed, large), few)))))
+    return Table(
+        "Push: what verification and directives add", ("", "µs each"), [(name, f"{us:.1f}") for name, us in rows]
+    )
+
+
+async def _prove(listener: Listener, delivery: Delivery, rounds: int) -> None:
+    issuers = Issuers()
+    for _ in range(rounds):
+        assert isinstance(await prove(listener.subscription, listener.secrets, issuers, delivery), Proven)
+
+
+async def _admit(listener: Listener, delivery: Delivery, rounds: int) -> None:
+    issuers = Issuers()
+    for _ in range(rounds):
+        await admit(listener, issuers, delivery)
+
+
+def _time(rounds: int, work: Any) -> float:
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) / rounds * 1e6
+
+
+def _listener(document: str) -> Listener:
+    return Listener(name="orders", subscription=parse_subscription(document), secrets=(SECRET,))
+
+
+def _measure(options: Options, load: Path, port: int, request: bytes) -> dict[str, Any]:
+    file = options.lab.fresh_folder() / "request"
+    file.write_bytes(request)
+    times = [str(options.scaled(1_000, 100)), str(options.scaled(8_000, 200))]
+    done = subprocess.run(
+        [str(load), str(port), str(file), str(CONNECTIONS), *times], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found | {"rate": found["answers"] / max(found["seconds"], 1e-9)}
+
+
+_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def _signature(body: bytes) -> str:
+    return "sha256=" + hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+
+
+def _signed(**headers: str) -> bytes:
+    return _request("/ingress/orders", BODY, {"X-Signature": _signature(BODY), **headers})
+
+
+def _execute() -> bytes:
+    body = json.dumps({"path": "domain/ingest_order", "payload": json.loads(BODY), "execution_pool": "subscription"})
+    return _request("/api/execute", body.encode(), {"Authorization": f"Bearer {TOKEN}"})
+
+
+def _request(path: str, body: bytes, headers: dict[str, str] | None = None) -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@contextmanager
+def _tape(lab: Lab, kind: str) -> Iterator[TapeServer]:
+    """A server with a playbook, a listener and its secret. It does not match reactions: runs are begun, not run."""
+    store, key = lab.fresh_store(kind), str(lab.fresh_folder() / "wallet.key")
+    os.environ["TAPE_INTERNAL_API_TOKEN"] = TOKEN
+    command = [TAPE, "wallet", "set", "orders_secret", "--store", store, "--wallet-key", key]
+    subprocess.run(command, input=SECRET, text=True, check=True, capture_output=True)
+    with TapeServer(store, "--wallet-key", key, "--no-match-reactions") as server:
+        for document in (PLAYBOOK, PUSH):
+            _register(server, document)
+        yield server
+
+
+def _register(server: TapeServer, document: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    body = json.dumps({"content": document}).encode()
+    request = urllib.request.Request(f"{server.http_url}/api/catalog/register", body, headers)
+    urllib.request.urlopen(request, timeout=30).close()
+    time.sleep(1.1)  # listeners are looked at once a second
+
+
+@contextmanager
+def _bare() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", BARE], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        stop(process)
+
+
+@contextmanager
+def _gateway(server_url: str) -> Iterator[int]:
+    command = [TAPE, "gateway", "--server", server_url, "--listen", "127.0.0.1:0", "--log-level", "error"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield int(re.findall(r":(\d+)/ingress", process.stdout.readline())[0])
+    finally:
+        stop(process)
