@@ -143,6 +143,11 @@ class TapeServer:
         stop(self._process)
 
     @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._process.pid
+
+    @property
     def resident_bytes(self) -> int:
         """How much memory the server has."""
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]

@@ -56,7 +56,7 @@ class Settings:
     match_reactions: bool = True
     keep_tasks_h: int = 168
     ingress_body_timeout_s: float = 10.0
-    wallet_key: str = "tape-wallet.key"
+    wallet_key: str = ""
     # No flag: the arguments of a process can be read by others on the machine.
     internal_token: str = field(default="", repr=False)
     lake: str = ""

@@ -391,10 +391,13 @@ def test_kms_refuses_what_was_sealed_for_another_place_and_who_may_not(kms: Goog
 
 
 def test_the_location_of_the_master_key_says_which_kind_it_is(tmp_path: Path) -> None:
-    assert isinstance(master_keys(str(tmp_path / "k")), KeyFile)
+    assert isinstance(master_keys(str(tmp_path / "k"), ""), KeyFile)
+    beside = master_keys("", f"sqlite:{tmp_path}/tape.db")
+    assert isinstance(beside, KeyFile)
+    assert beside.path == tmp_path / "tape-wallet.key"
     with pytest.raises(InvalidConfig, match="must look like projects/"):
-        master_keys("gcp-kms://projects/p")
-    keys = master_keys(f"gcp-kms://{RESOURCE}")
+        master_keys("gcp-kms://projects/p", "")
+    keys = master_keys(f"gcp-kms://{RESOURCE}", "")
     assert isinstance(keys, GoogleKms)
     keys.close()
 

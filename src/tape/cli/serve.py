@@ -88,7 +88,7 @@ def serve(
         float | None, typer.Option(help="Seconds that the body of a delivery has to arrive in. [default: 10]")
     ] = None,
     wallet_key: Annotated[
-        str | None, typer.Option(help="Master key of the wallet: a file or gcp-kms://… [default: tape-wallet.key]")
+        str | None, typer.Option(help="Master key of the wallet: a file or gcp-kms://… [default: beside the file]")
     ] = None,
     lake: Annotated[
         str | None, typer.Option(help="The archive to read pruned entries from: a folder, s3://… or gs://…")

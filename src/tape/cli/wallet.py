@@ -18,7 +18,7 @@ from rich.table import Table
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.errors import InvalidInput, WalletLocked
 from tape.security.keyfile import KeyFile
-from tape.security.wallet import DEFAULT_KEY, MAX_BYTES, Held, Secret, Wallet, check_alias, master_keys
+from tape.security.wallet import MAX_BYTES, Held, Secret, Wallet, check_alias, master_keys
 from tape.store import open_database
 
 app = typer.Typer(help="Secrets by alias, sealed in the database.", no_args_is_help=True)
@@ -26,7 +26,9 @@ app = typer.Typer(help="Secrets by alias, sealed in the database.", no_args_is_h
 KeyOption = Annotated[
     str,
     typer.Option(
-        "--wallet-key", envvar="TAPE_WALLET_KEY", help="The master key: a file (0600), or gcp-kms://projects/…"
+        "--wallet-key",
+        envvar="TAPE_WALLET_KEY",
+        help="The master key: gcp-kms://projects/… or a file (0600). [default: tape-wallet.key beside the database]",
     ),
 ]
 AliasArgument = Annotated[str, typer.Argument(help="The name that subscriptions use for the secret.")]
@@ -43,7 +45,7 @@ def set_(
         str, typer.Option(help="How long the secret before it is good too, e.g. 24h, while senders change over.")
     ] = "0s",
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = DEFAULT_KEY,
+    wallet_key: KeyOption = "",
 ) -> None:
     """Store a secret, read from a pipe or from a prompt that does not show it."""
     check_alias(alias)
@@ -61,7 +63,7 @@ def set_(
 @app.command(name="list")
 def list_(
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = DEFAULT_KEY,
+    wallet_key: KeyOption = "",
     output: OutputOption = Output.text,
 ) -> None:
     """Show which secrets there are; not what they say."""
@@ -85,7 +87,7 @@ def list_(
 def rotate(
     data_keys_only: Annotated[bool, typer.Option(help="Keep the master key; only make new data keys.")] = False,
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = DEFAULT_KEY,
+    wallet_key: KeyOption = "",
 ) -> None:
     """Seal every secret anew, with a new master key and a new data key each. The secrets stay what they are.
 
@@ -105,7 +107,7 @@ def delete(
     alias: AliasArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = DEFAULT_KEY,
+    wallet_key: KeyOption = "",
 ) -> None:
     """Remove a secret for good. What uses it is refused from then on."""
     if not yes:
@@ -121,18 +123,18 @@ def delete(
 
 @asynccontextmanager
 async def _open(store: str, wallet_key: str, *, may_create: bool = False) -> AsyncIterator[Wallet]:
-    keys = master_keys(wallet_key)
+    keys = master_keys(wallet_key, store)
     async with open_database(store, migrate=may_create) as database:
         wallet = Wallet(database, keys)
         if may_create and isinstance(keys, KeyFile) and not keys.exists:
             if await wallet.list():
                 raise WalletLocked(
-                    f"There is no key file {wallet_key}, but {store} has secrets that were sealed with one."
+                    f"There is no key file {keys.path}, but {store} has secrets that were sealed with one."
                     " Name it with --wallet-key."
                 )
             keys.create()
             typer.echo(
-                f"Made the master key {wallet_key} (mode 0600). Keep a copy of it apart from the database: without it"
+                f"Made the master key {keys.path} (mode 0600). Keep a copy of it apart from the database: without it"
                 " nobody can read the secrets.",
                 err=True,
             )

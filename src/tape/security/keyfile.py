@@ -29,25 +29,25 @@ class KeyFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.name = f"the key file {path}"
 
     @property
     def exists(self) -> bool:
         """Whether there is a file."""
-        return self._path.exists()
+        return self.path.exists()
 
     def create(self) -> None:
         """Make the file with one key; nothing if there is one."""
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return
         except OSError as error:
-            raise WalletLocked(f"The key file {self._path} cannot be made: {error.strerror}.") from error
+            raise WalletLocked(f"The key file {self.path} cannot be made: {error.strerror}.") from error
         name, key = _new_key()
         _write(descriptor, _Content(name, {name: key}))
-        _sync_folder(self._path.parent)
+        _sync_folder(self.path.parent)
 
     def wrap(self, data_key: bytes, place: bytes) -> tuple[str, bytes]:
         """Wrap with the newest key."""
@@ -70,10 +70,10 @@ class KeyFile:
         content = self._read()
         name, key = _new_key()
         kept = {each: text for each, text in content.keys.items() if each in in_use or each == content.primary}
-        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         _write(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), _Content(name, {**kept, name: key}))
-        draft.replace(self._path)
-        _sync_folder(self._path.parent)
+        draft.replace(self.path)
+        _sync_folder(self.path.parent)
         return name
 
     def close(self) -> None:
@@ -81,12 +81,12 @@ class KeyFile:
 
     def _read(self) -> _Content:
         try:
-            if self._path.stat().st_mode & 0o077:
+            if self.path.stat().st_mode & 0o077:
                 raise WalletLocked(
-                    f"{self.name} can be read by others; it is no secret any more. Run: chmod 600 {self._path}, and"
+                    f"{self.name} can be read by others; it is no secret any more. Run: chmod 600 {self.path}, and"
                     " `tape wallet rotate` if somebody may have read it."
                 )
-            text = self._path.read_bytes()
+            text = self.path.read_bytes()
         except OSError as error:
             raise WalletLocked(
                 f"{self.name} cannot be read: {error.strerror}. Name the right one (wallet_key, TAPE_WALLET_KEY);"

@@ -24,7 +24,7 @@ from tape.security.keyfile import KeyFile
 from tape.security.kms import GoogleKms
 from tape.store import Database, Reader, Transaction
 
-DEFAULT_KEY = "tape-wallet.key"
+KEY_FILE = "tape-wallet.key"
 KMS = "gcp-kms://"
 MAX_BYTES = 64 << 10
 RUN = "wallet"
@@ -172,11 +172,13 @@ class Wallet:
         return SecretNotFound(f"The wallet has no secret {alias!r}. {hint}Set it with: tape wallet set {alias}")
 
 
-def master_keys(location: str) -> MasterKeys:
-    """The master keys that `wallet_key` names: a file, or gcp-kms://projects/…"""
+def master_keys(location: str, store: str) -> MasterKeys:
+    """The master keys that `wallet_key` names: gcp-kms://projects/…, or a file, by default beside the database's."""
     if location.startswith(KMS):
         return GoogleKms(location.removeprefix(KMS))
-    return KeyFile(Path(location or DEFAULT_KEY))
+    scheme, _, path = store.partition(":")
+    beside = Path(path).with_name(KEY_FILE) if scheme == "sqlite" and path else Path(KEY_FILE)
+    return KeyFile(Path(location) if location else beside)
 
 
 def text_of(alias: str, secret: Secret) -> str:

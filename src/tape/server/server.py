@@ -97,7 +97,7 @@ class Server:
         self.audit = Audit(self.journal)
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
-        self.wallet = Wallet(self.database, master_keys(settings.wallet_key))
+        self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = Registered(self.database, self.wallet)
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),

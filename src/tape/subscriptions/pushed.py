@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import random
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -64,7 +65,7 @@ def _message_id(proven: Proven, headers: Iterable[tuple[str, str]]) -> str:
     if spec.source == "pubsub" and (named := delivery.first("x-goog-pubsub-message-id")):
         return _short(named)
     # Without a name two deliveries are the same message if they say the same, for a subscription that cares.
-    return _digest(delivery) if spec.dedup.enabled else str(uuid.uuid4())
+    return _digest(delivery) if spec.dedup.enabled else _new_id()
 
 
 def _unwrap(body: bytes) -> Envelope | None:
@@ -74,7 +75,7 @@ def _unwrap(body: bytes) -> Envelope | None:
         message = document["message"]
         attributes: dict[str, Any] = message.get("attributes") or {}
         headers = [(name, value if isinstance(value, str) else "") for name, value in attributes.items()]
-        message_id = message.get("messageId") or message.get("message_id") or uuid.uuid4()
+        message_id = message.get("messageId") or message.get("message_id") or _new_id()
         deliveries = document.get("deliveryAttempt") or 1
         return receive(
             "pubsub",
@@ -97,6 +98,11 @@ def _data(data: Any) -> bytes | None:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError, TypeError):
         return msgspec.json.encode(data)  # as it stands there
+
+
+def _new_id() -> str:
+    # It has to be unlike any other, not hard to guess: no need to ask the kernel.
+    return str(uuid.UUID(int=random.getrandbits(128), version=4))
 
 
 def _short(message_id: str) -> str:
