@@ -162,7 +162,7 @@ async def test_what_is_not_proven_is_never_parsed(
 
     door = Door(push())
     await door.ingress._listeners.find("orders")
-    for place, name in ((module, "envelope_of"), (module, "resolve"), (msgspec.json, "decode"), (json, "loads")):
+    for place, name in ((module, "pushed_envelope"), (module, "resolve"), (msgspec.json, "decode"), (json, "loads")):
         monkeypatch.setattr(place, name, parsed)
     assert await door.post(b"{}", headers) == rejected(401, reason)
     assert door.plans == []
@@ -183,7 +183,7 @@ async def test_with_verification_the_same_delivery_is_parsed() -> None:
 def test_no_other_code_can_make_a_proof_or_an_envelope_of_a_delivery() -> None:
     """The gate is a matter of structure: this looks for a second way around it."""
     root = Path(module.__file__).parents[1]
-    makers: dict[str, set[str]] = {"Proven": set(), "envelope_of": set(), "_GATE": set()}
+    makers: dict[str, set[str]] = {"Proven": set(), "pushed_envelope": set(), "_GATE": set()}
     for path in root.rglob("*.py"):
         text = path.read_text()
         if not any(name in text for name in makers):
@@ -196,7 +196,7 @@ def test_no_other_code_can_make_a_proof_or_an_envelope_of_a_delivery() -> None:
     assert makers == {
         "Proven": {"subscriptions/verification/proving.py"},
         "_GATE": {"subscriptions/verification/proving.py"},
-        "envelope_of": {"subscriptions/ingress.py"},
+        "pushed_envelope": {"subscriptions/ingress.py"},
     }
 
 

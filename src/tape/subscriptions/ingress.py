@@ -18,7 +18,7 @@ from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope
 from tape.subscriptions.governor import Governor
 from tape.subscriptions.listeners import Listener, Listeners
-from tape.subscriptions.pushed import envelope_of
+from tape.subscriptions.pushed import pushed_envelope
 from tape.subscriptions.rejections import NOBODY, Rejections, Tell
 from tape.subscriptions.verification.delivery import Delivery, Refused
 from tape.subscriptions.verification.oidc import NO_KEYS, Issuers
@@ -89,7 +89,7 @@ async def admit(listener: Listener, issuers: Issuers, delivery: Delivery) -> Adm
     proven = await prove(listener.subscription, listener.secrets, issuers, delivery)
     if isinstance(proven, Refused):
         return proven
-    envelope = envelope_of(proven)
+    envelope = pushed_envelope(proven)
     return Admitted(envelope, resolve(proven.subscription, envelope))
 
 

@@ -24,7 +24,7 @@ MAX_ID_CHARS = 200
 PUSHED = {"mode": "push"}
 
 
-def envelope_of(proven: Proven) -> Envelope:
+def pushed_envelope(proven: Proven) -> Envelope:
     """The message of a delivery. It takes a proof, so that nothing unproven is ever parsed."""
     spec, delivery = proven.subscription.spec, proven.delivery
     if spec.source == "pubsub" and (wrapped := _unwrap(delivery.body)) is not None:
