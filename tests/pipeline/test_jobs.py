@@ -1,60 +1,25 @@
-"""Ingest, and jobs as functions and as commands; errors are one sentence."""
+"""Jobs as functions and as commands; errors are one sentence."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from tape.archive.lake import Lake
 from tape.cli.main import app
-from tape.errors import JavaMissing, PipelineInput
+from tape.errors import JavaMissing
 from tape.journal.page import read_head
 from tape.pipeline import session
 from tape.pipeline.hot import ask
 from tape.pipeline.java import java_version
-from tape.pipeline.jobs.ingest import ingest
 from tape.pipeline.running import running
-from tape.store import open_database
 from tests.pipeline.conftest import fill, order
-from tests.pipeline.test_reading import entries_in
 from tests.services import wait_for
-
-
-def test_files_are_ingested_once_with_their_mapping(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
-    open_database(store_url).migrate()
-    path = tmp_path / "orders.jsonl"
-    path.write_text("".join(json.dumps({"id": number % 40, "who": f"w{number % 40}"}) + "\n" for number in range(50)))
-    mapping = {"subject": "concat('/tape/order/imported/', id)", "run_id": "who", "tenant": "'shop'"}
-    for _ in range(2):
-        assert ingest(spark, store_url, str(path), mapping, unique="id") == 40
-    entries = entries_in(store_url)
-    assert sorted(int(entry.subject.rpartition("/")[2]) for entry in entries) == list(range(40))
-    assert {entry.tenant for entry in entries} == {"shop"}
-    assert all(entry.payload == {"id": int(entry.run_id[1:]), "who": entry.run_id} for entry in entries)
-
-
-def test_a_bad_mapping_is_named(spark: SparkSession, sqlite_url: str, tmp_path: Path) -> None:
-    open_database(sqlite_url).migrate()
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"id": 1}\n')
-    for mapping, unique, message in (
-        ({"colour": "id"}, "", "names no field of an entry; known are subject"),
-        ({"run_id": "id"}, "", "--map subject=… is missing"),
-        ({"subject": "nonsense"}, "", "The mapping cannot be used: "),
-        ({"subject": "'/tape/a/b'"}, "nothing", "--unique 'nothing' is no column of the input; it has id"),
-    ):
-        with pytest.raises(PipelineInput) as caught:
-            ingest(spark, sqlite_url, str(path), mapping, unique=unique)
-        assert message in str(caught.value)
-    with pytest.raises(PipelineInput, match="cannot be read as json"):
-        ingest(spark, sqlite_url, str(tmp_path / "nowhere"), {"subject": "'/tape/a/b'"})
 
 
 def test_a_missing_or_old_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from tape.errors import BatchOutOfOrder, PipelineInput, StoreBusy, StoreUnavailable
 from tape.journal.entry import Draft
 from tape.journal.page import Page, append
-from tape.pipeline.hot import PATIENCE_S, PAUSE_S
+from tape.pipeline.hot import PATIENCE_S, PAUSE_S, ask_patiently
 from tape.pipeline.options import journal_database, shown
 from tape.store import Reader, Transaction
 from tape.store.connection import Connection
@@ -37,8 +37,17 @@ FORGOTTEN_AFTER_MS = 24 * 3600 * 1000
 # A stream repeats its last batch at most; a few more are kept for people to look at.
 KEPT_BATCHES = 100
 
+
+class _Step(msgspec.Struct, array_like=True):
+    """Drafts that go in together; with ids, those whose id `memory` knows are left out."""
+
+    drafts: list[Draft]
+    ids: list[str] = []
+    memory: str = ""
+
+
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(list[Draft]).decode
+_unpack = msgspec.msgpack.Decoder(_Step).decode
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -50,7 +59,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """A batch that is in the journal; `is_repeated` if it was before."""
+    """A batch that is in the journal; `is_repeated` if it was before. Duplicates by id are not among the entries."""
 
     entries: int
     is_repeated: bool
@@ -98,21 +107,30 @@ def _begun(store: str) -> Connection:
 
 def stage(store: str, drafts: Iterable[Draft]) -> Stage:
     """Hand over checked drafts. Nothing stays behind if the drafts cannot all be had."""
+    return stage_known(store, ((draft, "") for draft in drafts), "")
+
+
+def stage_known(store: str, drafts: Iterable[tuple[Draft, str]], memory: str) -> Stage:
+    """Hand over checked drafts with their ids: of those that the memory of that name knows, none is appended again."""
     name, steps, entries, size = uuid.uuid4().hex, 0, 0, 0
     waiting: list[Draft] = []
+    ids: list[str] = []
 
     def put() -> None:
         nonlocal steps, entries, size
-        row = (name, steps, _pack(waiting), time.time_ns() // 1_000_000)
+        row = (name, steps, _pack(_Step(waiting, ids, memory)), time.time_ns() // 1_000_000)
         transact(store, lambda tx: tx.insert("tape_staged", ("stage", "step", "drafts", "ts_ms"), [row]))
         steps += 1
         entries += len(waiting)
         size = 0
         waiting.clear()
+        ids.clear()
 
     try:
-        for draft in drafts:
+        for draft, row_id in drafts:
             waiting.append(draft)
+            if memory:
+                ids.append(row_id)
             size += len(draft.payload_json)
             if len(waiting) == STEP_ENTRIES or size >= STEP_BYTES:
                 put()
@@ -137,6 +155,25 @@ def append_batch(store: str, producer: str, batch: str, stages: Sequence[Stage],
     while not seal.is_done:
         seal = transact(store, lambda tx: _append_step(tx, producer, batch))
     return Appended(seal.entries, is_repeated=not is_new)
+
+
+def finish_batches(store: str, producer: str) -> int:
+    """Append what is left of batches of a producer that was killed; how many there were."""
+    rows = ask_patiently(
+        store,
+        lambda reader: reader.query("SELECT batch FROM tape_batches WHERE producer = ? AND is_done = 0", producer),
+    )
+    for (batch,) in rows:
+        append_batch(store, producer, batch, [])
+    return len(rows)
+
+
+def find_batch(reader: Reader | Transaction, producer: str, batch: str) -> Appended | None:
+    """A batch that is in the journal already, or None."""
+    row = reader.one(
+        "SELECT entries FROM tape_batches WHERE producer = ? AND batch = ? AND is_done = 1", producer, batch
+    )
+    return None if row is None else Appended(row[0], is_repeated=True)
 
 
 def append_once(store: str, stages: Sequence[Stage]) -> Appended:
@@ -211,19 +248,36 @@ def _append_step(tx: Transaction, producer: str, batch: str) -> _Seal:
         raise PipelineInput(
             f"Step {step} of the stage {name} of batch {batch!r} of {producer!r} is gone from the store."
         )
-    drafts = _unpack(row[0])
+    handed = _unpack(row[0])
+    drafts = _unseen(tx, handed) if handed.memory else handed.drafts
     append(tx, drafts)
     steps, is_done = seal.steps + 1, seal.steps + 1 == len(places)
+    entries = seal.entries - (len(handed.drafts) - len(drafts))
     tx.execute(
-        "UPDATE tape_batches SET steps = ?, is_done = ?, ts_ms = ? WHERE producer = ? AND batch = ?",
+        "UPDATE tape_batches SET steps = ?, is_done = ?, entries = ?, ts_ms = ? WHERE producer = ? AND batch = ?",
         steps,
         int(is_done),
+        entries,
         tx.enlist(Page).ts_ms,
         producer,
         batch,
     )
     tx.execute("DELETE FROM tape_staged WHERE stage = ? AND step = ?", name, step)
-    return _Seal(seal.stages, steps, is_done, seal.entries)
+    return _Seal(seal.stages, steps, is_done, entries)
+
+
+def _unseen(tx: Transaction, step: _Step) -> list[Draft]:
+    """The drafts whose ids are new to the memory, which knows them from now on; of equal ids the first."""
+    condition, ids = tx.is_any("row_id", step.ids)
+    rows = tx.query(f"SELECT row_id FROM tape_ingested WHERE producer = ? AND {condition}", step.memory, ids)
+    known = {row[0] for row in rows}
+    new: dict[str, Draft] = {}
+    for draft, row_id in zip(step.drafts, step.ids, strict=True):
+        if row_id not in known:
+            new.setdefault(row_id, draft)
+    now_ms = time.time_ns() // 1_000_000
+    tx.insert("tape_ingested", ("producer", "row_id", "ts_ms"), [(step.memory, row_id, now_ms) for row_id in new])
+    return list(new.values())
 
 
 def _find(tx: Transaction, producer: str, batch: str) -> _Seal | None:

@@ -24,7 +24,7 @@ class Running:
         self._quiet = quiet
         self._stop = threading.Event()
         self._entries = Counter("tape_pipeline_entries", "Entries that jobs have handled", ["job"], registry=registry)
-        self._position = Gauge("tape_pipeline_position", "Last global_seq handled", ["job"], registry=registry)
+        self._position = Gauge("tape_pipeline_position", "Last global_seq or batch handled", ["job"], registry=registry)
         self._behind = Gauge("tape_pipeline_behind", "Entries still to handle", ["job"], registry=registry)
         self._noted = Counter(
             "tape_pipeline_noted", "What jobs left out or repeated", ["job", "what"], registry=registry
@@ -54,6 +54,17 @@ class Running:
             rate = entries / seconds if seconds > 0 else 0
             text = f"{time.strftime('%H:%M:%S')} {self.job}: {entries:,} entries to {position:,}"
             sys.stderr.write(f"{text}, {max(head - position, 0):,} behind, {rate:,.0f}/s\n")
+            sys.stderr.flush()
+
+    def told_batch(self, rows: int, number: int, seconds: float) -> None:
+        """Show one micro-batch of a stream that does not read the journal."""
+        self._entries.labels(self.job).inc(rows)
+        self._position.labels(self.job).set(number)
+        self._seconds.labels(self.job).set(seconds)
+        if not self._quiet:
+            sys.stderr.write(
+                f"{time.strftime('%H:%M:%S')} {self.job}: batch {number:,}, {rows:,} rows in {seconds:.1f} s\n"
+            )
             sys.stderr.flush()
 
     def noted(self, what: str, count: int, detail: str = "") -> None:

@@ -321,25 +321,63 @@ def fanout(
 
 @app.command()
 def ingest(
-    path: Annotated[str, typer.Argument(help="Files or a folder.")],
-    mapping: Annotated[list[str], typer.Option("--map", help="field=SQL expression over the input's columns.")],
+    path: Annotated[str, typer.Argument(help="Files or a folder; empty for a source that is none.")],
+    mapped: Annotated[list[str] | None, typer.Option("--map", help="field=SQL expression over the columns.")] = None,
+    template: Annotated[list[str] | None, typer.Option(help="field=text with {column} in it.")] = None,
+    mapping: Annotated[str, typer.Option(help="A TOML or JSON file with the tables map and template.")] = "",
     store: Store = DEFAULT_STORE,
-    source: Annotated[str, typer.Option("--format", help="json (lines), parquet, csv, delta, …")] = "json",
-    unique: Annotated[str, typer.Option(help="A column whose repeated values are dropped.")] = "",
-    producer: Annotated[str, typer.Option(help="Together with the batch id, the name of this input.")] = "ingest",
+    source: Annotated[str, typer.Option("--format", help="json (lines), parquet, csv, delta, kafka, …")] = "json",
+    option: Annotated[list[str] | None, typer.Option(help="An option of that format, as name=value.")] = None,
+    schema: Annotated[str, typer.Option(help="The input's columns, as id long, name string; else looked for.")] = "",
+    unique: Annotated[str, typer.Option(help="A column of ids: a row that comes again is dropped.")] = "",
+    producer: Annotated[str, typer.Option(help="The name of this input, for ids and batches.")] = "ingest",
     batch_id: Annotated[str, typer.Option(help="A repeated batch appends nothing. [default: the path]")] = "",
+    rejects: Annotated[str, typer.Option(help="A folder or URL for bad rows. [default: rejects-<producer>]")] = "",
+    redact: Annotated[bool, typer.Option(help="Take secrets out of payloads.")] = True,
+    safe_type: Annotated[list[str] | None, typer.Option(help="An event type whose payloads stay as they are.")] = None,
+    stream: Annotated[bool, typer.Option(help="Read as a stream, and remember what was read.")] = False,
+    checkpoint: Annotated[str, typer.Option(help="For a stream: the folder where it remembers.")] = "",
+    watermark: Annotated[str, typer.Option(help="For a stream: column=how late it may be, as at=10 minutes.")] = "",
+    follow: Annotated[bool, typer.Option(help="For a stream: go on with what comes, until SIGTERM.")] = False,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
+    quiet: Quiet = False,
+    metrics_listen: MetricsListen = "",
 ) -> None:
-    """Append the rows of files to the journal, once."""
+    """Append the rows of files or any other source to the journal, once."""
     from tape.pipeline.jobs import ingest as job
+    from tape.pipeline.mapping import FieldMapping, read_mapping
+    from tape.pipeline.running import running
 
-    pairs = dict(pair_of("--map", text) for text in mapping)
-    with session("ingest", master, conf) as spark:
-        count = job.ingest(
-            spark, store, path, pairs, source=source, unique=unique, producer=producer, batch_id=batch_id
-        )
-    typer.echo(f"{count:,} rows of {path} are in the journal.")
+    if (watermark or follow or checkpoint) and not stream:
+        raise PipelineInput("--watermark, --follow and --checkpoint are for --stream.")
+    if stream and (batch_id or not checkpoint):
+        raise PipelineInput("--stream needs a --checkpoint, which numbers its batches; it takes no --batch-id.")
+    given = FieldMapping(
+        dict(pair_of("--map", text) for text in mapped or ()),
+        dict(pair_of("--template", text) for text in template or ()),
+    )
+    fields = read_mapping(mapping).both(given) if mapping else given
+    safe = job.names_of(safe_type or ())
+    wanted = job.Ingesting(store, fields, producer, unique, rejects, redact, safe)
+    options = dict(pair_of("--option", text) for text in option or ())
+    with (
+        session("ingest", master, conf) as spark,
+        running("ingest", quiet=quiet, metrics_listen=metrics_listen) as now,
+    ):
+        if stream:
+            from tape.pipeline.jobs.ingest_stream import Streaming, ingest_stream
+
+            how = Streaming(source, schema, options, watermark, follow)
+            done = ingest_stream(spark, wanted, path, checkpoint, now, how)
+        else:
+            done = job.ingest(spark, wanted, path, source=source, schema=schema, options=options, batch_id=batch_id)
+    typer.echo(
+        f"{done.rows:,} rows of {path or source}: {done.entries:,} appended, {done.duplicates:,} were there,"
+        f" {done.rejected:,} rejected."
+    )
+    if done.rejected:
+        typer.echo(f"Rejected rows are in {wanted.resolved().rejects}; the last: {done.reason}", err=True)
 
 
 def main(job: str, arguments: Sequence[str] | None = None) -> None:
