@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tape.journal.entry import check_id
 from tape.subscriptions.directives import Plan, TraceContext, resolve
 from tape.subscriptions.envelope import receive
 from tests.subscriptions.specs import subscription
@@ -108,6 +109,15 @@ def test_dedup_goes_by_the_header_and_else_by_the_id() -> None:
     for made, key in ((plan(("x-idempotency-key", "k1"), **on), "k1"), (plan(**on), "42")):
         assert made.dedup is not None
         assert (made.dedup.key, made.dedup.window_secs, made.key) == (key, 60, key)
+
+
+@pytest.mark.parametrize("key", ["k" * 501, "é" * 251, "with\0nul"])
+def test_a_key_that_cannot_be_kept_is_its_digest(key: str) -> None:
+    made = plan(("x-idempotency-key", key), dedup={"enabled": True})
+    assert made.dedup is not None
+    check_id("key", made.dedup.key)
+    assert made.dedup.key.startswith("sha256:")
+    assert made.payload["idempotency_key"] == key
 
 
 @pytest.mark.parametrize(

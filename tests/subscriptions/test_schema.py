@@ -85,6 +85,7 @@ VALUES = st.one_of(
     st.just([{"name": "db", "type": "tcp", "target": "h:1"}]),
     st.just([{"name": "db", "probe": "tcp"}]),
     st.just([{"header": "a", "controls": "priority", "map": {"x": "y"}}]),
+    st.just([{"header": "a", "controls": "dispatch.execution_pool", "allowed": ["iot", "X"]}]),
 )
 
 

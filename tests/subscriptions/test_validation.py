@@ -179,6 +179,20 @@ def without(text: str, line: str) -> str:
             " a routing directive must constrain its targets",
         ),
         (
+            nats("headers: {directives: [{header: a, controls: dispatch.execution_pool, allowed: [iot, Fast Lane]}]}"),
+            "is not a pool; it must be lower-case letters, digits, - and _, at most 63 of them",
+        ),
+        (
+            NATS.replace("ingest_order}", "ingest_order, execution_pool: IoT}"),
+            "subscription 'dispatch.execution_pool' must be lower-case letters, digits, - and _, at most 63 of them,"
+            " got 'IoT'",
+        ),
+        (
+            nats("headers: {directives: [{header: a, controls: priority, map: {high: Fast}}]}"),
+            "subscription 'headers.directives[0].map.high' must be lower-case letters, digits, - and _, at most 63 of"
+            " them, got 'Fast'",
+        ),
+        (
             nats("headers: {directives: [{header: a, controls: priority}]}"),
             "directive header 'a' controls 'priority' but declares no non-empty 'map:' (value → pool) —"
             " a priority directive must map to allowed pools",

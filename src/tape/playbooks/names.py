@@ -12,7 +12,8 @@ SHARED = "shared"
 # For messages: what a pool may be called.
 POOL_RULE = "must be lower-case letters, digits, - and _, at most 63 of them"
 
-_POOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+POOL_PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
+_POOL = re.compile(POOL_PATTERN)
 
 
 def is_pool(name: str) -> bool:

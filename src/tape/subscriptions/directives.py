@@ -6,11 +6,13 @@ message, a replay and a batch job are planned alike. For deliveries from outside
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Any
 
 import msgspec
 
+from tape.journal.entry import MAX_ID_BYTES
 from tape.subscriptions.envelope import Envelope, lower, payload_of
 from tape.subscriptions.spec import ROUTING, Rule, Subscription, TraceRules
 
@@ -109,7 +111,7 @@ def resolve(subscription: Subscription, envelope: Envelope) -> Plan:
         payload["idempotency_key"] = key
     if "content_type" in chosen:
         payload["content_type"] = content_type
-    dedup = DedupKey(key or envelope.message_id, spec.dedup.window_secs) if spec.dedup.enabled else None
+    dedup = DedupKey(_storable(key or envelope.message_id), spec.dedup.window_secs) if spec.dedup.enabled else None
     return Plan(
         subscription=subscription.path,
         source=spec.source,
@@ -143,6 +145,14 @@ def _effect(rule: Rule, value: str) -> str | None:
     if rule.allowed or rule.controls in ROUTING:
         return value if value in rule.allowed else None
     return value
+
+
+def _storable(key: str) -> str:
+    """A key as it can be kept: one that is too long, or has a NUL in it, is its digest."""
+    encoded = key.encode(errors="replace")
+    if len(encoded) <= MAX_ID_BYTES and "\0" not in key:
+        return key
+    return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
 def _lane(envelope: Envelope, payload: dict[str, Any], name: str) -> str:

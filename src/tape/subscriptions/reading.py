@@ -9,7 +9,7 @@ import msgspec
 
 from tape.catalog.document import Place, nearest
 from tape.catalog.yaml import render
-from tape.subscriptions.shapes import Field, Shape, fields_of
+from tape.subscriptions.shapes import Shape, fields_of
 
 SIZE = r"^([1-9][0-9]{0,14})(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _SIZE = re.compile(SIZE.strip("^$"))
@@ -52,7 +52,7 @@ def read_block(place: Place, block: type[msgspec.Struct]) -> Any:
         if len(given) > 1:
             key_at(place, given[1]).wrong(f"is another name of {given[0]!r}, which is given too; keep one of them")
         if given:
-            values[field.name] = _read(key_at(place, given[0]), field.shape, field)
+            values[field.name] = _read(key_at(place, given[0]), field.shape)
         elif field.is_required:
             is_whole = False
             _missing(key_at(place, field.name))
@@ -66,7 +66,7 @@ def key_at(place: Place, key: str) -> Place:
     return Place(place.document, place.value.get(key), (*place.path, key))
 
 
-def _read(place: Place, shape: Shape, field: Field) -> Any:
+def _read(place: Place, shape: Shape) -> Any:
     value = place.value
     match shape.kind:
         case "block":
@@ -79,12 +79,12 @@ def _read(place: Place, shape: Shape, field: Field) -> Any:
             if not isinstance(value, list):
                 return _wrong(place, "must be a list")
             assert shape.item is not None
-            return tuple(_read(item, shape.item, field) for item in place.items())
+            return tuple(_read(item, shape.item) for item in place.items())
         case "table":
             if not isinstance(value, dict):
                 return _wrong(place, "must be a mapping")
             assert shape.item is not None
-            return {key: _read(key_at(place, key), shape.item, field) for key in value}
+            return {key: _read(key_at(place, key), shape.item) for key in value}
         case "flag":
             return value if isinstance(value, bool) else _wrong(place, "must be a boolean")
         case "choice":

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from tape.playbooks.names import POOL_PATTERN
 from tape.subscriptions.reading import SIZE
 from tape.subscriptions.shapes import Field, Shape, fields_of
 from tape.subscriptions.spec import CONNECTION_KEYS, ROUTING, Rule, Spec, Verify
@@ -144,6 +145,10 @@ def _spec_rules() -> list[Schema]:
 def _rule_rules() -> list[Schema]:
     return [
         _when(_if("controls", *sorted(ROUTING)), {"required": ["allowed"], "properties": {"allowed": {"minItems": 1}}}),
+        _when(
+            _if("controls", "dispatch.execution_pool"),
+            {"properties": {"allowed": {"items": {"pattern": f"^{POOL_PATTERN}$"}}}},
+        ),
         {
             "if": _if("controls", "priority"),
             "then": {"required": ["map"], "properties": {"map": {"minProperties": 1}, "allowed": False}},

@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from tape.playbooks.names import POOL_PATTERN, POOL_RULE
 from tape.subscriptions.spool_spec import Count, Size, Spool, Text
 
 SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "webhook"]
+Pool: TypeAlias = Annotated[str, Meta(pattern=f"^{POOL_PATTERN}$", extra={"means": POOL_RULE.removeprefix("must be ")})]
 WEB_ADDRESS = r"^https?://[^\s/?#]+([/?#]\S*)?$"
 
 MAX_BATCH = 1_000
@@ -54,7 +56,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Literal["local", "dedicated-pool", "cloud-run"],
         Meta(description="`local` runs inside `tape serve`; the others are processes of `tape subscription run`."),
     ] = "dedicated-pool"
-    pool: Annotated[Text, Meta(description="Name of the pool of runtimes that runs it.")] = ""
+    pool: Annotated[Pool, Meta(description="Name of the pool of runtimes that runs it.")] = ""
     batch: Annotated[int, Meta(ge=1, le=MAX_BATCH, description="Messages asked for at once.")] = 100
     timeout_ms: Annotated[int, Meta(ge=1, description="How long one fetch waits for messages.")] = 1_000
     max_in_flight: Annotated[Count | None, Meta(description="The same as `limits.max_in_flight`.")] = None
@@ -78,7 +80,7 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Literal["message.json", "message.body", "message.attributes"],
         Meta(description="What of the message is put at the top of the run's payload."),
     ] = "message.json"
-    execution_pool: Annotated[Text, Meta(description="Pool of the run; from the playbook's path without it.")] = ""
+    execution_pool: Annotated[Pool, Meta(description="Pool of the run; from the playbook's path without it.")] = ""
     batch_dispatch: Annotated[bool, Meta(description="Several messages in one request to the server.")] = False
     batch_max: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_BATCH)] | None,
@@ -123,7 +125,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed: Annotated[
         tuple[Text, ...], Meta(description="The values it may have; a rule that routes needs them.")
     ] = ()
-    map: Annotated[dict[str, Text], Meta(description="Value to pool, for `priority`.")] = {}
+    map: Annotated[dict[str, Pool], Meta(description="Value to pool, for `priority`.")] = {}
 
 
 class TraceRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 from tape.catalog.document import Document, Place
 from tape.errors import InvalidCadence, InvalidDocument, Problem
+from tape.playbooks.names import POOL_RULE, is_pool
 from tape.subscriptions.cron import Cron
 from tape.subscriptions.reading import key_at, read_block
 from tape.subscriptions.spec import CONNECTION_KEYS, ROUTING, Spec, Subscription
@@ -140,6 +141,9 @@ def _directives_constrain(spec: Place) -> None:
                 f"directive header '{header}' controls '{controls}' but declares no non-empty 'allowed:' value list —"
                 " a routing directive must constrain its targets",
             )
+        for pool in _texts(rule, "allowed") if controls == "dispatch.execution_pool" else ():
+            if not is_pool(pool.value):
+                pool.wrong(f"is not a pool; it {POOL_RULE}")
         if controls == "priority" and not rule.value.get("map"):
             rule.document.wrong(
                 (*rule.path, "map"),
@@ -239,8 +243,17 @@ def _word(place: Place, key: str, otherwise: str = "") -> str:
     return value if isinstance(value, str) else ""
 
 
+def _texts(place: Place, key: str) -> list[Place]:
+    """The texts of a list under a key."""
+    return [item for item in _listed(place, key) if isinstance(item.value, str)]
+
+
 def _items(place: Place, key: str) -> list[Place]:
     """The mappings of a list under a key."""
+    return [item for item in _listed(place, key) if isinstance(item.value, dict)]
+
+
+def _listed(place: Place, key: str) -> list[Place]:
     value = place.value.get(key)
     found = enumerate(value) if isinstance(value, list) else ()
-    return [Place(place.document, item, (*place.path, key, index)) for index, item in found if isinstance(item, dict)]
+    return [Place(place.document, item, (*place.path, key, index)) for index, item in found]
