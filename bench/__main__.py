@@ -33,6 +33,7 @@ QUESTIONS = (
     "pipeline",
     "directives",
     "aggregate",
+    "pools",
 )
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140

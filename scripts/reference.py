@@ -56,9 +56,11 @@ MODULES = (
     "tape.connectors.local",
     "tape.connectors.pubsub",
     "tape.tenancy",
+    "tape.playbooks.functions",
+    "tape.playbooks.worker",
 )
 # Modules whose names are used from the package itself.
-OF_THE_PACKAGE = ("tape.durable", "tape.calls", "tape._recover")
+OF_THE_PACKAGE = ("tape.durable", "tape.calls", "tape._recover", "tape.playbooks.functions")
 
 
 def main() -> int:

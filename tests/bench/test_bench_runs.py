@@ -34,6 +34,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "relay",
         "verify",
         "directives",
+        "pools",
         "--markdown",
         str(page),
     )
@@ -45,6 +46,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     "row",
     [
         "SQLite: append through the SDK",
+        "SQLite: a flood on pool iot, its worker at full speed",
         "SQLite: INSERT, COMMIT",
         "SQLite: BeginEffect, CompleteEffect, 1 caller",
         "p50 ms at 10,000",

@@ -24,6 +24,7 @@ from tape.server.server import Server
 from tests.forked import Forked
 from tests.services import wait_for
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ENDED = (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_FAILED, pb.RUN_STATUS_CANCELLED)
 
 
@@ -82,7 +83,7 @@ async def test_playbooks_run_to_their_end_and_every_step_is_an_effect(client: As
         "inputs: {numbers: array}\noutput: {all: '{{ all }}', more: '{{ more }}'}",
     )
     async with working(client):
-        started = await client.execute("domain/numbers", {"numbers": [1, 2]})
+        started = await client.execute("domain/numbers", {"numbers": [1, 2]}, traceparent=TRACEPARENT)
         run = await end_of(client, started.execution_id)
     key = started.execution_id
     assert msgspec.json.decode(run.detail_json)["output"] == {
@@ -92,6 +93,7 @@ async def test_playbooks_run_to_their_end_and_every_step_is_an_effect(client: As
     subjects = []
     async for entry in client.follow(run_id=key):
         subjects.append(entry.type)
+        assert entry.trace_id == TRACEPARENT.split("-")[1], entry.subject
         if entry.type == "run.terminal":
             break
     assert subjects[:2] == ["run.running", "command.issued"]

@@ -18,6 +18,8 @@ from tape.playbooks.host import RunInfo
 from tape.playbooks.inputs import Input
 from tape.playbooks.names import POOL_RULE, is_pool
 
+__all__ = ["function", "playbook"]
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Parameters with a meaning of their own: everything that was sent, the execution, and what effects ask for.

@@ -178,15 +178,12 @@ class _Workflow:
             fields.at("step").wrong("is the name of an input; expressions could not tell the two apart")
 
     def _tool(self, fields: Fields, names: frozenset[str]) -> tuple[str, dict[str, Any], Render]:
-        if "tool" not in fields:
-            fields.text("tool") if fields.is_given else None
-            return "", {}, compile_value({}, ())
-        place = fields.at("tool")
-        tool = place.mapping()
+        tool = fields.section("tool", required=True)
+        place = tool.place
         kind = tool.choice("kind", sorted(TOOLS)) if tool.is_given else ""
-        if kind in TOOLS and tool.value("kind") == kind:
+        if kind and tool.value("kind") == kind:
             TOOLS[kind].check(tool)
-        config = {key: value for key, value in tool.place.value.items() if key != "kind"}
+        config = {key: value for key, value in place.value.items() if key != "kind"}
         return kind, config, self._template(Place(place.document, config, place.path), names)
 
     def _arrows(self, place: Place) -> tuple[Arrow, ...]:
@@ -212,9 +209,10 @@ class _Workflow:
         return (Arrow(name, when),)
 
     def _check_reach(self, steps: dict[str, Step], first: str) -> None:
-        reached, waiting = {first, END}, [first]
+        reached = {first, END}
+        waiting = [first] if first in steps else []
         while waiting:
-            for arrow in steps[waiting.pop()].next if steps else ():
+            for arrow in steps[waiting.pop()].next:
                 if arrow.step not in reached and arrow.step in steps:
                     reached.add(arrow.step)
                     waiting.append(arrow.step)

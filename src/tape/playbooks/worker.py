@@ -43,6 +43,8 @@ from tape.reactions.envelope import Envelope
 from tape.reactions.tally import Tally
 from tape.telemetry.export import start_export
 
+__all__ = ["run_worker", "work"]
+
 log = logging.getLogger(__name__)
 
 # A run's lease ends a little before that of its task: whoever gets the task then can take the run up at once.
