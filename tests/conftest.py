@@ -28,7 +28,15 @@ from tests.services import Postgres, free_port
 FIRST = ("tests/pipeline/", "tests/bench/", "tests/test_documentation.py", "tests/adk/test_crash.py", "tests/system/")
 # These share something costly, a Spark session or a run of the bench: they go to one process. So do those that need
 # Google's emulator of Pub/Sub.
-TOGETHER = ("tests/pipeline/", "tests/bench/", "tests/cli/test_ledgers.py", "tests/test_examples.py")
+TOGETHER = (
+    "tests/pipeline/",
+    "tests/bench/",
+    "tests/subscriptions/spool/",
+    "tests/reactions/test_rehearsal.py",
+    "tests/cli/test_ledgers.py",
+    "tests/cli/test_subscriptions.py",
+    "tests/test_examples.py",
+)
 
 
 class Shared(LoadScopeScheduling):

@@ -254,14 +254,14 @@ def test_a_dispatcher_is_woken_and_stops_when_told(client: TapeClient, url: str)
         seen.extend(reports)
 
     dispatcher = threading.Thread(
-        target=run_outbox_dispatcher, args=(url,), kwargs={"interval_s": 60, "on_tick": tick, "stop": stop}
+        target=run_outbox_dispatcher, args=(url,), kwargs={"interval_s": 600, "on_tick": tick, "stop": stop}
     )
     dispatcher.start()
     run_id = begin(client)
-    # However late the dispatcher began to listen, one of these wakes it within its minute.
-    wait_for(lambda: send(client, run_id) and seen, "the dispatcher to be woken", 20)
+    # However late the dispatcher began to listen, one of these wakes it before its ten minutes are over.
+    wait_for(lambda: send(client, run_id) and seen, "the dispatcher to be woken")
     stop.set()
-    dispatcher.join(30)
+    dispatcher.join(120)
     assert not dispatcher.is_alive()
     assert set(outcomes(seen)) == {"confirmed"}
 
