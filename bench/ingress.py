@@ -64,7 +64,7 @@ spec:
   dispatch: {playbook: domain/ingest_order, execution_pool: subscription}
 """
 BARE = """\
-import asyncio, socket, uvicorn
+import socket, uvicorn, uvloop
 from starlette.requests import Request
 from starlette.responses import Response
 from tape.server.http.protocol import Connection
@@ -78,7 +78,7 @@ listening.bind(("127.0.0.1", 0))
 listening.listen(1024)
 print(listening.getsockname()[1], flush=True)
 config = uvicorn.Config(app, http=Connection, server_header=False, log_config=None, access_log=False, lifespan="off")
-asyncio.run(uvicorn.Server(config).serve([listening]))
+uvloop.run(uvicorn.Server(config).serve([listening]))
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -11,6 +12,8 @@ from typing import Any
 
 import jwt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tape.errors import InvalidConfig
 from tape.security import jwks
@@ -296,6 +299,35 @@ async def test_keys_that_cannot_be_had_are_our_fault_not_the_senders(issuers: Is
     assert await shown(issuers, oidc(google.url), token()) == "502 jwks_error"
     with pytest.raises(InvalidConfig):
         await shown(issuers, oidc("http://keys.example.com/"), token())
+
+
+# ── whatever is sent ─────────────────────────────────────────────────────────────────────────────
+
+TEXT = st.text(st.characters(max_codepoint=255), max_size=80)
+WRITTEN = st.one_of(
+    TEXT,
+    st.builds("sha256={}".format, TEXT),
+    st.builds("t={},v1={}".format, TEXT, TEXT),
+    st.builds("v1,{} v1,{}".format, TEXT, TEXT),
+    st.builds("Bearer {}.{}.{}".format, TEXT, TEXT, TEXT),
+)
+
+
+@given(WRITTEN, TEXT, TEXT, st.binary(max_size=200))
+def test_no_header_and_no_body_gets_in_or_breaks_anything_without_the_secret(
+    written: str, message_id: str, moment: str, body: bytes
+) -> None:
+    names = ("x-hub-signature-256", "stripe-signature", "webhook-signature", "authorization")
+    headers = [(name.encode(), written.encode("latin-1")) for name in names]
+    headers += [(b"webhook-id", message_id.encode("latin-1")), (b"webhook-timestamp", moment.encode("latin-1"))]
+
+    async def tried() -> list[Proven | Refused]:
+        given = Delivery(headers, body, NOW)
+        return [await prove(each, (WHSEC,), Issuers(), given) for each in (PLAIN, STRIPE, STANDARD, BEARER)]
+
+    for found in asyncio.run(tried()):
+        assert isinstance(found, Refused)
+        assert found.status in (401, 403)
 
 
 # ── the gate ─────────────────────────────────────────────────────────────────────────────────────

@@ -138,6 +138,31 @@ async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any
     assert len(runs) == total
 
 
+async def test_six_signed_webhooks_are_completed_by_a_worker_of_their_pool(stage: Any) -> None:
+    _, server, gateway = stage
+    await api(server, "/api/catalog/register", {"content": PLAYBOOK.format(path="domain/ingest_order")})
+    await api(server, "/api/catalog/register", {"content": PUSH})
+    sender = Sender(gateway.address)
+    for n in range(6):
+        await sender.send(f"m{n}")
+    worker = Forked(["worker", "--pool", "subscription", "--url", server.url])
+    try:
+        async with asyncio.timeout(120):
+            for execution_id in sender.accepted.values():
+                while (await show(server, execution_id))["status"] != "TERMINAL":
+                    await asyncio.sleep(0.05)
+    finally:
+        worker.kill()
+    shown = [await show(server, execution_id) for execution_id in sender.accepted.values()]
+    assert {(each["pool"], each["subscription"]) for each in shown} == {("subscription", "subscriptions/orders")}
+    assert sorted(each["message_id"] for each in shown) == [f"m{n}" for n in range(6)]
+
+
+async def show(server: ServerProcess, execution_id: str) -> Any:
+    address = server.http_url.removeprefix("http://")
+    return (await call(address, "GET", f"/api/executions/{execution_id}", authorization=f"Bearer {TOKEN}")).json()
+
+
 async def _all_runs(store: str) -> dict[str, list[str]]:
     """The runs of each message."""
     found: dict[str, list[str]] = {}

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tape.cli.options import run
+from tape.errors import InvalidInput
 
 TOKEN = "TAPE_INTERNAL_API_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -19,8 +20,10 @@ TOKEN = "TAPE_INTERNAL_API_TOKEN"  # noqa: S105 - the name of a variable
 def gateway(
     server: Annotated[str, typer.Option(envvar="TAPE_SERVER_URL", help="HTTP address of the server.")],
     listen: Annotated[str, typer.Option(help="Where senders reach it.")] = "127.0.0.1:7880",
-    remember_s: Annotated[float, typer.Option(help="Seconds for which a listener is not asked for again.")] = 30.0,
-    body_timeout_s: Annotated[float, typer.Option(help="Seconds that a body has to arrive in.")] = 10.0,
+    remember_s: Annotated[
+        float, typer.Option(min=0, help="Seconds for which a listener is not asked for again.")
+    ] = 30.0,
+    body_timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that a body has to arrive in.")] = 10.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Take webhooks and Pub/Sub pushes, verify them, and have a server begin their runs.
@@ -28,6 +31,8 @@ def gateway(
     It holds no database connection. The server's internal token is read from TAPE_INTERNAL_API_TOKEN, never from an
     argument, which others on the machine could see.
     """
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        raise InvalidInput(f"--log-level {log_level!r} must be debug, info, warning or error.")
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )

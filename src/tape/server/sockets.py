@@ -10,7 +10,7 @@ from tape.errors import InvalidConfig
 def bind(name: str, host: str, port: int) -> socket.socket:
     """A socket on an address; an error names the option that said so."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
