@@ -24,12 +24,6 @@ from bench.lab import TAPE, Lab, TapeServer, stop
 from bench.options import NAMES, Options
 from bench.readers import build
 from bench.table import Table, count, milliseconds, ratio
-from tape.subscriptions.ingress import admit
-from tape.subscriptions.listeners import Listener
-from tape.subscriptions.validation import parse_subscription
-from tape.subscriptions.verification.delivery import Delivery
-from tape.subscriptions.verification.oidc import Issuers
-from tape.subscriptions.verification.proving import Proven, prove
 
 TITLE = "Push: deliveries that are verified and durable, beside a bare endpoint"
 
@@ -84,7 +78,7 @@ uvloop.run(uvicorn.Server(config).serve([listening]))
 
 def run(options: Options) -> list[Table]:
     """Measure."""
-    return [_deliveries(options), _steps(options)]
+    return [_deliveries(options)]
 
 
 def _deliveries(options: Options) -> Table:
@@ -133,54 +127,6 @@ def _deliveries(options: Options) -> Table:
             "The CPU is that of the server's process, and of the gateway's; other load changes it little.",
         ],
     )
-
-
-def _steps(options: Options) -> Table:
-    """What verification and directives add to a delivery, without the network."""
-    rounds = options.scaled(20_000, 200)
-    plain, ruled = _listener(PUSH), _listener(PUSH + RULES)
-    headers = [(b"x-signature", _signature(BODY).encode()), (b"content-type", b"application/json"), (b"host", b"x")]
-    directed = [*headers, (b"x-route", b"domain/ingest_order"), (b"traceparent", _TRACE.encode())]
-    rows = [
-        ("HMAC over the body", _time(rounds, lambda: options.lab.run(_prove(plain, Delivery(headers, BODY), rounds)))),
-        (
-            "HMAC, envelope, plan",
-            _time(rounds, lambda: options.lab.run(_admit(plain, Delivery(headers, BODY), rounds))),
-        ),
-        (
-            "HMAC, envelope, plan with three rules and a trace",
-            _time(rounds, lambda: options.lab.run(_admit(ruled, Delivery(directed, BODY), rounds))),
-        ),
-    ]
-    large = json.dumps({"text": "x" * (1 << 20)}).encode()
-    signed = [(b"x-signature", _signature(large).encode())]
-    few = max(rounds // 100, 2)
-    rows.append(("HMAC over 1 MiB", _time(few, lambda: options.lab.run(_prove(plain, Delivery(signed, large), few)))))
-    return Table(
-        "Push: what verification and directives add", ("", "CPU µs each"), [(name, f"{us:.1f}") for name, us in rows]
-    )
-
-
-async def _prove(listener: Listener, delivery: Delivery, rounds: int) -> None:
-    issuers = Issuers()
-    for _ in range(rounds):
-        assert isinstance(await prove(listener.subscription, listener.secrets, issuers, delivery), Proven)
-
-
-async def _admit(listener: Listener, delivery: Delivery, rounds: int) -> None:
-    issuers = Issuers()
-    for _ in range(rounds):
-        await admit(listener, issuers, delivery)
-
-
-def _time(rounds: int, work: Any) -> float:
-    started = time.process_time()
-    work()
-    return (time.process_time() - started) / rounds * 1e6
-
-
-def _listener(document: str) -> Listener:
-    return Listener(name="orders", subscription=parse_subscription(document), secrets=(SECRET,))
 
 
 class Measured(NamedTuple):
