@@ -51,6 +51,7 @@ class Settings:
     drop_window_s: float = 1.0
     keepalive_s: float = 15.0
     safe_types: str = ""
+    imports: str = ""
     artifacts: str = ""
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True

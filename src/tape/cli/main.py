@@ -45,6 +45,7 @@ COMMANDS = (
     "worker",
     "execute",
     "playbooks",
+    "subscribe",
 )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from tape import __version__
+from tape.cli.loading import import_modules
 from tape.cli.options import run
 from tape.config import Settings, load_settings
 from tape.telemetry.export import start_export
@@ -75,6 +76,9 @@ def serve(
     keepalive_s: Annotated[
         float | None, typer.Option(help="Seconds between keep-alives on HTTP streams. [default: 15]")
     ] = None,
+    imports: Annotated[
+        str | None, typer.Option(help="Modules to import first, with sources of your own, a.b,c.d. [default: none]")
+    ] = None,
     safe_types: Annotated[
         str | None, typer.Option(help="Event types stored as they are, e.g. order.paid,metric.*. [default: none]")
     ] = None,
@@ -126,6 +130,7 @@ def serve(
         "drop_window_s": drop_window_s,
         "keepalive_s": keepalive_s,
         "safe_types": safe_types,
+        "imports": imports,
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
         "ingress_body_timeout_s": ingress_body_timeout_s,
@@ -139,6 +144,7 @@ def serve(
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
     logging.getLogger("uvicorn").setLevel("WARNING")  # its comings and goings are ours to tell
+    import_modules([name for name in map(str.strip, settings.imports.split(",")) if name])
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     start_export("tape-server")
     run(_serve(settings))

@@ -12,14 +12,14 @@ from typing import Annotated
 
 import typer
 
+from tape.cli.loading import import_modules
+from tape.cli.options import DEFAULT_SERVER, ServerOption
 from tape.cli.options import run as run_loop
 from tape.errors import InvalidInput
 from tape.subscriptions.control import TOKEN_VARIABLE, Control
 from tape.subscriptions.runtime import Counts
 
 app = typer.Typer(help="Run a pull subscription.", no_args_is_help=True)
-
-DEFAULT_SERVER = "http://127.0.0.1:7879"
 
 
 @app.callback()
@@ -30,13 +30,14 @@ def about() -> None:
 @app.command()
 def run(
     path: Annotated[str, typer.Argument(help="The subscription's path in the catalog.")],
-    server: Annotated[
-        str, typer.Option("--server", envvar="TAPE_SERVER_URL", help="The server's HTTP address.")
-    ] = DEFAULT_SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     token: Annotated[
         str, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The server's internal token.", show_default=False)
     ] = "",
     worker_id: Annotated[str, typer.Option(help="The name in its events. [default: host and process]")] = "",
+    modules: Annotated[
+        list[str] | None, typer.Option("--import", "-i", help="A module with a source of yours; may be repeated.")
+    ] = None,
     deactivate: Annotated[
         bool, typer.Option("--deactivate", help="Drain and deactivate the subscription when told to stop.")
     ] = False,
@@ -49,6 +50,7 @@ def run(
     what it has fetched; a second one ends at once, and what was not acknowledged comes again.
     """
     set_logging(log_level)
+    import_modules(modules or [])
     name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
     counts = run_loop(_run(path, Control(server, token), name, metrics_listen, deactivate))
     typer.echo(summary(counts))

@@ -158,6 +158,19 @@ def received(about: About, source: str, message_id: str, headers: dict[str, Any]
     return _event(about, "message.received", "RECEIVED", "subscribe_runtime", context)
 
 
+def local(
+    about: About,
+    event_type: str,
+    status: str,
+    execution_id: int,
+    context: dict[str, Any],
+    trace: TraceContext | None = None,
+) -> Event:
+    """What a process without a server tells of the playbooks that it runs itself."""
+    event = _event(about, "", status, "subscribe_runtime", context, execution_id, trace)
+    return msgspec.structs.replace(event, event_type=event_type)
+
+
 def rate_limited(
     about: About,
     reason: str,

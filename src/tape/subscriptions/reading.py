@@ -88,9 +88,9 @@ def _read(place: Place, shape: Shape) -> Any:
         case "flag":
             return value if isinstance(value, bool) else _wrong(place, "must be a boolean")
         case "choice":
-            if isinstance(value, str) and value in shape.choices:
+            if isinstance(value, str) and (value in shape.choices or value in shape.more()):
                 return value
-            quoted = ", ".join(f'"{choice}"' for choice in shape.choices)
+            quoted = ", ".join(f'"{choice}"' for choice in (*shape.choices, *shape.more()))
             return _wrong(
                 place, f"must be one of [{quoted}], got {_quoted(value)}", nearest(value, shape.choices, listed=False)
             )

@@ -36,6 +36,7 @@ MAX_DELIVERIES = 5
 # How long a message rests before it comes again, and how long we wait before we connect again: 0.5 s, 1 s, 2 s … 30 s.
 BACKOFF = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=30.0, jitter=0.2)
 IDLE_S = 0.25
+SHORT_S = 0.005
 FINISH_S = 1.0
 LAG_EVERY_S = 10.0
 
@@ -111,6 +112,11 @@ class Runtime:
         """Fetch no more; `run` returns when what was fetched is settled."""
         self._stopping.set()
 
+    @property
+    def waiting(self) -> int:
+        """Messages in the spool."""
+        return 0 if self._forwarder.spool is None else self._forwarder.spool.items
+
     async def run(self) -> Counts:
         """Work until told to stop. Raises SourceMisconfigured at once; everything else is tried again."""
         await self._forwarder.start()
@@ -176,6 +182,7 @@ class Runtime:
             return
         if not found:
             await self._reporting.flush()
+            await self._rest(SHORT_S)  # a source that does not wait must not keep the processor busy
             if self._until_empty and self.governor.in_flight == 0:
                 self.stop()
             return

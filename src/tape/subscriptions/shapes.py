@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -18,6 +18,7 @@ class Shape(NamedTuple):
 
     kind: Kind
     choices: tuple[str, ...] = ()
+    more: Callable[[], tuple[str, ...]] = tuple  # further choices of this process
     least: int | None = None
     most: int | None = None
     pattern: str = ""
@@ -81,7 +82,7 @@ def _shape(hint: Any, said: dict[str, Any]) -> Shape:
         inner = next(each for each in get_args(hint) if each is not type(None))
         return _shape(inner, said)
     if get_origin(hint) is Literal:
-        return Shape("choice", choices=get_args(hint))
+        return Shape("choice", choices=get_args(hint), more=said.get("more", tuple))
     if said.get("form") == "size":
         return Shape("size", least=1)
     if get_origin(hint) is tuple:

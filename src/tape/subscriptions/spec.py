@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tape.playbooks.names import POOL_PATTERN, POOL_RULE
+from tape.subscriptions.sources.registry import own_sources
 from tape.subscriptions.spool_spec import Count, Size, Spool, Text
 
 SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "webhook"]
@@ -38,6 +39,7 @@ CONNECTION_KEYS: dict[str, tuple[SourceName, ...]] = {
     "security_protocol": ("kafka",),
     "sasl_mechanism": ("kafka",),
     "tls": ("nats", "kafka"),
+    "options": ("kafka",),
 }
 
 
@@ -222,7 +224,9 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The `spec` of a subscription."""
 
-    source: Annotated[SourceName, Meta(description="Kind of the source.")]
+    source: Annotated[
+        SourceName, Meta(description="Kind of the source; one of your own by its name.", extra={"more": own_sources})
+    ]
     mode: Annotated[Literal["pull", "push"], Meta(description="Tape fetches, or the source delivers.")]
     activation: Annotated[
         Literal["continuous", "scheduled"], Meta(description="A pull that never ends, or one bounded drain a time.")
@@ -261,6 +265,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="How Kafka is logged in to.")
     ] = "PLAIN"
     tls: Annotated[Tls | None, Meta(description="Encryption of the connection.")] = None
+
+    options: Annotated[
+        dict[str, Text],
+        Meta(description="More settings: librdkafka's for Kafka, its own for a source of yours."),
+    ] = {}
 
     runtime: Annotated[Runtime, Meta(description="Where and how it runs.")] = Runtime()
     dispatch: Annotated[Dispatch, Meta(description="What a message becomes.")]

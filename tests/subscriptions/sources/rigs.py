@@ -91,7 +91,7 @@ async def kafka_rig(cluster: KafkaCluster) -> Rig:
         "brokers": cluster.address,
         "topic": name,
         "group": f"group-{name}",
-        "options": {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200},
+        "options": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "200"},
     }
     producer.list_topics(name, timeout=30)
     return Rig("kafka", spec, publish, {"brokers": "127.0.0.1:1"}, settles_elsewhere=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tape.playbooks.tools.http import HttpTool
+from tape.playbooks.tools.late import LateTool
 from tape.playbooks.tools.playbook import PlaybookTool
 from tape.playbooks.tools.publish import PublishTool
 from tape.playbooks.tools.python import PythonTool
@@ -16,6 +17,7 @@ TOOLS: dict[str, Tool] = {
     "playbook": PlaybookTool(),
     "publish": PublishTool(),
     "python": PythonTool(),
+    "subscription": LateTool("tape.subscriptions.tool:SubscriptionTool"),
     "value": ValueTool(),
 }
 

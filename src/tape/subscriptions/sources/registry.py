@@ -37,6 +37,11 @@ def known_sources() -> tuple[str, ...]:
     return tuple(_KNOWN)
 
 
+def own_sources() -> tuple[str, ...]:
+    """The names of sources that were added to this process."""
+    return tuple(name for name, place in _KNOWN.items() if not isinstance(place, str))
+
+
 def open_source(name: str, spec: Mapping[str, Any], credential: Mapping[str, Any] | str | None = None) -> Source:
     """A source, not connected yet: its settings are the keys of the spec, and behind them the credential's."""
     place = _KNOWN.get(name)
@@ -47,4 +52,7 @@ def open_source(name: str, spec: Mapping[str, Any], credential: Mapping[str, Any
     if isinstance(place, str):
         module, _, attribute = place.partition(":")
         place = getattr(importlib.import_module(module), attribute)
+    else:
+        # A source of somebody's own has no keys in the spec but these.
+        spec = {**spec, **spec.get("options", {})}
     return place(Settings(name, spec, credential))  # type: ignore[call-arg]  # sources are made from settings

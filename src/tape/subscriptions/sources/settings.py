@@ -74,6 +74,10 @@ class Settings:
                 raise self.wrong(f"{name!r} has the unknown key {key!r}; {hint}")
         return dict(value)
 
+    def everything(self) -> dict[str, Any]:
+        """All values as they are."""
+        return dict(self._values)
+
     def raw(self, name: str) -> Any:
         """The value as it was written, or None."""
         return self._values.get(name)

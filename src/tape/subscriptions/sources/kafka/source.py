@@ -126,12 +126,20 @@ class KafkaSource(Source):
             if (trouble := topics[self.topic].error) is not None:
                 raise SourceMissing(f"subscription[kafka]: topic {self.topic!r} at {self._brokers}: {trouble.str()}.")
             self._consumer.subscribe([self.topic], on_revoke=self._forget, on_lost=self._forget)
+            self._wait_for_partitions()
         except self._kafka.KafkaException as error:
             self._leave()
             raise SourceUnavailable(f"Kafka at {self._brokers} cannot be reached: {error.args[0].str()}.") from error
         except SourceMissing:
             self._leave()
             raise
+
+    def _wait_for_partitions(self) -> None:
+        """Wait until we have partitions, which a short poll would do in vain; a group may have none left for us."""
+        until = time.monotonic() + ANSWER_S
+        while not self._consumer.assignment() and time.monotonic() < until:
+            if (message := self._consumer.poll(0.1)) is not None:
+                self._take(message)
 
     def _fetch(self, limit: int, wait_s: float) -> None:
         if self._consumer is None:

@@ -1,0 +1,182 @@
+"""`tape subscribe`: run a subscription in this process, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from tape.cli.loading import import_modules
+from tape.cli.options import DEFAULT_SERVER
+from tape.cli.options import run as run_loop
+from tape.cli.subscription import on_signals, set_logging
+from tape.errors import InvalidDocument, InvalidInput
+from tape.subscriptions.events import Event
+from tape.subscriptions.runtime import Counts
+from tape.subscriptions.validation import parse_subscription
+
+REFRESH_S = 0.5
+
+
+def subscribe(
+    spec: Annotated[Path, typer.Argument(help="A YAML document of kind: Subscription.", metavar="SPEC.yaml")],
+    dispatch: Annotated[str, typer.Option(help="Where playbooks run: local or server.")] = "local",
+    server_url: Annotated[
+        str, typer.Option("--server-url", envvar="TAPE_SERVER_URL", help="The server, for --dispatch server.")
+    ] = DEFAULT_SERVER,
+    events: Annotated[
+        Path | None, typer.Option(help="File for the events, emptied first. [default: ./<name>-events.jsonl]")
+    ] = None,
+    spool_dir: Annotated[Path | None, typer.Option(help="Folder in which messages wait during an outage.")] = None,
+    playbook_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the playbooks. [default: that of SPEC.yaml]")
+    ] = None,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", "-i", help="A module with playbooks, functions or sources; may be repeated."),
+    ] = None,
+    credential: Annotated[Path | None, typer.Option(help="JSON file with the credential that `auth` names.")] = None,
+    max_messages: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 goes on for ever.")] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the first messages.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens inside.")] = False,
+) -> None:
+    """Fetch messages and run the playbook of each, here or on a server; every event is a line of a file.
+
+    The document is the same that a server takes. SIGTERM and Ctrl-C finish what was fetched; what is not acknowledged
+    comes again.
+    """
+    if dispatch not in ("local", "server"):
+        raise InvalidInput(f"unknown --dispatch '{dispatch}' (use 'local' or 'server')")
+    set_logging("debug" if verbose else "warning")
+    import_modules(modules or [])
+    run_loop(
+        _run(
+            spec,
+            server_url if dispatch == "server" else "",
+            events,
+            spool_dir,
+            playbook_dir or spec.parent,
+            credential,
+            max_messages or None,
+            once,
+        )
+    )
+
+
+async def _run(
+    file: Path,
+    server_url: str,
+    events: Path | None,
+    spool_dir: Path | None,
+    playbook_dir: Path,
+    credential: Path | None,
+    max_messages: int | None,
+    once: bool,
+) -> None:
+    from tape.subscriptions.local import Local, read_credential, with_spool_dir
+    from tape.subscriptions.trail import Trail
+
+    subscription = with_spool_dir(_read(file), spool_dir)
+    screen = _Screen()
+    trail = Trail(events or Path(f"{slug(subscription.name)}-events.jsonl"), screen.show)
+    local = Local(
+        subscription,
+        trail,
+        credential=None if credential is None else read_credential(credential),
+        once=once,
+        max_messages=max_messages,
+    )
+    dispatch, failed = _dispatch(local, trail, server_url, playbook_dir)
+    spool = subscription.spec.spool
+    screen.say(f"🔔 tape subscribe — {subscription.name} (source: {subscription.spec.source})")
+    screen.say(f"   dispatch: {server_url or 'local'}   events: {trail.path}")
+    if spool.mode != "off":
+        screen.say(f"   spool: {spool.mode} in {spool.path}")
+    on_signals(local.stop)
+    showing = asyncio.create_task(screen.keep_showing(local))
+    try:
+        await local.run(dispatch)
+    finally:
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+        trail.close()
+    replayed = trail.seen["subscription.message.replayed"]
+    counts = local.counts
+    screen.say(
+        f"✓ subscription stopped — received={counts.received} dispatched={counts.dispatched} spooled={counts.spooled}"
+        f" replayed={replayed} failed={counts.failed + failed()} pending_spooled={local.pending}"
+    )
+
+
+def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tuple[Any, Any]:
+    """Where plans run, and how many runs have failed there."""
+    import os
+
+    from tape.subscriptions.control import TOKEN_VARIABLE, Control
+    from tape.subscriptions.dispatching import ServerDispatch
+    from tape.subscriptions.inprocess import InProcessDispatch, Playbooks
+
+    spec = local.subscription.spec
+    if server_url:
+        control = Control(server_url, os.environ.get(TOKEN_VARIABLE, ""))
+        batch = spec.batch_max if spec.dispatch.batch_dispatch else 1
+        elsewhere = ServerDispatch(
+            control, local.about._replace(subscription_id=0), batch_max=batch, concurrency=spec.runtime.concurrency
+        )
+        return elsewhere, lambda: 0
+    playbooks = Playbooks(playbook_dir)
+    playbooks.find(spec.dispatch.playbook)  # one that is not there is told before anything is fetched
+    here = InProcessDispatch(playbooks, local.about, trail, spec.runtime.concurrency or 1)
+    return here, lambda: here.failed
+
+
+def _read(file: Path) -> Any:
+    try:
+        return parse_subscription(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file} cannot be read: {error}.") from error
+    except InvalidDocument as error:
+        raise InvalidInput(
+            "\n".join([f"{file} is not a subscription that can run:", *map(str, error.problems)])
+        ) from None
+
+
+def slug(name: str) -> str:
+    """A name as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "subscription"
+
+
+class _Screen:
+    """Events line by line on standard error, and below them, where somebody looks, how it goes."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    def say(self, line: str) -> None:
+        self._console.print(Text(line))
+
+    def show(self, event: Event) -> None:
+        self.say(f"  event {event.event_type} exec={event.execution_id} status={event.status}")
+
+    async def keep_showing(self, local: Any) -> None:
+        if not self._console.is_terminal:
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            while True:
+                live.update(Text(_line(local.counts, local.runtime), no_wrap=True, overflow="ellipsis"), refresh=True)
+                await asyncio.sleep(REFRESH_S)
+
+
+def _line(counts: Counts, runtime: Any) -> str:
+    state = "connected" if runtime is not None and runtime.is_connected else "waiting for the source"
+    in_flight = 0 if runtime is None else runtime.governor.in_flight
+    return f"{state} · {counts.received:,} received · {in_flight} in flight · {counts.dispatched:,} dispatched · " + (
+        f"{counts.spooled:,} spooled · {counts.failed:,} failed"
+    )
