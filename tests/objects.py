@@ -44,6 +44,7 @@ class S3Server:
             f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
             f"-master.port.grpc={grpc[0]}", f"-volume.port.grpc={grpc[1]}", f"-filer.port.grpc={grpc[2]}",
             f"-s3.port.grpc={grpc[3]}", "-filer", "-s3", f"-s3.config={folder / 's3.json'}",
+            "-s3.port.iceberg=0", "-s3.port.lance=0",  # fixed ports, of which a machine has one
             "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=20",
         ]  # fmt: skip
         with (folder / "log").open("wb") as log:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -12,8 +13,10 @@ pytest.importorskip("deltalake", reason="the extra lake is not installed")
 
 from tape.archive.files import write_files
 from tape.archive.lake import Lake
+from tape.archive.past import ArchivedPast
 from tape.archive.rows import read_rows
 from tape.journal.entry import Draft
+from tape.journal.history import Wanted
 from tape.journal.journal import Journal
 from tape.journal.page import read_head
 from tape.journal.retention import prune
@@ -39,22 +42,24 @@ async def fill(database: Database, drafts: Sequence[Draft], chunk: int = 20) -> 
         await Journal(database).append(drafts[start : start + chunk])
 
 
-async def archive(database: Database, url: str, until: int) -> Lake:
+async def archive(database: Database, url: str, until: int, options: Mapping[str, str] | None = None) -> Lake:
     """What a round of the job does."""
-    lake = Lake.open_or_create(url, await database.read(read_head))
+    lake = Lake.open_or_create(url, await database.read(read_head), options)
     rows = await database.read(lambda reader: read_rows(reader, lake.until, until))
     lake.add(write_files(lake.filesystem, rows), until)
     return lake
 
 
-def prepare(store: str, url: str, entries: int, archived: Sequence[int]) -> None:
+def prepare(
+    store: str, url: str, entries: int, archived: Sequence[int], options: Mapping[str, str] | None = None
+) -> None:
     """A journal of orders, and an archive that was added to up to each of these entries."""
 
     async def work() -> None:
         async with open_database(store) as database:
             await fill(database, [order(number) for number in range(1, entries + 1)])
             for until in archived:
-                await archive(database, url, until)
+                await archive(database, url, until, options)
 
     asyncio.run(work())
 
@@ -62,3 +67,10 @@ def prepare(store: str, url: str, entries: int, archived: Sequence[int]) -> None
 async def forget(database: Database, before: int) -> None:
     """Prune without proving anything."""
     await prune(database, before_seq=before)
+
+
+def content(lake: Lake, options: Mapping[str, str] | None = None) -> str:
+    """A hash over everything that readers see."""
+    past = ArchivedPast(lake.url, options)
+    entries = past.read(Wanted(), 0, past.extent()[-1], 1 << 30)
+    return hashlib.sha256(repr(entries).encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from tape.pipeline.hot import ask
 from tape.pipeline.proving import verify_lake
 from tape.pipeline.repairing import repair_lake
 from tape.store import open_database
-from tests.archive.conftest import forget, prepare
+from tests.archive.conftest import content, forget, prepare
 
 ENTRIES = 300
 
@@ -37,13 +36,6 @@ def lake(store_url: str, tmp_path: Path) -> Lake:
     """An archive of 1 to 300, in three rounds."""
     prepare(store_url, str(tmp_path / "lake"), ENTRIES, (100, 101, ENTRIES))
     return Lake.open(str(tmp_path / "lake"))
-
-
-def content(lake: Lake) -> str:
-    """A hash over everything that readers see."""
-    past = ArchivedPast(lake.url)
-    entries = past.read(Wanted(), 0, past.extent()[-1], 1 << 30)
-    return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 def prune(store: str, before: int) -> None:

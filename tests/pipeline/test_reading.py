@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tape.journal.entry import Draft, Entry
 from tape.journal.pattern import Pattern
 from tape.journal.read import EVERYTHING, SubjectCursor
 from tape.journal.retention import prune
+from tape.pipeline import with_payload
 from tape.pipeline.hot import ask
 from tape.pipeline.options import read_options, shown
 from tape.pipeline.selecting import Bounds, Selecting
@@ -70,6 +72,23 @@ def test_every_field_of_every_entry_arrives(spark: SparkSession, orders: str) ->
         assert int(row.pop("ts").timestamp() * 1000) == entry.ts_ms
         row["chain"] = bytes(row["chain"])
         assert Entry(**row) == entry
+
+
+def test_the_payload_is_a_variant_if_asked_for(spark: SparkSession, sqlite_url: str) -> None:
+    payloads = [
+        '{"a": {"b": [1, 2.5]}, "a b": null}',
+        '"text"',
+        "[]",
+        "null",
+        "12345678901234567890",
+        '{"x": 1, "x": 2}',
+    ]
+    fill(sqlite_url, [Draft(subject="/tape/a/b", payload_json=text) for text in payloads])
+    frame = with_payload(read(spark, sqlite_url)).orderBy("global_seq")
+    assert dict(frame.dtypes)["payload"] == "variant"
+    rows = frame.selectExpr("to_json(payload) j", "try_variant_get(payload, '$.a.b[1]', 'double') b").collect()
+    assert [json.loads(row.j) for row in rows] == [json.loads(text) for text in payloads]
+    assert [row.b for row in rows] == [2.5, *[None] * 5]
 
 
 def test_a_subject_without_a_verb_has_its_kind_as_type(spark: SparkSession, store_url: str) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tape.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["register"]
+__all__ = ["register", "with_payload"]
 
 
 def register(spark: SparkSession) -> None:
@@ -24,3 +24,13 @@ def register(spark: SparkSession) -> None:
             raise
         raise MissingExtra("The data pipeline", "spark") from missing
     source.register(spark)
+
+
+def with_payload(frame: DataFrame) -> DataFrame:
+    """The rows of `format("tape")` with a column more: `payload`, a VARIANT of `payload_json`.
+
+    Spark makes it where the rows are used. It is null for a payload that Spark cannot take (deeper than it parses).
+    """
+    from pyspark.sql import functions
+
+    return frame.withColumn("payload", functions.try_parse_json("payload_json"))
