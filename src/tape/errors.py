@@ -729,6 +729,14 @@ class ArchiveBusy(PipelineError):
     retryable = True
 
 
+class ArchiveUnreachable(PipelineError):
+    """The folder or object store that holds the archive does not answer."""
+
+    code = "TAPE-2022"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
 class CheckpointRefused(PipelineError):
     """A job was started under a name whose checkpoint is of other options or of another version."""
 

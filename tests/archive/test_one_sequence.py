@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.errors import ArchiveDamaged, CursorExpired
+from tape.errors import ArchiveDamaged, ArchiveUnreachable, CursorExpired
 from tape.journal.entry import Entry
 from tape.journal.pattern import Pattern
 from tape.journal.read import Selection
@@ -179,3 +179,16 @@ async def test_readers_of_the_archive_do_not_keep_others_from_the_journal(
         assert len(await followed(client, from_global_seq=700)) == 190
         may_go_on.set()
         assert {len(found) for found in await asyncio.gather(*waiting)} == {889}
+
+
+async def test_an_archive_that_does_not_answer_is_told_and_others_go_on(server: Server, lake: str) -> None:
+    await pruned(server)
+    Path(lake).rename(f"{lake}-away")
+    Path(lake).write_text("no folder")
+    async with AsyncTapeClient(f"tape://{server.grpc_address}") as client:
+        with pytest.raises((ArchiveUnreachable, ArchiveDamaged)):
+            await followed(client, from_global_seq=300)
+        assert len(await followed(client, from_global_seq=700)) == 190
+        Path(lake).unlink()
+        Path(f"{lake}-away").rename(lake)
+        assert len(await followed(client, from_global_seq=300)) == 590

@@ -92,7 +92,7 @@ def test_a_driver_killed_between_a_round_and_its_commit_archives_each_entry_once
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_an_executor_killed_during_a_round_is_followed_by_another(sqlite_url: str, tmp_path: Path) -> None:
-    clean, url = clean_run(sqlite_url, str(tmp_path / "clean"), 100_000), str(tmp_path / "lake")
+    clean, url = clean_run(sqlite_url, str(tmp_path / "clean"), 40_000), str(tmp_path / "lake")
     done = subprocess.run([sys.executable, "-c", _EXECUTORS, sqlite_url, url], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ["killed"]

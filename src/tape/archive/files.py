@@ -14,7 +14,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tape.archive.schema import TYPES, arrow_schema
-from tape.errors import ArchiveDamaged
+from tape.errors import ArchiveDamaged, ArchiveUnreachable
 from tape.journal.entry import type_of
 
 PARTITIONS = ("day", "kind")
@@ -105,7 +105,7 @@ def group_rows(part: pa.Table) -> int:
 
 def read_footer(filesystem: pa.fs.FileSystem, file: File) -> tuple[pq.FileMetaData, list[Group]]:
     """What a file says of itself, and its groups. Raises ArchiveDamaged if it is not what the archive was told."""
-    with naming(file), pq.ParquetFile(file.path, filesystem=filesystem) as content:
+    with naming(filesystem, file), pq.ParquetFile(file.path, filesystem=filesystem) as content:
         facts = content.metadata
         column = content.schema_arrow.get_field_index("global_seq")
     if facts.num_rows != file.entries:
@@ -123,7 +123,7 @@ def read_group(filesystem: pa.fs.FileSystem, facts: pq.FileMetaData, group: Grou
     file = group.file
     stored = [name for name in columns if name != "kind"]
     with (
-        naming(file),
+        naming(filesystem, file),
         pq.ParquetFile(file.path, metadata=facts, filesystem=filesystem, page_checksum_verification=True) as content,
     ):
         table = content.read_row_group(group.number, columns=stored)
@@ -173,11 +173,15 @@ def intersecting(files: Iterable[File], after: int, until: int) -> Iterator[File
 
 
 @contextlib.contextmanager
-def naming(file: File) -> Iterator[None]:
-    """Tell the file with whatever goes wrong while it is read."""
+def naming(filesystem: pa.fs.FileSystem, file: File) -> Iterator[None]:
+    """Tell the file with whatever goes wrong while it is read; a store that does not answer damages nothing."""
     try:
         yield
     except FileNotFoundError as error:
         raise ArchiveDamaged(f"The archive's file {file.path} is missing.") from error
     except (OSError, pa.ArrowException) as error:
+        try:
+            filesystem.get_file_info(file.path)
+        except OSError as silence:
+            raise ArchiveUnreachable(f"The archive's file {file.path} cannot be reached: {silence}") from error
         raise ArchiveDamaged(f"The archive's file {file.path} cannot be read: {error}") from error

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
 
 from tape.archive.files import File, Group, intersecting, read_footer, read_group, within
 from tape.archive.lake import Lake
 from tape.archive.places import resolved
-from tape.errors import ArchiveDamaged, PipelineInput
+from tape.errors import ArchiveDamaged, ArchiveUnreachable, PipelineInput
 from tape.journal.entry import Entry
 from tape.journal.history import Wanted
 from tape.journal.pattern import Pattern
@@ -75,6 +76,8 @@ class ArchivedPast:
             except PipelineInput as error:
                 log.warning("%s", error)
                 return
+            except (DeltaError, OSError) as error:
+                raise ArchiveUnreachable(f"The archive at {self.url} cannot be reached: {error}") from error
             self._files = self._lake.files()
             self._extent = range(self._lake.begin, self._lake.until + 1)
 

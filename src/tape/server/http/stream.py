@@ -16,7 +16,7 @@ from starlette.types import Scope as AsgiScope
 
 from tape.bus.audience import Scope
 from tape.bus.live import Broadcast, LiveSubscription
-from tape.errors import ArchiveDamaged, CursorExpired, InvalidRequest, StoreError
+from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
 from tape.journal.entry import check_id
 from tape.journal.history import History, PastCursor, Wanted
 from tape.journal.page import Head, read_head
@@ -84,7 +84,7 @@ class EventStream:
             self._keep_alive()
             try:
                 await self._play(stream, subscription, head, cursor)
-            except (StoreError, ArchiveDamaged) as error:
+            except (StoreError, PipelineError) as error:
                 log.warning("a replay failed: %s", error)
                 stream.send(comment(FAILED))
                 stream.end()  # the client comes back with the last id it has, and nothing is missed
