@@ -36,6 +36,7 @@ pipeline-demo: $(VENV)/.dev ## Archive, sum up and report on a made-up journal, 
 lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
 	$(BIN)/uv pip compile $(LOCK) --all-extras --group dev pyproject.toml -o requirements-dev.lock
 	$(BIN)/uv pip compile $(LOCK) --extra postgres -c requirements-dev.lock pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile $(LOCK) $(DEPLOYED:%=--extra %) -c requirements-dev.lock pyproject.toml -o deploy/requirements.lock
 
 proto: $(VENV)/.dev ## Generate Python from tape.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src tape/proto/tape.proto
@@ -48,6 +49,7 @@ docs: $(VENV)/.dev ## Generate the reference pages from the code
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist
 
+DEPLOYED := gcp http kafka nats objects otel postgres pubsub
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 $(VENV)/pyvenv.cfg:

@@ -29,6 +29,7 @@ QUESTIONS = (
     "session",
     "relay",
     "ingress",
+    "spool",
     "verify",
     "pipeline",
     "directives",

@@ -88,3 +88,14 @@ async def test_many_at_once_are_written_together(shop: Server) -> None:
     first = (await post(shop, "/api/execute/batch", {"executions": everything})).json()
     again = (await post(shop, "/api/execute/batch", {"executions": everything})).json()
     assert (first["started"], again["duplicates"]) == (1_000, 1_000)
+
+
+async def test_a_pool_tells_how_much_waits_for_its_workers(shop: Server) -> None:
+    unknown = await call(shop.http_address, "GET", "/api/pools/nobody")
+    assert unknown.json() == {"pool": "nobody", "waiting": 0, "claimed": 0, "dead": 0, "oldest_ms": 0}
+    wanted = {"path": "domain/ingest_order", "workload": {"order_id": "7"}, "execution_pool": "iot"}
+    for _ in range(3):
+        await post(shop, "/api/execute", wanted)
+    async with asyncio.timeout(120):
+        while (await call(shop.http_address, "GET", "/api/pools/iot")).json()["waiting"] < 3:
+            await asyncio.sleep(0.02)

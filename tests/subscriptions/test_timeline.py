@@ -48,7 +48,7 @@ def test_an_outage_that_is_over() -> None:
     book = Book()
     an_outage(book, 0, 6)
     (outage,) = outages(book.lines)
-    assert (outage.spooled, outage.replayed, outage.waiting, outage.is_over) == (6, 6, 0, True)
+    assert (outage.spooled, outage.replayed, outage.waiting) == (6, 6, 0)
     assert (outage.began_ms, outage.ended_ms, outage.downstreams) == (0, 1015, ["db"])
     assert [(moment.what, moment.count) for moment in outage.moments] == [
         ("circuit.opened", 1),
@@ -71,7 +71,7 @@ def test_an_outage_that_goes_on_has_no_end() -> None:
     book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
     book.spooled(1, 10)
     (outage,) = outages(book.lines)
-    assert (outage.ended_ms, outage.waiting, outage.is_over) == (None, 1, False)
+    assert (outage.ended_ms, outage.waiting) == (None, 1)
 
 
 def test_dead_letters_and_quarantine_end_the_waiting_too() -> None:
@@ -84,8 +84,19 @@ def test_dead_letters_and_quarantine_end_the_waiting_too() -> None:
     book.add(events.dead_lettered(ABOUT, "m1", 1, "ref/1", 5, "max_replay_attempts"), 31)
     book.add(events.quarantined(ABOUT, "ref/2", "torn"), 32)
     (outage,) = outages(book.lines)
-    assert (outage.replayed, outage.dead_lettered, outage.quarantined, outage.is_over) == (1, 1, 1, True)
+    assert (outage.replayed, outage.dead_lettered, outage.quarantined) == (1, 1, 1)
     assert msgspec.json.decode(msgspec.json.encode(outage))["ended_ms"] == 32
+
+
+def test_what_is_told_late_or_twice_is_counted_once() -> None:
+    book = Book()
+    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.replayed(0, 10)
+    book.replayed(0, 11)
+    book.add(events.circuit_closed(ABOUT, "db"), 12)
+    book.spooled(0, 13)
+    (outage,) = outages(book.lines)
+    assert (outage.spooled, outage.replayed, outage.waiting, outage.ended_ms) == (1, 1, 0, 13)
 
 
 def test_other_events_of_the_subscription_are_no_outage() -> None:

@@ -46,6 +46,7 @@ COMMANDS = (
     "execute",
     "playbooks",
     "subscribe",
+    "spool",
 )
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption
+from tape.cli.options import DEFAULT_SERVER, DEFAULT_URL, Output, OutputOption, ServerOption, UrlOption
 from tape.cli.showing import print_facts, print_json, print_table
 from tape.errors import InvalidDocument, InvalidInput, UnknownSubscription
 from tape.subscriptions.control import Control, connect
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.validation import parse_subscription
+
+
+class Target(StrEnum):
+    """Where a subscription can be deployed."""
+
+    kubernetes = "kubernetes"
+    cloud_run = "cloud-run"
+
 
 app = typer.Typer(help="Check, register and steer subscriptions.", no_args_is_help=True)
 
@@ -128,14 +137,62 @@ for _action, _sentence in {
     _add(_action, _sentence)
 
 
+@app.command()
+def outage(
+    which: WhichArgument,
+    every: Annotated[bool, typer.Option("--all", "-a", help="All outages, not only the last.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Tell what happened while a downstream was away, from the journal alone."""
+    from tape.cli.outages import read_outages, show_outage
+
+    control = connect(server)
+    found = read_outages(url, _find(control, which)["path"])
+    shown = found if every else found[-1:]
+    if output is Output.json:
+        print_json(shown)
+        return
+    if not shown:
+        typer.echo("No outage is on the journal.")
+    for each in shown:
+        show_outage(each)
+
+
+@app.command()
+def render(
+    which: Annotated[str, typer.Argument(help="Path of a subscription, or a file with one.", metavar="PATH|FILE")],
+    target: Annotated[Target, typer.Option(help="What the manifests are for.")] = Target.kubernetes,
+    image: Annotated[str, typer.Option(help="The container's image.")] = "tape:latest",
+    reach: Annotated[str, typer.Option("--server-url", help="Where the container reaches the server.")] = (
+        "http://tape:7879"
+    ),
+    reach_grpc: Annotated[str, typer.Option("--grpc-url", help="Where workers reach it.")] = "tape://tape:7878",
+    namespace: Annotated[str, typer.Option(help="Of Kubernetes.")] = "tape",
+    service_account: Annotated[str, typer.Option(help="What the containers run as.")] = "tape-subscription",
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Write the manifests that run a subscription elsewhere, to be applied by kubectl or gcloud."""
+    from tape.subscriptions.manifests import render as written
+    from tape.subscriptions.manifests.place import Place
+
+    file = Path(which)
+    content = _read(file) if file.is_file() else connect(server).document(which)
+    place = Place(
+        image=image, server_url=reach, grpc_url=reach_grpc, namespace=namespace, service_account=service_account
+    )
+    typer.echo(written(parse_subscription(content), target.value, place), nl=False)
+
+
 def _find(control: Control, which: str) -> dict[str, Any]:
     """A subscription by its id or by its path: the newest registration of that."""
     if which.isascii() and which.isdecimal():
         return control.status(which)
-    found = control.latest(which)
-    if found is None:
+    found = control.list(which)
+    if not found:
         raise UnknownSubscription(f"no subscription {which!r} is registered; see `tape subscriptions list`.")
-    return found
+    return found[0]
 
 
 def _read(file: Path) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge
@@ -22,6 +23,7 @@ from tape.subscriptions.control import Control
 from tape.subscriptions.gateway import EMITTER, FRESH_S, Forward, RemoteListeners, tell
 from tape.subscriptions.ingress import Ingress
 from tape.subscriptions.listeners import Listeners
+from tape.subscriptions.spooling import Spooling
 from tape.telemetry.metrics import Metrics
 
 GRACE_S = 10
@@ -46,9 +48,11 @@ class Gateway:
         self._build.labels(__version__).set(1)
         self._control = Control(server_url, token)
         self._forward = Forward(self._control)
+        self._remote = RemoteListeners(self._control)
+        self._spooling = Spooling(self._forward, partial(tell, self._control), self._reveal)
         self._ingress = Ingress(
-            Listeners(RemoteListeners(self._control), fresh_s),
-            self._forward,
+            Listeners(self._remote, fresh_s),
+            self._spooling,
             partial(tell, self._control),
             self.metrics,
             body_timeout_s=body_timeout_s,
@@ -72,20 +76,26 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         self._serving = asyncio.create_task(self._http.serve([self._listening]))
+        self._spooling.recover(self._remote)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._http.should_exit = True
         assert self._serving is not None
         await self._serving
+        await self._spooling.close()
         await self._forward.close()
         await self._ingress.close()
         self._control.close()
+
+    async def _reveal(self, alias: str) -> Any:
+        return await asyncio.to_thread(self._control.credential, alias)
 
     def _app(self) -> App:
         app = App(self.metrics)
         app.add("POST", "/ingress/", IngressDoor(self._ingress).deliver)
         app.add("GET", "/healthz", self._healthz)
+        app.add("GET", "/livez", self._healthz)
         app.add("GET", "/readyz", self._readyz)
         app.add("GET", "/metrics", self._show_metrics)
         return app

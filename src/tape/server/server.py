@@ -35,7 +35,6 @@ from tape.security.redaction import Redactor
 from tape.security.screening import Screening
 from tape.security.wallet import Wallet, master_keys
 from tape.server.grpc.access import Access as GrpcAccess
-from tape.server.grpc.advancing import AdvancingDoor
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.catalog import CatalogDoor
 from tape.server.grpc.effects import EffectsDoor
@@ -65,6 +64,7 @@ from tape.subscriptions.hosting import Hosting
 from tape.subscriptions.ingress import Ingress
 from tape.subscriptions.listeners import Listeners
 from tape.subscriptions.registered import Registered
+from tape.subscriptions.spooling import Spooling
 from tape.telemetry.clock import now_ms
 from tape.telemetry.metrics import Metrics
 
@@ -100,9 +100,10 @@ class Server:
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = Registered(self.database, self.wallet)
+        self.spooling = Spooling(Begin(self.journal), self._tell, self.wallet.reveal)
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),
-            Begin(self.journal),
+            self.spooling,
             self._tell,
             self.metrics,
             body_timeout_s=settings.ingress_body_timeout_s,
@@ -138,6 +139,7 @@ class Server:
             await self.stop()
             raise
         await self.hosting.start()
+        self.spooling.recover(self.listeners)
         self._tasks.append(asyncio.create_task(self._keep_house()))
         self._tasks.append(asyncio.create_task(self._keep_count()))
 
@@ -166,6 +168,7 @@ class Server:
         if self._authenticator is not None:
             await self._authenticator.keys.close()
         await self.ingress.close()
+        await self.spooling.close()
         await self.audit.close()
         self.wallet.close()
         await self.database.close()
@@ -197,7 +200,6 @@ class Server:
             ReactionsDoor(self.journal, self.matcher),
             TasksDoor(self.journal, self.board),
             CatalogDoor(self.journal, KINDS),
-            AdvancingDoor(self.journal),
         ]
         server.add_generic_rpc_handlers((handlers(doors, self.metrics, GrpcAccess(self._authenticator, self.audit)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -127,8 +127,10 @@ class Forwarder:
                     waiting.append(index)
         for index, answer in zip(going, await self._send([messages[index][1] for index in going]), strict=True):
             answers[index] = answer
-            # The failure that opened the circuit takes its message with it into the spool.
-            if answer.outcome == "held" and self._circuit_of(messages[index][1]) is not Phase.CLOSED:
+            # The failure that opened the circuit takes its message with it into the spool; so does every failure
+            # of a message that comes only once.
+            is_open = self._circuit_of(messages[index][1]) is not Phase.CLOSED
+            if answer.outcome == "held" and (is_open or not self._redelivers):
                 waiting.append(index)
         waiting.sort()
         for index, answer in zip(waiting, await self._keep([messages[index] for index in waiting]), strict=True):

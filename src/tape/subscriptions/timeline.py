@@ -27,7 +27,11 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Outage(msgspec.Struct, kw_only=True):
-    """From the first circuit that opened until nothing waits any more."""
+    """From the first circuit that opened until nothing waits any more.
+
+    Messages are counted by their place in the spool, so that it does not matter who told of one, how often and when:
+    a process that could not tell does so later.
+    """
 
     began_ms: int
     ended_ms: int | None = None
@@ -39,47 +43,59 @@ class Outage(msgspec.Struct, kw_only=True):
     dropped: int = 0
     waiting: int = 0
     moments: list[Moment] = msgspec.field(default_factory=list)
-    _open: set[str] = msgspec.field(default_factory=set, name="open_circuits")
+
+
+class _Story:
+    """An outage while it is being read."""
+
+    def __init__(self, began_ms: int) -> None:
+        self.outage = Outage(began_ms=began_ms)
+        self._open: set[str] = set()
+        self._came: set[str] = set()
+        self._left: dict[str, set[str]] = {verb: set() for verb in _LEAVING}
 
     @property
     def is_over(self) -> bool:
-        """Whether all circuits are closed and nothing waits."""
-        return not self._open and self.waiting == 0
+        """Whether all circuits are closed and everything that came has left."""
+        return not self._open and self._came == set().union(*self._left.values())
 
     def add(self, verb: str, ts_ms: int, context: dict[str, Any]) -> None:
         """Take in the next event of the subscription."""
-        match verb:
-            case "circuit.opened":
-                self._open.add(context["downstream"])
-                if context["downstream"] not in self.downstreams:
-                    self.downstreams.append(context["downstream"])
-            case "circuit.closed":
-                self._open.discard(context["downstream"])
-            case "message.spooled":
-                self.spooled += 1
-                self.waiting += 1
-            case "message.replayed":
-                self.replayed += 1
-                self.waiting -= 1
-            case "message.dead_lettered":
-                self.dead_lettered += 1
-                self.waiting -= 1
-            case "spool.quarantined":
-                self.quarantined += 1
-                self.waiting -= 1
-            case "message.dropped":
-                self.dropped += 1
+        outage = self.outage
+        if verb == "circuit.opened":
+            self._open.add(context["downstream"])
+            if context["downstream"] not in outage.downstreams:
+                outage.downstreams.append(context["downstream"])
+        elif verb == "circuit.closed":
+            self._open.discard(context["downstream"])
+        elif verb == "message.spooled":
+            self._came.add(context["spool_ref"])
+        elif verb in _LEAVING:
+            self._left[verb].add(context["spool_ref"])
+        elif verb == "message.dropped":
+            outage.dropped += 1
         self._note(verb, ts_ms, _detail(verb, context))
-        self.ended_ms = ts_ms if self.is_over else None
+        outage.ended_ms = ts_ms if self.is_over else None
+
+    def told(self) -> Outage:
+        """The outage with its counts."""
+        outage = self.outage
+        gone = set().union(*self._left.values())
+        outage.spooled = len(self._came)
+        outage.waiting = len(self._came - gone)
+        outage.replayed, outage.dead_lettered, outage.quarantined = (len(self._left[verb]) for verb in _LEAVING)
+        return outage
 
     def _note(self, verb: str, ts_ms: int, detail: str) -> None:
-        last = self.moments[-1] if self.moments else None
+        moments = self.outage.moments
+        last = moments[-1] if moments else None
         if last is not None and last.what == verb and last.detail == detail and verb.startswith("message."):
-            self.moments[-1] = Moment(last.ts_ms, ts_ms, verb, last.count + 1, detail)
+            moments[-1] = Moment(last.ts_ms, ts_ms, verb, last.count + 1, detail)
         else:
-            self.moments.append(Moment(ts_ms, ts_ms, verb, 1, detail))
+            moments.append(Moment(ts_ms, ts_ms, verb, 1, detail))
 
 
+_LEAVING = ("message.replayed", "message.dead_lettered", "spool.quarantined")
 _TOLD = frozenset(
     {
         "circuit.opened",
@@ -98,21 +114,21 @@ _TOLD = frozenset(
 
 def outages(entries: Iterable[Entry]) -> Iterator[Outage]:
     """The outages of one subscription, oldest first; the last one may still go on."""
-    current: Outage | None = None
+    current: _Story | None = None
     for entry in entries:
         verb = entry.subject.split("/")[3] if entry.subject.startswith("/tape/subscription/") else ""
         if verb not in _TOLD:
             continue
         if current is None:
-            if verb == "spool.draining":
-                continue  # what a finished outage still had to say
-            current = Outage(began_ms=entry.ts_ms)
+            if verb in ("spool.draining", "circuit.closed", *_LEAVING):
+                continue  # what another process still had to say of a finished outage
+            current = _Story(entry.ts_ms)
         current.add(verb, entry.ts_ms, msgspec.json.decode(entry.payload_json))
         if current.is_over:
-            yield current
+            yield current.told()
             current = None
     if current is not None:
-        yield current
+        yield current.told()
 
 
 def _detail(verb: str, context: dict[str, Any]) -> str:

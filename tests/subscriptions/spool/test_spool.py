@@ -267,3 +267,15 @@ async def test_what_an_earlier_process_left_is_overtaken_by_nobody(tmp_path: Pat
     assert second.spool.has_waiting("default", "b")
     await drain(second.spool, downstream)
     assert not second.spool.has_waiting("default", "b")
+
+
+async def test_what_another_process_let_go_is_not_waited_for(tmp_path: Path) -> None:
+    first, second, downstream = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path)), Downstream()
+    await first.spool.take([arrival(f"m{n}", key="a") for n in range(3)])
+    await second.spool.open()
+    assert await first.spool.backend.claim()
+    assert (await drain(second.spool, downstream)).remaining == 3  # not while another is at it
+    await drain(first.spool, downstream)
+    assert (await drain(second.spool, downstream)).fully_drained
+    assert not second.spool.has_waiting("default", "a")
+    assert downstream.runs == ["m0", "m1", "m2"]

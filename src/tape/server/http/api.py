@@ -11,6 +11,7 @@ from tape.server.http.credentials import CredentialDoor
 from tape.server.http.execute import ExecuteDoor
 from tape.server.http.internal import Internal
 from tape.server.http.listeners import ListenerDoor
+from tape.server.http.pools import PoolDoor
 from tape.server.http.routing import App
 from tape.server.http.subscriptions import SubscriptionsDoor
 from tape.subscriptions.listeners import Source
@@ -29,6 +30,7 @@ class Api:
         self._execute = ExecuteDoor(journal)
         self._credentials = CredentialDoor(wallet, internal)
         self._listeners = ListenerDoor(listeners, wallet)
+        self._pools = PoolDoor(journal.database)
         self._subscriptions = SubscriptionsDoor(journal)
 
     def add_to(self, app: App) -> None:
@@ -43,6 +45,7 @@ class Api:
         app.add("POST", "/api/execute", guard(self._execute.execute))
         app.add("POST", "/api/execute/batch", guard(self._execute.execute_batch))
         app.add("GET", "/api/executions/", guard(self._execute.show))
+        app.add("GET", "/api/pools/", guard(self._pools.show))
         app.add("POST", "/api/subscriptions", guard(self._subscriptions.register))
         app.add("POST", "/api/subscriptions/register", guard(self._subscriptions.register))
         app.add("GET", "/api/subscriptions", guard(self._subscriptions.list))

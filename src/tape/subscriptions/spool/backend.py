@@ -38,5 +38,11 @@ class SpoolBackend(Protocol):
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
         """Remove objects; it is no error if one is gone already."""
 
+    async def claim(self) -> bool:
+        """Whether this process may drain now. A place that cannot tell says yes: a replay is recognized anyway."""
+
+    async def release(self) -> None:
+        """Let another process drain."""
+
     async def close(self) -> None:
         """Let go of connections."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tape.errors import SpoolUnavailable
+from tape.session.locking import lock_file
 from tape.subscriptions.spool.backend import Area, Stored
 
 P = ParamSpec("P")
@@ -23,6 +24,7 @@ class DiskBackend:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._lock = -1
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         """Write objects; the files and the folder that names them are synced on return."""
@@ -40,8 +42,19 @@ class DiskBackend:
         """Remove files."""
         await self._in_thread(self._delete, area, keys)
 
+    async def claim(self) -> bool:
+        """Whether no other process drains this folder; it is ours until we release it or die."""
+        return await self._in_thread(self._claim)
+
+    async def release(self) -> None:
+        """Let another process drain."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Let another process drain."""
+        await self.release()
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -51,6 +64,19 @@ class DiskBackend:
 
     def _folder(self, area: Area) -> Path:
         return self.path if area is Area.LIVE else self.path / area
+
+    def _claim(self) -> bool:
+        if self._lock < 0:
+            folder = self._folder(Area.CONTROL)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                lock_file(lock)
+            except BlockingIOError:
+                os.close(lock)
+                return False
+            self._lock = lock
+        return True
 
     def _put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         folder = self._folder(area)

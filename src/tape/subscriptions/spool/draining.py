@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from tape.errors import DamagedSpoolItem
 from tape.subscriptions import events
 from tape.subscriptions.spool.backend import Area, Stored
 from tape.subscriptions.spool.item import SpoolItem
@@ -58,11 +59,18 @@ async def drain(
 ) -> Report:
     """Replay what waits, in order, as far as it goes. A lane whose head cannot pass keeps its place."""
     async with spool.draining:
-        report = Report()
-        if spool.items:
+        report = Report(remaining=spool.items)
+        if not spool.items or not await spool.backend.claim():
+            return report  # nothing waits, or another process is at it
+        try:
             await spool.tell([events.spool_draining(spool.about, spool.items)])
-        spool.evicted.clear()
-        await _Pass(spool, replay, may_pass, stopping, report).run()
+            spool.evicted.clear()
+            this = _Pass(spool, replay, may_pass, stopping, report)
+            await this.run()
+        finally:
+            await spool.backend.release()
+        if spool.items and this.saw_everything:
+            await spool.open()  # another process, at the same place, has let some of them go
         report.remaining = spool.items
         return report
 
@@ -85,10 +93,15 @@ class _Pass:
         self.report = report
         self.pace = Pace(spool.rules.rate_per_sec)
         self.stalled: set[Lane] = set()
+        self.saw_everything = False
 
     async def run(self) -> None:
         after = ""
-        while not self._is_over() and (page := await self._page(after)):
+        while not self._is_over():
+            page = await self._page(after)
+            if not page:
+                self.saw_everything = not self.stalled
+                return
             lanes = await self._lanes(page)
             while lanes and not self._is_over():
                 await self._round(lanes)
@@ -111,14 +124,20 @@ class _Pass:
         lanes: Lanes = OrderedDict()
         for start in range(0, len(page), _READS):
             some = page[start : start + _READS]
-            for stored, item in zip(some, await asyncio.gather(*map(self.spool.load, some)), strict=True):
+            for stored, item in zip(some, await asyncio.gather(*map(self._load, some)), strict=True):
                 if item is None:
-                    self.report.quarantined.append(stored.key)
                     continue
                 lane = self.spool.rules.lane(item.downstream, item.ordering_key, item.key)
                 if lane not in self.stalled:
                     lanes.setdefault(lane, deque()).append((item, stored.size))
         return lanes
+
+    async def _load(self, stored: Stored) -> SpoolItem | None:
+        try:
+            return await self.spool.load(stored)
+        except DamagedSpoolItem:
+            self.report.quarantined.append(stored.key)
+            return None
 
     async def _round(self, lanes: Lanes) -> None:
         """Replay the heads of the lanes, one a lane: what is behind a head waits for its outcome."""

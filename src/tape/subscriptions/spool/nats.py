@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from tape.errors import MissingExtra, SpoolUnavailable
 from tape.subscriptions.spool.backend import Area, Stored
 
 T = TypeVar("T")
+
+_AT_ONCE = 32
 
 
 class NatsBackend:
@@ -28,13 +31,17 @@ class NatsBackend:
         self._connection: Any = None
         self._stores: dict[Area, Any] = {}
         self._opening = asyncio.Lock()
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         """Write objects; the stream has acknowledged each on return."""
 
         async def write(store: Any) -> None:
-            for key, data in objects:
-                await store.put(key, data)
+            async def one(key: str, data: bytes) -> None:
+                async with self._slots:
+                    await store.put(key, data)
+
+            await asyncio.gather(*(one(*each) for each in objects))
 
         await self._tried(area, write)
 
@@ -65,13 +72,21 @@ class NatsBackend:
         """Remove objects."""
 
         async def remove(store: Any) -> None:
-            for key in keys:
-                try:
-                    await store.delete(key)
-                except self._js_errors.ObjectNotFoundError:
-                    continue
+            async def one(key: str) -> None:
+                async with self._slots:
+                    with contextlib.suppress(self._js_errors.ObjectNotFoundError):
+                        await store.delete(key)
+
+            await asyncio.gather(*map(one, keys))
 
         await self._tried(area, remove)
+
+    async def claim(self) -> bool:
+        """Yes: an object store has no lock."""
+        return True
+
+    async def release(self) -> None:
+        """Nothing was claimed."""
 
     async def close(self) -> None:
         """Disconnect."""

@@ -71,6 +71,13 @@ class BucketBackend:
         except FileNotFoundError:
             pass
 
+    async def claim(self) -> bool:
+        """Yes: a bucket has no lock."""
+        return True
+
+    async def release(self) -> None:
+        """Nothing was claimed."""
+
     async def close(self) -> None:
         """Nothing to let go of: the library keeps its own connections."""
 

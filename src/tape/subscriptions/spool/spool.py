@@ -57,6 +57,11 @@ class Arrival(NamedTuple):
     ordering_key: str | None = None
 
 
+class _Turn(NamedTuple):
+    arrivals: Sequence[Arrival]
+    answer: asyncio.Future[list[SpoolItem | SpoolFull]]
+
+
 class Spool:
     """One subscription's spool. `tell` writes to the journal; it is awaited after the change is durable."""
 
@@ -79,7 +84,8 @@ class Spool:
         self.size_bytes = 0
         self.evicted: set[str] = set()  # given up to make room since a pass began
         self.draining = asyncio.Lock()
-        self._changing = asyncio.Lock()
+        self._turns: list[_Turn] = []
+        self._writing: asyncio.Task[None] | None = None
         self._sequence = 0
         self._now_ms = now_ms
         self._replaying: set[str] = set()
@@ -121,33 +127,58 @@ class Spool:
         return None
 
     async def take(self, arrivals: Sequence[Arrival]) -> list[SpoolItem | SpoolFull]:
-        """Keep messages; each is durable on return, or SpoolFull in its place says that it was not taken."""
-        async with self._changing:
-            answers: list[SpoolItem | SpoolFull] = []
-            taken: list[tuple[SpoolItem, bytes]] = []
-            incoming = 0
-            is_over = False
-            for arrival in arrivals:
-                item = self._item(arrival)
-                data = item.encode()
-                if not await self._fits(incoming + len(data)):
-                    if self.rules.on_full == "stop_acking":
-                        self._sequence -= 1
-                        answers.append(SpoolFull(self._full(len(data))))
-                        continue
-                    is_over = True
-                incoming += len(data)
-                taken.append((item, data))
-                answers.append(item)
-            if taken:
-                await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
+        """Keep messages; each is durable on return, or SpoolFull in its place says that it was not taken.
+
+        Those that come while others are being written are written together.
+        """
+        turn = _Turn(arrivals, asyncio.get_running_loop().create_future())
+        self._turns.append(turn)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_turns(), name="tape-spool")
+        return await turn.answer
+
+    async def _write_turns(self) -> None:
+        """Write until nobody has brought more. It is a task of its own, so that nobody's leaving stops the others."""
+        try:
+            while self._turns:
+                turns, self._turns = self._turns, []
+                try:
+                    answers = await self._write([arrival for turn in turns for arrival in turn.arrivals])
+                except Exception as error:
+                    for turn in turns:
+                        _answer(turn, error)
+                    continue
+                for turn in turns:
+                    _answer(turn, answers[: len(turn.arrivals)])
+                    del answers[: len(turn.arrivals)]
+        finally:
+            self._writing = None
+
+    async def _write(self, arrivals: Sequence[Arrival]) -> list[SpoolItem | SpoolFull]:
+        answers: list[SpoolItem | SpoolFull] = []
+        taken: list[tuple[SpoolItem, bytes]] = []
+        incoming = 0
+        is_over = False
+        for arrival in arrivals:
+            item = self._item(arrival)
+            data = item.encode()
+            if not await self._fits(incoming + len(data)):
+                if self.rules.on_full == "stop_acking":
+                    self._sequence -= 1
+                    answers.append(SpoolFull(self._full(len(data))))
+                    continue
+                is_over = True
+            incoming += len(data)
+            taken.append((item, data))
+            answers.append(item)
+        if taken:
+            await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
             self.items += len(taken)
             self.size_bytes += incoming
             self._waiting.update(self._lane(item) for item, _ in taken)
-        told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
-        if is_over:
-            told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
-        if told:
+            told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
+            if is_over:
+                told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
             await self.tell(told)
         return answers
 
@@ -159,7 +190,7 @@ class Spool:
         expired = 0
         async with self.draining:
             async for stored in self.walk(Area.LIVE):
-                item = await self.load(stored)
+                item = await self._sound(stored)
                 if item is None:
                     continue
                 if item.spooled_at_ms > limit:
@@ -169,7 +200,7 @@ class Spool:
         return expired
 
     async def load(self, stored: Stored) -> SpoolItem | None:
-        """An item by its listing. A damaged one goes to quarantine and is told; None then, or if it is gone."""
+        """An item by its listing; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
         data = await self.backend.get(Area.LIVE, stored.key)
         if data is None:
             return None
@@ -183,7 +214,12 @@ class Spool:
             sequence, _, name = stored.key.partition("-")
             ref = f"noetl://spool/{self.about.path}/{int(sequence) if sequence.isdigit() else 0}/{name}"
             await self.tell([events.quarantined(self.about, ref, str(error))])
-            return None
+            raise
+
+    async def _sound(self, stored: Stored) -> SpoolItem | None:
+        with contextlib.suppress(DamagedSpoolItem):
+            return await self.load(stored)
+        return None
 
     async def give_up(self, item: SpoolItem, size: int, reason: str) -> None:
         """Move an item to the dead letters, where it stays until somebody requeues or purges it."""
@@ -288,7 +324,7 @@ class Spool:
                 if self.size_bytes + incoming <= ceiling:
                     break
                 self.evicted.add(stored.key)
-                item = await self.load(stored)
+                item = await self._sound(stored)
                 if item is not None:
                     await self.give_up(item, stored.size, "on_full_evicted")
         return True
@@ -298,6 +334,15 @@ class Spool:
             f"The spool of {self.about.path} holds {self.size_bytes:,} of {self.rules.max_bytes:,} bytes; a message of"
             f" {incoming:,} does not fit. Raise spool.retention.max_bytes, or bring the downstream back."
         )
+
+
+def _answer(turn: _Turn, answer: list[SpoolItem | SpoolFull] | Exception) -> None:
+    if turn.answer.done():
+        return  # whoever brought it has gone
+    if isinstance(answer, Exception):
+        turn.answer.set_exception(answer)
+    else:
+        turn.answer.set_result(answer)
 
 
 def _where(item: SpoolItem) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -28,31 +30,32 @@ class Telling:
     def __init__(self, backend: SpoolBackend, tell: Tell) -> None:
         self._backend = backend
         self._tell = tell
-        self._kept = 0  # newest number of what waits; 0 if nothing does
+        self._has_kept = False
+        self._last = 0
+        self._mark = uuid.uuid4().hex[:8]  # two processes at one place must not take each other's names
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
         """Find what an earlier process could not tell."""
         async with self._turn:
-            for stored in await self._waiting():
-                self._kept = max(self._kept, int(stored.removeprefix(_NAME)))
+            self._has_kept = bool(await self._waiting())
 
     async def __call__(self, events: Sequence[Event]) -> None:
         """Tell events, or keep them: they are safe on return."""
         async with self._turn:
-            if not self._kept:
+            if not self._has_kept:
                 try:
                     await self._tell(events)
                     return
                 except TapeError as error:
                     log.warning("What happens to a subscription cannot be told and is kept: %s", error)
-            self._kept += 1
-            await self._backend.put(Area.CONTROL, [(f"{_NAME}{self._kept:020}", msgspec.json.encode(list(events)))])
+            await self._backend.put(Area.CONTROL, [(self._key(), msgspec.json.encode(list(events)))])
+            self._has_kept = True
 
     async def catch_up(self) -> bool:
         """Tell what was kept, as far as it goes. Whether nothing waits any more."""
         async with self._turn:
-            if not self._kept:
+            if not self._has_kept:
                 return True
             for key in await self._waiting():
                 data = await self._backend.get(Area.CONTROL, key)
@@ -61,8 +64,13 @@ class Telling:
                 except TapeError:
                     return False
                 await self._backend.delete(Area.CONTROL, [key])
-            self._kept = 0
+            self._has_kept = False
             return True
+
+    def _key(self) -> str:
+        """A name behind all that we gave before."""
+        self._last = max(self._last + 1, time.time_ns() // 1_000)
+        return f"{_NAME}{self._last:020}-{self._mark}"
 
     async def _waiting(self) -> list[str]:
         page = await self._backend.page(Area.CONTROL, _NAME, 10_000)

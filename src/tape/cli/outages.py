@@ -1,0 +1,47 @@
+"""How an outage is read from the journal and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from tape.cli.showing import age, moment, print_table
+from tape.client import TapeClient
+from tape.subscriptions.timeline import Moment, Outage, outages
+
+
+def read_outages(url: str, path: str) -> list[Outage]:
+    """The outages of a subscription, oldest first."""
+    name = path.rpartition("/")[2]
+    with TapeClient(url) as client:
+        return list(outages(_entries(client, f"/tape/subscription/*/{name}")))
+
+
+def _entries(client: TapeClient, pattern: str) -> Iterator[Any]:
+    """What is on the journal now."""
+    head = client.head().global_seq
+    for batch in client.follow_batches(subject_pattern=pattern, from_global_seq=0):
+        yield from batch.entries
+        if batch.position >= head:
+            return
+
+
+def show_outage(outage: Outage) -> None:
+    """Print an outage as a timeline with its totals."""
+    ended = f"until {moment(outage.ended_ms)}" if outage.ended_ms else "and goes on"
+    lasted = f", {age(outage.ended_ms - outage.began_ms)}" if outage.ended_ms else ""
+    who = ", ".join(outage.downstreams) or "a downstream"
+    typer.echo(f"{who} was away from {moment(outage.began_ms)} {ended}{lasted}\n")
+    print_table(("when", "what", "count", ""), map(_row, outage.moments), nothing="")
+    typer.echo(
+        f"\n{outage.spooled:,} spooled = {outage.replayed:,} replayed + {outage.dead_lettered:,} given up"
+        f" + {outage.quarantined:,} damaged + {outage.waiting:,} waiting"
+        + (f"; {outage.dropped:,} left to their source, the spool was full" if outage.dropped else "")
+    )
+
+
+def _row(each: Moment) -> tuple[str, str, str, str]:
+    when = moment(each.ts_ms) + (f" … +{age(each.until_ms - each.ts_ms)}" if each.until_ms > each.ts_ms else "")
+    return when, each.what, f"{each.count:,}" if each.count > 1 else "", each.detail

@@ -1,0 +1,241 @@
+"""`tape spool`: what waits for a downstream, and what was given up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption, run
+from tape.cli.showing import age, print_json, print_table
+from tape.errors import DamagedSpoolItem, InvalidInput, NotFound
+from tape.subscriptions.control import Control, connect
+from tape.subscriptions.dispatching import ServerDispatch
+from tape.subscriptions.events import Event, about
+from tape.subscriptions.forwarding import forwarder_of
+from tape.subscriptions.spec import Subscription
+from tape.subscriptions.spool.backend import Area
+from tape.subscriptions.spool.item import SpoolItem, decode
+from tape.subscriptions.spool.spool import Spool
+from tape.subscriptions.validation import parse_subscription
+from tape.telemetry.clock import now_ms
+
+app = typer.Typer(help="See and settle what waits for a downstream.", no_args_is_help=True)
+
+T = TypeVar("T")
+
+
+class Part(StrEnum):
+    """The parts of a spool that people look at."""
+
+    waiting = "waiting"
+    dead = "dead"
+    quarantine = "quarantine"
+
+
+_AREAS = {Part.waiting: Area.LIVE, Part.dead: Area.DEAD, Part.quarantine: Area.QUARANTINE}
+
+WhichArgument = Annotated[
+    str, typer.Argument(help="Path of a subscription on the server, or a file with its document.", metavar="PATH|FILE")
+]
+PartOption = Annotated[Part, typer.Option("--part", "-p", help="What waits, the dead letters, or what is damaged.")]
+KeysArgument = Annotated[list[str] | None, typer.Argument(help="Keys as `tape spool ls` shows them.", metavar="[KEY…]")]
+
+
+@app.command("ls")
+def list_items(
+    which: WhichArgument,
+    part: PartOption = Part.waiting,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many, from the front.")] = 50,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.text,
+) -> None:
+    """List messages, the oldest first."""
+
+    async def work(spool: Spool) -> tuple[list[dict[str, Any]], int]:
+        await spool.open()
+        found = [await _told(spool, _AREAS[part], key) for key, _ in await spool.backend.page(_AREAS[part], "", limit)]
+        return found, spool.items
+
+    items, waiting = _with_spool(which, server, work)
+    if output is Output.json:
+        print_json(items)
+        return
+    print_table(
+        ("key", "message", "downstream", "lane", "attempts", "age", "reason"),
+        (
+            (
+                each["key"],
+                each.get("message_id", ""),
+                each.get("downstream", ""),
+                each.get("ordering_key", ""),
+                str(each.get("attempts", "")),
+                age(now_ms() - each.get("spooled_at_ms", now_ms())),
+                each["reason"],
+            )
+            for each in items
+        ),
+        nothing="Nothing is there.",
+    )
+    if part is Part.waiting and waiting > len(items):
+        typer.echo(f"… and {waiting - len(items):,} more.")
+
+
+@app.command()
+def show(
+    which: WhichArgument,
+    key: Annotated[str, typer.Argument(help="A key as `tape spool ls` shows it.")],
+    part: PartOption = Part.waiting,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show one message with its plan, as JSON."""
+
+    async def work(spool: Spool) -> bytes:
+        found = await spool.backend.get(_AREAS[part], key)
+        if found is None:
+            raise NotFound(f"there is no {key!r} in this part of the spool; see `tape spool ls {which} --part {part}`.")
+        return found
+
+    data = _with_spool(which, server, work)
+    try:
+        print_json(msgspec.to_builtins(decode(key, data)))
+    except DamagedSpoolItem as error:
+        typer.echo(f"{error}\n", err=True)
+        typer.echo(data.decode(errors="replace"))
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def drain(which: WhichArgument, server: ServerOption = DEFAULT_SERVER, output: OutputOption = Output.text) -> None:
+    """Replay what waits, now and in order. A message that another process replays meanwhile becomes one run."""
+    subscription, control = _found(which, server)
+    if control is None:
+        raise InvalidInput(f"{which} is a file; `tape subscribe {which}` drains its spool when it starts.")
+    status = control.register(subscription.path)
+    whose = about(subscription.path, int(status["subscription_id"]))
+
+    async def work() -> Any:
+        dispatch = ServerDispatch(control, whose, batch_max=100)
+        forwarder = forwarder_of(
+            subscription, whose, dispatch, _teller(control), credential=_credential(subscription, control)
+        )
+        try:
+            await forwarder.start()
+            return await forwarder.drain()
+        finally:
+            await forwarder.close()
+
+    report = run(work())
+    if output is Output.json:
+        print_json(msgspec.to_builtins(report))
+        return
+    typer.echo(
+        f"{report.replayed} replayed, {report.deduped} were runs already, {len(report.dead_lettered)} given up,"
+        f" {len(report.quarantined)} damaged, {report.remaining} still wait."
+    )
+    if report.remaining:
+        raise typer.Exit(1)
+
+
+@app.command()
+def requeue(
+    which: WhichArgument,
+    keys: KeysArgument = None,
+    everything: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Put dead letters back to where they stood; they are tried again from the first attempt."""
+
+    async def work(spool: Spool) -> int:
+        return await spool.requeue(await _chosen(spool, Area.DEAD, keys, everything))
+
+    typer.echo(f"{_with_spool(which, server, work)} put back.")
+
+
+@app.command()
+def purge(
+    which: WhichArgument,
+    keys: KeysArgument = None,
+    part: PartOption = Part.dead,
+    everything: Annotated[bool, typer.Option("--all", help="All of this part.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Remove messages for good."""
+
+    async def choose(spool: Spool) -> list[str]:
+        return await _chosen(spool, _AREAS[part], keys, everything)
+
+    chosen = _with_spool(which, server, choose)
+    if chosen and not yes:
+        typer.confirm(f"Remove {len(chosen):,} messages ({part}) for good?", abort=True)
+
+    async def work(spool: Spool) -> None:
+        await spool.backend.delete(_AREAS[part], chosen)
+
+    _with_spool(which, server, work)
+    typer.echo(f"{len(chosen)} removed.")
+
+
+async def _chosen(spool: Spool, area: Area, keys: Sequence[str] | None, everything: bool) -> list[str]:
+    if bool(keys) == everything:
+        raise InvalidInput("name the keys, or say --all.")
+    return [stored.key async for stored in spool.walk(area)] if everything else list(keys or ())
+
+
+async def _told(spool: Spool, area: Area, key: str) -> dict[str, Any]:
+    data = await spool.backend.get(area, key)
+    try:
+        item: SpoolItem = decode(key, data or b"")
+    except DamagedSpoolItem as error:
+        return {"key": key, "reason": str(error)}
+    told: dict[str, Any] = msgspec.to_builtins(item)
+    return {"key": key, **{name: value for name, value in told.items() if name not in ("message", "plan", "seal")}}
+
+
+def _with_spool(which: str, server: str, work: Callable[[Spool], Awaitable[T]]) -> T:
+    subscription, control = _found(which, server)
+    if subscription.spec.spool.mode == "off":
+        raise InvalidInput(f"{subscription.path} has no spool: its spool.mode is off.")
+    whose = about(subscription.path)
+
+    async def opened() -> T:
+        forwarder = forwarder_of(
+            subscription, whose, _nowhere, _teller(control), credential=_credential(subscription, control)
+        )
+        assert forwarder.spool is not None
+        try:
+            return await work(forwarder.spool)
+        finally:
+            await forwarder.close()
+
+    return run(opened())
+
+
+def _found(which: str, server: str) -> tuple[Subscription, Control | None]:
+    file = Path(which)
+    if file.is_file():
+        return parse_subscription(file.read_text(encoding="utf-8")), None
+    control = connect(server)
+    return parse_subscription(control.document(which)), control
+
+
+def _credential(subscription: Subscription, control: Control | None) -> Any:
+    alias = subscription.spec.spool.credential
+    return control.credential(alias) if alias and control is not None else None
+
+
+def _teller(control: Control | None) -> Callable[[Sequence[Event]], Awaitable[None]]:
+    async def tell(events: Sequence[Event]) -> None:
+        if control is not None:
+            control.post_events(events)
+
+    return tell
+
+
+async def _nowhere(plans: Sequence[Any]) -> list[Any]:
+    raise AssertionError("nothing is dispatched here")

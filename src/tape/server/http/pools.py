@@ -1,0 +1,36 @@
+"""`/api/pools/{pool}`: how much waits for the workers of a pool, for whatever scales them."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.errors import NotFound
+from tape.playbooks.names import reaction_id
+from tape.reactions.statistics import read_statistics
+from tape.server.http.internal import answer
+from tape.store import Database
+
+
+class PoolDoor:
+    """Serves the numbers of pools."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def show(self, request: Request) -> Response:
+        """What waits, what is being worked on and what was given up; zeros for a pool that nothing was sent to."""
+        pool = request.path_params["name"]
+        try:
+            (found,), _ = await self._database.read(lambda reader: read_statistics(reader, reaction_id(pool)))
+        except NotFound:
+            return answer({"pool": pool, "waiting": 0, "claimed": 0, "dead": 0, "oldest_ms": 0})
+        return answer(
+            {
+                "pool": pool,
+                "waiting": found.pending,
+                "claimed": found.claimed,
+                "dead": found.dlq,
+                "oldest_ms": found.oldest_pending_ms,
+            }
+        )

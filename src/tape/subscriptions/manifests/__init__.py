@@ -1,0 +1,29 @@
+"""Deployments written from a subscription: what runs it, what runs its playbooks, and by what both are scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tape.subscriptions.manifests import cloud_run, kubernetes
+from tape.subscriptions.manifests.place import Place
+from tape.subscriptions.spec import Subscription
+
+TARGETS: dict[str, Callable[[Subscription, Place], list[dict[str, Any]]]] = {
+    "kubernetes": kubernetes.documents,
+    "cloud-run": cloud_run.documents,
+}
+
+
+def render(subscription: Subscription, target: str, place: Place) -> str:
+    """The manifests of a subscription as one YAML stream, ready for `kubectl apply -f -` or `gcloud run`."""
+    yaml = YAML()
+    yaml.explicit_start = True
+    yaml.representer.ignore_aliases = lambda data: True  # the same labels, written out each time
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = StringIO()
+    yaml.dump_all(TARGETS[target](subscription, place), text)
+    return text.getvalue()

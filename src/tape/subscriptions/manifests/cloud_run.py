@@ -1,0 +1,62 @@
+"""A subscription on Cloud Run: a service that reaches the server over HTTPS with a bearer token, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tape.subscriptions.manifests.place import Place, command_of, labels_of, name_of, probe
+from tape.subscriptions.spec import Subscription
+
+
+def documents(subscription: Subscription, place: Place) -> list[dict[str, Any]]:
+    """One service, for `gcloud run services replace`."""
+    runtime = subscription.spec.runtime
+    is_push = subscription.spec.mode == "push"
+    keda = subscription.spec.scaling.keda if subscription.spec.scaling else None
+    # A pull source is held open by a running instance; a delivery wakes one up by itself.
+    least = 0 if is_push else max(1, keda.min if keda else 1)
+    most = runtime.max_instances or (keda.max if keda else 10)
+    command, *arguments = command_of(subscription, place)
+    container = {
+        "image": place.image,
+        "command": [command],
+        "args": arguments,
+        "ports": [{"name": "http1", "containerPort": 8080}],
+        "env": [
+            {
+                "name": "TAPE_INTERNAL_API_TOKEN",
+                "valueFrom": {"secretKeyRef": {"name": place.token_secret, "key": "latest"}},
+            }
+        ],
+        "resources": {"limits": {"cpu": "1", "memory": "512Mi"}},
+        "startupProbe": probe("/readyz"),
+        "livenessProbe": probe("/livez"),
+    }
+    annotations = {
+        "autoscaling.knative.dev/minScale": str(least),
+        "autoscaling.knative.dev/maxScale": str(max(least, most)),
+        # Fetching goes on between requests, so the processor must not be taken away between them.
+        "run.googleapis.com/cpu-throttling": "true" if is_push else "false",
+    }
+    template = {
+        "metadata": {"annotations": annotations},
+        "spec": {
+            "serviceAccountName": place.service_account,
+            "containerConcurrency": runtime.concurrency or 80,
+            "timeoutSeconds": 60,
+            "containers": [container],
+        },
+    }
+    ingress = "all" if is_push else "internal"
+    return [
+        {
+            "apiVersion": "serving.knative.dev/v1",
+            "kind": "Service",
+            "metadata": {
+                "name": name_of(subscription),
+                "labels": {key.replace("/", "_"): value for key, value in labels_of(subscription, "runtime").items()},
+                "annotations": {"run.googleapis.com/ingress": ingress},
+            },
+            "spec": {"template": template},
+        }
+    ]

@@ -1,0 +1,152 @@
+"""A subscription on Kubernetes: a Deployment scaled on the backlog of its source, and a pool scaled on its tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tape.subscriptions.manifests.place import Place, command_of, labels_of, name_of, probe
+from tape.subscriptions.spec import Keda, Spec, Subscription
+
+
+def documents(subscription: Subscription, place: Place) -> list[dict[str, Any]]:
+    """Deployment and ScaledObject of the runtime (or of the gateway, with its Service), then those of the pool."""
+    keda = subscription.spec.scaling.keda if subscription.spec.scaling else Keda()
+    found = [_deployment(subscription, place, keda)]
+    if subscription.spec.mode == "push":
+        found.append(_service(subscription, place))
+    trigger = _backlog(subscription.spec, keda)
+    if trigger is not None:
+        # A pull runtime has to be there to hold its subscription, so it is never scaled to nothing.
+        found.append(_scaled(name_of(subscription), place, max(1, keda.min), keda.max, trigger))
+    pool = subscription.spec.dispatch.execution_pool or "shared"
+    found.append(_workers(subscription, place, pool))
+    found.append(_scaled(name_of(subscription, "pool", pool), place, 0, keda.max, _tasks(place, pool, keda)))
+    return found
+
+
+def _deployment(subscription: Subscription, place: Place, keda: Keda) -> dict[str, Any]:
+    is_push = subscription.spec.mode == "push"
+    component = "gateway" if is_push else "runtime"
+    container = {
+        **_container(component, place, command_of(subscription, place)),
+        "ports": [{"name": "http", "containerPort": 8080}],
+        "livenessProbe": probe("/livez"),
+        "readinessProbe": probe("/readyz"),
+    }
+    # A source that has one consumer must not have two while a new version takes over.
+    strategy = "RollingUpdate" if is_push else "Recreate"
+    return _deployment_of(subscription, place, name_of(subscription), component, container, strategy, max(1, keda.min))
+
+
+def _workers(subscription: Subscription, place: Place, pool: str) -> dict[str, Any]:
+    command = ["tape", "worker", "--pool", pool, "--url", place.grpc_url]
+    container = _container("worker", place, command)
+    name = name_of(subscription, "pool", pool)
+    return _deployment_of(subscription, place, name, f"pool-{pool}", container, "RollingUpdate", 1)
+
+
+def _deployment_of(
+    subscription: Subscription,
+    place: Place,
+    name: str,
+    component: str,
+    container: dict[str, Any],
+    strategy: str,
+    replicas: int,
+) -> dict[str, Any]:
+    labels = labels_of(subscription, component)
+    pod = {
+        "serviceAccountName": place.service_account,
+        # Long enough to finish what is in flight: the runtime drains on SIGTERM.
+        "terminationGracePeriodSeconds": 60,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": place.namespace, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "strategy": {"type": strategy},
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _container(name: str, place: Place, command: list[str]) -> dict[str, Any]:
+    token = {"secretKeyRef": {"name": place.token_secret, "key": "token"}}
+    return {
+        "name": name,
+        "image": place.image,
+        "command": command,
+        "env": [{"name": "TAPE_INTERNAL_API_TOKEN", "valueFrom": token}],
+        "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+
+
+def _service(subscription: Subscription, place: Place) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name_of(subscription), "namespace": place.namespace},
+        "spec": {
+            "selector": labels_of(subscription, "gateway"),
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
+        },
+    }
+
+
+def _scaled(name: str, place: Place, least: int, most: int, trigger: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": name, "namespace": place.namespace},
+        "spec": {
+            "scaleTargetRef": {"name": name},
+            "minReplicaCount": least,
+            "maxReplicaCount": max(least, most),
+            "triggers": [trigger],
+        },
+    }
+
+
+def _backlog(spec: Spec, keda: Keda) -> dict[str, Any] | None:
+    """What KEDA reads the backlog of a source from. A push source has none: its gateway scales like a web server."""
+    threshold = str(keda.lag_threshold)
+    match spec.source:
+        case "nats" if spec.mode == "pull":
+            host = spec.url.rpartition("://")[2].rpartition("@")[2].partition(":")[0] or "nats"
+            metadata = {
+                "natsServerMonitoringEndpoint": f"{host}:8222",
+                "account": "$G",
+                "stream": spec.stream,
+                "consumer": spec.consumer,
+                "lagThreshold": threshold,
+            }
+            return {"type": keda.trigger or "nats-jetstream", "metadata": metadata}
+        case "kafka" if spec.mode == "pull":
+            metadata = {
+                "bootstrapServers": ",".join(spec.brokers),
+                "consumerGroup": spec.group,
+                "topic": spec.topic,
+                "lagThreshold": threshold,
+            }
+            return {"type": keda.trigger or "kafka", "metadata": metadata}
+        case "pubsub" if spec.mode == "pull":
+            metadata = {"subscriptionName": spec.subscription, "mode": "SubscriptionSize", "value": threshold}
+            return {"type": keda.trigger or "gcp-pubsub", "metadata": metadata}
+        case _:
+            return None
+
+
+def _tasks(place: Place, pool: str, keda: Keda) -> dict[str, Any]:
+    metadata = {
+        "url": f"{place.server_url}/api/pools/{pool}",
+        "valueLocation": "waiting",
+        "targetValue": str(keda.lag_threshold),
+        "authMode": "bearer",
+    }
+    return {"type": "metrics-api", "metadata": metadata, "authenticationRef": {"name": f"{place.token_secret}-auth"}}

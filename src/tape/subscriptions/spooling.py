@@ -1,0 +1,127 @@
+"""Push with a spool: a delivery that cannot become a run now is kept, and its sender is told that it was accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tape.errors import ApiRefused, SpoolFull, TapeError
+from tape.subscriptions.directives import Plan
+from tape.subscriptions.envelope import Envelope
+from tape.subscriptions.forwarding import Forwarder, forwarder_of
+from tape.subscriptions.ingress import Admitted, Take, Taken
+from tape.subscriptions.listeners import Listener, Source
+from tape.subscriptions.spec import Subscription
+from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.spool import Tell
+
+log = logging.getLogger(__name__)
+
+Reveal = Callable[[str], Awaitable[Any]]
+
+_LOOK_AGAIN_S = 5.0
+
+
+class _Open(NamedTuple):
+    subscription: Subscription
+    forwarder: Forwarder
+    running: asyncio.Task[None]
+
+
+class Spooling:
+    """Takes deliveries as another does, and keeps in a spool what that one cannot take, where there is one."""
+
+    def __init__(self, take: Take, tell: Tell, reveal: Reveal) -> None:
+        self._take = take
+        self._tell = tell
+        self._reveal = reveal
+        self._open: dict[str, _Open] = {}
+        self._opening = asyncio.Lock()
+        self._recovering: asyncio.Task[None] | None = None
+
+    def recover(self, listeners: Source) -> None:
+        """Replay what an earlier process kept, without waiting for the next delivery."""
+        self._recovering = asyncio.create_task(self._recover(listeners), name="tape-spools")
+
+    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken:
+        """The run of a message, or its place in the spool; raises if it has neither."""
+        if listener.subscription.spec.spool.mode == "off":
+            return await self._take(listener, admitted)
+        forwarder = await self._forwarder(listener)
+        (answer,) = await forwarder.forward([admitted])
+        match answer.outcome:
+            case "started" | "duplicate":
+                return Taken(str(answer.execution_id), answer.outcome == "duplicate")
+            case "spooled":
+                return Taken()
+            case "refused":
+                raise ApiRefused(answer.error, 422)
+            case "held":
+                raise SpoolFull(answer.error)
+
+    async def close(self) -> None:
+        """Stop draining; what waits is found again by the next process."""
+        if self._recovering is not None:
+            self._recovering.cancel()
+            await asyncio.gather(self._recovering, return_exceptions=True)
+        for each in self._open.values():
+            await self._shut(each)
+        self._open.clear()
+
+    async def _forwarder(self, listener: Listener) -> Forwarder:
+        found = self._open.get(listener.name)
+        if found is not None and found.subscription == listener.subscription:
+            return found.forwarder
+        async with self._opening:
+            found = self._open.get(listener.name)
+            if found is None or found.subscription != listener.subscription:
+                if found is not None:
+                    await self._shut(found)
+                found = self._open[listener.name] = await self._start(listener)
+        return found.forwarder
+
+    async def _start(self, listener: Listener) -> _Open:
+        alias = listener.subscription.spec.spool.credential
+        credential = await self._reveal(alias) if alias else None
+
+        async def dispatch(plans: Sequence[Plan]) -> list[Replayed]:
+            return await asyncio.gather(*(self._one(listener, plan) for plan in plans))
+
+        forwarder = forwarder_of(
+            listener.subscription,
+            listener.about,
+            dispatch,
+            self._tell,
+            credential=credential if isinstance(credential, Mapping) else None,
+            redelivers=False,
+        )
+        await forwarder.start()
+        return _Open(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))
+
+    async def _one(self, listener: Listener, plan: Plan) -> Replayed:
+        envelope = Envelope(message_id=plan.message_id, source=plan.source, body=None)  # all that counts is in the plan
+        try:
+            taken = await self._take(listener, Admitted(envelope, plan))
+        except TapeError as error:
+            is_away = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
+            return Replayed("away" if is_away else "refused", error=str(error))
+        return Replayed("duplicate" if taken.is_duplicate else "started", int(taken.execution_id))
+
+    async def _recover(self, listeners: Source) -> None:
+        while True:
+            try:
+                for name in await listeners.names():
+                    listener = await listeners.fetch(name)
+                    if listener is not None and listener.subscription.spec.spool.mode != "off":
+                        await self._forwarder(listener)
+                return
+            except TapeError as error:
+                log.warning("The spools of push subscriptions cannot be looked at yet: %s", error)
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _shut(self, each: _Open) -> None:
+        each.forwarder.stop()
+        await asyncio.gather(each.running, return_exceptions=True)
+        await each.forwarder.close()
