@@ -33,6 +33,7 @@ QUESTIONS = (
     "verify",
     "pipeline",
     "directives",
+    "subscriptions",
     "aggregate",
     "pools",
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tape.errors import ServerUnreachable, SourceMisconfigured
+from tape.errors import PayloadTooLarge, ServerUnreachable, SourceMisconfigured, SourceMissing
 from tape.retry import RetryPolicy
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About, Event
@@ -48,6 +48,7 @@ class Stage:
         self.gate = asyncio.Event()
         self.gate.set()
         self.can_tell = True
+        self.max_bytes = 1 << 20
         about = About("orders", "subscriptions/orders", 7)
         self.metrics = Metrics()
         reporting = Reporting(self._write, "here")
@@ -65,6 +66,8 @@ class Stage:
     async def _write(self, told: Sequence[Event]) -> None:
         if not self.can_tell:
             raise ServerUnreachable("away")
+        if any(len(json.dumps(event.context)) > self.max_bytes for event in told):
+            raise PayloadTooLarge("payload_json has too many bytes")
         self.told += told
 
     async def _dispatch(self, plans: Sequence[Plan]) -> list[Replayed]:
@@ -169,6 +172,31 @@ async def test_a_dead_letter_that_cannot_be_told_keeps_its_message() -> None:
         stage.can_tell = True
         await until(lambda: stage.source.unsettled == 0)
     assert stage.verbs == ["message.dead_lettered"]
+
+
+async def test_a_letter_that_no_journal_can_hold_is_given_up_only_where_the_source_keeps_it() -> None:
+    for keeps_settled in (True, False):
+        stage = Stage()
+        stage.answer = lambda plan: Replayed("refused", error="payload_json has too many bytes")
+        stage.max_bytes = 1_000
+        stage.source.keeps_settled = keeps_settled
+        stage.source.publish(b'"' + b"x" * 5_000 + b'"')
+        async with playing(stage):
+            await until(lambda stage=stage: len(stage.plans) > MAX_DELIVERIES + 2 or stage.source.unsettled == 0)
+        (letter,) = stage.told
+        assert (letter.context["message"]["data"], letter.context["message"]["bytes"]) == (None, 5_002)
+        assert stage.source.unsettled == (0 if keeps_settled else 1)
+
+
+async def test_a_stream_that_was_never_there_is_not_waited_for() -> None:
+    stage = Stage()
+
+    async def missing() -> None:
+        raise SourceMissing("subscription[nats]: stream 'S' not found.")
+
+    stage.source.open = missing  # type: ignore[method-assign]
+    with pytest.raises(SourceMissing):
+        await asyncio.wait_for(stage.runtime.run(), 30)
 
 
 async def test_an_outage_of_the_source_is_told_once_and_nothing_is_lost() -> None:

@@ -126,9 +126,11 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
     spec = local.subscription.spec
     if server_url:
         control = Control(server_url, os.environ.get(TOKEN_VARIABLE, ""))
-        batch = spec.batch_max if spec.dispatch.batch_dispatch else 1
         elsewhere = ServerDispatch(
-            control, local.about._replace(subscription_id=0), batch_max=batch, concurrency=spec.runtime.concurrency
+            control,
+            local.about._replace(subscription_id=0),
+            batch_max=spec.dispatch_batch,
+            concurrency=spec.runtime.concurrency,
         )
         return elsewhere, lambda: 0
     playbooks = Playbooks(playbook_dir)

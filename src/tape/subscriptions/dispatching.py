@@ -1,4 +1,4 @@
-"""How plans become runs: by the writer of this process, or by a server over HTTP.
+"""Plans become runs on a server, over HTTP. `writing` does the same in the server's own process.
 
 Both answer for each plan: `started` and `duplicate` are durable, `refused` is the plan's own fault and will not get
 better, `away` means that nobody could say.
@@ -12,9 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tape.errors import ApiRefused, ServerUnreachable, TapeError
-from tape.playbooks.executing import Executed, ExecuteRequest, checked_request, execute_batch
-from tape.store import Database
+from tape.errors import ApiRefused, ServerUnreachable
 from tape.subscriptions.control import Control
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About
@@ -22,51 +20,11 @@ from tape.subscriptions.requesting import request_of
 from tape.subscriptions.spool.draining import Replayed
 
 EMITTER = "subscription_runtime"
-# Room that a run takes beside its payload, for the limits of the writer.
-RUN_OVERHEAD_BYTES = 2_048
 # A batch request of more than this is sent in several; the server takes 2 MiB.
 BATCH_BYTES = 1_500_000
 CONCURRENCY = 16
 # What the server says of a request that no repetition makes better.
 _REFUSALS = frozenset({400, 404, 409, 413, 422})
-
-
-class WriterDispatch:
-    """Begins runs in this process. Plans that are given together, or wait at the same time, share a commit."""
-
-    def __init__(self, database: Database, about: About, max_payload_bytes: int, *, is_batched: bool) -> None:
-        self._database = database
-        self._about = about
-        self._max_bytes = max_payload_bytes
-        self._is_batched = is_batched
-
-    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
-        """Begin the runs; each plan has its own answer."""
-        answers: list[Replayed | None] = [None] * len(plans)
-        good: list[tuple[int, ExecuteRequest, int]] = []
-        for index, plan in enumerate(plans):
-            body = request_of(self._about, plan, EMITTER)
-            try:
-                request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
-                good.append((index, request, len(msgspec.json.encode(plan.payload)) + RUN_OVERHEAD_BYTES))
-            except TapeError as error:
-                answers[index] = _failed(error)
-        for (index, _, _), result in zip(good, await self._execute(good), strict=True):
-            answers[index] = result
-        return [answer or Replayed("away") for answer in answers]
-
-    async def _execute(self, good: list[tuple[int, ExecuteRequest, int]]) -> list[Replayed]:
-        if not good:
-            return []
-        if not self._is_batched:
-            writes = (self._database.write_bulk(execute_batch, request, size) for _, request, size in good)
-            return [_answer(result) for result in await asyncio.gather(*writes, return_exceptions=True)]
-        requests = [request for _, request, _ in good]
-        try:
-            results = await self._database.write(lambda tx: execute_batch(tx, requests), sum(size for *_, size in good))
-        except TapeError as error:
-            return [_failed(error)] * len(good)
-        return [_answer(result) for result in results]
 
 
 class ServerDispatch:
@@ -120,20 +78,6 @@ class ServerDispatch:
             chunks[-1].append(request)
             size += weight
         return chunks
-
-
-def _answer(result: Any) -> Replayed:
-    if isinstance(result, Executed):
-        return Replayed(result.status, int(result.execution_id))
-    if isinstance(result, TapeError):
-        return _failed(result)
-    if isinstance(result, BaseException):
-        raise result
-    raise TypeError(f"an execution gave {result!r}")
-
-
-def _failed(error: TapeError) -> Replayed:
-    return Replayed("away" if error.retryable else "refused", error=str(error))
 
 
 def _told(said: dict[str, Any]) -> Replayed:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tape.errors import InvalidConfig, ServerUnreachable, TapeError
+from tape.errors import ApiRefused, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
 from tape.retry import RetryPolicy
 from tape.subscriptions.assembling import assemble
 from tape.subscriptions.control import Control
@@ -66,7 +66,7 @@ class Elsewhere:
         dispatch = ServerDispatch(
             self._control,
             place,
-            batch_max=spec.batch_max if spec.dispatch.batch_dispatch else 1,
+            batch_max=spec.dispatch_batch,
             concurrency=spec.runtime.concurrency,
         )
         self.runtime = await assemble(
@@ -125,7 +125,12 @@ class Elsewhere:
         return await self._patiently(lambda: self._control.credential(alias))
 
     async def _write(self, events: Sequence[Event]) -> None:
-        await asyncio.to_thread(self._control.post_events, events)
+        try:
+            await asyncio.to_thread(self._control.post_events, events)
+        except ApiRefused as error:
+            if error.http_status in (400, 413, 422):
+                raise PayloadTooLarge(f"the server does not take the events: {error}") from error
+            raise
 
     async def _patiently(self, call: Callable[[], T]) -> T:
         """What a call gives; while the server is away it is tried again, until we are told to stop."""

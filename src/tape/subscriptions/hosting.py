@@ -20,12 +20,12 @@ from tape.store import Reader, Transaction
 from tape.subscriptions import events, leases, lifecycle
 from tape.subscriptions.assembling import Reveal, assemble
 from tape.subscriptions.cron import Cron
-from tape.subscriptions.dispatching import WriterDispatch
 from tape.subscriptions.events import Event
 from tape.subscriptions.reporting import Reporting
 from tape.subscriptions.runtime import FINISH_S, Runtime
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.validation import parse_subscription
+from tape.subscriptions.writing import WriterDispatch
 from tape.telemetry.clock import now_ms
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class Hosting:
                     self._database,
                     about,
                     self._journal.max_payload_bytes,
-                    is_batched=subscription.spec.dispatch.batch_dispatch,
+                    batch_max=subscription.spec.dispatch_batch,
                 ),
                 reveal=self._reveal,
                 reporting=reporting,

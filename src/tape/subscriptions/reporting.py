@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from tape.errors import TapeError
+from tape.errors import InvalidInput, TapeError
 from tape.subscriptions.events import Event, stamped
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,27 @@ class Reporting:
 
     async def _write_waiting(self) -> None:
         while self._waiting:
-            some = [self._waiting[index] for index in range(min(AT_ONCE, len(self._waiting)))]
-            await self._write(some)
+            some = list(itertools.islice(self._waiting, AT_ONCE))
+            try:
+                await self._write(some)
+            except InvalidInput:
+                if len(some) > 1:
+                    some = some[:1]  # one that no journal takes must not hold up those behind it
+                    await self._write_alone(some[0])
+                else:
+                    self._let_go(some[0])
             for _ in some:
                 self._waiting.popleft()
+
+    async def _write_alone(self, event: Event) -> None:
+        try:
+            await self._write([event])
+        except InvalidInput:
+            self._let_go(event)
+
+    def _let_go(self, event: Event) -> None:
+        self.lost += 1
+        log.error("%s about %s cannot be told, no journal takes it", event.event_type, event.about.path, exc_info=True)
 
     def _add(self, events: Sequence[Event]) -> None:
         self._waiting.extend(map(self._stamped, events))

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tape.errors import SourceError, SourceMisconfigured, TapeError
+from tape.errors import PayloadTooLarge, SourceError, SourceMisconfigured, SourceMissing, TapeError
 from tape.retry import RetryPolicy
 from tape.subscriptions import events
 from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope, message_of
-from tape.subscriptions.events import About
+from tape.subscriptions.events import About, Event
 from tape.subscriptions.forwarding import Forwarded, Forwarder
 from tape.subscriptions.governor import Allowance, Governor
 from tape.subscriptions.reporting import Reporting
@@ -89,6 +90,7 @@ class Runtime:
         self.about = about
         self.counts = Counts()
         self.is_connected = False
+        self._was_connected = False
         self._source = source
         self._forwarder = forwarder
         self._reporting = reporting
@@ -118,7 +120,8 @@ class Runtime:
         return 0 if self._forwarder.spool is None else self._forwarder.spool.items
 
     async def run(self) -> Counts:
-        """Work until told to stop. Raises SourceMisconfigured at once; everything else is tried again."""
+        """Work until told to stop. An outage is waited for; raises what no waiting mends: a wrong setting, or, at the
+        start, a stream, topic or subscription that is not there."""
         await self._forwarder.start()
         upkeep = asyncio.create_task(self._forwarder.run(), name="tape-forwarder")
         handling = asyncio.create_task(self._hand_on(), name="tape-handing-on")
@@ -175,8 +178,8 @@ class Runtime:
             await self._connect(self._trouble)
             return
         try:
-            found = await self._polled(allowance.batch)
             await self._look_at_lag()
+            found = await self._polled(allowance.batch)
         except SourceError as error:
             await self._connect(error)
             return
@@ -229,10 +232,15 @@ class Runtime:
                 await self._source.open()
             except SourceMisconfigured:
                 raise
+            except SourceMissing as problem:
+                if not self._was_connected:
+                    raise  # what was never there is not waited for
+                error = problem
+                continue
             except SourceError as problem:
                 error = problem
                 continue
-            self.is_connected = True
+            self.is_connected = self._was_connected = True
             await self._settle_late()
             if error is not None:
                 self.counts.reconnects += 1
@@ -265,7 +273,7 @@ class Runtime:
                 log.warning(
                     "%s: %d messages stay with their source: %s", self.subscription.path, len(deliveries), error
                 )
-                await self._settle([], [], {self._backoff.delay(1): [delivery.receipt for delivery in deliveries]})
+                await self._settle([], [], {1: [delivery.receipt for delivery in deliveries]})
             finally:
                 self.governor.settled(len(deliveries))
 
@@ -274,8 +282,12 @@ class Runtime:
         if self._on_messages is not None:
             await self._on_messages([envelope for envelope, _ in messages])
         answers = await self._forwarder.forward(messages)
+        if (size := self.subscription.spec.dispatch_batch) > 1 and len(messages) > 1:
+            source = self.subscription.spec.source
+            self._metrics.batch_dispatches.labels(source).inc(math.ceil(len(messages) / size))
+            self._metrics.batch_messages.labels(source).inc(len(messages))
         safe: list[str] = []
-        again: defaultdict[float, list[str]] = defaultdict(list)
+        again: defaultdict[int, list[str]] = defaultdict(list)
         given_up: list[str] = []
         self._held_in_a_row = 0 if any(answer.is_safe for answer in answers) else self._held_in_a_row + 1
         for delivery, (envelope, plan), answer in zip(deliveries, messages, answers, strict=True):
@@ -286,7 +298,7 @@ class Runtime:
                 given_up.append(delivery.receipt)
             else:
                 times = delivery.deliveries if answer.outcome == "refused" else self._held_in_a_row
-                again[round(self._backoff.delay(times), 1)].append(delivery.receipt)
+                again[times].append(delivery.receipt)
         await self._settle(safe, given_up, again)
 
     def _planned(self, delivery: Delivery) -> tuple[Envelope, Plan]:
@@ -307,11 +319,32 @@ class Runtime:
             log.warning("%s: message %s: %s", self.subscription.path, plan.message_id, answer.error or answer.outcome)
 
     async def _is_put_aside(self, delivery: Delivery, envelope: Envelope, answer: Forwarded) -> bool:
-        """Whether a message that is refused time and again is on the journal as a dead letter, whole."""
+        """Whether a message that is refused time and again is told as a dead letter and may be given up.
+
+        It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
+        """
         if delivery.deliveries < MAX_DELIVERIES:
             return False
         message = message_of(envelope, self.subscription.spec.headers, envelope.data)
-        letter = events.dead_lettered(
+        try:
+            try:
+                await self._reporting.write([self._letter(delivery, answer, message)])
+            except PayloadTooLarge:
+                if delivery.deliveries > MAX_DELIVERIES and not self._source.keeps_settled:
+                    return False  # told before, and still at its source
+                rest = {**message, "data": None, "bytes": len(delivery.body or b"")}
+                await self._reporting.write([self._letter(delivery, answer, rest)])
+                if not self._source.keeps_settled:
+                    return False
+        except TapeError as error:
+            log.warning("%s: a dead letter cannot be written, the message stays: %s", self.subscription.path, error)
+            return False
+        self.counts.dead += 1
+        self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
+        return True
+
+    def _letter(self, delivery: Delivery, answer: Forwarded, message: dict[str, Any]) -> Event:
+        return events.dead_lettered(
             self.about,
             delivery.message_id,
             0,
@@ -321,21 +354,14 @@ class Runtime:
             message=message,
             emitter="subscription_runtime",
         )
-        try:
-            await self._reporting.write([letter])
-        except TapeError as error:
-            log.warning("%s: a dead letter cannot be written, the message stays: %s", self.subscription.path, error)
-            return False
-        self.counts.dead += 1
-        self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
-        return True
 
-    async def _settle(self, safe: list[str], given_up: list[str], again: dict[float, list[str]]) -> None:
+    async def _settle(self, safe: list[str], given_up: list[str], again: Mapping[int, list[str]]) -> None:
+        """Acknowledge, give up, or let come again; those that failed more often come later."""
         try:
             await self._source.ack(safe)
             await self._source.term(given_up)
-            for delay, receipts in again.items():
-                await self._source.nack(receipts, delay)
+            for times, receipts in again.items():
+                await self._source.nack(receipts, self._backoff.delay(times))
         except SourceError as error:
             # Told to the source once more when it is back; otherwise it delivers them again, and dedup knows them.
             log.warning("%s: %d messages are not settled: %s", self.subscription.path, len(safe), error)

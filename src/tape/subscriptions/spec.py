@@ -286,6 +286,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.limits.max_in_flight or self.runtime.max_in_flight
 
     @property
+    def dispatch_batch(self) -> int:
+        """How many messages are dispatched in one request: 1 without `batch_dispatch`."""
+        return self.batch_max if self.dispatch.batch_dispatch else 1
+
+    @property
     def batch_max(self) -> int:
         """How many messages one batch request carries at most."""
         return self.dispatch.batch_max or self.runtime.batch

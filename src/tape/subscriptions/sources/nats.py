@@ -128,7 +128,8 @@ class NatsSource(Source):
         errors = self._nats.js.errors
         try:
             with self._told("does not answer"):
-                await jetstream.stream_info(self.stream)
+                stream = await jetstream.stream_info(self.stream)
+                self.keeps_settled = stream.config.retention == api.RetentionPolicy.LIMITS
         except errors.NotFoundError as error:
             raise SourceMissing(
                 f"subscription[nats]: stream {self.stream!r} not found at {self._place}. Make it, or correct 'stream'."

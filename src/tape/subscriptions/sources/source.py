@@ -34,6 +34,8 @@ class Source(abc.ABC):
 
     # Whether a receipt can be settled by another process than the one that fetched it.
     settles_elsewhere = True
+    # Whether a message that was given up can still be found at the source, by its id.
+    keeps_settled = False
 
     @abc.abstractmethod
     async def open(self) -> None:

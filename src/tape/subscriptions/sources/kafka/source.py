@@ -43,6 +43,7 @@ class KafkaSource(Source):
     """
 
     settles_elsewhere = False
+    keeps_settled = True
 
     def __init__(self, settings: Settings) -> None:
         try:
