@@ -68,7 +68,7 @@ def cover(window: Window, widths: Sequence[int] = (), complete: tuple[int, int] 
         since, until = (min(max(edge, low), high) for edge in complete) if order else (low, low)
         _fill(ranges, low, since, [SLOT_MS])
         _fill(ranges, since, until, [*order, SLOT_MS])
-        _fill(ranges, max(since, until), high, [SLOT_MS])
+        _fill(ranges, until, high, [SLOT_MS])
     cuts = sorted({edge // SLOT_MS for edge in edges if edge % SLOT_MS})
     return Cover({width: joined(found) for width, found in ranges.items()}, cuts)
 
