@@ -28,13 +28,14 @@ workflow:
 """
 QUIET = "nothing else"
 WAITING = "a backlog on pool iot, nobody works on it"
+PACED = "a flood on pool iot, its worker with one place"
 WORKING = "a flood on pool iot, its worker at full speed"
 SAME = "the same flood on pool shared"
 
 
 def run(options: Options) -> list[Table]:
     """Each store: probes alone, beside a backlog, beside a flood at work, and behind one on their own pool."""
-    flood, probes = options.scaled((2_000, 60), (60, 5))
+    flood, probes = options.scaled((1_000, 40), (60, 5))
     latencies, rates = [], []
     for kind in options.stores:
         measured: dict[str, list[float]] = {}
@@ -56,6 +57,7 @@ def run(options: Options) -> list[Table]:
         f"one step that computes; {CONCURRENCY} places in each worker; the flood is {flood:,} executions",
         f"from the call of execute to the end of the run as a follower sees it; median of {probes}, one at a time",
         "behind a flood on its own pool: one probe, until it has had its turn",
+        "server, workers and caller share the machine: at full speed the flood's work takes its share of it",
     ]
     return [
         Table("Pools", ["an execution on pool shared, beside", "p50 ms", "÷ nothing else"], latencies, notes),
@@ -70,6 +72,7 @@ def run(options: Options) -> list[Table]:
 
 async def _measure(url: str, flood: int, probes: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     waits: dict[str, list[float]] = {}
+    size = flood
     async with AsyncTapeClient(url) as client:
         await client.register_resource(PLAYBOOK)
         with _worker(url, "shared"):
@@ -79,20 +82,24 @@ async def _measure(url: str, flood: int, probes: int) -> tuple[dict[str, list[fl
             await _flood(client, "iot", flood)
             begun = flood / (time.perf_counter() - began)
             waits[WAITING] = await _probe(client, probes)
+            with _worker(url, "iot", 1):
+                await _until_left(client, "iot", flood - 1)
+                waits[PACED] = await _probe(client, probes, until=lambda: _left(client, "iot"))
             with _worker(url, "iot"):
+                flood = await _left(client, "iot")
                 await _until_left(client, "iot", flood - 1)
                 began, left = time.perf_counter(), await _left(client, "iot")
                 waits[WORKING] = await _probe(client, probes, until=lambda: _left(client, "iot"))
                 await _until_left(client, "iot", 0)
                 done = left / (time.perf_counter() - began)
-            await _flood(client, "shared", flood)
+            await _flood(client, "shared", size)
             waits[SAME] = await _probe(client, 1)
     return waits, {f"begun, {BATCH:,} a call": begun, "run to their end by one worker, beside the probes": done}
 
 
 @contextlib.contextmanager
-def _worker(url: str, pool: str) -> Iterator[None]:
-    command = [TAPE, "worker", "--pool", pool, "-c", str(CONCURRENCY), "--url", url, "--log-level", "error"]
+def _worker(url: str, pool: str, places: int = CONCURRENCY) -> Iterator[None]:
+    command = [TAPE, "worker", "--pool", pool, "-c", str(places), "--url", url, "--log-level", "error"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield

@@ -16,13 +16,14 @@ import pytest
 
 import tape
 from tape.client import AsyncTapeClient
-from tape.errors import InvalidInput
+from tape.errors import InvalidInput, TapeError
 from tape.playbooks import functions
 from tape.playbooks.worker import announce_playbooks, work
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
+from tests.conftest import settings_for
 from tests.forked import Forked
-from tests.services import wait_for
+from tests.services import free_port, wait_for
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ENDED = (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_FAILED, pb.RUN_STATUS_CANCELLED)
@@ -205,6 +206,26 @@ async def test_what_a_worker_lacks_is_left_to_others_and_named(client: AsyncTape
 
         run = await end_of(client, started.execution_id)
     assert msgspec.json.decode(run.detail_json) == {"output": "found"}
+
+
+async def test_a_worker_that_is_there_before_its_server_waits_for_it(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tape.playbook("early")
+    def early() -> str:
+        return "bird"
+
+    listen = f"127.0.0.1:{free_port()}"
+    async with AsyncTapeClient(f"tape://{listen}") as client, working(client):
+        while "waiting for the server" not in caplog.text:
+            await asyncio.sleep(0.02)
+        async with Server(settings_for(sqlite_url, listen=listen)):
+            while True:
+                with contextlib.suppress(TapeError):
+                    if (await client.list_reactions("/tape/command/issued/shared/*")).reactions:
+                        break
+                await asyncio.sleep(0.02)
+            assert await outcome(client, "early") == {"output": "bird"}
 
 
 @pytest.mark.parametrize(

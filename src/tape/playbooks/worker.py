@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 TASK_LEASE_MS = 30_000
 RUN_LEASE_SHARE = 0.8
 MAX_THREADS = 1_000
+SERVER_LOOK_S = 1.0
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -126,9 +127,7 @@ async def work(
     async with AsyncTapeClient(url) as client:
         blocking = await asyncio.to_thread(TapeClient, url)
         try:
-            if announce:
-                await announce_playbooks(client, pool)
-            await client.register_reaction(**reaction_fields(pool), handler_kind=pb.HANDLER_KIND_TASK)
+            await _introduce(client, pool, announce=announce, waits=not options.get("once"))
             dispatcher = Dispatcher(client, owner=owner, claim_max=concurrency, lease_ms=lease_ms, **options)
             worker = Worker(client, blocking, owner, int(lease_ms * RUN_LEASE_SHARE))
             dispatcher.add(reaction_id(pool), worker.handle, name=f"pool {pool}", max_concurrency=concurrency)
@@ -137,6 +136,22 @@ async def work(
                     await dispatcher.run()
         finally:
             await asyncio.to_thread(blocking.close)
+
+
+async def _introduce(client: AsyncTapeClient, pool: str, *, announce: bool, waits: bool) -> None:
+    """Tell the server of the pool and of this worker's playbooks; one that `waits` does so until there is a server."""
+    while True:
+        try:
+            if announce:
+                await announce_playbooks(client, pool)
+            await client.register_reaction(**reaction_fields(pool), handler_kind=pb.HANDLER_KIND_TASK)
+        except TapeError as error:
+            if not (waits and error.retryable):
+                raise
+            log.warning("waiting for the server: %s", error)
+            await asyncio.sleep(SERVER_LOOK_S)
+        else:
+            return
 
 
 async def announce_playbooks(client: AsyncTapeClient, pool: str) -> list[pb.Resource]:
