@@ -32,6 +32,7 @@ QUESTIONS = (
     "spool",
     "verify",
     "pipeline",
+    "scale",
     "directives",
     "subscriptions",
     "aggregate",

@@ -1,8 +1,10 @@
-"""Proof: the jobs run on a cluster of separate executor processes, reading PostgreSQL."""
+"""Proof: the jobs run on a standalone cluster of separate processes, reading PostgreSQL, and outlive an executor."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +14,23 @@ import pytest
 from tape.archive.lake import Lake
 from tape.pipeline.proving import verify_lake
 from tests.pipeline.conftest import fill, order
+from tests.pipeline.standalone import Standalone
 from tests.services import Postgres
+
+ENTRIES = 20_000
 
 _ON_A_CLUSTER = """
 import json, os, sys
 import pyarrow as pa
 from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.backtest import backtest, imagined
+from tape.pipeline.jobs.rollup import rollup
 from tape.pipeline.running import Running
 from tape.pipeline.session import open_session
-store, lake = sys.argv[1:]
-spark = open_session("cluster", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g"}, quick=True)
+store, lake, master = sys.argv[1:]
+settings = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "4", "spark.cores.max": "2"}
+spark = open_session("cluster", master, settings, quick=True)
 entries = spark.read.format("tape").option("store", store).option("minPartitions", 8).load()
 
 def where(batches):
@@ -30,25 +38,38 @@ def where(batches):
     yield pa.RecordBatch.from_pydict({"place": [os.getcwd()], "entries": [rows]})
 
 placed = entries.mapInArrow(where, "place string, entries long").collect()
-archived = archive(spark, store, lake, Running("archive", quiet=True))
-fired = backtest(spark, store, imagined("/tape/order/**", 'payload.status == "failed"')).fired
+wanted = imagined("/tape/order/**", 'payload.status == "failed"', debounce_ms=5)
+print("BEGUN", flush=True)
+told = backtest(spark, store, wanted)
+archived = archive(spark, store, lake, Running("archive", quiet=True), round_entries=7_000)
+counted = rollup(spark, store, Running("rollup", quiet=True))
 print(json.dumps({"executors": len({row.place for row in placed}), "entries": sum(row.entries for row in placed),
-                  "archived": archived, "fired": fired}))
+                  "archived": archived, "counted": counted, "matched": told.fired + told.debounced}))
 spark.stop()
 """
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(600)
-def test_jobs_run_on_two_executors_that_read_postgres(postgres: Postgres, tmp_path: Path) -> None:
-    with postgres.fresh_database() as store:
-        drafts = [order(number) for number in range(1, 20_001)]
+@pytest.mark.timeout(900)
+def test_jobs_run_on_two_workers_that_read_postgres_and_outlive_an_executor(postgres: Postgres, tmp_path: Path) -> None:
+    drafts = [order(number) for number in range(1, ENTRIES + 1)]
+    with postgres.fresh_database() as store, Standalone(tmp_path, workers=2) as cluster:
         fill(store, drafts)
         lake = str(tmp_path / "lake")
-        command = [sys.executable, "-c", _ON_A_CLUSTER, store, lake]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        told = json.loads(done.stdout.splitlines()[-1])
+        command = [sys.executable, "-c", _ON_A_CLUSTER, store, lake, cluster.url]
+        env = os.environ | {"PYSPARK_PYTHON": sys.executable}  # executors find Tape where we do
+        with (
+            (tmp_path / "driver.log").open("wb") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env) as driver,
+        ):
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "BEGUN\n", (tmp_path / "driver.log").read_text()[-3_000:]
+            before = cluster.executors()
+            assert len(before) == 2
+            os.kill(before[0], signal.SIGKILL)
+            out, _ = driver.communicate()
+        assert driver.returncode == 0, (tmp_path / "driver.log").read_text()[-3_000:]
+        told = json.loads(out.splitlines()[-1])
         failed = sum(draft.subject.startswith("/tape/order/failed/") for draft in drafts)
-        assert told == {"executors": 2, "entries": 20_000, "archived": 20_000, "fired": failed}
+        assert told == {"executors": 2, "entries": ENTRIES, "archived": ENTRIES, "counted": ENTRIES, "matched": failed}
         assert verify_lake(Lake.open(lake), store).ok

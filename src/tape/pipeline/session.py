@@ -30,6 +30,16 @@ _SETTINGS = {
 }
 
 
+def submitted() -> dict[str, str]:
+    """The settings that spark-submit has given to this process; none if it was started otherwise."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # the settings are in the JVM that submits
+    return dict(SparkConf().getAll())
+
+
 def open_session(
     name: str, master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None, *, quick: bool = False
 ) -> SparkSession:
@@ -43,9 +53,9 @@ def open_session(
         raise MissingExtra("The data pipeline", "spark") from missing
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     builder = SparkSession.builder.appName(f"tape-{name}").master(master)
-    chosen = dict(_SETTINGS)
+    chosen = {key: value for key, value in _SETTINGS.items() if key not in submitted()}
     if not master.startswith("local"):
-        del chosen["spark.sql.shuffle.partitions"]
+        chosen.pop("spark.sql.shuffle.partitions", None)
     else:
         chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.driver.bindAddress"] = "127.0.0.1"

@@ -391,11 +391,13 @@ def main(job: str, arguments: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def session(job: str, master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
-    from tape.pipeline.session import open_session
+    from tape.pipeline.session import DEFAULT_MASTER as EVERYWHERE
+    from tape.pipeline.session import open_session, submitted
 
     configured = load_pipeline_settings()
     given = dict(pair_of("--conf", text) for text in conf or ())
-    spark = open_session(job, master or configured.master or "local[*]", dict(configured.spark) | given)
+    chosen = master or submitted().get("spark.master") or configured.master or EVERYWHERE
+    spark = open_session(job, chosen, dict(configured.spark) | given)
     try:
         yield spark
     finally:
