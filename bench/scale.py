@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TITLE = "Pipeline: more cores, longer journals, a steady load"
-ENTRIES, QUICK_ENTRIES = 200_000, 4_000
-SIZES, QUICK_SIZES = (50_000, 100_000, 200_000, 400_000), (2_000, 4_000)
+ENTRIES, QUICK_ENTRIES = 400_000, 4_000
+SIZES, QUICK_SIZES = (500_000, 1_000_000, 2_000_000, 4_000_000), (2_000, 4_000)
 PER_S, QUICK_PER_S = 5_000, 500
-SECONDS, QUICK_SECONDS = 20, 3
+SECONDS, QUICK_SECONDS = 120, 3
 CHUNK = 10_000
 PLOT = Path("docs/growth.svg")
 # A predicate that no database can decide and that costs some microseconds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import hashlib
 import itertools
 import json
@@ -154,6 +155,9 @@ def test_history_is_debounced_in_its_own_time_and_may_come_from_the_archive(
     assert [(row[0], row[1], row[2]) for row in rows] == sorted(lived.tasks)
     assert (done.tasks, done.debounced) == (len(rows), 300 - len(rows))
     assert 30 < len(rows) < 300, "some were debounced, and some not"
+    moment = dt.datetime.fromtimestamp(entries[99].ts_ms / 1_000, dt.UTC).isoformat()
+    late = match(spark, sqlite_url, "r", QUIET, lake=lake, since=moment, checkpoint="late")
+    assert (late.after, late.until) == (99, 300), "a time in the archive"
 
 
 def _prune(tx: Transaction, until: int, last: Entry) -> None:

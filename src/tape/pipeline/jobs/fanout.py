@@ -121,7 +121,7 @@ def fanout(
         running.noted("blocked", len(done.stuck), done.stuck[0][1])
         if not follow:
             raise FanoutBlocked(
-                f"The sink does not take {min(done.stuck)[1]} The position stands before it, at {position}."
+                f"The sink does not take {done.stuck[0][1].rstrip('.')}. The position stands before it, at {position}."
             )
         running.wait(pause_s)
         pause_s = min(pause_s * 2, MAX_PAUSE_S)

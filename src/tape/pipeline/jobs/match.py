@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
+from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
 from tape.archive.places import resolved
 from tape.errors import InvalidReaction
@@ -82,22 +83,27 @@ def match(
     place = Checkpoint("match", checkpoint or reaction.reaction_id, VERSION, options, 0)
     found = ask_patiently(store, lambda reader: find_checkpoint(reader, place))
     if found is None:
-        after, end = _extent(store, reaction, since, until, lake)
+        after, end = _extent(spark, store, reaction, since, until, lake)
         found = place.at(after, msgspec.to_builtins(Backfilled(after, end, after, after)))
         transact(store, lambda tx: save_checkpoint(tx, found))
     return _Backfill(spark, store, reaction, lake, found).run(running, round_entries)
 
 
-def _extent(store: str, reaction: Reaction, since: str, until: str, lake: str) -> tuple[int, int]:
+def _extent(spark: SparkSession, store: str, reaction: Reaction, since: str, until: str, lake: str) -> tuple[int, int]:
     """Where the backfill begins and ends: never beyond what servers have matched, for the rest is theirs."""
     live = ask_patiently(store, lambda reader: matched_by_servers(reader, reaction.reaction_id))
     given = {"store": store, "startingOffsets": since, "endingOffsets": until or "latest"}
-    parts = JournalReader(
-        read_options(given | ({"lake": lake} if lake else {}), streaming=False), ("global_seq",)
-    ).partitions()
+    options = read_options(given | ({"lake": lake} if lake else {}), streaming=False)
+    parts = JournalReader(options, ("global_seq",)).partitions()
     if not parts:
         return live.first, live.first
     after, end = parts[0].value[0], parts[-1].value[1]
+    if options.where:  # times in an archive are found by looking at its entries
+        reader = spark.read.format("tape").schema("global_seq long").options(**given, lake=lake)
+        found = reader.load().agg(F.min("global_seq").alias("first"), F.max("global_seq").alias("last")).first()
+        if found is None or found["first"] is None:
+            return live.first, live.first
+        after, end = found["first"] - 1, found["last"]
     if until and end > live.first:
         raise InvalidReaction(
             f"--to {until} is entry {end}, but servers have matched {reaction.reaction_id!r} up to {live.first} only,"
