@@ -50,7 +50,7 @@ spark.stop()
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_jobs_run_on_two_workers_that_read_postgres_and_outlive_an_executor(postgres: Postgres, tmp_path: Path) -> None:
     drafts = [order(number) for number in range(1, ENTRIES + 1)]
     with postgres.fresh_database() as store, Standalone(tmp_path, workers=2) as cluster:
