@@ -32,6 +32,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "predicate",
         "session",
         "relay",
+        "ingress",
         "verify",
         "directives",
         "pools",
@@ -64,6 +65,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "NATS JetStream, 64 runs at once",
         "well under 60 s",
         "proof of a bearer token",
+        "SQLite: POST /ingress, HMAC and directives",
     ],
 )
 def test_every_question_answers_with_its_table(questions_without_peers: tuple[str, str], row: str) -> None:

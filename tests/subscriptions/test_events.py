@@ -38,7 +38,7 @@ ALL = [
     events.spool_draining(ABOUT, 6),
     events.spool_recovered(ABOUT, 6, 6, "local_disk"),
     events.replayed(ABOUT, "m1", 1, "tape://spool/orders/1/m1", 99),
-    events.dead_lettered(ABOUT, "m1", 1, "tape://spool/orders/1/m1", 5, "max_replay_attempts"),
+    events.dead_lettered(ABOUT, "m1", 1, "tape://spool/orders/1/m1", 5, "max_replay_attempts", message={"id": "m1"}),
     events.dropped(ABOUT, "m1", "db", "retention_full"),
     events.spool_alert(ABOUT, "db", 1 << 30),
     events.quarantined(ABOUT, "tape://spool/orders/1/m1", "sha256 differs"),
