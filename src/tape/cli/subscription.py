@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
@@ -18,6 +19,9 @@ from tape.cli.options import run as run_loop
 from tape.errors import InvalidInput
 from tape.subscriptions.control import TOKEN_VARIABLE, Control
 from tape.subscriptions.runtime import Counts
+
+# Requests to the server at once, at most; `runtime.concurrency` of a spec may ask for fewer.
+MAX_REQUESTS = 64
 
 app = typer.Typer(help="Run a pull subscription.", no_args_is_help=True)
 
@@ -52,13 +56,16 @@ def run(
     set_logging(log_level)
     import_modules(modules or [])
     name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
-    counts = run_loop(_run(path, Control(server, token), name, metrics_listen, deactivate))
+    control = Control(server, token, connections=MAX_REQUESTS)
+    counts = run_loop(_run(path, control, name, metrics_listen, deactivate))
     typer.echo(summary(counts))
 
 
 async def _run(path: str, control: Control, name: str, metrics_listen: str, deactivate: bool) -> Counts:
     from tape.subscriptions.elsewhere import Elsewhere
 
+    # Requests wait for the server on threads: as many as the runtime may have open, and some for everything else.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_REQUESTS + 8, "tape-request"))
     elsewhere = Elsewhere(path, control, name, deactivates=deactivate)
     if metrics_listen:
         serve_metrics(elsewhere.metrics.registry, metrics_listen)
