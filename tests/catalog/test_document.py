@@ -64,8 +64,8 @@ def test_a_good_document_has_no_problems_plain_or_base64() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("kind: Thing\nspec: {must: x}", "metadata: is missing; it is required"),
-        ("kind: Thing\nmetadata: {}\nspec: {must: x}", "metadata: {} has neither path nor name"),
+        ("kind: Thing\nspec: {must: x}", "metadata: Missing 'metadata' section."),
+        ("kind: Thing\nmetadata: {}\nspec: {must: x}", "metadata: Missing 'path' or 'name' in metadata"),
         ("kind: Thing\nmetadata: [1]\nspec: {must: x}", "metadata: [1] must be a mapping"),
         ("kind: Thing\nmetadata: {path: '../x'}\nspec: {must: x}", "metadata.path: '../x' must be words"),
         ("kind: Thing\nmetadata: {path: a/b}\nspec: null", "spec: must be a mapping"),

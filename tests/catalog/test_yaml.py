@@ -67,7 +67,7 @@ def test_anchors_are_values_and_a_bomb_of_them_is_refused() -> None:
     ("text", "reason"),
     [
         ("a: 1\na: 2", "line 2, a: is given twice, also on line 1"),
-        ("a: [1", "line 1: "),
+        ("a: [1", "line 1: Invalid YAML: "),
         ("a: !secret x", "has the unknown tag !secret"),
         ("? [1]\n: 2", "a key must be a plain text"),
         ("a: *nowhere", "line 1: "),

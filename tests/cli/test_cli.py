@@ -58,6 +58,14 @@ def test_help_lists_every_command_with_a_sentence() -> None:
     assert "tape 0." in tape("--version").stdout
 
 
+def test_help_shows_defaults_and_whatever_else_stands_in_brackets() -> None:
+    def words(command: str) -> str:
+        return re.sub(r"[│\s]+", " ", tape(command, "--help").stdout)
+
+    assert "[default: 127.0.0.1:7879]" in words("serve")
+    assert "[default: that of SPEC.yaml]" in words("subscribe")
+
+
 def test_a_command_loads_only_what_it_needs() -> None:
     others = {"starlette", "uvicorn", "apsw", "jwt"}
     program = f"import sys, tape.cli.main, tape.cli.append; print({others} & set(sys.modules))"

@@ -152,6 +152,9 @@ async def test_a_duplicate_is_the_first_run_and_leaves_an_audit_entry(shop: Data
     audit = (await entries_of(shop, first.execution_id))[-1]
     assert audit[0] == "/tape/subscription/message.deduplicated/orders"
     assert (audit[1]["dedup_key"], audit[1]["original_execution_id"]) == ("k", first.execution_id)
+    assert int(audit[1]["suppressed_execution_id"]) > int(
+        first.execution_id
+    )  # the id of the run that it did not become
 
 
 async def test_dedup_keys_are_per_subscription_or_parent_and_for_their_window(

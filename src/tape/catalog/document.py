@@ -55,12 +55,17 @@ class Document:
     def fields(self, *known: str) -> Fields:
         """The document's own keys: `apiVersion`, `kind`, `metadata` and these; what all kinds share is checked here."""
         fields = self.root.mapping("apiVersion", "kind", "metadata", *known)
-        metadata = fields.section("metadata", "name", "path", "labels", "description", "annotations", required=True)
+        metadata = fields.section("metadata", "name", "path", "labels", "description", "annotations")
+        if "metadata" not in fields:
+            self.wrong(("metadata",), "Missing 'metadata' section")
         if metadata.is_given:
             for name in ("name", "path", "description"):
                 metadata.text(name, "")
             if not self.path:
-                metadata.place.wrong("has neither path nor name; give the document a path like domain/ingest_order")
+                self.wrong(
+                    ("metadata",),
+                    "Missing 'path' or 'name' in metadata; give the document a path like domain/ingest_order",
+                )
             elif len(self.path) > MAX_PATH or not _PATH.fullmatch(self.path):
                 where = "path" if "path" in metadata else "name"
                 metadata.at(where).wrong("must be words of letters, digits, _ . and - with / between them")

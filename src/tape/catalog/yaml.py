@@ -37,10 +37,11 @@ def load(text: str) -> tuple[Any, Mapping[Path, int]]:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = " ".join(filter(None, (error.context, error.problem)))
-        raise InvalidDocument([Problem("", mark.line + 1 if mark else 0, reason or "cannot be read")]) from error
+        told = f"Invalid YAML: {reason or 'it cannot be read'}"
+        raise InvalidDocument([Problem("", mark.line + 1 if mark else 0, told)]) from error
     except (YAMLError, ValueError, RecursionError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else "cannot be read"
-        raise InvalidDocument([Problem("", 0, first)]) from error
+        first = str(error).strip().splitlines()[0] if str(error).strip() else "it cannot be read"
+        raise InvalidDocument([Problem("", 0, f"Invalid YAML: {first}")]) from error
     reading = _Reading()
     value = None if node is None else reading.value(node, ())
     return value, reading.lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -69,7 +70,18 @@ def _load(name: str) -> Any:
         holder.add_typer(module.app, name=name)
     else:
         holder.command(name)(getattr(module, name))
-    return typer.main.get_group(holder).commands[name]
+    command = typer.main.get_group(holder).commands[name]
+    _take_literally(command)
+    return command
+
+
+def _take_literally(command: Any) -> None:
+    """Brackets in help texts are shown: without this, what looks like markup (`[default: 7878]`) would vanish."""
+    for param in command.params:
+        if text := getattr(param, "help", None):
+            param.help = re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
+    for inner in getattr(command, "commands", {}).values():
+        _take_literally(inner)
 
 
 app = typer.Typer(

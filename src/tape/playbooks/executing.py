@@ -152,7 +152,7 @@ class _Batch:
     def add(self, request: ExecuteRequest) -> Result:
         dedup, window_ms = request.dedup, request.dedup.window_secs * 1_000 if request.dedup else 0
         if dedup and (holder := self._claims.holder(request.scope, dedup.key, window_ms, self._now)):
-            self._audits.append(_deduplicated(request, dedup.key, holder))
+            self._audits.append(_deduplicated(request, dedup.key, holder, next(self._ids)))
             return Executed(holder, "duplicate")
         try:
             run_id = self._begin(request)
@@ -228,7 +228,8 @@ _SHOWN = ("subscription", "message_id", "priority", "trace")
 _LABELS = ("path", "version", "catalog_id", "pool", "parent_execution_id", "subscription", "message_id")
 
 
-def _deduplicated(request: ExecuteRequest, key: str, original: str) -> Draft:
+def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: str) -> Draft:
+    """What tells of a request that became no run; `suppressed` is the id that its run would have had."""
     payload = {
         "subscription": request.subscription,
         "execution_id": original,
@@ -237,7 +238,7 @@ def _deduplicated(request: ExecuteRequest, key: str, original: str) -> Draft:
         "subscription_id": str(request.parent),
         "dedup_key": key,
         "original_execution_id": original,
-        "suppressed_execution_id": "",
+        "suppressed_execution_id": suppressed,
         "duplicate_suppressed": True,
     }
     name = subject.build("subscription", "message.deduplicated", request.subscription.rpartition("/")[2])
