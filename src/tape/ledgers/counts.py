@@ -137,21 +137,28 @@ def _rollups_sql(reader: Reader, window: Window, whose: Whose, width: int, found
     pairs, values = reader.pairs(found)
     return (
         f"SELECT (start_ms * {MS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n"
-        f" FROM {pairs} CROSS JOIN tape_rollups"
-        f" WHERE width_ms = {width} AND start_ms >= low AND start_ms < high AND {who} GROUP BY 1, 2, 3",
-        [window.start_ns, window.bucket_ns, values, *who_params],
+        f" FROM {pairs} CROSS JOIN tape_rollups WHERE width_ms = {width} AND start_ms >= low AND start_ms < high"
+        f" AND start_ms >= ? AND start_ms < ? AND {who} GROUP BY 1, 2, 3",
+        [window.start_ns, window.bucket_ns, values, *_ends(found), *who_params],
     )
 
 
 def _slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
     """What the slots between the rollups know."""
     who, who_params = whose.condition(reader, by_index=False)
-    pairs, values = reader.pairs([(low // SLOT_MS, high // SLOT_MS) for low, high in covered.ranges[SLOT_MS]])
+    found = [(low // SLOT_MS, high // SLOT_MS) for low, high in covered.ranges[SLOT_MS]]
+    pairs, values = reader.pairs(found)
     return (
         f"SELECT (slot * {SLOT_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n"
-        f" FROM {pairs} CROSS JOIN tape_counts WHERE slot >= low AND slot < high AND {who} GROUP BY 1, 2, 3",
-        [window.start_ns, window.bucket_ns, values, *who_params],
+        f" FROM {pairs} CROSS JOIN tape_counts"
+        f" WHERE slot >= low AND slot < high AND slot >= ? AND slot < ? AND {who} GROUP BY 1, 2, 3",
+        [window.start_ns, window.bucket_ns, values, *_ends(found), *who_params],
     )
+
+
+def _ends(found: Ranges) -> tuple[int, int]:
+    """Where ranges begin and end: PostgreSQL cannot see how little of a table they are."""
+    return (found[0][0], found[-1][1]) if found else (0, 0)
 
 
 def _all_slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
