@@ -39,7 +39,7 @@ class PubSub:
         self._process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, cwd=self._folder.name, process_group=0
         )
-        wait_for(lambda: "Server started" in Path(self._log.name).read_text(), "the Pub/Sub emulator", 60)
+        wait_for(lambda: "Server started" in Path(self._log.name).read_text(), "the Pub/Sub emulator", 180)
         self._before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = self.address
         return self

@@ -100,7 +100,7 @@ async def working(server: Server, *pools: str) -> AsyncIterator[None]:
 async def completed(server: Server, count: int) -> list[dict[str, Any]]:
     """The commands of so many runs that have ended well, in the order of their messages."""
     question = "SELECT kind, run_id, payload_json, trace_id FROM tape_journal WHERE kind IN ('command', 'run')"
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         while True:
             rows = await server.database.read(lambda reader: reader.query(question))
             ended = {row[1] for row in rows if row[0] == "run" and json.loads(row[2])["status"] == "terminal"}
