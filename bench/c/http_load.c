@@ -15,12 +15,11 @@
 #include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "buckets.h"
+
 #define BUFFER 16384
-#define STEPS 32
-#define BUCKETS (64 * STEPS)
 
 struct sender {
     int fd;
@@ -33,28 +32,9 @@ static uint64_t took[BUCKETS], statuses[1000], answers, broken;
 static char *request;
 static size_t request_size;
 
-static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void fail(const char *what) {
     fprintf(stderr, "http_load: %s: %s\n", what, strerror(errno));
     exit(1);
-}
-
-// A bucket is a thirty-second part of a power of two: figures are good to three percent.
-static int bucket_of(uint64_t ns) {
-    if (ns < STEPS) return (int)ns;
-    int power = 63 - __builtin_clzll(ns);
-    return (power - 4) * STEPS + (int)((ns >> (power - 5)) & (STEPS - 1));
-}
-
-static double bucket_ns(int bucket) {
-    if (bucket < STEPS) return bucket;
-    int power = bucket / STEPS + 4;
-    return (double)((uint64_t)1 << power) * (1.0 + (bucket % STEPS + 0.5) / STEPS);
 }
 
 static double percentile_ms(double share) {

@@ -14,15 +14,14 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "buckets.h"
 
 #define TOKEN "sent_ns\":"
 #define TOKEN_SIZE (sizeof(TOKEN) - 1)
 #define CARRY 64
 #define BUFFER (1 << 18)
-#define STEPS 32
-#define BUCKETS (64 * STEPS)
 
 struct reader {
     int fd;
@@ -33,28 +32,9 @@ struct reader {
 static uint64_t late[BUCKETS];
 static uint64_t events, first_ns, last_ns;
 
-static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void fail(const char *what) {
     fprintf(stderr, "sse_reader: %s: %s\n", what, strerror(errno));
     exit(1);
-}
-
-// A bucket is a thirty-second part of a power of two: figures are good to three percent.
-static int bucket_of(uint64_t ns) {
-    if (ns < STEPS) return (int)ns;
-    int power = 63 - __builtin_clzll(ns);
-    return (power - 4) * STEPS + (int)((ns >> (power - 5)) & (STEPS - 1));
-}
-
-static double bucket_ns(int bucket) {
-    if (bucket < STEPS) return bucket;
-    int power = bucket / STEPS + 4;
-    return (double)((uint64_t)1 << power) * (1.0 + (bucket % STEPS + 0.5) / STEPS);
 }
 
 static double percentile(double share) {

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tape.catalog import catalog
 from tape.ledgers import effects, obligations, runs, sessions, timers
 from tape.store import Reader, open_database
 from tests.services import Postgres
@@ -31,6 +32,9 @@ LISTINGS: dict[str, Callable[[Reader], object]] = {
     "an app's runs": lambda reader: runs.newest_first(reader, app_name="a"),
     "an app's runs in a state": lambda reader: runs.newest_first(reader, app_name="a", status=2, before=(5, "r")),
     "a user's runs": lambda reader: runs.newest_first(reader, app_name="a", user_id="u", status=2),
+    "latest documents": catalog.list_latest,
+    "latest documents of a kind": lambda reader: catalog.list_latest(reader, "playbook"),
+    "versions of a document": lambda reader: catalog.versions(reader, "a"),
     "a session's runs": lambda reader: runs.newest_first(reader, app_name="a", user_id="u", session_id="s"),
 }
 
@@ -40,6 +44,7 @@ class Planner:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+        self.dialect = reader.dialect
         self.steps: list[str] = []
 
     def query(self, sql: str, *params: Any) -> list[Any]:
@@ -58,6 +63,17 @@ async def test_a_listing_is_answered_from_an_index(sqlite_url: str, listing: str
         steps = await database.read(plan)
     assert any("USING INDEX tape_" in step or "USING INDEX sqlite_autoindex" in step for step in steps), steps
     assert not [step for step in steps if re.fullmatch(r"SCAN tape_\w+", step)], steps
+
+
+async def test_runs_are_recovered_without_looking_at_executions_that_wait_for_a_worker(sqlite_url: str) -> None:
+    def plan(reader: Reader) -> list[str]:
+        planner = Planner(reader)
+        runs.to_recover(cast(Reader, planner))
+        return planner.steps
+
+    async with open_database(sqlite_url) as database:
+        steps = await database.read(plan)
+    assert "INDEX tape_runs_to_recover" in steps[0], steps
 
 
 async def test_owed_obligations_are_found_without_looking_at_the_others(sqlite_url: str) -> None:

@@ -89,9 +89,9 @@ def test_a_following_archive_ends_gracefully_on_sigterm(sqlite_url: str, tmp_pat
             while "100 entries to 100" not in (line := working.stderr.readline()):
                 assert line, "the job ended"
             fill(sqlite_url, [order(number) for number in range(101, 151)])
-            wait_for(lambda: Lake.open(lake).until == 150, "the second round", 120)
+            wait_for(lambda: Lake.open(lake).until == 150, "the second round", 300)
             working.send_signal(signal.SIGTERM)
-            out, _ = working.communicate(timeout=120)
+            out, _ = working.communicate(timeout=300)
         finally:
             working.kill()
     assert working.returncode == 0

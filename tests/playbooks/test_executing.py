@@ -13,7 +13,7 @@ from tape.journal.catalogue import EVENTS
 from tape.journal.entry import COLUMNS, Entry
 from tape.ledgers import runs
 from tape.ledgers.states import RunStatus
-from tape.playbooks import executing
+from tape.playbooks import executing, names
 from tape.playbooks.dedup import forget_claims
 from tape.playbooks.executing import Attached, Dedup, Executed, ExecuteRequest, checked_request, execute, execute_batch
 from tape.reactions import registry
@@ -78,6 +78,7 @@ async def test_an_execution_is_a_run_and_a_command_to_its_pool(shop: Database) -
     run = await shop.read(lambda reader: runs.get(reader, done.execution_id))
     assert (run.status, run.app_name, run.agent_id) == (RunStatus.RUNNABLE, "playbooks", "domain/order")
     assert run.labels["tape.pool"] == "shared"
+    assert run.app_name == names.APP
     first, command, event = await entries_of(shop, done.execution_id)
     assert first[0].startswith("/tape/run/running/playbooks/")
     assert command[0] == f"/tape/command/issued/shared/{done.execution_id}"

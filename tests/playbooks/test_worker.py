@@ -172,8 +172,12 @@ async def test_a_cancelled_execution_goes_no_further(client: AsyncTapeClient) ->
         await client.end_run(run_id=started.execution_id, status=pb.RUN_STATUS_CANCELLED)
         go_on.set()
         stop.set()
-    assert (await client.get_run(started.execution_id)).status == pb.RUN_STATUS_CANCELLED
+    key = started.execution_id
+    assert (await client.get_run(key)).status == pb.RUN_STATUS_CANCELLED
     assert seen == []
+    # What happened before is on record all the same.
+    effect = (await client.get_effect(run_id=key, idempotency_key=f"{key}/a")).effect
+    assert effect.status == pb.EFFECT_STATUS_CONFIRMED
 
 
 async def test_a_child_on_another_pool_is_an_execution_below_its_parent(client: AsyncTapeClient) -> None:

@@ -285,6 +285,11 @@ async def test_the_data_of_a_push_of_pubsub(message: dict[str, Any], data: Any) 
     assert (plan.message_id, plan.payload["message"]["data"]) == ("1", data)
 
 
+async def test_an_id_that_no_database_can_keep_is_its_digest() -> None:
+    for bad in ("a\0b", "x" * 500):
+        assert (await plan_of(push(source="pubsub"), pubsub(messageId=bad))).message_id.startswith("sha256-")
+
+
 @pytest.mark.parametrize("body", [b"[]", b'{"message": 5}', b'{"message": {"attributes": [1]}}', b"{", b"\xff", b"1"])
 async def test_a_body_that_is_no_envelope_of_pubsub_is_a_message_as_it_is(body: bytes) -> None:
     plan = await plan_of(push(source="pubsub"), body, x_goog_pubsub_message_id="99")
@@ -312,14 +317,15 @@ async def test_every_refusal_has_its_status_its_word_and_its_count() -> None:
     for event in door.told:
         told[event.about.path, event.context["reason"], event.context["status_code"]] += event.context["count"]
     assert told == {
-        ("unknown", "unknown_listener", 404): 2,
+        ("unknown", "unknown_listener", 404): 1,
+        ("subscriptions/gone", "unknown_listener", 404): 1,
         ("subscriptions/paused", "paused", 503): 1,
         ("subscriptions/draining", "draining", 503): 1,
         ("subscriptions/orders", "missing_signature", 401): 3,
     }
     assert {event.event_type for event in door.told} == {"subscription.message.rejected"}
     assert door.count("rejected", subscription="orders", reason="missing_signature") == 3
-    assert door.count("rejected", subscription="unknown", reason="unknown_listener") == 2
+    assert door.count("rejected", subscription="unknown", reason="unknown_listener") == 1
     assert door.plans == []
 
 
@@ -350,7 +356,7 @@ async def _fails(_: Sequence[Event]) -> None:
 async def test_when_listeners_cannot_be_looked_up_the_sender_comes_again() -> None:
     door = Door(push())
     door.known.error = StoreUnavailable("away")
-    assert await door.post() == rejected(502, "config_error", "could not resolve ingress config")
+    assert await door.post() == rejected(502, "config_error", "could not resolve ingress config", closes=True)
 
 
 async def test_a_dispatch_that_fails_is_not_accepted() -> None:
@@ -428,7 +434,8 @@ async def test_more_than_the_subscription_takes_is_told_to_come_back_and_the_jou
     answers = [await door.post() for _ in range(5)]
     assert [answer.status for answer in answers] == [202, 202, 429, 429, 429]
     assert (answers[-1].body["reason"], answers[-1].retry_after_s) == ("dispatch_rate", 1)
-    assert [event.event_type for event in door.told].count("subscription.rate_limited") == 1
+    (limited,) = [event for event in door.told if event.event_type == "subscription.rate_limited"]
+    assert (limited.context["reason"], limited.context["action"]) == ("dispatch_rate", "answered_429")
     # Who cannot sign does not use up what the others may send.
     door = Door(push(limits={"max_dispatch_per_sec": 1}))
     for _ in range(5):

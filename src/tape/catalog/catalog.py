@@ -102,16 +102,14 @@ def require(reader: Reader | Transaction, path: str, version: int | None = None)
 
 def list_latest(reader: Reader | Transaction, kind: str = "", after: str = "", limit: int = 1_000) -> list[Resource]:
     """The latest version of every path after one, in their order; of one kind, or of all."""
-    kinds = [kind] if kind else [row[0] for row in reader.query("SELECT DISTINCT kind FROM tape_catalog")]
-    found = []
-    for each in kinds:
-        found += reader.query(
-            f"SELECT {_COLUMNS} FROM tape_catalog WHERE is_latest = 1 AND kind = ? AND path > ? ORDER BY path LIMIT ?",
-            each,
-            after,
-            limit,
-        )
-    return [Resource(*row) for row in sorted(found, key=lambda row: row[1])[:limit]]
+    narrowed, given = (" AND kind = ?", (kind,)) if kind else ("", ())
+    rows = reader.query(
+        f"SELECT {_COLUMNS} FROM tape_catalog WHERE is_latest = 1 AND path > ?{narrowed} ORDER BY path LIMIT ?",
+        after,
+        *given,
+        limit,
+    )
+    return [Resource(*row) for row in rows]
 
 
 def versions(reader: Reader | Transaction, path: str) -> list[Resource]:

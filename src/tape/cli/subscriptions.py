@@ -189,10 +189,10 @@ def _find(control: Control, which: str) -> dict[str, Any]:
     """A subscription by its id or by its path: the newest registration of that."""
     if which.isascii() and which.isdecimal():
         return control.status(which)
-    found = control.list(which)
-    if not found:
+    found = control.latest(which)
+    if found is None:
         raise UnknownSubscription(f"no subscription {which!r} is registered; see `tape subscriptions list`.")
-    return found[0]
+    return found
 
 
 def _read(file: Path) -> str:

@@ -51,6 +51,27 @@ class LedgerCalls:
         )
         return await self._call("BeginRun", request)  # type: ignore[no-any-return]
 
+    async def advance_run(
+        self,
+        run_id: str,
+        *,
+        lease_owner: str = "",
+        lease_ttl_ms: int = 0,
+        complete: Sequence[pb.CompleteEffectRequest] = (),
+        begin: pb.BeginEffectRequest | None = None,
+        end: pb.EndRunRequest | None = None,
+    ) -> pb.AdvanceRunResponse:
+        """Several steps of a run in one commit, all or none: take its lease, complete effects, begin one, end it."""
+        request = pb.AdvanceRunRequest(
+            run_id=run_id,
+            lease_owner=lease_owner,
+            lease_ttl_ms=lease_ttl_ms,
+            complete=complete,
+            begin=begin,
+            end=end,
+        )
+        return await self._call("AdvanceRun", request)  # type: ignore[no-any-return]
+
     async def resume_run(
         self, *, run_id: str, lease_owner: str = "", lease_ttl_ms: int = 120000, renew: bool = False
     ) -> pb.ResumeRunResponse:

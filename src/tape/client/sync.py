@@ -105,6 +105,7 @@ class TapeClient:
 
     begin_run = _blocking(AsyncTapeClient.begin_run)
     resume_run = _blocking(AsyncTapeClient.resume_run)
+    advance_run = _blocking(AsyncTapeClient.advance_run)
     end_run = _blocking(AsyncTapeClient.end_run)
     get_run = _blocking(AsyncTapeClient.get_run)
     list_runs = _blocking(AsyncTapeClient.list_runs)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tape.client import AsyncTapeClient
-from tape.errors import IllegalTransition, LeaseHeld, TapeError
+from tape.errors import LeaseHeld, TapeError
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +56,10 @@ class Leases:
         asked_at = time.monotonic()
         try:
             await self._client.resume_run(run_id=run_id, lease_owner=owner, lease_ttl_ms=self._lease_ms, renew=True)
-        except (LeaseHeld, IllegalTransition) as error:
+        except LeaseHeld as error:
             log.warning("the lease on run %s is lost: %s", run_id, error)  # its next step will be told
             self._kept.pop((run_id, owner), None)
-        except TapeError as error:
+        except TapeError as error:  # also if it is not taken yet, or the run is ending just now
             log.info("the lease on run %s was not renewed: %s", run_id, error)
         else:
             if (run_id, owner) in self._kept:

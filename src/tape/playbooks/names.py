@@ -9,6 +9,8 @@ import re
 from typing import Any
 
 SHARED = "shared"
+# The app of every execution, as the ledgers know it.
+APP = "playbooks"
 # For messages: what a pool may be called.
 POOL_RULE = "must be lower-case letters, digits, - and _, at most 63 of them"
 

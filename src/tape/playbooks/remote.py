@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,41 +13,53 @@ import msgspec
 from tape.client import AsyncTapeClient, TapeClient
 from tape.effect.call import EffectCall, RunHandle, within
 from tape.effect.patience import patiently_async
-from tape.errors import EffectUnknown, InvalidInput, InvalidJson, PayloadTooLarge, StepFailed
+from tape.errors import EffectUnknown, InvalidInput, InvalidJson, PayloadTooLarge, StepFailed, TapeError
 from tape.journal.entry import Draft
 from tape.journal.payload import to_json
-from tape.playbooks.host import Act, is_interruption
+from tape.playbooks.host import Act, RunInfo, is_interruption
+from tape.playbooks.names import APP
 from tape.playbooks.spec import Playbook
 from tape.proto import tape_pb2 as pb
 from tape.telemetry.tracing import current_trace, to_traceparent
 
 # A child that was started for a step is the same one for as long as a run may reasonably take.
 CHILD_WINDOW_S = 30 * 24 * 3600
+# A larger result is recorded at once, so that a refusal is the step's own failure.
+DEFERRED_BYTES = 64 << 10
 
 Load = Callable[[str], Awaitable[Playbook]]
 
 
 class RemoteHost:
-    """Records the steps of one run on a server, in the name of whoever has the run's lease."""
+    """Records the steps of one run on a server, in the name of whoever has the run's lease.
 
-    def __init__(self, run: pb.RunState, owner: str, client: AsyncTapeClient, blocking: TapeClient, load: Load) -> None:
+    What is known of a step travels with the next call: the lease with the first step, a result with the step after it
+    or with the end. Nothing acts before its own record and those before it are durable.
+    """
+
+    def __init__(
+        self, run: RunInfo, owner: str, lease_ms: int, client: AsyncTapeClient, blocking: TapeClient, load: Load
+    ) -> None:
         self._run = run
+        self._owner = owner
+        self._lease_ms = lease_ms
         self._client = client
         self._load = load
-        ids = (run.app_name, run.user_id, run.session_id, run.invocation_id)
-        self._handle = RunHandle(blocking, run.run_id, owner, *ids)
+        self._handle = RunHandle(blocking, run.id, owner, APP, "", run.subscription, run.id)
+        self._settled: list[pb.CompleteEffectRequest] = []
+        self.has_lease = False
 
     async def perform(self, key: str, step: str, request: Any, act: Act) -> Any:
         """The recorded result of a step; if there is none, act and record what came of it."""
-        begun = await patiently_async(
-            self._client.begin_effect,
-            run_id=self._run.run_id,
+        begin = pb.BeginEffectRequest(
+            run_id=self._run.id,
             decision_index=-1,
             tool_name=step,
             request_json=to_json(request),
             custom_key=key,
             semantics=pb.EFFECT_SEMANTICS_IDEMPOTENT,
         )
+        begun = (await self.advance(begin=begin)).begun
         if begun.status != pb.EFFECT_STATUS_PENDING:
             return _outcome(step, key, begun)
         try:
@@ -54,36 +67,69 @@ class RemoteHost:
         except Exception as error:
             if is_interruption(error):
                 raise  # not the step failed: whoever takes over will try it
-            return await self._fail(step, key, error)
-        try:
-            return _outcome(step, key, await self._settle(key, pb.EFFECT_STATUS_CONFIRMED, response_json=result))
-        except PayloadTooLarge as error:
-            return await self._fail(step, key, error)
+            raise await self._failed(step, key, error) from error
+        self._settled.append(self._completion(key, pb.EFFECT_STATUS_CONFIRMED, response_json=result))
+        if len(result) > DEFERRED_BYTES:
+            try:
+                await self.advance()
+            except PayloadTooLarge as error:
+                self._settled.clear()
+                raise await self._failed(step, key, error) from error
+        return msgspec.json.decode(result)
 
-    async def _fail(self, step: str, key: str, error: Exception) -> Any:
+    async def _failed(self, step: str, key: str, error: Exception) -> StepFailed:
         # A step within a step tells what failed in there.
         kind = error.error_type if isinstance(error, StepFailed) else type(error).__name__
         message = f"{error.step}: {error.error_message}" if isinstance(error, StepFailed) else str(error)
         error_json = json.dumps({"type": kind, "message": message})
-        record = await self._settle(key, pb.EFFECT_STATUS_FAILED, error_json=error_json)
-        try:
-            return _outcome(step, key, record)
-        except StepFailed as failed:
-            raise failed from error
+        self._settled.append(self._completion(key, pb.EFFECT_STATUS_FAILED, error_json=error_json))
+        await self.advance()
+        return StepFailed(step, kind, message)
 
-    async def _settle(self, key: str, status: int, **texts: str) -> Any:
-        return await patiently_async(
-            self._client.complete_effect, run_id=self._run.run_id, idempotency_key=key, status=status, **texts
+    def _completion(self, key: str, status: int, **texts: str) -> pb.CompleteEffectRequest:
+        return pb.CompleteEffectRequest(
+            run_id=self._run.id,
+            idempotency_key=key,
+            status=status,  # type: ignore[arg-type]  # the enum's numbers are ints
+            **texts,
         )
+
+    async def advance(self, **parts: Any) -> pb.AdvanceRunResponse:
+        """Record what is known by now, and whatever else is asked for, in one commit."""
+        settled, self._settled = self._settled, []
+        lease = {} if self.has_lease else {"lease_owner": self._owner, "lease_ttl_ms": self._lease_ms}
+        try:
+            answer: pb.AdvanceRunResponse = await patiently_async(
+                self._client.advance_run, run_id=self._run.id, complete=settled, **lease, **parts
+            )
+        except BaseException as error:
+            self._settled = settled + self._settled
+            if settled and parts and isinstance(error, TapeError):
+                # The rest was refused, for example because the run was cancelled; what happened, happened.
+                with contextlib.suppress(TapeError):
+                    await self.advance()
+            raise
+        self.has_lease = True
+        return answer
+
+    async def end(self, status: int, detail_json: str) -> None:
+        """End the run."""
+        await self.advance(end=pb.EndRunRequest(run_id=self._run.id, status=status, detail_json=detail_json))  # type: ignore[arg-type]  # the enum's numbers are ints
+
+    async def let_go(self) -> None:
+        """Record what is known, and give the lease back: whoever gets the task next need not wait for it to run out."""
+        if self.has_lease:
+            await self.advance()
+            await self._client.resume_run(run_id=self._run.id, lease_owner=self._owner, lease_ttl_ms=1, renew=True)
 
     async def publish(self, subject: str, payload: Any, key: str) -> None:
         """Append an event to the run's journal, once for a key."""
         draft = Draft(
             subject=subject,
             payload_json=to_json(payload),
-            run_id=self._run.run_id,
-            tenant=self._run.app_name,
-            session=self._run.session_id,
+            run_id=self._run.id,
+            tenant=APP,
+            session=self._run.subscription,
             **current_trace()._asdict(),
         )
         await self._client.append_many([draft], request_id=key)
@@ -100,7 +146,7 @@ class RemoteHost:
             path=path,
             payload=payload,
             pool=pool,
-            parent_execution_id=int(self._run.run_id),
+            parent_execution_id=int(self._run.id),
             traceparent=to_traceparent(trace) if trace.trace_id and trace.span_id else "",
             dedup_key=key,
             dedup_window_secs=CHILD_WINDOW_S,

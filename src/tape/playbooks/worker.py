@@ -179,28 +179,7 @@ class Worker:
             raise NeverRetry(f"the command cannot be read: {error}") from error
         # Another attempt is another owner: one that was given up and goes on all the same is held to the lease.
         owner = f"{self._owner}:{envelope.task_id}:{envelope.attempt}"
-        client = self._client.speaking_as(owner)
-        try:
-            resumed = await patiently_async(
-                client.resume_run, run_id=command.execution_id, lease_owner=owner, lease_ttl_ms=self._lease_ms
-            )
-        except IllegalTransition as error:
-            log.info("nothing to do for run %s: %s", command.execution_id, error)
-            return
-        except NotFound as error:
-            raise NeverRetry(str(error)) from error
-        try:
-            with self.leases.keep(command.execution_id, owner):
-                await self._run(command, resumed.run, owner, client)
-        except RunCancelled as error:
-            log.info("run %s was cancelled: %s", command.execution_id, error)
-        except BaseException:
-            await self._let_go(command.execution_id, owner, client)
-            raise
-
-    async def _run(self, command: Command, run: pb.RunState, owner: str, client: AsyncTapeClient) -> None:
-        host = RemoteHost(run, owner, client, self._blocking.speaking_as(owner), self._load)
-        info = RunInfo(
+        run = RunInfo(
             id=command.execution_id,
             path=command.path,
             pool=command.pool,
@@ -210,29 +189,46 @@ class Worker:
             priority=command.priority,
             trace=command.trace,
         )
+        client, blocking = self._client.speaking_as(owner), self._blocking.speaking_as(owner)
+        host = RemoteHost(run, owner, self._lease_ms, client, blocking, self._load)
+        try:
+            with self.leases.keep(run.id, owner):
+                await self._run(command, run, host)
+        except RunCancelled as error:
+            log.info("run %s was cancelled: %s", run.id, error)
+        except NotFound as error:
+            raise NeverRetry(str(error)) from error
+        except BaseException:
+            try:
+                await asyncio.shield(host.let_go())
+            except (TapeError, asyncio.CancelledError) as error:
+                log.debug("the lease on run %s was not given back: %r", run.id, error)
+            raise
+
+    async def _run(self, command: Command, run: RunInfo, host: RemoteHost) -> None:
         try:
             playbook = await self._playbook(command.catalog_id)
-            output = await run_playbook(playbook, command.payload, info, host)
-            await self._end(client, run.run_id, pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
+            if playbook.python:
+                await host.advance()  # a function is not called by somebody who does not have the run
+            output = await run_playbook(playbook, command.payload, run, host)
+            await host.end(pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
         except Exception as error:
             if is_interruption(error):
                 raise
-            log.warning("run %s of %s failed: %s", run.run_id, command.path, error)
+            if not host.has_lease and isinstance(error, NotFound):
+                raise
+            if not host.has_lease and isinstance(error, IllegalTransition):
+                log.info("nothing to do for run %s: %s", run.id, error)
+                return
+            log.warning("run %s of %s failed: %s", run.id, command.path, error)
             log.debug("where it failed", exc_info=error)
-            await self._end(client, run.run_id, pb.RUN_STATUS_FAILED, _told(error))
+            await self._fail(host, run.id, _told(error))
 
-    async def _end(self, client: AsyncTapeClient, run_id: str, status: int, detail_json: str) -> None:
+    async def _fail(self, host: RemoteHost, run_id: str, detail_json: str) -> None:
         try:
-            await patiently_async(client.end_run, run_id=run_id, status=status, detail_json=detail_json)
+            await host.end(pb.RUN_STATUS_FAILED, detail_json)
         except IllegalTransition as error:
             log.info("run %s has ended in another way meanwhile: %s", run_id, error)
-
-    async def _let_go(self, run_id: str, owner: str, client: AsyncTapeClient) -> None:
-        """Give the lease back, so that whoever gets the task next need not wait for it to run out."""
-        try:
-            await asyncio.shield(client.resume_run(run_id=run_id, lease_owner=owner, lease_ttl_ms=1, renew=True))
-        except (TapeError, asyncio.CancelledError) as error:
-            log.debug("the lease on run %s was not given back: %r", run_id, error)
 
     # ── playbooks ────────────────────────────────────────────────────────────────────────────────
 

@@ -1896,3 +1896,25 @@ class ExecutionResult(_message.Message):
     error: str
     error_code: str
     def __init__(self, execution_id: _Optional[str] = ..., status: _Optional[str] = ..., commands_generated: _Optional[int] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ...) -> None: ...
+
+class AdvanceRunRequest(_message.Message):
+    __slots__ = ("run_id", "lease_owner", "lease_ttl_ms", "complete", "begin", "end")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    lease_owner: str
+    lease_ttl_ms: int
+    complete: _containers.RepeatedCompositeFieldContainer[CompleteEffectRequest]
+    begin: BeginEffectRequest
+    end: EndRunRequest
+    def __init__(self, run_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., complete: _Optional[_Iterable[_Union[CompleteEffectRequest, _Mapping]]] = ..., begin: _Optional[_Union[BeginEffectRequest, _Mapping]] = ..., end: _Optional[_Union[EndRunRequest, _Mapping]] = ...) -> None: ...
+
+class AdvanceRunResponse(_message.Message):
+    __slots__ = ("begun",)
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    begun: BeginEffectResponse
+    def __init__(self, begun: _Optional[_Union[BeginEffectResponse, _Mapping]] = ...) -> None: ...

@@ -35,6 +35,7 @@ from tape.security.redaction import Redactor
 from tape.security.screening import Screening
 from tape.security.wallet import Wallet, master_keys
 from tape.server.grpc.access import Access as GrpcAccess
+from tape.server.grpc.advancing import AdvancingDoor
 from tape.server.grpc.binding import SERVICE, handlers
 from tape.server.grpc.catalog import CatalogDoor
 from tape.server.grpc.effects import EffectsDoor
@@ -200,6 +201,7 @@ class Server:
             ReactionsDoor(self.journal, self.matcher),
             TasksDoor(self.journal, self.board),
             CatalogDoor(self.journal, KINDS),
+            AdvancingDoor(self.journal),
         ]
         server.add_generic_rpc_handlers((handlers(doors, self.metrics, GrpcAccess(self._authenticator, self.audit)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

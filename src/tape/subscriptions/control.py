@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 import urllib3
@@ -78,17 +78,21 @@ class Control:
         """Where a subscription stands."""
         return dict(self.call("GET", f"/api/subscriptions/{subscription_id}"))
 
+    def latest(self, path: str) -> dict[str, Any] | None:
+        """Where the newest registration of a path stands; None if there is none."""
+        found = self.call("GET", f"/api/subscriptions?{urlencode({'path': path, 'limit': 1})}")["subscriptions"]
+        return dict(found[0]) if found else None
+
     def list(self, path: str = "") -> list[dict[str, Any]]:
         """The registrations of a path, or of all, the newest first."""
         found: list[dict[str, Any]] = []
-        query = f"?path={quote(path, safe='')}" if path else "?"
-        more = ""
+        asked = {"path": path} if path else {}
         while True:
-            page = self.call("GET", f"/api/subscriptions{query}{more}")
+            page = self.call("GET", f"/api/subscriptions?{urlencode(asked)}")
             found += page["subscriptions"]
             if not page.get("next"):
                 return found
-            more = f"&before={page['next']}"
+            asked["before"] = page["next"]
 
     def post_events(self, events: Sequence[Event]) -> None:
         """Put events on the server's journal, durably and in order."""

@@ -177,6 +177,7 @@ def rate_limited(
     max_in_flight: int | None,
     max_dispatch_per_sec: int | None,
     *,
+    action: str = "stopped_fetching",
     emitter: str = "subscription_runtime",
 ) -> Event:
     """A limit began to hold messages back; they wait at their source."""
@@ -184,7 +185,7 @@ def rate_limited(
         "reason": reason,
         "max_in_flight": max_in_flight,
         "max_dispatch_per_sec": max_dispatch_per_sec,
-        "action": "stopped_fetching",
+        "action": action,
         "loss_safe": True,
     }
     return _event(about, "rate_limited", "RATE_LIMITED", emitter, context)

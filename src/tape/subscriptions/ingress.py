@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 UNKNOWN = "unknown"
 PAUSED_S = 30
 LIMITED_S = 1.0
+LIMITED = "answered_429"
 # All bodies that are being read or dispatched, together.
 MAX_HELD_BYTES = 256 << 20
 
@@ -128,10 +129,12 @@ class Ingress:
             listener = await self._listeners.find(name)
         except TapeError as error:
             log.warning("the listener %r cannot be looked up: %s", name[:100], error)
-            return self._reject(None, 502, "config_error")
-        if listener is None or listener.state == "DEACTIVATED":
+            return self._reject(None, 502, "config_error", closes=True)
+        if listener is None:
             return self._reject(None, 404, "unknown_listener", closes=True)
         self._metrics.ingress_received.labels(listener.name).inc()
+        if listener.state == "DEACTIVATED":
+            return self._reject(listener, 404, "unknown_listener", closes=True)
         if listener.state in ("PAUSED", "DRAINING"):
             reason = listener.state.lower()
             return self._reject(listener, 503, reason, retry_after_s=PAUSED_S, closes=True)
@@ -226,6 +229,8 @@ class Ingress:
         spec = listener.subscription.spec
         limits = (spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         try:
-            await self._tell([events.rate_limited(listener.about, reason, *limits, emitter=self._emitter)])
+            await self._tell(
+                [events.rate_limited(listener.about, reason, *limits, action=LIMITED, emitter=self._emitter)]
+            )
         except TapeError as error:
             log.warning("a limit could not be journaled: %s", error)

@@ -106,9 +106,9 @@ def _new_id() -> str:
 
 
 def _short(message_id: str) -> str:
-    if len(message_id) <= MAX_ID_CHARS:
+    if len(message_id) <= MAX_ID_CHARS and "\0" not in message_id:
         return message_id
-    return f"sha256-{hashlib.sha256(message_id.encode()).hexdigest()}"
+    return f"sha256-{hashlib.sha256(message_id.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _digest(delivery: Delivery) -> str:

@@ -23,25 +23,7 @@ class EffectsDoor:
 
     async def begin_effect(self, request: pb.BeginEffectRequest, context: Context) -> pb.BeginEffectResponse:
         """Begin an effect before it is carried out."""
-        check_texts(self._max_bytes, request_json=request.request_json)
-        key = request.custom_key or effects.key_of(
-            request.run_id, request.decision_index, request.tool_name, request.call_index
-        )
-        wanted = Effect(
-            run_id=request.run_id,
-            seq=0,
-            decision_index=request.decision_index,
-            tool_name=request.tool_name,
-            idempotency_key=key,
-            status=EffectStatus.PENDING,
-            request_json=request.request_json,
-            semantics=state(EffectSemantics, "semantics", request.semantics, EffectSemantics.IDEMPOTENT),
-            dispatch_mode=state(DispatchMode, "dispatch_mode", request.dispatch_mode, DispatchMode.INLINE),
-            business_key=request.business_key,
-            connector=request.connector,
-            scope=request.scope,
-        )
-        effects.check(wanted)
+        wanted = wanted_effect(request, self._max_bytes)
         trace, owner = trace_of(context), owner_of(context)
         outcome = await self._database.write(
             lambda tx: effects.begin(tx, wanted, owner=owner, trace=trace), size=request.ByteSize() + 512
@@ -302,6 +284,30 @@ class EffectsDoor:
                 )
             )
         )
+
+
+def wanted_effect(request: pb.BeginEffectRequest, max_bytes: int) -> Effect:
+    """The effect that a request wants to begin, checked."""
+    check_texts(max_bytes, request_json=request.request_json)
+    key = request.custom_key or effects.key_of(
+        request.run_id, request.decision_index, request.tool_name, request.call_index
+    )
+    wanted = Effect(
+        run_id=request.run_id,
+        seq=0,
+        decision_index=request.decision_index,
+        tool_name=request.tool_name,
+        idempotency_key=key,
+        status=EffectStatus.PENDING,
+        request_json=request.request_json,
+        semantics=state(EffectSemantics, "semantics", request.semantics, EffectSemantics.IDEMPOTENT),
+        dispatch_mode=state(DispatchMode, "dispatch_mode", request.dispatch_mode, DispatchMode.INLINE),
+        business_key=request.business_key,
+        connector=request.connector,
+        scope=request.scope,
+    )
+    effects.check(wanted)
+    return wanted
 
 
 def _effect(effect: Effect) -> pb.EffectRecord:

@@ -10,6 +10,7 @@ CREATE TABLE tape_catalog (
     is_latest   INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX tape_catalog_path ON tape_catalog (path, version);
+CREATE UNIQUE INDEX tape_catalog_current ON tape_catalog (path) WHERE is_latest = 1;
 CREATE INDEX tape_catalog_latest ON tape_catalog (kind, path) WHERE is_latest = 1;
 
 -- Which message already has its run: one row a key for as long as its window.
