@@ -117,7 +117,7 @@ def test_without_arrows_steps_follow_each_other_and_with_one_they_do_not() -> No
         ("{step: a, tool: {kind: http, url: ftp://x}}", "must begin with http:// or https://"),
         ("{step: a, tool: {kind: http, url: 'http://x', method: PSOT}}", "did you mean 'POST'?"),
         ("{step: a, tool: {kind: http, url: 'http://x', json: 1, body: 2}}", "cannot stand beside json"),
-        ("{step: a, tool: {kind: publish, subject: nowhere}}", "'nowhere' is no subject"),
+        ("{step: a, tool: {kind: publish, subject: nowhere}}", "subject 'nowhere' must begin with"),
         ("{step: a, tool: {kind: playbook, path: x, pool: iot}}", "needs wait: false"),
         ("{step: a, tool: {kind: python, args: {}}}", "tool.function: is missing"),
     ],

@@ -22,7 +22,7 @@ class PublishTool:
             try:
                 subject.normalize(name)
             except InvalidSubject as error:
-                fields.at("subject").wrong(f"is no subject: {error}")
+                fields.at("subject").wrong(str(error).rstrip("."))
 
     async def call(self, call: ToolCall) -> Any:
         """Append the event; its subject."""
