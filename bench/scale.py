@@ -66,6 +66,8 @@ def _growth(options: Options) -> Table:
     journal = _Growing(options.lab.fresh_store("sqlite"))
     rows, figures = [], []
     with _session(2) as spark:
+        for work in _jobs(spark, journal.grown_to(sizes[0] // 10)).values():
+            work()  # the first ones start Python
         for size in sizes:
             options.tell(f"{TITLE}: {size:,} entries")
             store = journal.grown_to(size)
