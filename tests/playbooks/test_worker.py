@@ -18,6 +18,7 @@ import tape
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput, TapeError
 from tape.playbooks import functions
+from tape.playbooks.tools import TOOLS, ToolCall
 from tape.playbooks.worker import announce_playbooks, work
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
@@ -123,6 +124,24 @@ async def test_failures_are_told_with_their_step_and_the_run_is_failed(client: A
         assert (await outcome(client, "bad/child"))["error"]["message"] == "Playbook not found: no/such"
 
 
+async def test_a_result_that_is_too_large_fails_its_step_alone(client: AsyncTapeClient) -> None:
+    @tape.function
+    def sized(n: int) -> str:
+        return "x" * n
+
+    steps = """
+  - step: all
+    each: "[5, 2000000, 6]"
+    concurrency: 3
+    on_error: continue
+    tool: {kind: python, function: sized, args: {n: "{{ item }}"}}
+  - {step: kinds, tool: {kind: value, value: "{{ [all[0], all[1].error.type, all[2]] }}"}}
+"""
+    await register(client, "large", steps)
+    async with working(client):
+        assert await outcome(client, "large") == {"output": ["xxxxx", "PayloadTooLarge", "xxxxxx"]}
+
+
 async def test_a_worker_takes_the_commands_of_its_pool_alone(client: AsyncTapeClient) -> None:
     @tape.playbook("iot/read", pool="iot")
     def read() -> str:
@@ -178,6 +197,33 @@ async def test_a_cancelled_execution_goes_no_further(client: AsyncTapeClient) ->
     # What happened before is on record all the same.
     effect = (await client.get_effect(run_id=key, idempotency_key=f"{key}/a")).effect
     assert effect.status == pb.EFFECT_STATUS_CONFIRMED
+
+
+class NestedTool:
+    """Records something of its own within its step, and looks whether it is on record."""
+
+    def __init__(self, client: AsyncTapeClient) -> None:
+        self._client = client
+
+    def check(self, fields: Any) -> None:
+        return
+
+    async def call(self, call: ToolCall) -> Any:
+        async def act() -> str:
+            return "fetched"
+
+        await call.host.perform(f"{call.key}/inner", "inner", {}, act)
+        found = await self._client.get_effect(run_id=call.run.id, idempotency_key=f"{call.key}/inner")
+        return found.effect.status
+
+
+async def test_what_a_tool_records_within_its_step_is_durable_when_it_goes_on(
+    client: AsyncTapeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TOOLS, "nested", NestedTool(client))
+    await register(client, "nested", "  - {step: a, tool: {kind: nested}}")
+    async with working(client):
+        assert await outcome(client, "nested") == {"output": pb.EFFECT_STATUS_CONFIRMED}
 
 
 async def test_a_child_on_another_pool_is_an_execution_below_its_parent(client: AsyncTapeClient) -> None:

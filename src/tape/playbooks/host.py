@@ -50,8 +50,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Host(Protocol):
     """Where a playbook runs."""
 
-    async def perform(self, key: str, step: str, request: Any, act: Act) -> Any:
-        """The recorded result of a step; if there is none, act and record what came of it."""
+    async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
+        """The recorded result of a step; if there is none, act and record what came of it.
+
+        It is durable on return, unless it `may_wait`: then it is before anything else of the run acts.
+        """
 
     async def publish(self, subject: str, payload: Any, key: str) -> None:
         """Append an event to the journal, once for a key."""
@@ -82,7 +85,7 @@ class LocalHost:
         self._publish = publish
         self._start = start
 
-    async def perform(self, key: str, step: str, request: Any, act: Act) -> Any:
+    async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
         """What acting gives, as JSON would have it."""
         return msgspec.to_builtins(await act(), str_keys=True)
 

@@ -49,7 +49,7 @@ class RemoteHost:
         self._settled: list[pb.CompleteEffectRequest] = []
         self.has_lease = False
 
-    async def perform(self, key: str, step: str, request: Any, act: Act) -> Any:
+    async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
         """The recorded result of a step; if there is none, act and record what came of it."""
         begin = pb.BeginEffectRequest(
             run_id=self._run.id,
@@ -69,11 +69,11 @@ class RemoteHost:
                 raise  # not the step failed: whoever takes over will try it
             raise await self._failed(step, key, error) from error
         self._settled.append(self._completion(key, pb.EFFECT_STATUS_CONFIRMED, response_json=result))
-        if len(result) > DEFERRED_BYTES:
+        if not may_wait or len(result) > DEFERRED_BYTES:
             try:
                 await self.advance()
             except PayloadTooLarge as error:
-                self._settled.clear()
+                self._settled = [each for each in self._settled if each.idempotency_key != key]
                 raise await self._failed(step, key, error) from error
         return msgspec.json.decode(result)
 

@@ -150,7 +150,7 @@ class _Run:
         async def act() -> Any:
             return await _tried(step, lambda: tool.call(call))
 
-        return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act)
+        return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act, may_wait=True)
 
 
 async def _tried(step: Step, act: Callable[[], Any]) -> Any:
