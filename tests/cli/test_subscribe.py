@@ -135,6 +135,7 @@ def test_what_comes_again_within_the_window_is_left_out(rig: Rig, tmp_path: Path
     asyncio.run(rig.feed(b'{"n": 1}', b'{"n": 1}', headers=[("X-Key", "same")]))
     done = tape("subscribe", str(spec), "--max-messages", "2", "--events", "trail.jsonl", cwd=tmp_path)
     assert "received=2 dispatched=1" in done.stderr
+    assert done.stderr.rstrip().endswith("duplicates=1")
     types = [line["event_type"] for line in trail(tmp_path / "trail.jsonl")]
     assert (types.count("playbook.completed"), types.count("subscription.message.deduplicated")) == (1, 1)
 
@@ -149,6 +150,11 @@ def test_the_same_document_dispatches_to_a_server(rig: Rig, spec: Path, tmp_path
         assert "received=3 dispatched=3" in done.stderr
         listed = tape("runs", "list", "--url", server.url)
         assert listed.stdout.count("subscriptions/orders") == 3
+    lines = trail(tmp_path / "trail.jsonl")
+    started = [line for line in lines if line["event_type"] == "playbook.started"]
+    assert [line["context"]["message_id"] for line in started] == ["1", "2", "3"]
+    assert all(str(line["execution_id"]) in listed.stdout for line in started)
+    assert sum(line["event_type"] == "subscription.message.directives_applied" for line in lines) == 3
 
 
 @pytest.mark.parametrize(

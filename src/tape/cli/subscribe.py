@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,7 +79,7 @@ async def _run(
     max_messages: int | None,
     once: bool,
 ) -> None:
-    from tape.subscriptions.local import Local, read_credential, with_spool_dir
+    from tape.subscriptions.local import Local, read_credential, slug, with_spool_dir
     from tape.subscriptions.trail import Trail
 
     subscription = with_spool_dir(_read(file), spool_dir)
@@ -112,6 +111,7 @@ async def _run(
     screen.say(
         f"✓ subscription stopped — received={counts.received} dispatched={counts.dispatched} spooled={counts.spooled}"
         f" replayed={replayed} failed={counts.failed + failed()} pending_spooled={local.pending}"
+        + (f" duplicates={counts.duplicates}" if counts.duplicates else "")
     )
 
 
@@ -122,6 +122,7 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
     from tape.subscriptions.control import TOKEN_VARIABLE, Control
     from tape.subscriptions.dispatching import ServerDispatch
     from tape.subscriptions.inprocess import InProcessDispatch, Playbooks
+    from tape.subscriptions.trail import ToldDispatch
 
     spec = local.subscription.spec
     if server_url:
@@ -132,7 +133,7 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
             batch_max=spec.dispatch_batch,
             concurrency=spec.runtime.concurrency,
         )
-        return elsewhere, lambda: 0
+        return ToldDispatch(elsewhere, local.about, trail), lambda: 0
     playbooks = Playbooks(playbook_dir)
     playbooks.find(spec.dispatch.playbook)  # one that is not there is told before anything is fetched
     here = InProcessDispatch(playbooks, local.about, trail, spec.runtime.concurrency or 1)
@@ -148,11 +149,6 @@ def _read(file: Path) -> Any:
         raise InvalidInput(
             "\n".join([f"{file} is not a subscription that can run:", *map(str, error.problems)])
         ) from None
-
-
-def slug(name: str) -> str:
-    """A name as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "subscription"
 
 
 class _Screen:

@@ -20,7 +20,7 @@ from tape.subscriptions import events
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.draining import Replayed
-from tape.subscriptions.trail import Trail
+from tape.subscriptions.trail import Trail, begun
 
 
 class Playbooks:
@@ -80,7 +80,7 @@ class InProcessDispatch:
             execution_id = new_id()
             if plan.dedup is not None:
                 self._claims[plan.dedup.key] = (execution_id, time.monotonic() + plan.dedup.window_secs)
-            await self._trail.write(self._begun(plan, execution_id))
+            await self._trail.write(begun(self._about, plan, execution_id))
             self.failed += bool(await self._perform(playbook, plan, execution_id))
             return Replayed("started", execution_id)
 
@@ -107,19 +107,6 @@ class InProcessDispatch:
         done = self._event("playbook.completed", "COMPLETED", execution_id, {**context, "output": output}, plan)
         await self._trail.write([done])
         return ""
-
-    def _begun(self, plan: Plan, execution_id: int) -> list[Event]:
-        context = {
-            "subscription": self._about.path,
-            "parent_execution_id": self._about.subscription_id,
-            "message_id": plan.message_id,
-            "playbook": plan.playbook,
-            "pool": plan.pool or None,
-        }
-        told = [self._event("playbook.started", "STARTED", execution_id, context, plan)]
-        if plan.changed_something:
-            told.append(events.directives_applied(self._about, plan, execution_id, emitter="subscribe_runtime"))
-        return told
 
     def _event(self, kind: str, status: str, execution_id: int, context: dict[str, Any], plan: Plan) -> Event:
         return events.local(self._about, kind, status, execution_id, context, plan.trace)

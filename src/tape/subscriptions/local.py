@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,9 +131,14 @@ def with_spool_dir(subscription: Subscription, folder: Path | None) -> Subscript
     if folder is None and spec.spool.mode == "off":
         return subscription
     mode = "buffer_and_ack" if spec.spool.mode == "off" else spec.spool.mode
-    path = str(folder or spec.spool.path or Path(".tape-spool") / subscription.name)
+    path = str(folder or spec.spool.path or Path(".tape-spool") / slug(subscription.name))
     spool = msgspec.structs.replace(spec.spool, mode=mode, backend="local_disk", path=path)
     return msgspec.structs.replace(subscription, spec=msgspec.structs.replace(spec, spool=spool))
+
+
+def slug(name: str) -> str:
+    """A name as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "subscription"
 
 
 def read_credential(file: Path) -> Any:

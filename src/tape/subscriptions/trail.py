@@ -11,7 +11,11 @@ from typing import IO
 import msgspec
 
 from tape.errors import InvalidInput
-from tape.subscriptions.events import Event, stamped
+from tape.subscriptions import events
+from tape.subscriptions.directives import Plan
+from tape.subscriptions.events import About, Event, stamped
+from tape.subscriptions.forwarding import Dispatch
+from tape.subscriptions.spool.draining import Replayed
 
 WORKER = "cli-local"
 
@@ -44,3 +48,40 @@ class Trail:
     def _append(self, lines: bytes) -> None:
         self._file.write(lines)
         self._file.flush()
+
+
+def begun(about: About, plan: Plan, execution_id: int) -> list[Event]:
+    """What a trail tells of a plan that became a run, here or on a server."""
+    context = {
+        "subscription": about.path,
+        "parent_execution_id": about.subscription_id,
+        "message_id": plan.message_id,
+        "playbook": plan.playbook,
+        "pool": plan.pool or None,
+    }
+    told = [events.local(about, "playbook.started", "STARTED", execution_id, context, plan.trace)]
+    if plan.changed_something:
+        told.append(events.directives_applied(about, plan, execution_id, emitter="subscribe_runtime"))
+    return told
+
+
+class ToldDispatch:
+    """Has a server run plans, and tells the trail which run each became; how runs end is on the server's journal."""
+
+    def __init__(self, dispatch: Dispatch, about: About, trail: Trail) -> None:
+        self._dispatch = dispatch
+        self._about = about
+        self._trail = trail
+
+    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+        """Dispatch the plans; each has its own answer."""
+        answers = await self._dispatch(plans)
+        told: list[Event] = []
+        for plan, answer in zip(plans, answers, strict=True):
+            if answer.outcome == "started":
+                told += begun(self._about, plan, answer.execution_id)
+            elif answer.outcome == "duplicate" and plan.dedup is not None:
+                told.append(events.deduplicated(self._about, plan.dedup.key, answer.execution_id))
+        if told:
+            await self._trail.write(told)
+        return answers
