@@ -769,12 +769,12 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         where = ", ".join(filter(None, (f"line {self.line}" if self.line else "", self.path)))
         shown = _shown(self.value)
-        is_told = self.value in (None, "") or f"got {shown}" in self.message or f" {shown} " in self.message
+        is_told = self.value in (None, "") or (shown if isinstance(self.value, str) else f"got {shown}") in self.message
         # A message goes on from the value ("7 must be a text"), or is a sentence that names the field itself.
         names_itself = f"'{self.path.removeprefix('spec.')}" in self.message
         before = "" if is_told or names_itself else f"{shown} "
         after = f", got {shown}" if names_itself and not is_told and self.message[-1] not in "?)" else ""
-        end = "" if self.message.endswith("?") else "."
+        end = "" if self.message.endswith(("?", ".")) else "."
         return f"{where}{': ' * bool(where)}{before}{self.message}{after}{end}"
 
 

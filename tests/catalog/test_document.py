@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from tape.catalog.document import REQUIRED, Document
-from tape.errors import InvalidDocument
+from tape.errors import InvalidDocument, Problem
 
 TEXT = """\
 apiVersion: tape/v1
@@ -74,6 +74,19 @@ def test_a_good_document_has_no_problems_plain_or_base64() -> None:
 )
 def test_what_all_kinds_share_is_checked_once(text: str, reason: str) -> None:
     assert reason in "\n".join(check(text))
+
+
+@pytest.mark.parametrize(
+    ("message", "value", "told"),
+    [
+        ("must be a text", 7, "line 5, spec.a.b: 7 must be a text."),
+        ("subscription 'a.b' must be a boolean", 7, "line 5, spec.a.b: subscription 'a.b' must be a boolean, got 7."),
+        ("Invalid value 'x'. Valid: y.", "x", "line 5, spec.a.b: Invalid value 'x'. Valid: y."),
+        ("must be y; did you mean 'y'?", "x", "line 5, spec.a.b: 'x' must be y; did you mean 'y'?"),
+    ],
+)
+def test_a_problem_tells_its_value_once(message: str, value: object, told: str) -> None:
+    assert str(Problem("spec.a.b", 5, message, value)) == told
 
 
 @pytest.mark.parametrize("text", ["", "just a text", "- a\n- list"])

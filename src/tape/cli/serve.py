@@ -166,7 +166,7 @@ async def _serve(settings: Settings) -> None:
 def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
     me = "tape" if shutil.which("tape") else sys.argv[0]
     elsewhere = "" if grpc_address.endswith(":7878") else f" --url tape://{grpc_address}"
-    http = f"http://{http_address}   (/v1/events /healthz /readyz /metrics)" if http_address else "off"
+    http = f"http://{http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)" if http_address else "off"
     if settings.auth_jwks:
         access = f"tokens of {settings.auth_jwks} (for development: {me} token)"
     elif settings.anonymous == "network":

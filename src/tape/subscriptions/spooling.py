@@ -110,16 +110,31 @@ class Spooling:
         return Replayed("duplicate" if taken.is_duplicate else "started", int(taken.execution_id))
 
     async def _recover(self, listeners: Source) -> None:
-        while True:
+        left: set[str] | None = None
+        warned: set[tuple[str, str]] = set()  # what goes on for hours is said once
+
+        def warn(whose: str, error: TapeError) -> None:
+            if (whose, str(error)) not in warned:
+                warned.add((whose, str(error)))
+                log.warning("%s cannot be looked at yet, trying again: %s", whose, error)
+
+        while left is None or left:
             try:
-                for name in await listeners.names():
+                left = set(await listeners.names()) if left is None else left
+            except TapeError as error:
+                warn("The spools of push subscriptions", error)
+            for name in sorted(left or ()):
+                try:
                     listener = await listeners.fetch(name)
                     if listener is not None and listener.subscription.spec.spool.mode != "off":
                         await self._forwarder(listener)
-                return
-            except TapeError as error:
-                log.warning("The spools of push subscriptions cannot be looked at yet: %s", error)
-            await asyncio.sleep(_LOOK_AGAIN_S)
+                except TapeError as error:
+                    warn(f"The spool of {name}", error)
+                else:
+                    assert left is not None
+                    left.discard(name)
+            if left is None or left:
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _shut(self, each: _Open) -> None:
         each.forwarder.stop()
