@@ -116,6 +116,13 @@ async def test_messages_become_plans_in_their_order_and_are_gone() -> None:
     assert b'tape_subscription_messages_received_total{source="nats"} 25.0' in stage.metrics.render()
 
 
+async def test_the_lag_of_a_source_is_told_as_long_as_somebody_looks() -> None:
+    stage = Stage()
+    async with playing(stage):
+        await until(lambda: b"tape_subscription_source_lag{" in stage.metrics.render())
+    assert b"tape_subscription_source_lag{" not in stage.metrics.render()
+
+
 async def test_nothing_is_acknowledged_before_its_run_is_durable() -> None:
     stage = Stage()
     stage.gate.clear()

@@ -141,6 +141,8 @@ class Runtime:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, upkeep, return_exceptions=True)
+            with contextlib.suppress(KeyError):  # a number that nobody looks after any more is no number
+                self._metrics.source_lag.remove(self.subscription.path)
             await self._source.close()
             await self._reporting.flush()
             await self._forwarder.close()
