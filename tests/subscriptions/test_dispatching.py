@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tape.errors import ApiRefused, ServerUnreachable
-from tape.subscriptions.directives import DedupKey, Plan
+from tape.subscriptions.directives import Applied, DedupKey, Plan
 from tape.subscriptions.dispatching import BATCH_BYTES, ServerDispatch
 from tape.subscriptions.events import About
 from tape.subscriptions.spool.draining import Replayed
@@ -54,6 +54,16 @@ def dispatch(server: Server, **options: Any) -> ServerDispatch:
 )
 async def test_what_the_server_says_decides_whose_trouble_it_is(answer: Any, outcome: Replayed) -> None:
     assert await dispatch(Server(answer))(plans(1)) == [outcome]
+
+
+async def test_what_headers_changed_is_told_by_name() -> None:
+    server = Server()
+    (plan,) = plans(1)
+    applied = (Applied("x-route", "dispatch.playbook", "p"),)
+    await dispatch(server, worker_id="runtime-1")([Plan(**{**_fields(plan), "applied": applied})])
+    (event,) = server.asked[0][1]["events"]
+    assert event["subject"] == "/tape/subscription/message.directives_applied/s"
+    assert (event["payload"]["emitter"], event["payload"]["worker_id"]) == ("subscription_runtime", "runtime-1")
 
 
 async def test_a_request_says_where_it_comes_from() -> None:

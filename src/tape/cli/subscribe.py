@@ -122,7 +122,7 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
     from tape.subscriptions.control import TOKEN_VARIABLE, Control
     from tape.subscriptions.dispatching import ServerDispatch
     from tape.subscriptions.inprocess import InProcessDispatch, Playbooks
-    from tape.subscriptions.trail import ToldDispatch
+    from tape.subscriptions.trail import WORKER, ToldDispatch
 
     spec = local.subscription.spec
     if server_url:
@@ -132,6 +132,7 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
             local.about._replace(subscription_id=0),
             batch_max=spec.dispatch_batch,
             concurrency=spec.runtime.concurrency,
+            worker_id=WORKER,
         )
         return ToldDispatch(elsewhere, local.about, trail), lambda: 0
     playbooks = Playbooks(playbook_dir)

@@ -30,15 +30,24 @@ _REFUSALS = frozenset({400, 404, 409, 413, 422})
 class ServerDispatch:
     """Begins runs on a server, through `POST /api/execute` or, in batches, `POST /api/execute/batch`."""
 
-    def __init__(self, control: Control, about: About, *, batch_max: int = 1, concurrency: int | None = None) -> None:
+    def __init__(
+        self,
+        control: Control,
+        about: About,
+        *,
+        batch_max: int = 1,
+        concurrency: int | None = None,
+        worker_id: str = "",
+    ) -> None:
         self._control = control
         self._about = about
         self._batch_max = batch_max
+        self._worker_id = worker_id
         self._places = asyncio.Semaphore(concurrency or CONCURRENCY)
 
     async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
         """Begin the runs, in batches one after the other, or several requests at a time."""
-        requests = [request_of(self._about, plan, EMITTER) for plan in plans]
+        requests = [request_of(self._about, plan, EMITTER, self._worker_id) for plan in plans]
         if self._batch_max == 1 or len(requests) == 1:
             return list(await asyncio.gather(*map(self._one, requests)))
         answers: list[Replayed] = []

@@ -68,6 +68,7 @@ class Elsewhere:
             place,
             batch_max=spec.dispatch_batch,
             concurrency=spec.runtime.concurrency,
+            worker_id=self._worker_id,
         )
         self.runtime = await assemble(
             subscription,

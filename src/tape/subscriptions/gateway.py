@@ -22,6 +22,7 @@ from tape.subscriptions.requesting import request_of
 from tape.subscriptions.spec import Subscription
 
 EMITTER = "gateway_ingress"
+WORKER = "gateway"
 FRESH_S = 30.0
 # Requests to the server at the same time. What comes meanwhile goes with the next.
 LANES = 4
@@ -77,7 +78,7 @@ class Forward:
         self._running: set[asyncio.Task[None]] = set()
 
     async def __call__(self, listener: Listener, admitted: Admitted) -> Taken:
-        request = msgspec.json.encode(request_of(listener.about, admitted.plan, EMITTER))
+        request = msgspec.json.encode(request_of(listener.about, admitted.plan, EMITTER, WORKER))
         if len(request) > MAX_BATCH_BYTES:
             raise PayloadTooLarge(f"The message makes a request of {len(request)} bytes; {MAX_BATCH_BYTES} are taken.")
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())

@@ -154,6 +154,7 @@ class Hosting:
                     about,
                     self._journal.max_payload_bytes,
                     batch_max=subscription.spec.dispatch_batch,
+                    worker_id=self._holder,
                 ),
                 reveal=self._reveal,
                 reporting=reporting,

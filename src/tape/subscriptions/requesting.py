@@ -11,7 +11,7 @@ from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About
 
 
-def request_of(about: About, plan: Plan, emitter: str) -> dict[str, Any]:
+def request_of(about: About, plan: Plan, emitter: str, worker_id: str = "") -> dict[str, Any]:
     """The body of `POST /api/execute` for a plan. What headers changed is told on the journal of the new run."""
     request: dict[str, Any] = {
         "path": plan.playbook,
@@ -30,6 +30,6 @@ def request_of(about: About, plan: Plan, emitter: str) -> dict[str, Any]:
     if plan.dedup is not None:
         request["dedup"] = {"key": plan.dedup.key, "window_secs": plan.dedup.window_secs}
     if plan.changed_something:
-        draft = events.directives_applied(about, plan, 0, emitter=emitter).draft()
+        draft = events.stamped(events.directives_applied(about, plan, 0, emitter=emitter), worker_id).draft()
         request["events"] = [{"subject": draft.subject, "payload": msgspec.json.decode(draft.payload_json)}]
     return request

@@ -24,18 +24,21 @@ RUN_OVERHEAD_BYTES = 2_048
 class WriterDispatch:
     """Begins runs in this process. Plans that are given together, or wait at the same time, share a commit."""
 
-    def __init__(self, database: Database, about: About, max_payload_bytes: int, *, batch_max: int = 1) -> None:
+    def __init__(
+        self, database: Database, about: About, max_payload_bytes: int, *, batch_max: int = 1, worker_id: str = ""
+    ) -> None:
         self._database = database
         self._about = about
         self._max_bytes = max_payload_bytes
         self._batch_max = batch_max
+        self._worker_id = worker_id
 
     async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
         """Begin the runs; each plan has its own answer."""
         answers: list[Replayed | None] = [None] * len(plans)
         good: list[tuple[int, ExecuteRequest, int]] = []
         for index, plan in enumerate(plans):
-            body = request_of(self._about, plan, EMITTER)
+            body = request_of(self._about, plan, EMITTER, self._worker_id)
             try:
                 request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
                 good.append((index, request, len(msgspec.json.encode(plan.payload)) + RUN_OVERHEAD_BYTES))
