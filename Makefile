@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint proof bench pipeline-demo lock proto docs clean
+.PHONY: help serve test lint proof bench pipeline-demo outage-demo lock proto docs clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ bench: $(VENV)/.bench ## Measure, side by side with peers (make bench ARGS="appe
 
 pipeline-demo: $(VENV)/.dev ## Archive, sum up and report on a made-up journal, on Spark (make pipeline-demo ARGS="--open")
 	@$(BIN)/tape pipeline demo $(ARGS)
+
+outage-demo: $(VENV)/.dev ## Watch messages wait for a downstream that is away, and leave in order
+	@$(BIN)/python scripts/outage_demo.py $(ARGS)
 
 lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
 	$(BIN)/uv pip compile $(LOCK) --all-extras --group dev pyproject.toml -o requirements-dev.lock

@@ -446,3 +446,11 @@ def test_a_gateway_loads_no_database() -> None:
     code = f"import sys, tape.cli.gateway, tape.server.gateway as g; print(sorted({drivers} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+async def test_a_spool_that_cannot_be_opened_keeps_no_healthy_delivery_out(edge: Edge) -> None:
+    waiting = "  spool: {mode: buffer_and_ack, backend: s3, bucket: orders, credential: not_set}\n"
+    await edge.api("/api/catalog/register", {"content": PUSH + waiting})
+    answer = await edge.signed()
+    assert (answer.status, answer.json()["status"]) == (202, "accepted")
+    assert answer.json()["execution_id"]

@@ -99,6 +99,14 @@ def test_what_is_told_late_or_twice_is_counted_once() -> None:
     assert (outage.spooled, outage.replayed, outage.waiting, outage.ended_ms) == (1, 1, 0, 13)
 
 
+def test_a_replay_that_is_told_before_its_message_begins_no_outage() -> None:
+    book = Book()
+    an_outage(book, 0, 2)
+    book.replayed(9, 5000)
+    book.spooled(9, 5001)
+    assert [outage.spooled for outage in outages(book.lines)] == [2]
+
+
 def test_other_events_of_the_subscription_are_no_outage() -> None:
     book = Book()
     context: dict[str, Any] = {"max_in_flight": 1, "max_dispatch_per_sec": None}

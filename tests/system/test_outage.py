@@ -124,7 +124,8 @@ def test_a_gateway_keeps_what_its_server_cannot_take_and_another_process_replays
         wait_for(lambda: commands(server) == list(range(21)), "messages to go on")
 
         def is_told() -> bool:
-            found = read_outages(server.url, "subscriptions/orders")
+            with TapeClient(server.url) as client:
+                found = read_outages(client, "subscriptions/orders")
             return bool(found) and all(each.ended_ms for each in found)
 
         wait_for(is_told, "the journal to tell the end of the outage")

@@ -12,11 +12,10 @@ from tape.client import TapeClient
 from tape.subscriptions.timeline import Moment, Outage, outages
 
 
-def read_outages(url: str, path: str) -> list[Outage]:
+def read_outages(client: TapeClient, path: str) -> list[Outage]:
     """The outages of a subscription, oldest first."""
     name = path.rpartition("/")[2]
-    with TapeClient(url) as client:
-        return list(outages(_entries(client, f"/tape/subscription/*/{name}")))
+    return list(outages(_entries(client, f"/tape/subscription/*/{name}")))
 
 
 def _entries(client: TapeClient, pattern: str) -> Iterator[Any]:

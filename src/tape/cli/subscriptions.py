@@ -147,9 +147,11 @@ def outage(
 ) -> None:
     """Tell what happened while a downstream was away, from the journal alone."""
     from tape.cli.outages import read_outages, show_outage
+    from tape.client import TapeClient
 
     control = connect(server)
-    found = read_outages(url, _find(control, which)["path"])
+    with TapeClient(url) as client:
+        found = read_outages(client, _find(control, which)["path"])
     shown = found if every else found[-1:]
     if output is Output.json:
         print_json(shown)

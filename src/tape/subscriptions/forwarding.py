@@ -171,6 +171,8 @@ class Forwarder:
         """Replay what waits, as far as the circuits let it pass."""
         if self._spool is None:
             return Report()
+        if not any(circuit.phase is Phase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
+            return Report(remaining=self._spool.items)  # nothing would pass: not worth a look
         report = await drain(self._spool, self._replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping)
         await self._tell_changes()
         return report
@@ -234,7 +236,8 @@ class Forwarder:
         except SpoolUnavailable as error:
             log.warning("%s", error)
             return [Forwarded("held", error=str(error))] * len(messages)
-        self._wake.set()
+        if any(self.circuits[arrival.downstream].phase is Phase.CLOSED for arrival in arrivals):
+            self._wake.set()
         answers = []
         for arrival, item in zip(arrivals, kept, strict=True):
             if isinstance(item, SpoolFull):
@@ -317,12 +320,14 @@ class Forwarder:
             self._wake.set()
 
     async def _tell_changes(self) -> None:
-        if not self._pending:
+        told, self._pending = self._pending, []  # at once: several of us may come here at the same time
+        if not told:
             return
-        if self._spool is not None:
-            await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
-        told, self._pending = self._pending, []
-        await self._tell(told)
+        try:
+            if self._spool is not None:
+                await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
+        finally:
+            await self._tell(told)
 
 
 def forwarder_of(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +40,8 @@ class Spooling:
         self._tell = tell
         self._reveal = reveal
         self._open: dict[str, _Open] = {}
-        self._opening = asyncio.Lock()
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._closed_until: dict[str, float] = {}
         self._recovering: asyncio.Task[None] | None = None
 
     def recover(self, listeners: Source) -> None:
@@ -49,7 +52,15 @@ class Spooling:
         """The run of a message, or its place in the spool; raises if it has neither."""
         if listener.subscription.spec.spool.mode == "off":
             return await self._take(listener, admitted)
-        forwarder = await self._forwarder(listener)
+        if self._closed_until.get(listener.name, 0.0) > time.monotonic():
+            return await self._take(listener, admitted)
+        try:
+            forwarder = await self._forwarder(listener)
+        except TapeError as error:
+            # A message that can become a run needs no spool; one that cannot is refused, and its sender told so.
+            log.warning("The spool of %s cannot be opened: %s", listener.subscription.path, error)
+            self._closed_until[listener.name] = time.monotonic() + _LOOK_AGAIN_S
+            return await self._take(listener, admitted)
         (answer,) = await forwarder.forward([admitted])
         match answer.outcome:
             case "started" | "duplicate":
@@ -74,7 +85,7 @@ class Spooling:
         found = self._open.get(listener.name)
         if found is not None and found.subscription == listener.subscription:
             return found.forwarder
-        async with self._opening:
+        async with self._opening[listener.name]:
             found = self._open.get(listener.name)
             if found is None or found.subscription != listener.subscription:
                 if found is not None:

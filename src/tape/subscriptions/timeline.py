@@ -115,15 +115,19 @@ _TOLD = frozenset(
 def outages(entries: Iterable[Entry]) -> Iterator[Outage]:
     """The outages of one subscription, oldest first; the last one may still go on."""
     current: _Story | None = None
+    gone: set[str] = set()  # left, told before it was told that they came
     for entry in entries:
         verb = entry.subject.split("/")[3] if entry.subject.startswith("/tape/subscription/") else ""
         if verb not in _TOLD:
             continue
+        context = msgspec.json.decode(entry.payload_json)
         if current is None:
-            if verb in ("spool.draining", "circuit.closed", *_LEAVING):
-                continue  # what another process still had to say of a finished outage
+            if verb in _LEAVING:
+                gone.add(context["spool_ref"])
+            if verb in ("spool.draining", "circuit.closed", *_LEAVING) or context.get("spool_ref") in gone:
+                continue  # what was still to be said of a finished outage
             current = _Story(entry.ts_ms)
-        current.add(verb, entry.ts_ms, msgspec.json.decode(entry.payload_json))
+        current.add(verb, entry.ts_ms, context)
         if current.is_over:
             yield current.told()
             current = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tape.errors import StoreUnavailable
+import pytest
+
+from tape.errors import InvalidInput, StoreUnavailable
 from tape.subscriptions import events
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.backend import SpoolBackend
@@ -16,9 +18,12 @@ ABOUT = About("orders", "subscriptions/orders", 7)
 class Server:
     def __init__(self) -> None:
         self.is_up = True
+        self.refuses = 0
         self.told: list[Event] = []
 
     async def __call__(self, told: Sequence[Event]) -> None:
+        if any(event.context["pending"] == self.refuses for event in told) and self.is_up:
+            raise InvalidInput("not an event")
         if not self.is_up:
             raise StoreUnavailable("away")
         self.told += told
@@ -52,3 +57,18 @@ async def test_what_could_not_be_told_survives_a_restart_and_keeps_its_order(bac
     assert [event.context["pending"] for event in server.told] == [1, 2, 3, 4]
     await again([drained(5)])
     assert len(server.told) == 5
+
+
+async def test_an_event_that_is_never_taken_keeps_no_other_back(
+    backend: SpoolBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server()
+    telling = Telling(backend, server)
+    server.is_up = False
+    await telling([])
+    await telling([drained(1)])
+    await telling([drained(2)])
+    server.is_up, server.refuses = True, 1
+    assert await telling.catch_up()
+    assert [event.context["pending"] for event in server.told] == [2]
+    assert "not taken and let go" in caplog.text

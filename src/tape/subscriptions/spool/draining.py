@@ -63,7 +63,6 @@ async def drain(
         if not spool.items or not await spool.backend.claim():
             return report  # nothing waits, or another process is at it
         try:
-            await spool.tell([events.spool_draining(spool.about, spool.items)])
             spool.evicted.clear()
             this = _Pass(spool, replay, may_pass, stopping, report)
             await this.run()
@@ -94,6 +93,7 @@ class _Pass:
         self.pace = Pace(spool.rules.rate_per_sec)
         self.stalled: set[Lane] = set()
         self.saw_everything = False
+        self.is_told = False
 
     async def run(self) -> None:
         after = ""
@@ -146,12 +146,15 @@ class _Pass:
             item, size = lanes[lane][0]
             if item.key in self.spool.evicted:
                 self._step(lanes, lane)
-            elif self.may_pass(item.downstream):
+            elif item.key not in self.spool.untold and self.may_pass(item.downstream):
                 heads.append((lane, item, size))
             else:
                 self._stall(lanes, lane)
         if not heads:
             return
+        if not self.is_told:
+            self.is_told = True
+            await self.spool.tell([events.spool_draining(self.spool.about, self.spool.items)])
         await self.pace.wait(len(heads))
         with self.spool.replaying([item.key for _, item, _ in heads]):
             answers = await self.replay([item for _, item, _ in heads])

@@ -83,6 +83,7 @@ class Spool:
         self.items = 0
         self.size_bytes = 0
         self.evicted: set[str] = set()  # given up to make room since a pass began
+        self.untold: set[str] = set()  # written, and not yet on the journal: to be replayed after that
         self.draining = asyncio.Lock()
         self._turns: list[_Turn] = []
         self._writing: asyncio.Task[None] | None = None
@@ -172,14 +173,19 @@ class Spool:
             taken.append((item, data))
             answers.append(item)
         if taken:
-            await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
-            self.items += len(taken)
-            self.size_bytes += incoming
-            self._waiting.update(self._lane(item) for item, _ in taken)
-            told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
-            if is_over:
-                told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
-            await self.tell(told)
+            keys = [item.key for item, _ in taken]
+            self.untold.update(keys)
+            try:
+                await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
+                self.items += len(taken)
+                self.size_bytes += incoming
+                self._waiting.update(self._lane(item) for item, _ in taken)
+                told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
+                if is_over:
+                    told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
+                await self.tell(told)
+            finally:
+                self.untold.difference_update(keys)
         return answers
 
     async def expire(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tape.errors import TapeError
+from tape.errors import ApiRefused, TapeError
 from tape.subscriptions.events import Event
 from tape.subscriptions.spool.backend import Area, SpoolBackend
 from tape.subscriptions.spool.spool import Tell
@@ -42,6 +42,8 @@ class Telling:
 
     async def __call__(self, events: Sequence[Event]) -> None:
         """Tell events, or keep them: they are safe on return."""
+        if not events:
+            return
         async with self._turn:
             if not self._has_kept:
                 try:
@@ -61,8 +63,11 @@ class Telling:
                 data = await self._backend.get(Area.CONTROL, key)
                 try:
                     await self._tell(msgspec.json.decode(data or b"[]", type=list[Event]))
-                except TapeError:
-                    return False
+                except TapeError as error:
+                    if not _is_for_good(error):
+                        return False
+                    # What will never be taken must not keep back what happened since.
+                    log.error("Events of a subscription are not taken and let go: %s: %s", error, data)
                 await self._backend.delete(Area.CONTROL, [key])
             self._has_kept = False
             return True
@@ -75,3 +80,10 @@ class Telling:
     async def _waiting(self) -> list[str]:
         page = await self._backend.page(Area.CONTROL, _NAME, 10_000)
         return [stored.key for stored in page if stored.key.startswith(_NAME)]
+
+
+def _is_for_good(error: TapeError) -> bool:
+    """Whether the same events will be refused again, however often they are told."""
+    if isinstance(error, ApiRefused):
+        return error.http_status in (400, 404, 413, 422)
+    return not error.retryable
