@@ -71,7 +71,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], no
 
 def print_facts(facts: Mapping[str, str]) -> None:
     """Print names and what is known of them, a line each."""
-    width = max(map(len, facts)) + 1
+    width = max(map(len, facts)) + 2
     page = console()
     for name, fact in facts.items():
         page.print(Text.assemble((f"{name:<{width}}", "dim"), fact))

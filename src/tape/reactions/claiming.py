@@ -131,7 +131,7 @@ def take(tx: Transaction, reaction: Reaction, room: int, terms: Terms, wanted: i
     if len(claimed) >= wanted:
         return Claimed(claimed, buried)
     if allowed < room and len(claimed) == allowed:
-        return Claimed(claimed, buried, again_us // 1_000 + 1)
+        return Claimed(claimed, buried, -(-again_us // 1_000))
     return Claimed(claimed, buried, _next_due(tx, reaction.reaction_id, terms, bool(claimed)))
 
 

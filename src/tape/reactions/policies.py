@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from math import floor
+from math import ceil
 
 # No task waits longer than this for its next attempt.
 MAX_BACKOFF_MS = 3_600_000
@@ -33,4 +33,4 @@ def pace(rate_per_s: int, next_us: int, now_us: int, wanted: int) -> tuple[int, 
     # Differences first: a fraction of a microsecond is lost beside the number of them since 1970.
     allowed = max(min(wanted, int((ahead - (due - now_us)) / interval)), 0)
     due_after = due + round(allowed * interval)
-    return allowed, due_after, max(due_after + floor(interval - ahead) + 1, now_us)
+    return allowed, due_after, max(due_after + ceil(interval - ahead), now_us)

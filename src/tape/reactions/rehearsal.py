@@ -92,7 +92,7 @@ class Rehearsal(Generic[T]):
         if self._rate:
             if handed:
                 _, self._next_us, again_us = pace(self._rate, self._next_us, at * 1_000, handed)
-            self._again_ms = at if handed == MAX_AT_ONCE else again_us // 1_000 + 1 if handed == room else 0
+            self._again_ms = at if handed == MAX_AT_ONCE else -(-again_us // 1_000) if handed == room else 0
 
 
 class Queue(msgspec.Struct):
