@@ -62,8 +62,9 @@ def test_many_who_never_read_cost_little_and_hold_nobody_up(tmp_path: Path) -> N
                     return await stream.ids(1)
 
             assert asyncio.run(somebody_who_reads()) == [3 * EVENTS + 1]
-            # The buffers of all together were full after the first burst; the second adds nothing.
-            assert memory(server) - first < 64 << 20
+            # The buffers of all together were about full after the first burst. Kept for each, the second would add
+            # sixteen gigabytes.
+            assert memory(server) - first < 256 << 20
         finally:
             for client in sockets:
                 client.close()
