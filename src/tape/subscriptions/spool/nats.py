@@ -29,6 +29,7 @@ class NatsBackend:
         self._bucket = bucket
         self._options = connection
         self._connection: Any = None
+        self._stream: Any = None
         self._stores: dict[Area, Any] = {}
         self._opening = asyncio.Lock()
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -50,8 +51,13 @@ class NatsBackend:
 
         async def read(store: Any) -> bytes | None:
             try:
-                return bytes((await store.get(key)).data or b"")
-            except self._js_errors.ObjectNotFoundError:
+                info = await store.get_info(key)
+                if info.chunks != 1:
+                    return bytes((await store.get(key)).data or b"")
+                # What is one message is read as one: the client's own way makes a consumer for each object.
+                name = self._name(area)
+                return bytes((await self._stream.get_last_msg(f"OBJ_{name}", f"$O.{name}.C.{info.nuid}")).data or b"")
+            except (self._js_errors.ObjectNotFoundError, self._js_errors.NotFoundError):
                 return None
 
         return await self._tried(area, read)
@@ -95,6 +101,9 @@ class NatsBackend:
             self._connection = None
             self._stores.clear()
 
+    def _name(self, area: Area) -> str:
+        return self._bucket if area is Area.LIVE else f"{self._bucket}_{area.value}"
+
     async def _tried(self, area: Area, work: Callable[[Any], Awaitable[T]]) -> T:
         try:
             return await work(await self._store(area))
@@ -111,12 +120,12 @@ class NatsBackend:
                 self._connection = await self._nats.connect(**patience, error_cb=_passed_on, **self._options)
                 self._stores.clear()
             if area not in self._stores:
-                name = self._bucket if area is Area.LIVE else f"{self._bucket}_{area.value}"
-                stream = self._connection.jetstream()
+                name = self._name(area)
+                self._stream = self._connection.jetstream()
                 try:
-                    self._stores[area] = await stream.object_store(name)
+                    self._stores[area] = await self._stream.object_store(name)
                 except self._js_errors.NotFoundError:
-                    self._stores[area] = await stream.create_object_store(name)
+                    self._stores[area] = await self._stream.create_object_store(name)
             return self._stores[area]
 
 
