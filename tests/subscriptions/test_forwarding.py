@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope, receive
 from tape.subscriptions.events import About, Event
-from tape.subscriptions.forwarding import Forwarder, rules_of
+from tape.subscriptions.forwarding import Forwarder, forwarder_of, rules_of
 from tape.subscriptions.spool.draining import Replayed
 from tape.subscriptions.spool.objects import BucketBackend
 from tape.subscriptions.spool.spool import Spool
+from tape.telemetry.metrics import Metrics
 from tests.objects import free_ports
 from tests.subscriptions.specs import subscription
 
@@ -341,3 +343,32 @@ async def test_a_downstream_that_is_probed_opens_and_closes_its_circuit_by_itsel
         forwarder.stop()
         await running
     assert world.runs == ["m0"]
+
+
+async def test_prometheus_is_told_what_the_journal_is(tmp_path: Path) -> None:
+    wanted = subscription(
+        spool=_WAITING | {"backend": "local_disk", "path": str(tmp_path), "circuit": {"trip_after": 1}}
+    )
+    metrics, is_up = Metrics(), False
+
+    async def dispatch(plans: Sequence[Plan]) -> list[Replayed]:
+        return [Replayed("started", 1) if is_up else Replayed("away")] * len(plans)
+
+    async def tell(told: Sequence[Event]) -> None:
+        """Nobody listens."""
+
+    forwarder = forwarder_of(wanted, ABOUT, dispatch, tell, metrics=metrics)
+    await forwarder.start()
+    envelope = receive("nats", "m0", b"{}")
+    await forwarder.forward([(envelope, resolve(wanted, envelope))])
+    page = metrics.render().decode()
+    assert 'tape_subscription_spooled_total{source="nats"} 1.0' in page
+    assert 'tape_subscription_circuit_transitions_total{downstream="default",transition="opened"} 1.0' in page
+    assert 'tape_subscription_spool_items{source="nats"} 1.0' in page
+    is_up = True
+    forwarder.circuits.record("default", succeeded=True, now_ms=0)
+    await forwarder.drain()
+    page = metrics.render().decode()
+    assert 'tape_subscription_circuit_transitions_total{downstream="default",transition="closed"} 1.0' in page
+    assert 'tape_subscription_spool_bytes{source="nats"} 0.0' in page
+    await forwarder.close()

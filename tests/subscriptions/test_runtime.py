@@ -56,7 +56,7 @@ class Stage:
             self.subscription,
             about,
             self.source,
-            forwarder_of(self.subscription, about, self._dispatch, reporting.tell),
+            forwarder_of(self.subscription, about, self._dispatch, reporting.tell, metrics=self.metrics),
             reporting=reporting,
             metrics=self.metrics,
             state=lambda: self.state,

@@ -18,6 +18,7 @@ from tape.subscriptions.events import Event
 from tape.subscriptions.ingress import Admitted, Taken
 from tape.subscriptions.listeners import Listener
 from tape.subscriptions.spooling import Spooling
+from tape.telemetry.metrics import Metrics
 from tests.subscriptions.specs import subscription
 
 
@@ -60,7 +61,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
         asked += 1
         raise SecretNotFound(f"The wallet has no secret {alias!r}.")
 
-    before = Spooling(away, tell, reveal)
+    before = Spooling(away, tell, reveal, Metrics())
     envelope = Envelope(message_id="m1", source="webhook", body=b"{}")
     assert await before(good, Admitted(envelope, resolve(good.subscription, envelope))) == Taken()
     await before.close()
@@ -72,7 +73,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
         return Taken("8")
 
     caplog.set_level(logging.WARNING, "tape.subscriptions.spooling")
-    after = Spooling(take, tell, reveal)
+    after = Spooling(take, tell, reveal, Metrics())
     after.recover(Known(broken, good))
     async with asyncio.timeout(60):
         assert await replayed.get() == "m1"

@@ -23,6 +23,7 @@ from tape.subscriptions.spool.item import SpoolItem, decode
 from tape.subscriptions.spool.spool import Spool
 from tape.subscriptions.validation import parse_subscription
 from tape.telemetry.clock import now_ms
+from tape.telemetry.metrics import Metrics
 
 app = typer.Typer(help="See and settle what waits for a downstream.", no_args_is_help=True)
 
@@ -121,7 +122,12 @@ def drain(which: WhichArgument, server: ServerOption = DEFAULT_SERVER, output: O
     async def work() -> Any:
         dispatch = ServerDispatch(control, whose, batch_max=100)
         forwarder = forwarder_of(
-            subscription, whose, dispatch, _teller(control), credential=_credential(subscription, control)
+            subscription,
+            whose,
+            dispatch,
+            _teller(control),
+            metrics=Metrics(),
+            credential=_credential(subscription, control),
         )
         try:
             await forwarder.start()
@@ -175,7 +181,10 @@ def purge(
         typer.confirm(f"Remove {len(chosen):,} messages ({part}) for good?", abort=True)
 
     async def work(spool: Spool) -> None:
-        await spool.backend.delete(_AREAS[part], chosen)
+        if part is Part.waiting:
+            await spool.drop(chosen)
+        else:
+            await spool.backend.delete(_AREAS[part], chosen)
 
     _with_spool(which, server, work)
     typer.echo(f"{len(chosen)} removed.")
@@ -205,7 +214,12 @@ def _with_spool(which: str, server: str, work: Callable[[Spool], Awaitable[T]]) 
 
     async def opened() -> T:
         forwarder = forwarder_of(
-            subscription, whose, _nowhere, _teller(control), credential=_credential(subscription, control)
+            subscription,
+            whose,
+            _nowhere,
+            _teller(control),
+            metrics=Metrics(),
+            credential=_credential(subscription, control),
         )
         assert forwarder.spool is not None
         try:

@@ -49,7 +49,7 @@ class Gateway:
         self._control = Control(server_url, token)
         self._forward = Forward(self._control)
         self._remote = RemoteListeners(self._control)
-        self._spooling = Spooling(self._forward, partial(tell, self._control), self._reveal)
+        self._spooling = Spooling(self._forward, partial(tell, self._control), self._reveal, self.metrics)
         self._ingress = Ingress(
             Listeners(self._remote, fresh_s),
             self._spooling,

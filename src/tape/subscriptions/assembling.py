@@ -36,7 +36,12 @@ async def assemble(
     # With a spool, what cannot be told waits there, and outlives us; without one it waits in memory.
     tell = reporting.tell if subscription.spec.spool.mode == "off" else reporting.write
     forwarder = forwarder_of(
-        subscription, about, dispatch, tell, credential=credential if isinstance(credential, Mapping) else None
+        subscription,
+        about,
+        dispatch,
+        tell,
+        metrics=metrics,
+        credential=credential if isinstance(credential, Mapping) else None,
     )
     return Runtime(subscription, about, source, forwarder, reporting=reporting, metrics=metrics, **more)
 

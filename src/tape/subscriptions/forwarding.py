@@ -18,12 +18,14 @@ from tape.subscriptions.envelope import Envelope
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.spool.backend import Area
+from tape.subscriptions.spool.counting import SpoolCounts
 from tape.subscriptions.spool.draining import Replayed, Report, drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.places import open_place
 from tape.subscriptions.spool.spool import Arrival, Rules, Spool, Tell
 from tape.subscriptions.spool.telling import Telling
 from tape.telemetry.clock import now_ms
+from tape.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -336,16 +338,24 @@ def forwarder_of(
     dispatch: Dispatch,
     tell: Tell,
     *,
+    metrics: Metrics,
     credential: Mapping[str, Any] | None = None,
     redelivers: bool = True,
 ) -> Forwarder:
     """The forwarder that a subscription asks for: with a spool, at the place its block names, unless that is off."""
     spec = subscription.spec.spool
+    counting = SpoolCounts(metrics, subscription.spec.source)
     if spec.mode == "off":
-        return Forwarder(subscription, about, dispatch, spool=None, tell=tell, redelivers=redelivers)
+
+        async def counted(told: Sequence[Event]) -> None:
+            counting.see(told)
+            await tell(told)
+
+        return Forwarder(subscription, about, dispatch, spool=None, tell=counted, redelivers=redelivers)
     place = open_place(spec, subscription.path, credential)
-    telling = Telling(place, tell)
+    telling = Telling(place, tell, counting.see)
     spool = Spool(about, subscription.spec.source, place, rules_of(subscription), tell=telling, now_ms=now_ms)
+    spool.changed = counting.size
     return Forwarder(subscription, about, dispatch, spool=spool, tell=telling, redelivers=redelivers)
 
 

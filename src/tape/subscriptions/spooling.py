@@ -18,6 +18,7 @@ from tape.subscriptions.listeners import Listener, Source
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.spool.draining import Replayed
 from tape.subscriptions.spool.spool import Tell
+from tape.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +36,11 @@ class _Open(NamedTuple):
 class Spooling:
     """Takes deliveries as another does, and keeps in a spool what that one cannot take, where there is one."""
 
-    def __init__(self, take: Take, tell: Tell, reveal: Reveal) -> None:
+    def __init__(self, take: Take, tell: Tell, reveal: Reveal, metrics: Metrics) -> None:
         self._take = take
         self._tell = tell
         self._reveal = reveal
+        self._metrics = metrics
         self._open: dict[str, _Open] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._closed_until: dict[str, float] = {}
@@ -105,6 +107,7 @@ class Spooling:
             listener.about,
             dispatch,
             self._tell,
+            metrics=self._metrics,
             credential=credential if isinstance(credential, Mapping) else None,
             redelivers=False,
         )

@@ -78,6 +78,14 @@ class Metrics:
         self.batch_messages = counter("subscription_batch_messages", "Messages in those batches", "source")
         self.rate_limited = counter("subscription_rate_limited", "Times a limit began to hold", "source", "reason")
         self.dead_lettered = counter("subscription_dead_lettered", "Messages put aside for somebody", "source")
+        self.spooled = counter(
+            "subscription_spooled", "Messages that wait for their downstream, when they came", "source"
+        )
+        self.circuit_transitions = counter(
+            "subscription_circuit_transitions", "Circuits that opened or closed", "downstream", "transition"
+        )
+        self.spool_bytes = gauge("subscription_spool_bytes", "Size of what waits in spools", "source")
+        self.spool_items = gauge("subscription_spool_items", "Messages that wait in spools", "source")
         self.source_lag = gauge("subscription_source_lag", "Messages that wait at the source", "subscription")
         self.ingress_received = counter("ingress_received", "Deliveries for a listener", "subscription")
         self.ingress_rejected = counter("ingress_rejected", "Deliveries refused, by reason", "subscription", "reason")

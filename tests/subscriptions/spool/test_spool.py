@@ -279,3 +279,13 @@ async def test_what_another_process_let_go_is_not_waited_for(tmp_path: Path) -> 
     assert (await drain(second.spool, downstream)).fully_drained
     assert not second.spool.has_waiting("default", "a")
     assert downstream.runs == ["m0", "m1", "m2"]
+
+
+async def test_what_is_dropped_for_good_is_told() -> None:
+    desk, downstream = Desk(ordering="global"), Downstream()
+    (first, _) = await desk.spool.take([arrival("m0"), arrival("m1")])
+    assert isinstance(first, SpoolItem)
+    assert await desk.spool.drop([first.key, "nothing"]) == 1
+    assert [letter["reason"] for letter in desk.contexts("message.dead_lettered")] == ["purged"]
+    await drain(desk.spool, downstream)
+    assert downstream.runs == ["m1"]

@@ -82,6 +82,7 @@ class Spool:
         self.tell = tell
         self.items = 0
         self.size_bytes = 0
+        self.changed: Callable[[int, int], None] = lambda items, size_bytes: None
         self.evicted: set[str] = set()  # given up to make room since a pass began
         self.untold: set[str] = set()  # written, and not yet on the journal: to be replayed after that
         self.draining = asyncio.Lock()
@@ -106,6 +107,7 @@ class Spool:
                 sequence = max(sequence, sequence_of(stored.key) or 0)
         self.items, self.size_bytes, self._sequence = items, size, max(self._sequence, sequence)
         self._knows_lanes = not items
+        self.changed(self.items, self.size_bytes)
         return items
 
     @property
@@ -180,6 +182,7 @@ class Spool:
                 self.items += len(taken)
                 self.size_bytes += incoming
                 self._waiting.update(self._lane(item) for item, _ in taken)
+                self.changed(self.items, self.size_bytes)
                 told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
                 if is_over:
                     told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
@@ -269,6 +272,22 @@ class Spool:
             back += 1
         return back
 
+    async def drop(self, keys: Sequence[str]) -> int:
+        """Remove messages that wait, for good, and tell so. The number that were there."""
+        gone = 0
+        for key in keys:
+            data = await self.backend.get(Area.LIVE, key)
+            if data is None:
+                continue
+            with contextlib.suppress(DamagedSpoolItem):
+                item = await self.load(Stored(key, len(data)))
+                if item is not None:
+                    await self.remove([(item, len(data))])
+                    letter = events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason="purged")
+                    await self.tell([letter])
+                    gone += 1
+        return gone
+
     @contextlib.contextmanager
     def replaying(self, keys: Sequence[str]) -> Iterator[None]:
         """While messages are on their way out they are not evicted."""
@@ -292,6 +311,7 @@ class Spool:
     def _forget(self, count: int, size: int) -> None:
         self.items = max(0, self.items - count)
         self.size_bytes = max(0, self.size_bytes - size)
+        self.changed(self.items, self.size_bytes)
         if not self.items:
             self._waiting.clear()
             self._knows_lanes = True

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -27,9 +27,12 @@ class Telling:
     that has forgotten it cannot.
     """
 
-    def __init__(self, backend: SpoolBackend, tell: Tell) -> None:
+    def __init__(
+        self, backend: SpoolBackend, tell: Tell, seen: Callable[[Sequence[Event]], None] = lambda events: None
+    ) -> None:
         self._backend = backend
         self._tell = tell
+        self._seen = seen
         self._has_kept = False
         self._last = 0
         self._mark = uuid.uuid4().hex[:8]  # two processes at one place must not take each other's names
@@ -44,6 +47,7 @@ class Telling:
         """Tell events, or keep them: they are safe on return."""
         if not events:
             return
+        self._seen(events)
         async with self._turn:
             if not self._has_kept:
                 try:
