@@ -97,16 +97,16 @@ def check(scenario: str, stories: list[dict[str, Any]]) -> None:
         story["died_at"] for story in stories
     }
     for story in stories:
-        where = f"{story['moment']} {story['died_at']}"
+        where = f"{story['moment']} {story['died_at']}: {json.dumps(story)}"
         assert story["statuses"] == [pb.RUN_STATUS_TERMINAL], where
-        assert len(story["keys"]) == expected["done"], f"{where}: {story['keys']}"
+        assert len(story["keys"]) == expected["done"], where
         assert story["state"] == expected["state"], where
         assert story["said"] == expected["said"], where
-        assert len(story["marks"]) == len(set(story["marks"])), f"{where}: a decision was shown twice"
+        assert len(story["marks"]) == len(set(story["marks"])), f"a decision was shown twice {where}"
         assert sorted(story["asked"]) == expected["asked"], where
         # Only an answer that died with its process before it was on record has to be asked for again.
         assert story["asked_although_on_record"] == [], where
-        assert set(story["asked"].values()) <= {1, 2}, f"{where}: {story['asked']}"
+        assert set(story["asked"].values()) <= {1, 2}, where
 
 
 # A third of them; the others are proofs, and one agent alone is tried on PostgreSQL below.

@@ -11,6 +11,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from tape.adk.drive import Drive
 from tape.adk.identity import RunIdentity
 from tape.adk.looking import meaning_of, unanswered_calls
+from tape.adk.order import CallsLast
 from tape.budget import KEY, Budget, budget_from_run_config
 from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
@@ -54,6 +55,8 @@ class Runs:
             patiently(run.client.set_budget, run_id=run.run_id, usd_cap=budget.usd_cap, token_cap=budget.token_cap)
         run.lease = Lease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms)
         run.lease.keep()
+        if is_resumed:
+            context.session.events = CallsLast(context.session.events)
         drive = Drive(run, context.session, is_replaying=is_resumed, budget=budget)
         drive.learn(event for event in context.session.events if event.invocation_id == context.invocation_id)
         return drive
