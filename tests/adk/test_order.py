@@ -19,7 +19,7 @@ from tests.adk.scripted import calls, says, texts
 
 
 class LookLate(BasePlugin):
-    """Lets an agent begin only when its workflow has made a note of it: the order that is otherwise a matter of luck."""
+    """Lets an agent begin only when its workflow has made a note: an order that is otherwise a matter of luck."""
 
     def __init__(self, workflow: str) -> None:
         super().__init__(name="late")
