@@ -83,6 +83,7 @@ def test_a_push_subscription_is_shown_with_where_it_arrives(server: ServerProces
     file.write_text(WEBHOOK_PUSH)
     assert run(server, "register", str(file)).returncode == 0
     assert "/ingress/stripe" in run(server, "show", "subscriptions/stripe-webhook").stdout
+    run(server, "deactivate", "subscriptions/stripe-webhook")  # the server is shared
 
 
 def test_a_server_that_is_not_there_is_told_in_a_sentence() -> None:

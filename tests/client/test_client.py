@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -126,6 +127,25 @@ async def test_following_survives_a_restart_of_the_server(store_url: str) -> Non
     await asyncio.gather(following, return_exceptions=True)
     await client.close()
     await server.stop()
+
+
+async def test_a_server_that_is_slow_to_greet_is_waited_for(server: Server) -> None:
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def greet_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1)  # longer than a client waits between two attempts
+        host, _, port = server.grpc_address.rpartition(":")
+        answers, asks = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pass_on(reader, asks), pass_on(answers, writer))
+
+    async with await asyncio.start_server(greet_late, "127.0.0.1", 0) as slow:
+        port = slow.sockets[0].getsockname()[1]
+        async with AsyncTapeClient(f"tape://127.0.0.1:{port}") as client:
+            assert await client.append("/tape/a/b") == 1
 
 
 async def test_following_without_reconnecting_raises(server: Server, client: AsyncTapeClient) -> None:

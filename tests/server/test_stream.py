@@ -369,15 +369,17 @@ async def test_a_slow_reader_does_not_hold_up_the_others(sqlite_url: str) -> Non
 
 
 async def test_one_who_never_reads_is_let_go_and_told(sqlite_url: str) -> None:
-    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, idle_timeout_s=0.4)) as server:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, idle_timeout_s=60)) as server:
         async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
             await settled(server, 1)
             await stalled(server, stream)
             await server.journal.append(drafts(30, size=8000))
+            (blocked,) = server.broadcast._blocked
+            blocked._paused_at -= 60  # a minute has passed
             await settled(server, 0)
             stream.resume_reading()
             seen = await stream.until("bus.subscription_idle_closed")
-            assert seen[-1].data["payload"]["IdleSeconds"] >= 0.4
+            assert seen[-1].data["payload"]["IdleSeconds"] >= 60
             assert seen[-1].data["payload"]["SubscriberID"] == 1
             assert [frame.event for frame in seen[-12:-1]] == ["bus.dropped", *["order.created"] * 10]
             assert await stream.frame() is None

@@ -23,9 +23,9 @@ CAUSE_KEY = "tape-cause"
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A server that comes back is found again within a second.
+    # A server that comes back is found again within a second. `min_reconnect_backoff_ms` stays as it is, 20 s: despite
+    # its name it is how long one attempt to connect may take, and a far or busy server needs more than a moment.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A server that vanished without a word is noticed.
     ("grpc.keepalive_time_ms", 20_000),
