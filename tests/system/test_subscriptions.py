@@ -194,3 +194,21 @@ def test_a_runtime_follows_the_lifecycle_and_ends_when_it_is_drained(nats: NatsS
             assert process.wait(60) == 0
             assert process.finish() == "6 received, 6 dispatched, 0 failed.\n"
         assert control.status(status["subscription_id"])["state"] == "DEACTIVATED"
+
+
+def test_a_runtime_that_is_told_to_stop_deactivates_its_subscription_unless_others_run_it(
+    nats: NatsServer, store: Path
+) -> None:
+    stream = Stream(nats)
+    with ServerProcess(f"sqlite:{store}") as server:
+        control = Control(server.http_url, TOKEN)
+        register(control, stream)
+        stops = (["--keep-active"], "ACTIVE"), ([], "DEACTIVATED"), ([], "DEACTIVATED")
+        for number, (flags, left) in enumerate(stops):
+            with runtime(server, *flags) as process:
+                stream.publish(range(number, number + 1))
+                wait_for(lambda so_far=number: runs(store).total() == so_far + 1, "the message to become a run")
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+            assert control.list(PATH)[0]["state"] == left
+        assert {"draining", "deactivated"} <= verbs(store)

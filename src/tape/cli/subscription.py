@@ -42,8 +42,8 @@ def run(
     modules: Annotated[
         list[str] | None, typer.Option("--import", "-i", help="A module with a source of yours; may be repeated.")
     ] = None,
-    deactivate: Annotated[
-        bool, typer.Option("--deactivate", help="Drain and deactivate the subscription when told to stop.")
+    keep_active: Annotated[
+        bool, typer.Option("--keep-active", help="Leave the subscription active when told to stop: others run it, too.")
     ] = False,
     metrics_listen: Annotated[str, typer.Option(help="Serve Prometheus metrics here, e.g. 127.0.0.1:9464.")] = "",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
@@ -51,22 +51,23 @@ def run(
     """Fetch messages, make runs of them on the server, and acknowledge what is durable there; until told to stop.
 
     Needs no database: the server's address and its internal token are all it knows. SIGTERM and Ctrl-C let it finish
-    what it has fetched; a second one ends at once, and what was not acknowledged comes again.
+    what it has fetched and deactivate the subscription, which the next start activates again; a second one ends at
+    once, and what was not acknowledged comes again.
     """
     set_logging(log_level)
     import_modules(modules or [])
     name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
     control = Control(server, token, connections=MAX_REQUESTS)
-    counts = run_loop(_run(path, control, name, metrics_listen, deactivate))
+    counts = run_loop(_run(path, control, name, metrics_listen, keep_active))
     typer.echo(summary(counts))
 
 
-async def _run(path: str, control: Control, name: str, metrics_listen: str, deactivate: bool) -> Counts:
+async def _run(path: str, control: Control, name: str, metrics_listen: str, keep_active: bool) -> Counts:
     from tape.subscriptions.elsewhere import Elsewhere
 
     # Requests wait for the server on threads: as many as the runtime may have open, and some for everything else.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_REQUESTS + 8, "tape-request"))
-    elsewhere = Elsewhere(path, control, name, deactivates=deactivate)
+    elsewhere = Elsewhere(path, control, name, keeps_active=keep_active)
     if metrics_listen:
         serve_metrics(elsewhere.metrics.registry, metrics_listen)
     on_signals(elsewhere.stop)

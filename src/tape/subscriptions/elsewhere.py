@@ -30,19 +30,20 @@ PATIENCE = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_inter
 class Elsewhere:
     """Runs one subscription of a server's catalog. A server that is away is waited for.
 
-    When it is told to stop it finishes what it has and leaves the subscription as it is, for other processes and for
-    the next start; with `deactivates` it drains and deactivates it. Where an operator set it to drain, it ends too.
+    When it is told to stop it finishes what it has, then drains and deactivates the subscription; the next start
+    activates it again. With `keeps_active` it leaves it to the other processes that run it. One that was paused stays
+    paused, and one that an operator set to drain is deactivated when it has ended.
     """
 
     def __init__(
-        self, path: str, control: Control, worker_id: str, *, metrics: Metrics | None = None, deactivates: bool = False
+        self, path: str, control: Control, worker_id: str, *, metrics: Metrics | None = None, keeps_active: bool = False
     ) -> None:
         self.path = path
         self.metrics = metrics or Metrics()
         self.runtime: Runtime | None = None
         self._control = control
         self._worker_id = worker_id
-        self._deactivates = deactivates
+        self._keeps_active = keeps_active
         self._state = "ACTIVE"
         self._stopping = asyncio.Event()
 
@@ -115,7 +116,7 @@ class Elsewhere:
 
     async def _end(self, subscription_id: int) -> None:
         try:
-            if self._deactivates and self._state in ("ACTIVE", "PAUSED"):
+            if self._state == "ACTIVE" and not self._keeps_active:
                 self._state = (await asyncio.to_thread(self._control.act, subscription_id, "drain"))["state"]
             if self._state == "DRAINING":
                 await asyncio.to_thread(self._control.act, subscription_id, "deactivate")

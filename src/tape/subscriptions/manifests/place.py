@@ -41,7 +41,9 @@ def command_of(subscription: Subscription, place: Place) -> list[str]:
     server = subscription.spec.runtime.server_url or place.server_url
     if subscription.spec.mode == "push":
         return ["tape", "gateway", "--server", server, "--listen", "0.0.0.0:8080"]
-    return ["tape", "subscription", "run", subscription.path, "--server", server, "--metrics-listen", "0.0.0.0:8080"]
+    # One replica of several that goes away must not stop the others.
+    run = ["tape", "subscription", "run", subscription.path, "--keep-active"]
+    return [*run, "--server", server, "--metrics-listen", "0.0.0.0:8080"]
 
 
 def probe(path: str) -> dict[str, Any]:
