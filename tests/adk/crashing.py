@@ -112,8 +112,8 @@ def agent_for(scenario: str, world: World) -> BaseNode:
     return ParallelAgent(name="both", sub_agents=parts)
 
 
-def kill_at(number: int, moment: str, world: World) -> None:
-    """Let this process die at its n-th call of the server, before it is sent or after it was answered."""
+def kill_at(which: int | str, moment: str, world: World) -> None:
+    """Let this process die at its n-th call of the server, or at its first of a name: before it is sent or after."""
     call = AsyncTapeClient._call
     count = 0
     decisions: Counter[str] = Counter()
@@ -121,15 +121,15 @@ def kill_at(number: int, moment: str, world: World) -> None:
     async def counted(self: AsyncTapeClient, name: str, request: Any, **more: Any) -> Any:
         nonlocal count
         count += 1
-        mine = count
-        if mine == number and moment == "before":
+        is_last = which in (count, name)
+        if is_last and moment == "before":
             die(name)
         answer = await call(self, name, request, **more)
         if name == "RecordDecision":
             agent = json.loads(request.request_json)["agent"]
             world.note("recorded", agent, decisions[agent])
             decisions[agent] += 1
-        if mine == number and moment == "after":
+        if is_last and moment == "after":
             die(name)
         return answer
 
@@ -232,16 +232,18 @@ def loaded_by_a_drive() -> set[str]:
 
 # Where it matters whether the process dies before the call or after it; elsewhere only what follows does.
 BOTH = ("RecordDecision", "CompleteEffect")
+# What every scenario does.
+CALLS = ("BeginRun", "RecordDecision", "BeginEffect", "CompleteEffect", "AppendEvent", "EndRun")
 
 
-def die_and_finish(url: str, scenario: str, folder: Path, number: int, moment: str) -> dict[str, Any]:
+def die_and_finish(url: str, scenario: str, folder: Path, which: int | str, moment: str) -> dict[str, Any]:
     """Let a process die at a call and another one finish; what is known then. `died_at` is empty if it survived."""
-    name = f"{moment}-{number}"
+    name = f"{moment}-{which}"
     world = World(folder / name)
     world.folder.mkdir()
 
     def dying() -> None:
-        kill_at(number, moment, world)
+        kill_at(which, moment, world)
         asyncio.run(drive(url, scenario, world, name))
 
     def finishing() -> None:
@@ -257,19 +259,27 @@ def die_and_finish(url: str, scenario: str, folder: Path, number: int, moment: s
 
 
 def main(url: str, scenario: str, folder: Path) -> None:
-    """Die at the first call, at the second, and so on, until a drive comes to its end."""
+    """Die at the first call, at the second, and so on, until a drive comes to its end; then at what was missed.
+
+    Agents that run side by side call in another order each time, so counting alone may pass a kind of call by.
+    """
     preload()
-    number, moment = 1, "after"
-    while True:
-        seen = die_and_finish(url, scenario, folder, number, moment)
+    missed = set(CALLS)
+
+    def die_at(which: int | str, moment: str) -> str:
+        seen = die_and_finish(url, scenario, folder, which, moment)
         sys.stdout.write(json.dumps(seen) + "\n")
         sys.stdout.flush()
-        if not seen["died_at"]:
-            return
-        if moment == "after" and seen["died_at"] in BOTH:
-            moment = "before"
-        else:
-            number, moment = number + 1, "after"
+        missed.discard(seen["died_at"])
+        return str(seen["died_at"])
+
+    number = 1
+    while died_at := die_at(number, "after"):
+        if died_at in BOTH:
+            die_at(number, "before")
+        number += 1
+    for name in sorted(missed):
+        die_at(name, "after")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tape.proto import tape_pb2 as pb
+from tests.adk.crashing import CALLS
 from tests.services import ServerProcess
 
 # Dozens of processes are started, one after the other: on a busy machine that takes a while.
@@ -93,9 +94,8 @@ def deaths(store: str, scenario: str, folder: Path) -> list[dict[str, Any]]:
 
 def check(scenario: str, stories: list[dict[str, Any]]) -> None:
     expected = SCENARIOS[scenario]
-    assert {"BeginRun", "RecordDecision", "BeginEffect", "CompleteEffect", "AppendEvent", "EndRun"} <= {
-        story["died_at"] for story in stories
-    }
+    died_at = [story["died_at"] for story in stories]
+    assert set(CALLS) <= set(died_at), died_at
     for story in stories:
         where = f"{story['moment']} {story['died_at']}: {json.dumps(story)}"
         assert story["statuses"] == [pb.RUN_STATUS_TERMINAL], where

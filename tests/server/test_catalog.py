@@ -67,12 +67,13 @@ async def test_every_problem_of_a_document_is_in_one_answer(server: Server) -> N
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [
-        ("register", b"{", 400, "failed to decode request body"),
+        ("register", b"{", 400, "the request is no JSON"),
+        ("register", b'{"resource_type": 7}', 422, "the request cannot be read"),
         ("register", {"content": "kind: Nonsense\nmetadata: {path: x}"}, 422, "kind: 'Nonsense' must be one of"),
         ("register", {"content": "kind: [x"}, 422, "line 1"),
         ("resource", {"path": "nowhere"}, 404, "Resource not found: nowhere"),
         ("resource", {"path": "nowhere", "version": "newest"}, 422, "version 'newest' must be a whole number"),
-        ("resource", b"[" * 3_000_000, 400, "more than 2097152 bytes"),
+        ("resource", b"[" * 3_000_000, 413, "more than 2097152 bytes"),
     ],
 )
 async def test_nonsense_is_named(server: Server, path: str, body: Any, status: int, reason: str) -> None:

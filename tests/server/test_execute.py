@@ -68,7 +68,7 @@ async def test_a_batch_has_a_result_for_each_and_the_metrics_count_them(shop: Se
         ("execute", {}, 422, "Either 'path' or 'catalog_id' must be provided"),
         ("execute", {"path": "nope"}, 404, "Playbook not found: nope"),
         ("execute", {"path": "domain/ingest_order"}, 422, "payload: order_id is missing; send a string"),
-        ("execute", b"nonsense", 422, "the request cannot be read"),
+        ("execute", b"nonsense", 400, "the request is no JSON"),
         ("execute", b"[" * 3_000_000, 413, "more than 2097152 bytes"),
         ("execute/batch", {"executions": []}, 422, "execute batch requires a non-empty 'executions' array"),
         ("execute/batch", {"executions": [{}] * 1001}, 422, "execute batch size 1001 exceeds the 1000 cap"),

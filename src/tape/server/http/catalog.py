@@ -13,8 +13,8 @@ from tape.catalog import catalog
 from tape.catalog.catalog import Resource
 from tape.catalog.document import Check, checked_document
 from tape.errors import InvalidInput
-from tape.server.http.bodies import read_json, to_time
-from tape.server.http.internal import MAX_BODY_BYTES, answer
+from tape.server.http.bodies import to_time
+from tape.server.http.internal import answer, read_request
 from tape.store import Database
 
 LATEST = "latest"
@@ -52,7 +52,7 @@ class CatalogDoor:
 
     async def register(self, request: Request) -> Response:
         """Check a document and keep it as the next version of its path."""
-        wanted = await read_json(request, RegisterRequest, MAX_BODY_BYTES)
+        wanted = await read_request(request, RegisterRequest)
         document = checked_document(wanted.content, self._kinds, wanted.resource_type)
         resource = await self._database.write(
             lambda tx: catalog.register(tx, document, if_changed=wanted.if_changed), len(document.content) + 256
@@ -70,14 +70,14 @@ class CatalogDoor:
 
     async def resource(self, request: Request) -> Response:
         """A document with its content."""
-        wanted = await read_json(request, ResourceRequest, MAX_BODY_BYTES)
+        wanted = await read_request(request, ResourceRequest)
         version = _version(wanted.version)
         found = await self._database.read(lambda reader: catalog.require(reader, wanted.path, version))
         return answer({**_summary(found), "content": found.content})
 
     async def list(self, request: Request) -> Response:
         """The latest version of every path, without contents."""
-        wanted = await read_json(request, ListRequest, MAX_BODY_BYTES)
+        wanted = await read_request(request, ListRequest)
         limit = min(max(wanted.limit, 1), 1_000)
         kind = wanted.resource_type.lower()
         found = await self._database.read(lambda reader: catalog.list_latest(reader, kind, wanted.after, limit))

@@ -20,7 +20,7 @@ from tape.playbooks.executing import (
     execute_batch,
 )
 from tape.server.http.bodies import read_body, to_time
-from tape.server.http.internal import MAX_BODY_BYTES, answer
+from tape.server.http.internal import MAX_BODY_BYTES, answer, decode
 
 # Room that a run takes beside its payload, for the limits of the writer.
 RUN_OVERHEAD_BYTES = 2_048
@@ -55,7 +55,7 @@ class ExecuteDoor:
     async def execute_batch(self, request: Request) -> Response:
         """Start up to 1,000 playbooks in one commit; each has its own result."""
         body = await read_body(request, MAX_BODY_BYTES)
-        items = _decode(body or b"{}", BatchRequest).executions
+        items = decode(body or b"{}", BatchRequest).executions
         if not items:
             raise InvalidInput("execute batch requires a non-empty 'executions' array")
         if len(items) > MAX_BATCH:
@@ -102,7 +102,7 @@ class ExecuteDoor:
         )
 
     def _read(self, item: bytes | msgspec.Raw) -> ExecuteRequest:
-        return checked_request(_decode(item, ExecuteRequest), self._max_bytes)
+        return checked_request(decode(item, ExecuteRequest), self._max_bytes)
 
     def _shown(self, index: int, result: Result) -> dict[str, Any]:
         if isinstance(result, Executed):
@@ -114,10 +114,3 @@ class ExecuteDoor:
 
 
 _OUTCOMES = {"started": "new", "duplicate": "duplicate"}
-
-
-def _decode(body: bytes | msgspec.Raw, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the request cannot be read: {error}.") from error

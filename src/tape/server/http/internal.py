@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -19,10 +20,13 @@ from tape.errors import (
 )
 from tape.security.identity import ADMIN
 from tape.server.http.access import Access, bearer_of
+from tape.server.http.bodies import read_body
 from tape.server.http.problems import status_of
 from tape.server.http.routing import Handler
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # What a request of these routes may have in its body.
 MAX_BODY_BYTES = 2 << 20
@@ -70,6 +74,21 @@ class Internal:
             )
         if not hmac.compare_digest(bearer_of(request.headers.get("authorization")).encode(), self._token):
             raise ScopeRequired("send 'Authorization: Bearer <internal token>', the server's internal_token.")
+
+
+async def read_request(request: Request, kind: type[T]) -> T:
+    """The body of a request of these routes; an empty one is an empty object."""
+    return decode(await read_body(request, MAX_BODY_BYTES) or b"{}", kind)
+
+
+def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """A body as a struct. One that is no JSON is an InvalidRequest, one of another shape an InvalidInput."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"the request cannot be read: {error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the request is no JSON: {error}.") from error
 
 
 def answer(body: object, status: int = 200) -> Response:

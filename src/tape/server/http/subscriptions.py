@@ -8,13 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.errors import InvalidInput, InvalidRequest, UnknownEvent, UnknownSubscription
+from tape.errors import InvalidInput, UnknownEvent, UnknownSubscription
 from tape.journal.catalogue import EVENTS
 from tape.journal.entry import Draft
 from tape.journal.journal import Journal
 from tape.playbooks.identifiers import MAX_ID
-from tape.server.http.bodies import parse_time, read_body, read_json, to_time
-from tape.server.http.internal import MAX_BODY_BYTES, answer
+from tape.server.http.bodies import parse_time, to_time
+from tape.server.http.internal import answer, read_request
 from tape.store import Reader
 from tape.subscriptions import lifecycle
 from tape.subscriptions.events import Event, about
@@ -57,7 +57,7 @@ class SubscriptionsDoor:
 
     async def register(self, request: Request) -> Response:
         """Register the subscription of a path, or find the one that is alive."""
-        wanted = await read_json(request, RegisterRequest, MAX_BODY_BYTES)
+        wanted = await read_request(request, RegisterRequest)
         return answer(status_of(await self._database.write(lambda tx: lifecycle.register(tx, wanted.path))))
 
     async def act(self, request: Request) -> Response:
@@ -90,11 +90,7 @@ class SubscriptionsDoor:
 
     async def post_events(self, request: Request) -> Response:
         """Append an event, or a list of them, durably and in order: all or none."""
-        content = await read_body(request, MAX_BODY_BYTES)
-        try:
-            given = msgspec.json.decode(content, type=EventBody | list[EventBody])
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"failed to decode request body: {error}") from error
+        given: EventBody | list[EventBody] = await read_request(request, EventBody | list[EventBody])  # type: ignore[arg-type]
         bodies = given if isinstance(given, list) else [given]
         if not 0 < len(bodies) <= MAX_EVENTS:
             raise InvalidInput(f"send between 1 and {MAX_EVENTS} events at once, not {len(bodies)}.")
