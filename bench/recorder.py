@@ -34,6 +34,10 @@ class Recorder(Connection):
     def pairs(self, values: Sequence[tuple[int, int]]) -> tuple[str, Any]:
         return self._inner.pairs(values)
 
+    def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
+        self._statements.append(("lookup", (table, columns, keys, wanted)))
+        return self._inner.lookup(table, columns, keys, wanted)
+
     def execute(self, sql: str, *params: Any) -> int:
         self._statements.append(("execute", (sql, *params)))
         return self._inner.execute(sql, *params)
@@ -45,6 +49,10 @@ class Recorder(Connection):
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
         self._statements.append(("upsert", (table, keys, columns, rows)))
         self._inner.upsert(table, keys, columns, rows)
+
+    def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        self._statements.append(("update", (table, keys, columns, rows)))
+        self._inner.update(table, keys, columns, rows)
 
     def begin(self) -> None:
         self._script = Script([], [])

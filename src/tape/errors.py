@@ -1023,3 +1023,13 @@ class SpoolUnavailable(TapeError):
     code = "TAPE-2252"
     status = "UNAVAILABLE"
     retryable = True
+
+
+# ── 229x: workers ────────────────────────────────────────────────────────────────────────────────
+
+
+class NotServed(RpcFailed):
+    """The server does not know the call at all: it is older than its client."""
+
+    code = "TAPE-2290"
+    status = "UNIMPLEMENTED"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, RunCancelled
+from tape.client.channel import Channel
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunCancelled
 from tape.proto import tape_pb2 as pb
+from tape.server.server import Server
 
 
 async def begun(client: AsyncTapeClient) -> str:
@@ -57,3 +61,28 @@ async def test_what_is_refused_takes_everything_back(client: AsyncTapeClient) ->
         await client.advance_run(run_id, complete=[done("x", "a")])
     await client.advance_run(run_id, complete=[done(run_id, "a")])
     assert await statuses(client, run_id, "a") == [pb.EFFECT_STATUS_CONFIRMED]
+
+
+async def test_runs_that_go_on_at_the_same_time_share_messages_and_each_has_its_own_answer(
+    server: Server, client: AsyncTapeClient
+) -> None:
+    ids = [
+        (
+            await client.begin_run(app_name="a", user_id="u", session_id="s", invocation_id=f"{n}", lease_owner="me")
+        ).run_id
+        for n in range(20)
+    ]
+    moves = [client.advance_run(run_id, lease_owner="me", begin=begin(run_id, "a")) for run_id in ids]
+    refused = client.advance_run("nobody", begin=begin("nobody", "a"))
+    *answers, error = await asyncio.gather(*moves, refused, return_exceptions=True)
+    assert [answer.begun.run_id for answer in answers] == ids  # type: ignore[union-attr]
+    assert isinstance(error, NotFound)
+    counted = server.metrics.registry.get_sample_value
+    assert 1 <= (counted("tape_rpcs_total", {"method": "AdvanceRuns", "status": "OK"}) or 0) <= 3
+
+
+async def test_a_batch_that_is_too_long_is_refused_by_its_number(server: Server) -> None:
+    channel = Channel(f"tape://{server.grpc_address}")
+    with pytest.raises(InvalidInput, match="moves has 1001 of them; send 1000 at most"):
+        await channel.call("AdvanceRuns", pb.AdvanceRunsRequest(moves=[pb.AdvanceRunRequest()] * 1_001))
+    await channel.close()

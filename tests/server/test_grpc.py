@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tape.client import AsyncTapeClient
-from tape.client.channel import Channel
+from tape.client.channel import OPTIONS, Channel
 from tape.errors import (
     CursorBeyondHead,
     CursorExpired,
@@ -29,7 +31,7 @@ from tape.journal.retention import prune
 from tape.journal.verify import verify
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.frames import MAX_MESSAGE_BYTES
-from tape.server.server import Server
+from tape.server.server import Server, grpc_options
 
 
 @pytest.fixture
@@ -416,3 +418,17 @@ async def test_what_the_server_wrote_can_be_proven(client: AsyncTapeClient, serv
     for n in range(5):
         await client.write_value(namespace="n", key="k", value_json=str(n))
     assert (await server.database.read(verify)).ok
+
+
+# ── staying connected ────────────────────────────────────────────────────────────────────────────
+
+
+def test_grpc_knows_every_option_that_it_is_given() -> None:
+    library = Path(cygrpc.__file__).read_bytes()  # gRPC says nothing about a name that it does not know
+    assert [name for name, _ in (*OPTIONS, *grpc_options(0)) if f"{name}\0".encode() not in library] == []
+
+
+def test_an_idle_client_asks_for_its_server_no_more_often_than_it_may() -> None:
+    asks, allowed = dict(OPTIONS), dict(grpc_options(0))
+    assert allowed["grpc.keepalive_permit_without_calls"] == 1
+    assert asks["grpc.keepalive_time_ms"] >= 2 * allowed["grpc.http2.min_ping_interval_without_data_ms"]

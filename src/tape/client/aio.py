@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from tape.client.advancing import Advances
 from tape.client.appending import AppendStream
 from tape.client.batching import Batcher
 from tape.client.catalog import CatalogCalls
@@ -20,7 +21,7 @@ from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
 from tape.journal.entry import Draft, Entry
 from tape.journal.payload import to_json
 from tape.proto import tape_pb2 as pb
-from tape.telemetry.tracing import NO_TRACE, current_trace
+from tape.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         self._channel = Channel(url, lease_owner, Credentials(auth=auth, audience=audience, id_token=id_token))
         self._appends = AppendStream(self._channel)
         self._batcher = Batcher(self._send)
+        self._advances = Advances(self._channel)
 
     async def __aenter__(self) -> AsyncTapeClient:
         return self
@@ -67,6 +69,7 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
     async def close(self) -> None:
         """Let appends that are on their way arrive, then disconnect."""
         await self._batcher.flush()
+        await self._advances.flush()
         await self._appends.close()
         await self._channel.close()
 
@@ -241,6 +244,16 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
 
     async def _call(self, name: str, request: Any) -> Any:
         return await self._channel.call(name, request)
+
+    async def _advance(self, move: pb.AdvanceRunRequest) -> pb.AdvanceRunResponse:
+        if not move.lease_owner:
+            move.lease_owner = self._channel.lease_owner
+        trace = current_trace()
+        if trace.trace_id:
+            move.traceparent = to_traceparent(trace)
+        if trace.cause:
+            move.cause = trace.cause
+        return await self._advances.send(move)
 
     async def _send(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
         request = pb.AppendRequest(request_id=request_id)

@@ -64,7 +64,7 @@ class AppendStream:
                 self._break(ServerUnreachable(f"The connection to {self._channel.url} was lost ({error.details()})."))
                 return
             try:
-                raise_meant(error, self._channel.url)
+                raise_meant(error, self._channel.url, "AppendStream")
             except TapeError as meant:
                 self._break(meant)
         except asyncio.CancelledError:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tape.client.credentials import Credentials
-from tape.errors import InvalidConfig, RpcFailed, ServerUnreachable, TapeError, all_errors
+from tape.errors import InvalidConfig, NotServed, RpcFailed, ServerUnreachable, TapeError, all_errors
 from tape.proto import tape_pb2
 from tape.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 
@@ -20,7 +20,8 @@ ERROR_CODE_KEY = "tape-error-code"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
 
-_OPTIONS = [
+# How the channel behaves, by gRPC's names. Its server allows a question every five seconds (see `grpc_options` there).
+OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A server that comes back is found again within a second. `min_reconnect_backoff_ms` stays as it is, 20 s: despite
@@ -66,10 +67,15 @@ class Channel:
         self._credentials = credentials or Credentials()
         target = target_of(url)
         if is_secure(url):
-            self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=_OPTIONS)
+            self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=OPTIONS)
         else:
-            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
         self._calls: dict[str, Callable[..., Any]] = {}
+
+    @property
+    def lease_owner(self) -> str:
+        """The name that calls say, if they say one."""
+        return self._owner[0][1] if self._owner else ""
 
     def speaking_as(self, lease_owner: str) -> Channel:
         """The same connection, whose calls say another name."""
@@ -82,7 +88,7 @@ class Channel:
         try:
             return await self._bound(name)(request, timeout=timeout, metadata=await self._metadata())
         except grpc.aio.AioRpcError as error:
-            raise_meant(error, self.url)
+            raise_meant(error, self.url, name)
 
     async def stream(self, name: str, request: Message, timeout: float | None = None) -> AsyncIterator[Any]:  # noqa: ASYNC109
         """A streaming RPC; leaving the loop cancels it."""
@@ -91,7 +97,7 @@ class Channel:
             async for reply in call:
                 yield reply
         except grpc.aio.AioRpcError as error:
-            raise_meant(error, self.url)
+            raise_meant(error, self.url, name)
         finally:
             call.cancel()
 
@@ -102,7 +108,7 @@ class Channel:
             async for reply in call:
                 yield reply
         except grpc.aio.AioRpcError as error:
-            raise_meant(error, self.url)
+            raise_meant(error, self.url, name)
         finally:
             call.cancel()
 
@@ -151,7 +157,7 @@ def error_of(code: str, message: str) -> TapeError:
     return error
 
 
-def raise_meant(error: grpc.aio.AioRpcError, url: str) -> NoReturn:
+def raise_meant(error: grpc.aio.AioRpcError, url: str, name: str) -> NoReturn:
     """Raise the Tape error that an RPC error stands for."""
     code = dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY)
     details = error.details() or ""
@@ -160,5 +166,10 @@ def raise_meant(error: grpc.aio.AioRpcError, url: str) -> NoReturn:
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         raise ServerUnreachable(
             f"The Tape server at {url} cannot be reached ({details}). Is it running? Start one with: tape serve"
+        ) from error
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        raise NotServed(
+            f"The Tape server at {url} does not serve {name} (UNIMPLEMENTED): it is older than this client. Update the"
+            " server, or use a client of its version."
         ) from error
     raise RpcFailed(f"{error.code().name}: {details}") from error

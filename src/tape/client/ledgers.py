@@ -14,6 +14,9 @@ class LedgerCalls:
     async def _call(self, name: str, request: Any) -> Any:
         raise NotImplementedError
 
+    async def _advance(self, move: pb.AdvanceRunRequest) -> pb.AdvanceRunResponse:
+        raise NotImplementedError
+
     async def begin_run(
         self,
         *,
@@ -61,7 +64,10 @@ class LedgerCalls:
         begin: pb.BeginEffectRequest | None = None,
         end: pb.EndRunRequest | None = None,
     ) -> pb.AdvanceRunResponse:
-        """Several steps of a run in one commit, all or none: take its lease, complete effects, begin one, end it."""
+        """Several steps of a run in one commit, all or none: take its lease, complete effects, begin one, end it.
+
+        Concurrent callers share messages and commits.
+        """
         request = pb.AdvanceRunRequest(
             run_id=run_id,
             lease_owner=lease_owner,
@@ -70,7 +76,7 @@ class LedgerCalls:
             begin=begin,
             end=end,
         )
-        return await self._call("AdvanceRun", request)  # type: ignore[no-any-return]
+        return await self._advance(request)
 
     async def resume_run(
         self, *, run_id: str, lease_owner: str = "", lease_ttl_ms: int = 120000, renew: bool = False

@@ -139,6 +139,15 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
         return existing, True
     if RunStatus.CANCELLED in (run.status, run.former_status):
         raise RunCancelled(f"The run {run.run_id!r} was cancelled: it begins no further effect.")
+    entry = runs.journal(tx, run, *beginning(wanted), trace)
+    due = entry.ts_ms if wanted.dispatch_mode == DispatchMode.OUTBOX else 0
+    effect = msgspec.structs.replace(wanted, seq=entry.seq, ts_ms=entry.ts_ms, next_dispatch_at_ms=due)
+    insert(tx, "tape_effects", effect)
+    return effect, False
+
+
+def beginning(wanted: Effect) -> tuple[str, dict[str, Any]]:
+    """What the journal says of an effect that begins: subject and payload."""
     payload = {
         "tool": wanted.tool_name,
         "decision_index": wanted.decision_index,
@@ -150,11 +159,7 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
         "connector": wanted.connector,
         "scope": wanted.scope,
     }
-    entry = runs.journal(tx, run, subject.effect("pending", wanted.tool_name, run.run_id), payload, trace)
-    due = entry.ts_ms if wanted.dispatch_mode == DispatchMode.OUTBOX else 0
-    effect = msgspec.structs.replace(wanted, seq=entry.seq, ts_ms=entry.ts_ms, next_dispatch_at_ms=due)
-    insert(tx, "tape_effects", effect)
-    return effect, False
+    return subject.effect("pending", wanted.tool_name, wanted.run_id), payload
 
 
 def _same_business(tx: Transaction, wanted: Effect) -> Effect | None:
@@ -199,21 +204,37 @@ def complete(
     trace: Trace = NO_TRACE,
 ) -> Effect:
     """Say how a pending effect went. One that is settled already is the answer, unchanged."""
-    after = parse(EffectStatus, "status", status)
-    if after == PENDING:
-        raise InvalidInput("status PENDING (1) completes nothing; use CONFIRMED (2), FAILED (3) or UNKNOWN (4).")
+    after = completed_status(status)
     run = runs.get_writable(tx, run_id, owner)
     before = find(tx, run_id, key)
     if before is None:
-        raise IllegalTransition(f"complete_effect before begin_effect: {key!r} of run {run_id!r} was never begun.")
+        raise never_begun(run_id, key)
     if before.status != PENDING:
         return before
-    effect = msgspec.structs.replace(
-        before, status=after, response_json=response_json, error_json=error_json, **_UNCLAIMED
-    )
+    effect = completed(before, after, response_json, error_json)
     if after == CONFIRMED and run.status in runs.UNDOING:
         obligations.reopen(tx, run, key, trace)
     return _settle(tx, run, effect, after.name.lower(), {}, trace)
+
+
+def completed_status(number: int) -> EffectStatus:
+    """The status that completes an effect, by its number on the wire."""
+    after = parse(EffectStatus, "status", number)
+    if after == PENDING:
+        raise InvalidInput("status PENDING (1) completes nothing; use CONFIRMED (2), FAILED (3) or UNKNOWN (4).")
+    return after
+
+
+def completed(before: Effect, after: EffectStatus, response_json: str, error_json: str) -> Effect:
+    """The effect as it is when it has gone like this."""
+    return msgspec.structs.replace(
+        before, status=after, response_json=response_json, error_json=error_json, **_UNCLAIMED
+    )
+
+
+def never_begun(run_id: str, key: str) -> IllegalTransition:
+    """What somebody is told who completes what was never begun."""
+    return IllegalTransition(f"complete_effect before begin_effect: {key!r} of run {run_id!r} was never begun.")
 
 
 def reconcile(
@@ -304,11 +325,17 @@ _UNCLAIMED: dict[str, Any] = {"dispatch_claimed_by": "", "dispatch_claim_expires
 
 def _settle(tx: Transaction, run: Run, effect: Effect, verb: str, facts: dict[str, Any], trace: Trace) -> Effect:
     """Store an effect's new state and journal it."""
-    payload = {"tool": effect.tool_name, "idempotency_key": effect.idempotency_key, "status": verb, **facts}
-    entry = runs.journal(tx, run, subject.effect(verb, effect.tool_name, run.run_id), payload, trace)
+    name, payload = settling(effect, verb)
+    entry = runs.journal(tx, run, name, {**payload, **facts}, trace)
     effect = msgspec.structs.replace(effect, ts_ms=entry.ts_ms)
     store(tx, "tape_effects", _KEYS, effect)
     return effect
+
+
+def settling(effect: Effect, verb: str) -> tuple[str, dict[str, Any]]:
+    """What the journal says of an effect that is settled: subject and payload."""
+    payload = {"tool": effect.tool_name, "idempotency_key": effect.idempotency_key, "status": verb}
+    return subject.effect(verb, effect.tool_name, effect.run_id), payload
 
 
 # ── the outbox ───────────────────────────────────────────────────────────────────────────────────

@@ -79,12 +79,12 @@ class Run(Record, frozen=True):
         return msgspec.json.decode(self.labels_json, type=dict[str, str])
 
 
-_COLUMNS = columns(Run)
+COLUMNS = columns(Run)
 
 
 def find(reader: Reader | Transaction, run_id: str) -> Run | None:
     """The run with that id, or None."""
-    return load(Run, reader.one(f"SELECT {_COLUMNS} FROM tape_runs WHERE run_id = ?", run_id))
+    return load(Run, reader.one(f"SELECT {COLUMNS} FROM tape_runs WHERE run_id = ?", run_id))
 
 
 def get(reader: Reader | Transaction, run_id: str) -> Run:
@@ -101,11 +101,12 @@ def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
     A caller that does not name itself is let through: older clients never do.
     """
     run = get(tx, run_id)
-    _check_lease(run, owner)
+    check_lease(run, owner)
     return run
 
 
-def _check_lease(run: Run, owner: str) -> None:
+def check_lease(run: Run, owner: str) -> None:
+    """Raise LeaseHeld if somebody else than this owner has the run."""
     if owner and run.lease_owner and run.lease_owner != owner and run.lease_expires_at_ms > now_ms():
         raise LeaseHeld(
             f"The run {run.run_id!r} is leased to {run.lease_owner!r} for another"
@@ -115,7 +116,14 @@ def _check_lease(run: Run, owner: str) -> None:
 
 def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Entry:
     """Append an entry to a run's journal; it carries whose run it is."""
-    draft = Draft(
+    page = tx.enlist(Page)
+    page.know(run.run_id, run.seq_cursor)
+    return page.append([draft_of(run, subject, payload, trace)])[0]
+
+
+def draft_of(run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Draft:
+    """What `journal` appends."""
+    return Draft(
         subject=subject,
         kind=subject.split("/", 3)[2],
         run_id=run.run_id,
@@ -125,9 +133,6 @@ def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], tr
         session=run.session_id,
         **trace._asdict(),
     )
-    page = tx.enlist(Page)
-    page.know(run.run_id, run.seq_cursor)
-    return page.append([draft])[0]
 
 
 def with_cursor(tx: Transaction, run: Run) -> Run:
@@ -158,7 +163,7 @@ def begin(
     for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
         check_id(name, getattr(wanted, name))
     row = tx.one(
-        f"SELECT {_COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ?",
+        f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ?",
         wanted.app_name,
         wanted.user_id,
         wanted.session_id,
@@ -195,7 +200,7 @@ def begin(
 
 def _take_up(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
     """Begin of a run that exists: it runs again, unless it has come to its end or is stuck."""
-    _check_lease(run, owner)
+    check_lease(run, owner)
     if run.status in (RunStatus.TERMINAL, RunStatus.STUCK):
         return with_cursor(tx, run)
     return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
@@ -220,22 +225,47 @@ def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bo
 def _lease_to(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
     if run.status in UNDOING:
         _owe_nothing(tx, run)
-    expires = now_ms() + _lease(lease_ms)
-    tx.execute(
-        "UPDATE tape_runs SET status = ?, lease_owner = ?, lease_expires_at_ms = ?, waiting_on_gate = '',"
-        " former_status = 0 WHERE run_id = ?",
-        int(RunStatus.RUNNING),
-        owner,
-        expires,
-        run.run_id,
-    )
+    run = leased(run, owner, lease_ms)
+    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    return run
+
+
+def leased(run: Run, owner: str, lease_ms: int) -> Run:
+    """The run as it is when somebody has taken it."""
     return msgspec.structs.replace(
         run,
         status=RunStatus.RUNNING,
         lease_owner=owner,
-        lease_expires_at_ms=expires,
+        lease_expires_at_ms=now_ms() + _lease(lease_ms),
         waiting_on_gate="",
         former_status=0,
+    )
+
+
+# The columns that tell how a run stands.
+STANDING = (
+    "run_id",
+    "status",
+    "lease_owner",
+    "lease_expires_at_ms",
+    "waiting_on_gate",
+    "former_status",
+    "ended_at_ms",
+    "detail_json",
+)
+
+
+def standing(run: Run) -> tuple[Any, ...]:
+    """How a run stands, as a row of these columns."""
+    return (
+        run.run_id,
+        int(run.status),
+        run.lease_owner,
+        run.lease_expires_at_ms,
+        run.waiting_on_gate,
+        run.former_status,
+        run.ended_at_ms,
+        run.detail_json,
     )
 
 
@@ -271,39 +301,39 @@ def end(
         )
     if run.status == after:
         return with_cursor(tx, run)
-    now = now_ms()
-    former = _former(run, after)
-    tx.execute(
-        "UPDATE tape_runs SET status = ?, ended_at_ms = ?, detail_json = ?, lease_owner = '', lease_expires_at_ms = 0,"
-        " waiting_on_gate = '', former_status = ? WHERE run_id = ?",
-        int(after),
-        now,
-        detail_json,
-        former,
-        run_id,
-    )
+    before, run = run, ended(run, after, detail_json)
+    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
     if after in UNDOING:
         tx.execute(
             "UPDATE tape_obligations SET owed = 1 WHERE run_id = ? AND owed = 0 AND status <> ?",
             run_id,
             int(ObligationStatus.COMPENSATED),
         )
-    elif run.status in UNDOING:  # it was compensating by itself, and says that all is well now
+    elif before.status in UNDOING:  # it was compensating by itself, and says that all is well now
         tx.execute("UPDATE tape_obligations SET owed = 0 WHERE run_id = ? AND owed = 1", run_id)
-    run = msgspec.structs.replace(
+    journal(tx, run, *ending(run), trace)
+    return with_cursor(tx, run)
+
+
+def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
+    """The run as it is when it has ended like this."""
+    return msgspec.structs.replace(
         run,
         status=after,
-        ended_at_ms=now,
+        ended_at_ms=now_ms(),
         detail_json=detail_json,
         lease_owner="",
         lease_expires_at_ms=0,
         waiting_on_gate="",
-        former_status=former,
+        former_status=_former(run, after),
     )
-    verb = after.name.lower()
+
+
+def ending(run: Run) -> tuple[str, dict[str, Any]]:
+    """What the journal says of a run that has ended: subject and payload."""
+    verb = run.status.name.lower()
     payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": verb}
-    journal(tx, run, _subject(run, verb), payload, trace)
-    return with_cursor(tx, run)
+    return _subject(run, verb), payload
 
 
 def _former(run: Run, after: RunStatus) -> int:
@@ -330,7 +360,7 @@ def to_recover(reader: Reader, *, app_name: str = "", now: int = 0, limit: int =
     # SQLite would go through every execution that waits for a worker to find the few runs that are meant.
     by = " INDEXED BY tape_runs_to_recover" if reader.dialect == "sqlite" and not app_name else ""
     rows = reader.query(
-        f"SELECT {_COLUMNS} FROM tape_runs{by} WHERE status IN (1, 2, 3)"
+        f"SELECT {COLUMNS} FROM tape_runs{by} WHERE status IN (1, 2, 3)"
         " AND (status = ? OR (status = ? AND lease_expires_at_ms < ?)"
         " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"
         f"     AND s.gate_name = tape_runs.waiting_on_gate AND s.delivered = 1 AND s.consumed = 0))){narrowed}"
@@ -376,7 +406,7 @@ def newest_first(
     for number, each in enumerate(statuses):
         wanted = conditions if each is None else [*conditions, by_status]
         where = f" WHERE {' AND '.join(wanted)}" if wanted else ""
-        parts.append(f"SELECT * FROM (SELECT {_COLUMNS} FROM tape_runs{where}{_NEWEST_FIRST} LIMIT ?) AS part{number}")
+        parts.append(f"SELECT * FROM (SELECT {COLUMNS} FROM tape_runs{where}{_NEWEST_FIRST} LIMIT ?) AS part{number}")
         values += [*params, *([] if each is None else [int(each)]), count]
     return load_all(Run, reader.query(f"{' UNION ALL '.join(parts)}{_NEWEST_FIRST} LIMIT ?", *values, count))
 
@@ -387,8 +417,7 @@ _NEWEST_FIRST = " ORDER BY started_at_ms DESC, run_id DESC"
 def newest_of_session(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Run | None:
     """The run of a session that began last."""
     row = reader.one(
-        f"SELECT {_COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?"
-        f"{_NEWEST_FIRST} LIMIT 1",
+        f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?{_NEWEST_FIRST} LIMIT 1",
         app_name,
         user_id,
         session_id,
@@ -412,7 +441,7 @@ def compactable(reader: Reader, *, before_ms: int = 0, limit: int = 0) -> list[R
     """Ended runs that were never compacted, oldest first."""
     condition = ", ".join(str(int(status)) for status in sorted(ENDED))
     rows = reader.query(
-        f"SELECT {_COLUMNS} FROM tape_runs WHERE status IN ({condition}) AND compacted_at_ms = 0"
+        f"SELECT {COLUMNS} FROM tape_runs WHERE status IN ({condition}) AND compacted_at_ms = 0"
         " AND ended_at_ms > 0 AND ended_at_ms < ? ORDER BY ended_at_ms, run_id LIMIT ?",
         before_ms or now_ms(),
         limit if limit > 0 else DEFAULT_LIMIT,

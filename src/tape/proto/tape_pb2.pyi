@@ -1898,23 +1898,49 @@ class ExecutionResult(_message.Message):
     def __init__(self, execution_id: _Optional[str] = ..., status: _Optional[str] = ..., commands_generated: _Optional[int] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ...) -> None: ...
 
 class AdvanceRunRequest(_message.Message):
-    __slots__ = ("run_id", "lease_owner", "lease_ttl_ms", "complete", "begin", "end")
+    __slots__ = ("run_id", "lease_owner", "lease_ttl_ms", "complete", "begin", "end", "traceparent", "cause")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_OWNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     lease_owner: str
     lease_ttl_ms: int
     complete: _containers.RepeatedCompositeFieldContainer[CompleteEffectRequest]
     begin: BeginEffectRequest
     end: EndRunRequest
-    def __init__(self, run_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., complete: _Optional[_Iterable[_Union[CompleteEffectRequest, _Mapping]]] = ..., begin: _Optional[_Union[BeginEffectRequest, _Mapping]] = ..., end: _Optional[_Union[EndRunRequest, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    cause: str
+    def __init__(self, run_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., complete: _Optional[_Iterable[_Union[CompleteEffectRequest, _Mapping]]] = ..., begin: _Optional[_Union[BeginEffectRequest, _Mapping]] = ..., end: _Optional[_Union[EndRunRequest, _Mapping]] = ..., traceparent: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class AdvanceRunResponse(_message.Message):
     __slots__ = ("begun",)
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     begun: BeginEffectResponse
     def __init__(self, begun: _Optional[_Union[BeginEffectResponse, _Mapping]] = ...) -> None: ...
+
+class AdvanceRunsRequest(_message.Message):
+    __slots__ = ("moves",)
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[AdvanceRunRequest]
+    def __init__(self, moves: _Optional[_Iterable[_Union[AdvanceRunRequest, _Mapping]]] = ...) -> None: ...
+
+class AdvanceRunsResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AdvanceRunResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[AdvanceRunResult, _Mapping]]] = ...) -> None: ...
+
+class AdvanceRunResult(_message.Message):
+    __slots__ = ("begun", "error_code", "error_message")
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    begun: BeginEffectResponse
+    error_code: str
+    error_message: str
+    def __init__(self, begun: _Optional[_Union[BeginEffectResponse, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...

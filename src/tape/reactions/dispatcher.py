@@ -17,10 +17,10 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from tape.client import DEFAULT_URL, AsyncTapeClient
-from tape.errors import InvalidInput, NothingToDispatch, RpcFailed, TapeError
+from tape.errors import InvalidInput, NothingToDispatch, NotServed, TapeError
 from tape.reactions.calling import Caller, Handler
 from tape.reactions.decorators import TASK, ReactionDef, get_registry
-from tape.reactions.feeds import Feed, is_missing, poll
+from tape.reactions.feeds import Feed, poll
 from tape.reactions.line import RENEWALS_PER_LEASE, Line
 from tape.reactions.registering import id_of
 from tape.reactions.registering import register as register_reactions
@@ -229,9 +229,8 @@ class Dispatcher:
                 if not stats or stats[0].position >= head:
                     return
                 await asyncio.sleep(CATCH_UP_S)
-        except RpcFailed as error:
-            if not is_missing(error):
-                raise
+        except NotServed:
+            log.debug("this server tells nothing of how far it has matched: what it hands out is what is due")
 
     def _is_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tape.client import AsyncTapeClient
-from tape.errors import NotFound, RpcFailed, TapeError, TaskNotHeld
+from tape.errors import NotFound, NotServed, RpcFailed, TapeError, TaskNotHeld
 from tape.proto import tape_pb2 as pb
 from tape.reactions.line import Line, Reports
 from tape.reactions.tally import Tally
@@ -38,17 +38,10 @@ class Feed:
         """Bring tasks to a line until it stops and all that it held is reported."""
         try:
             await push(self, line)
-        except RpcFailed as error:
-            if not is_missing(error):
-                raise
+        except NotServed:
             log.info("this server does not push tasks; asking for them every %.3g s", self.poll_interval_s)
             self.tally.is_polling = True
             await poll(self, line)
-
-
-def is_missing(error: RpcFailed) -> bool:
-    """Whether the server does not know the call at all."""
-    return str(error).startswith("UNIMPLEMENTED")
 
 
 def is_passing(error: TapeError) -> bool:
@@ -155,9 +148,7 @@ async def _send_reports(feed: Feed, line: Line) -> None:
             answer = await feed.client.settle_tasks(
                 owner=feed.owner, completed=reports.completed, failed=reports.failed, released=reports.released
             )
-        except RpcFailed as error:
-            if not is_missing(error):
-                raise
+        except NotServed:
             await _settle_one_by_one(feed, line, reports)
         else:
             line.settled(answer.settled)

@@ -182,16 +182,7 @@ class Server:
         await self.stop()
 
     async def _open_grpc(self) -> None:
-        size = self.settings.queue_bytes + MESSAGE_SLACK_BYTES
-        server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", size),
-                ("grpc.max_send_message_length", size),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-            ]
-        )
+        server = grpc.aio.server(options=grpc_options(self.settings.queue_bytes + MESSAGE_SLACK_BYTES))
         doors = [
             self._journal_door,
             ValuesDoor(self.journal, self.hub),
@@ -277,6 +268,19 @@ class Server:
             except TapeError as error:
                 log.warning("counting failed, trying again later: %s", error)
             await asyncio.sleep(COUNTING_S)
+
+
+def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """What the gRPC door is told. gRPC passes over a name that it does not know, without a word."""
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # Clients ask every 20 seconds whether the server is still there, also while nothing else is said. One that asks
+        # more often than this is sent away ("too_many_pings"); by default every 5 minutes is too often.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
 
 
 class _HttpServer(uvicorn.Server):

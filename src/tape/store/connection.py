@@ -36,6 +36,10 @@ class Reader(ABC):
     def pairs(self, values: Sequence[tuple[int, int]]) -> tuple[str, Any]:
         """A table of pairs of numbers with the columns `low` and `high`, for FROM, and its one parameter."""
 
+    @abstractmethod
+    def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
+        """The rows whose keys, texts all of them, are among those wanted; in any order."""
+
 
 class Connection(Reader):
     """One connection of the writer: statements and the transaction around them."""
@@ -54,6 +58,10 @@ class Connection(Reader):
     @abstractmethod
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
         """Insert rows, or overwrite the ones whose keys exist. `columns` includes the keys."""
+
+    @abstractmethod
+    def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Overwrite some columns of the rows with these keys, if they are there. `columns` includes the keys."""
 
     def notify(self, channel: str) -> None:
         """Wake other processes that listen to the channel after the commit, where the database can."""

@@ -122,6 +122,11 @@ class PostgresConnection(Connection):
         source = f"(SELECT {columns} FROM json_array_elements(?::json) AS value) AS pairs"
         return source, msgspec.json.encode(values).decode()
 
+    def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
+        names, arrays = ",".join(keys), ",".join(["?::text[]"] * len(keys))
+        sql = f"SELECT {columns} FROM {table} JOIN unnest({arrays}) AS wanted ({names}) USING ({names})"
+        return self.query(sql, *(list(column) for column in zip(*wanted, strict=True))) if wanted else []
+
     @_translated
     def execute(self, sql: str, *params: Any) -> int:
         if self._with_commit is not None:
@@ -145,6 +150,16 @@ class PostgresConnection(Connection):
             arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
             sql = upsert_sql(table, keys, columns, f"SELECT * FROM unnest({arrays})")
             self.execute(sql, *(list(column) for column in zip(*rows, strict=True)))
+
+    def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
+        changes = ",".join(f"{column} = new.{column}" for column in columns if column not in keys)
+        condition = " AND ".join(f"{table}.{key} = new.{key}" for key in keys)
+        source = f"unnest({arrays}) AS new ({','.join(columns)})"
+        self.execute(
+            f"UPDATE {table} SET {changes} FROM {source} WHERE {condition}",
+            *(list(column) for column in zip(*rows, strict=True)),
+        )
 
     def notify(self, channel: str) -> None:
         self.execute("SELECT pg_notify(?, '')", channel)

@@ -102,6 +102,11 @@ class SqliteConnection(Connection):
         return f"(SELECT {columns} FROM json_each(?)) AS pairs", msgspec.json.encode(values).decode()
 
     @_translated
+    def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
+        condition = " AND ".join(f"{key} = ?" for key in keys)
+        return self._db.executemany(f"SELECT {columns} FROM {table} WHERE {condition}", wanted).fetchall()
+
+    @_translated
     def execute(self, sql: str, *params: Any) -> int:
         self._run(sql, params)
         return self._db.changes()
@@ -116,6 +121,14 @@ class SqliteConnection(Connection):
     @_translated
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
         self._db.executemany(upsert_sql(table, keys, columns, f"VALUES ({placeholders(len(columns))})"), rows)
+
+    @_translated
+    def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        # Numbered parameters: a row lists its values in the order of the columns, the statement has the keys last.
+        numbers = {column: number for number, column in enumerate(columns, 1)}
+        changes = ",".join(f"{column} = ?{number}" for column, number in numbers.items() if column not in keys)
+        condition = " AND ".join(f"{key} = ?{numbers[key]}" for key in keys)
+        self._db.executemany(f"UPDATE {table} SET {changes} WHERE {condition}", rows)
 
     @_translated
     def begin(self) -> None:

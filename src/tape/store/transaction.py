@@ -41,6 +41,7 @@ class Transaction:
         self.query = connection.query
         self.one = connection.one
         self.is_any = connection.is_any
+        self.lookup = connection.lookup
         self.execute = connection.execute
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
@@ -50,6 +51,11 @@ class Transaction:
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
         """Insert rows, or overwrite the ones whose keys exist."""
         self._connection.upsert(table, keys, columns, rows)
+
+    def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Overwrite some columns of the rows with these keys."""
+        if rows:
+            self._connection.update(table, keys, columns, rows)
 
     def enlist(self, kind: type[P]) -> P:
         """The participant of that kind, made when first asked for."""
