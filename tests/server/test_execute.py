@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tape.client import AsyncTapeClient
+from tape.reactions import matcher
 from tape.server.server import Server
+from tests.conftest import settings_for
 from tests.server.test_catalog import GOOD, post
 from tests.web import call
 
@@ -99,3 +102,33 @@ async def test_a_pool_tells_how_much_waits_for_its_workers(shop: Server) -> None
     async with asyncio.timeout(120):
         while (await call(shop.http_address, "GET", "/api/pools/iot")).json()["waiting"] < 3:
             await asyncio.sleep(0.02)
+
+
+async def claimed(server: Server, pool: str, count: int = 1) -> None:
+    """Wait until commands of a pool are tasks that somebody can take."""
+    async with AsyncTapeClient(f"tape://{server.grpc_address}") as client, asyncio.timeout(120):
+        while count:
+            answer = await client.claim_tasks(reaction_id=f"pool:{pool}", owner="me", lease_ms=60_000, max=100)
+            count -= len(answer.tasks)
+            await asyncio.sleep(0.01)
+
+
+async def execute(server: Server, pool: str) -> None:
+    wanted = {"path": "domain/ingest_order", "payload": {"order_id": "7"}, "execution_pool": pool}
+    assert (await post(server, "/api/execute", wanted)).status == 200
+
+
+async def test_the_first_command_of_a_pool_is_a_task_although_nobody_looks_at_the_registry_by_himself(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matcher, "LOOK_S", 3_600.0)
+    monkeypatch.setattr(matcher, "TEND_S", 3_600.0)
+    silent = settings_for(store_url, match_reactions=False)
+    async with Server(settings_for(store_url)) as server, Server(silent) as other:
+        assert (await post(server, "/api/catalog/register", {"content": GOOD})).status == 200
+        await execute(server, "first")  # the first reaction of all
+        await claimed(other, "first")
+        await execute(other, "second")
+        await claimed(server, "second")
+        await execute(server, "second")
+        await claimed(server, "second")

@@ -229,3 +229,25 @@ async def until_queue_is(database: Database, length: int) -> None:
     async with asyncio.timeout(120):
         while database.metrics.registry.get_sample_value("tape_write_queue_operations") != length:
             await asyncio.sleep(0.001)
+
+
+async def test_a_notice_reaches_those_who_listen_in_the_same_process_once_it_is_committed(database: Database) -> None:
+    heard: list[str] = []
+    database.on_notice("here", lambda: heard.append("here"))
+    database.on_notice("there", lambda: heard.append("there"))
+    await database.write(lambda tx: tx.notify("here"))
+    assert heard == ["here"]
+
+
+async def test_rows_are_found_and_changed_by_keys_of_several_columns(database: Database) -> None:
+    keys = ("scope", "key")
+    columns = (*keys, "execution_id", "claimed_at_ms", "expires_at_ms")
+    rows = [("a", "1", "x", 1, 9), ("a", "2", "x", 2, 9), ("b", "1", "x", 3, 9)]
+    await database.write(lambda tx: tx.insert("tape_dedup", columns, rows))
+    changes = [("a", "2", "y", 20), ("b", "1", "z", 30), ("b", "2", "nobody", 40)]
+    await database.write(lambda tx: tx.update("tape_dedup", keys, columns[:4], changes))
+    await database.write(lambda tx: tx.update("tape_dedup", keys, columns[:4], []))
+    wanted = [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")]
+    found = await database.read(lambda reader: reader.lookup("tape_dedup", ", ".join(columns), keys, wanted))
+    assert sorted(found) == [("a", "1", "x", 1, 9), ("a", "2", "y", 20, 9), ("b", "1", "z", 30, 9)]
+    assert await database.read(lambda reader: reader.lookup("tape_dedup", "key", keys, [])) == []

@@ -20,7 +20,7 @@ from tape.bus.subscription import Subscription
 from tape.errors import CursorBeyondHead, CursorExpired, TapeError
 from tape.journal.entry import Entry
 from tape.journal.read import EVERYTHING
-from tape.reactions import agents, lanes, steps
+from tape.reactions import agents, lanes, registry, steps
 from tape.reactions.board import Board, take_turn
 from tape.reactions.catalog import Catalog, Shard, Watch, read_news, read_shards
 from tape.reactions.matching import Findings, Mishap, Scope, is_due_at_once, match
@@ -63,6 +63,7 @@ class Matcher:
         self._stirred = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._subscription: Subscription | None = None
         self._lanes: dict[int, int] = {}
         self._position = 0
@@ -74,17 +75,20 @@ class Matcher:
     async def start(self) -> None:
         """Begin to follow the journal."""
         self._is_closing = False
+        self._database.on_notice(registry.CHANNEL, self.stir)
         self._task = asyncio.create_task(self._run())
+        self._listening = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
         """Stop, write down how far it has come, and give the lanes back."""
-        if self._task is None:
+        if self._task is None or self._listening is None:
             return
         self._is_closing = True
+        self._listening.cancel()
         self.stir()  # what is being written is finished first
         await asyncio.wait((self._task,), timeout=CLOSE_S)
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(self._task, self._listening, return_exceptions=True)
         self._task = None
         try:
             if self._lanes:
@@ -94,7 +98,7 @@ class Matcher:
             log.info("the lanes were not given back, their leases will run out: %s", error)
 
     def stir(self) -> None:
-        """The registry has changed here: look at once."""
+        """The registry has changed: look at once."""
         self._stirred.set()
         if self._subscription is not None:
             self._subscription.nudge()
@@ -107,6 +111,17 @@ class Matcher:
     def is_settled_at(self, global_seq: int) -> bool:
         """Whether everything up to an entry has been matched and written down."""
         return bool(self._lanes) and not self._sweeps and min(self._lanes.values()) >= global_seq
+
+    async def _listen(self) -> None:
+        """Find out that another server has changed the registry: the first command of a pool should not wait."""
+        async for _ in self._database.changes(registry.CHANNEL):
+            try:
+                version = await self._database.read(registry.read_version)
+            except TapeError as error:
+                log.info("looking at the registry failed, trying again: %s", error)
+                continue
+            if version != self.catalog.version:
+                self.stir()
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 

@@ -19,6 +19,8 @@ from tape.reactions.shards import lane_of
 from tape.store import Reader, Transaction
 from tape.telemetry.clock import now_ms
 
+# Where servers tell each other that the registry has changed.
+CHANNEL = "tape_reactions"
 # What registering again may leave as it is; all other fields are the definition.
 _BOOKKEEPING = ("created_at_ms", "updated_at_ms", "version", "deleted")
 
@@ -104,6 +106,7 @@ def _store(tx: Transaction, reaction: Reaction) -> Reaction:
     tx.execute("UPDATE tape_reaction_catalog SET version = version + 1 WHERE id = 1")
     reaction = msgspec.structs.replace(reaction, version=read_version(tx), updated_at_ms=now_ms())
     store(tx, "tape_reactions", ("reaction_id",), reaction)
+    tx.notify(CHANNEL)
     return reaction
 
 

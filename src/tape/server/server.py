@@ -189,7 +189,7 @@ class Server:
             RunsDoor(self.journal),
             EffectsDoor(self.journal),
             SessionsDoor(self.journal),
-            ReactionsDoor(self.journal, self.matcher),
+            ReactionsDoor(self.journal),
             TasksDoor(self.journal, self.board),
             CatalogDoor(self.journal, KINDS),
             AdvancingDoor(self.journal),

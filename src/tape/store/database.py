@@ -42,6 +42,7 @@ class Database(ABC):
         self._writer: Writer | None = None
         self._readers: Readers | None = None
         self._listeners: list[Callable[[list[Any]], None]] = []
+        self._by_channel: dict[str, list[Callable[[], None]]] = {}
 
     # ── what a dialect provides ──────────────────────────────────────────────────────────────────
 
@@ -134,11 +135,22 @@ class Database(ABC):
         """Call back on the event loop with what operations announced, in commit order."""
         self._listeners.append(listener)
 
+    def on_notice(self, channel: str, listener: Callable[[], None]) -> None:
+        """Call back on the event loop when an operation of this process has notified the channel, after its commit.
+
+        Notices of other processes come by `changes`.
+        """
+        self._by_channel.setdefault(channel, []).append(listener)
+
     @property
     def _started_writer(self) -> Writer:
         assert self._writer is not None, "the database is not open"
         return self._writer
 
-    def _announce(self, announcements: list[Any]) -> None:
-        for listener in self._listeners:
-            listener(announcements)
+    def _announce(self, announcements: list[Any], notices: set[str]) -> None:
+        if announcements:
+            for listener in self._listeners:
+                listener(announcements)
+        for channel in notices:
+            for look in self._by_channel.get(channel, ()):
+                look()

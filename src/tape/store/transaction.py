@@ -36,7 +36,7 @@ class Transaction:
         self.memory = connection.memory
         self._participants: dict[type[Participant], Participant] = {}
         self.announcements: list[Any] = []
-        self._notices: set[str] = set()
+        self.notices: set[str] = set()
         self.dialect: Dialect = connection.dialect
         self.query = connection.query
         self.one = connection.one
@@ -69,8 +69,8 @@ class Transaction:
         self.announcements.extend(things)
 
     def notify(self, channel: str) -> None:
-        """Let other processes that listen to the channel look, once this is committed."""
-        self._notices.add(channel)
+        """Let whoever listens to the channel look, here and in other processes, once this is committed."""
+        self.notices.add(channel)
 
     def mark(self) -> dict[type[Participant], object]:
         """The state of every participant, for `rewind`."""
@@ -88,5 +88,5 @@ class Transaction:
         """Let every participant write out what it holds."""
         for participant in self._participants.values():
             participant.flush()
-        for channel in self._notices:
+        for channel in self.notices:
             self._connection.notify(channel)

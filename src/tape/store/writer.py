@@ -27,7 +27,8 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 Single = Callable[[Transaction], T]
 Bulk = Callable[[Transaction, Sequence[Item]], Sequence[T]]
-Listener = Callable[[list[Any]], None]
+# What was announced, and the channels that were notified.
+Listener = Callable[[list[Any], set[str]], None]
 
 # After a failed connection attempt, callers are answered at once for this long before the next one.
 RECONNECT_PAUSE_S = 0.2
@@ -125,10 +126,10 @@ class Writer:
 
     def _work(self) -> None:
         while batch := self._take():
-            announcements: list[Any] = []
+            told: tuple[list[Any], set[str]] = [], set()
             started = time.perf_counter()
             try:
-                announcements = self._run(batch)
+                told = self._run(batch)
             except TapeError as error:
                 self._fail(batch, error)
             except Exception as error:
@@ -138,7 +139,7 @@ class Writer:
                 self._metrics.commits.inc()
                 self._metrics.commit_seconds.observe(time.perf_counter() - started)
                 self._metrics.commit_operations.observe(len(batch))
-            self._loop.call_soon_threadsafe(self._settle, batch, announcements)
+            self._loop.call_soon_threadsafe(self._settle, batch, *told)
         if self._connection is not None:
             self._connection.close()
 
@@ -159,21 +160,21 @@ class Writer:
             self._metrics.queued.set(len(self._queue))
             return batch
 
-    def _run(self, batch: list[_Waiting[Any]]) -> list[Any]:
+    def _run(self, batch: list[_Waiting[Any]]) -> tuple[list[Any], set[str]]:
         connection = self._connected()
         try:
             connection.begin()
             tx = Transaction(connection)
             if len(batch) == 1 and batch[0].single is not None:
                 if not self._run_alone(connection, tx, batch[0]):
-                    return []
+                    return [], set()
             else:
                 self._run_together(connection, tx, batch)
             connection.commit(tx.flush)
         except BaseException as error:
             self._abandon(connection, broken=isinstance(error, StoreUnavailable))
             raise
-        return tx.announcements
+        return tx.announcements, tx.notices
 
     def _run_alone(self, connection: Connection, tx: Transaction, waiting: _Waiting[Any]) -> bool:
         """Run an operation that has the transaction for itself: it needs no savepoint to fail alone."""
@@ -259,9 +260,9 @@ class Writer:
 
     # ── on the event loop ────────────────────────────────────────────────────────────────────────
 
-    def _settle(self, batch: list[_Waiting[Any]], announcements: list[Any]) -> None:
-        if announcements:
-            self._listener(announcements)
+    def _settle(self, batch: list[_Waiting[Any]], announcements: list[Any], notices: set[str]) -> None:
+        if announcements or notices:
+            self._listener(announcements, notices)
         for waiting in batch:
             if waiting.future.done():
                 continue  # the caller went away; what it asked for is done all the same

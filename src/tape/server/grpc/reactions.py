@@ -10,7 +10,6 @@ from tape.ledgers.states import parse
 from tape.proto import tape_pb2 as pb
 from tape.reactions import registry
 from tape.reactions.explaining import explain
-from tape.reactions.matcher import Matcher
 from tape.reactions.reaction import Reaction, checked
 from tape.reactions.states import HandlerKind
 from tape.reactions.statistics import read_statistics
@@ -24,9 +23,8 @@ from tape.server.grpc.tasks import task_message
 class ReactionsDoor:
     """Serves the registry of reactions."""
 
-    def __init__(self, journal: Journal, matcher: Matcher) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._database = journal.database
-        self._matcher = matcher
 
     async def register_reaction(self, request: pb.Reaction, context: Context) -> pb.Reaction:
         """Register, change or bring back a reaction."""
@@ -59,7 +57,6 @@ class ReactionsDoor:
             ),
             size=request.ByteSize() + 512,
         )
-        self._matcher.stir()
         return reaction_message(reaction)
 
     async def deregister_reaction(
@@ -67,7 +64,6 @@ class ReactionsDoor:
     ) -> pb.DeregisterReactionResponse:
         """Remove a reaction."""
         removed = await self._database.write(lambda tx: registry.deregister(tx, request.reaction_id))
-        self._matcher.stir()
         return pb.DeregisterReactionResponse(deregistered=removed)
 
     async def list_reactions(self, request: pb.ListReactionsRequest, context: Context) -> pb.ListReactionsResponse:
