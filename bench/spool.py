@@ -20,11 +20,12 @@ from tape.subscriptions.events import About, Event
 from tape.subscriptions.forwarding import Forwarder
 from tape.subscriptions.spool.backend import Area, SpoolBackend
 from tape.subscriptions.spool.disk import DiskBackend
-from tape.subscriptions.spool.draining import Replayed, drain
+from tape.subscriptions.spool.draining import drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.nats import NatsBackend
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.spool import Arrival, Rules, Spool
+from tape.subscriptions.spool.replaying import Replayed
+from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool
 from tape.subscriptions.validation import parse_subscription
 from tape.telemetry.clock import now_ms
 
@@ -82,7 +83,7 @@ class Receiver:
     def __init__(self) -> None:
         self.calls = 0
 
-    async def __call__(self, items: list[SpoolItem]) -> list[Replayed]:
+    async def __call__(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
         self.calls += 1
         return [Replayed("started", 1)] * len(items)
 
@@ -188,7 +189,7 @@ async def _orders(options: Options) -> Table:
         f"Spool: draining {number:,} messages",
         ["ordering", "messages/s", "messages a call"],
         rows,
-        [f"`per_key` with {LANES:,} lanes. A call takes the heads of all lanes that may go."],
+        [f"`per_key` with {LANES:,} lanes. A call takes up to 500, of a lane as many as its share, in their order."],
     )
 
 

@@ -1025,6 +1025,14 @@ class SpoolUnavailable(TapeError):
     retryable = True
 
 
+class ExecutionSkipped(TapeError):
+    """An execution of a batch was not tried: one before it in its lane failed."""
+
+    code = "TAPE-2280"
+    status = "ABORTED"
+    retryable = True
+
+
 # ── 229x: workers ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -65,12 +65,44 @@ async def test_a_batch_has_a_result_for_each_and_the_metrics_count_them(shop: Se
     assert 'tape_execute_batch_size_bucket{le="5.0"} 1.0' in metrics
 
 
+async def test_behind_one_that_fails_the_others_of_its_lane_are_skipped_and_no_others(shop: Server) -> None:
+    def item(n: int, lane: str, **fields: Any) -> dict[str, Any]:
+        return {"path": "domain/ingest_order", "payload": {"order_id": str(n)}, "lane": lane} | fields
+
+    items = [
+        item(0, "a"),
+        item(1, "b", path="nope"),
+        item(2, "a", execution_pool="no pool!"),
+        item(3, "b"),
+        item(4, "c"),
+        item(5, "a"),
+        item(6, ""),
+    ]
+    answer = (await post(shop, "/api/execute/batch", {"executions": items})).json()
+    assert [each["status"] for each in answer["results"]] == [
+        "started",
+        "error",
+        "error",
+        "skipped",
+        "started",
+        "skipped",
+        "started",
+    ]
+    assert (answer["started"], answer["failed"], answer["skipped"]) == (3, 2, 2)
+    assert "an execution before it in lane 'b' failed" in answer["results"][3]["error"]
+    ids = [int(each["execution_id"]) for each in answer["results"] if each["status"] == "started"]
+    assert ids == sorted(ids)
+    metrics = (await call(shop.http_address, "GET", "/metrics")).body.decode()
+    assert 'tape_execute_outcomes_total{entry="batch",outcome="skipped"} 2.0' in metrics
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [
         ("execute", {}, 422, "Either 'path' or 'catalog_id' must be provided"),
         ("execute", {"path": "nope"}, 404, "Playbook not found: nope"),
         ("execute", {"path": "domain/ingest_order"}, 422, "payload: order_id is missing; send a string"),
+        ("execute", {"path": "x", "lane": "a"}, 422, "lane 'a' keeps an order within a batch"),
         ("execute", b"nonsense", 400, "the request is no JSON"),
         ("execute", b"[" * 3_000_000, 413, "more than 2097152 bytes"),
         ("execute/batch", {"executions": []}, 422, "execute batch requires a non-empty 'executions' array"),

@@ -10,7 +10,7 @@ from tape.errors import ApiRefused, ServerUnreachable
 from tape.subscriptions.directives import Applied, DedupKey, Plan
 from tape.subscriptions.dispatching import BATCH_BYTES, ServerDispatch
 from tape.subscriptions.events import About
-from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.replaying import Replayed
 
 
 class Server:
@@ -119,3 +119,48 @@ async def test_a_batch_that_is_refused_as_a_whole_is_sent_one_by_one() -> None:
 async def test_a_batch_that_nobody_took_is_away_as_a_whole() -> None:
     answers = await dispatch(Server(ServerUnreachable("gone")), batch_max=10)(plans(3))
     assert answers == [Replayed("away", error="gone")] * 3
+
+
+OK = {"status": "started", "execution_id": "1"}
+BAD = {"status": "error", "error": "Resource not found: Playbook not found: p"}
+SKIPPED = {"status": "skipped", "error": "not tried"}
+
+
+async def test_replays_of_a_lane_go_together_and_name_it() -> None:
+    server = Server({"results": [OK] * 4})
+    answers = await dispatch(server).in_lanes(plans(4), ["a", "b", "a", "c"])
+    ((path, body),) = server.asked
+    assert path == "/api/execute/batch"
+    lanes = [each.get("lane") for each in body["executions"]]
+    assert lanes[0] == lanes[2] is not None
+    assert (lanes[1], lanes[3]) == (None, None)  # alone in its lane: no order to keep
+    assert [answer.outcome for answer in answers] == ["started"] * 4
+
+
+async def test_a_lane_that_stopped_in_one_batch_is_left_out_of_the_next() -> None:
+    size = BATCH_BYTES // 2 - 1_000
+    server = Server({"results": [OK, BAD]}, {"results": [OK]})
+    answers = await dispatch(server).in_lanes(plans(4, size), ["a", "b", "b", "a"])
+    assert [[each["message_id"] for each in body["executions"]] for _, body in server.asked] == [["0", "1"], ["3"]]
+    assert [answer.outcome for answer in answers] == ["started", "refused", "skipped", "started"]
+
+
+async def test_what_the_server_skipped_was_not_tried() -> None:
+    server = Server({"results": [OK, BAD, SKIPPED]})
+    answers = await dispatch(server).in_lanes(plans(3), ["a", "a", "a"])
+    assert [answer.outcome for answer in answers] == ["started", "refused", "skipped"]
+
+
+async def test_after_a_batch_that_is_lost_no_other_is_sent() -> None:
+    server = Server(ServerUnreachable("gone"))
+    answers = await dispatch(server).in_lanes(plans(4, BATCH_BYTES // 2 - 1_000), ["a", "b", "a", "c"])
+    assert len(server.asked) == 1
+    assert [answer.outcome for answer in answers] == ["away", "away", "skipped", "skipped"]
+
+
+async def test_lanes_of_a_batch_that_is_refused_as_a_whole_go_one_by_one_in_their_order() -> None:
+    server = Server(ApiRefused("too large", 413), OK, ApiRefused("no", 422), OK, OK)
+    answers = await dispatch(server, concurrency=1).in_lanes(plans(5), ["a", "b", "a", "b", "a"])
+    assert [body["message_id"] for _, body in server.asked[1:]] == ["0", "1", "2", "4"]
+    assert all("lane" not in body for _, body in server.asked[1:])
+    assert [answer.outcome for answer in answers] == ["started", "refused", "started", "skipped", "started"]

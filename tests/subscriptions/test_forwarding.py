@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tape.errors import SpoolUnavailable
 from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope, receive
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.forwarding import Forwarder, forwarder_of, rules_of
-from tape.subscriptions.spool.draining import Replayed
 from tape.subscriptions.spool.objects import BucketBackend
+from tape.subscriptions.spool.replaying import Replayed
 from tape.subscriptions.spool.spool import Spool
 from tape.telemetry.metrics import Metrics
 from tests.objects import free_ports
@@ -139,6 +141,43 @@ async def test_a_probe_that_fails_opens_the_circuit_again() -> None:
     await forwarder.drain()
     assert world.calls == calls + 1
     assert forwarder.circuits["default"].state.trips == 2
+
+
+async def test_a_probe_that_never_left_is_not_waited_for() -> None:
+    world = World()
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(3):
+        await forwarder.forward([world.message(f"m{n}")])
+    world.is_up, world.now = True, world.now + 1000
+    assert forwarder.spool is not None
+    told = forwarder.spool.tell
+
+    async def fails(events: Sequence[Event]) -> None:
+        raise SpoolUnavailable("no space left")
+
+    forwarder.spool.tell = fails  # the drain cannot say that it begins, and its probe stays where it is
+    with pytest.raises(SpoolUnavailable):
+        await forwarder.drain()
+    forwarder.spool.tell = told
+    while (await forwarder.drain()).remaining:
+        pass
+    assert world.runs == ["m1", "m2"]
+
+
+async def test_a_message_on_its_way_that_raises_leaves_no_probe_behind() -> None:
+    world = World(mode="off")
+    forwarder = await world.begin()
+    world.is_up = False
+    for n in range(2):
+        await forwarder.forward([world.message(f"m{n}")])
+    world.is_up, world.now = True, world.now + 1000
+    dispatch, forwarder._dispatch = forwarder._dispatch, None  # type: ignore[assignment]  # breaks
+    with pytest.raises(TypeError):
+        await forwarder.forward([world.message("m0")])
+    forwarder._dispatch = dispatch
+    (answer,) = await forwarder.forward([world.message("m0")])
+    assert answer.outcome == "started"
 
 
 async def test_without_a_spool_messages_stay_at_their_source_and_one_of_them_is_the_probe() -> None:
@@ -364,11 +403,17 @@ async def test_prometheus_is_told_what_the_journal_is(tmp_path: Path) -> None:
     page = metrics.render().decode()
     assert 'tape_subscription_spooled_total{source="nats"} 1.0' in page
     assert 'tape_subscription_circuit_transitions_total{downstream="default",transition="opened"} 1.0' in page
-    assert 'tape_subscription_spool_items{source="nats"} 1.0' in page
+    where = f'{{source="nats",subscription="{wanted.path}"}}'
+    assert f"tape_subscription_spool_items{where} 1.0" in page
+    (age,) = re.findall(rf"tape_subscription_spool_oldest_age_seconds{re.escape(where)} (\S+)", page)
+    assert 0 <= float(age) < 3600
     is_up = True
     forwarder.circuits.record("default", succeeded=True, now_ms=0)
     await forwarder.drain()
     page = metrics.render().decode()
     assert 'tape_subscription_circuit_transitions_total{downstream="default",transition="closed"} 1.0' in page
-    assert 'tape_subscription_spool_bytes{source="nats"} 0.0' in page
+    assert 'tape_subscription_replayed_total{source="nats"} 1.0' in page
+    assert f"tape_subscription_spool_bytes{where} 0.0" in page
+    assert f"tape_subscription_spool_oldest_age_seconds{where} 0.0" in page
     await forwarder.close()
+    assert "tape_subscription_spool_items{" not in metrics.render().decode()

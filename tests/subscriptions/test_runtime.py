@@ -18,7 +18,7 @@ from tape.subscriptions.forwarding import forwarder_of
 from tape.subscriptions.reporting import Reporting
 from tape.subscriptions.runtime import MAX_DELIVERIES, Runtime
 from tape.subscriptions.sources.memory import MemorySource
-from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.replaying import Replayed
 from tape.subscriptions.validation import parse_subscription
 from tape.telemetry.metrics import Metrics
 

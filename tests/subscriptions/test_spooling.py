@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import pytest
 
 from tape.errors import SecretNotFound, ServerUnreachable
 from tape.subscriptions import spooling
-from tape.subscriptions.directives import resolve
+from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope
 from tape.subscriptions.events import Event
 from tape.subscriptions.ingress import Admitted, Taken
 from tape.subscriptions.listeners import Listener
+from tape.subscriptions.spool.replaying import Replayed
 from tape.subscriptions.spooling import Spooling
 from tape.telemetry.metrics import Metrics
 from tests.subscriptions.specs import subscription
@@ -41,6 +42,16 @@ class Known:
         return self._listeners.get(name)
 
 
+class Replays:
+    """A way to runs that nobody takes."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        return [Replayed("away")] * len(plans)
+
+
 async def tell(events: Sequence[Event]) -> None:
     pass
 
@@ -61,19 +72,21 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
         asked += 1
         raise SecretNotFound(f"The wallet has no secret {alias!r}.")
 
-    before = Spooling(away, tell, reveal, Metrics())
+    before = Spooling(away, Replays, tell, reveal, Metrics())
     envelope = Envelope(message_id="m1", source="webhook", body=b"{}")
     assert await before(good, Admitted(envelope, resolve(good.subscription, envelope))) == Taken()
     await before.close()
 
     replayed: asyncio.Queue[str] = asyncio.Queue()
 
-    async def take(listener: Listener, admitted: Admitted) -> Taken:
-        replayed.put_nowait(admitted.plan.message_id)
-        return Taken("8")
+    class Replaying(Replays):
+        async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+            for plan in plans:
+                replayed.put_nowait(plan.message_id)
+            return [Replayed("started", 8)] * len(plans)
 
     caplog.set_level(logging.WARNING, "tape.subscriptions.spooling")
-    after = Spooling(take, tell, reveal, Metrics())
+    after = Spooling(away, Replaying, tell, reveal, Metrics())
     after.recover(Known(broken, good))
     async with asyncio.timeout(60):
         assert await replayed.get() == "m1"

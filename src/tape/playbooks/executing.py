@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from tape.catalog.catalog import Resource, fetch_many
-from tape.errors import InvalidInput, PlaybookNotFound, TapeError
+from tape.errors import ExecutionSkipped, InvalidInput, PlaybookNotFound, TapeError
 from tape.journal import subject
 from tape.journal.entry import MAX_PAYLOAD_BYTES, Draft, check_id, check_payload, checked
 from tape.journal.page import append
@@ -49,7 +49,10 @@ class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A playbook to run. `workload` is another name of `payload`; a message that became this says so."""
+    """A playbook to run. `workload` is another name of `payload`; a message that became this says so.
+
+    In a batch, those of one `lane` are begun in their order, and behind one that fails the others are skipped.
+    """
 
     path: str = ""
     catalog_id: str | int = ""
@@ -64,6 +67,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: str = ""
     events: tuple[Attached, ...] = ()
     resource_kind: str = KIND
+    lane: str = ""
 
     @property
     def parent(self) -> int:
@@ -98,7 +102,7 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
         raise InvalidInput("Either 'path' or 'catalog_id' must be provided")
     _check_number("catalog_id", request.catalog_id)
     _check_number("parent_execution_id", request.parent_execution_id)
-    for name in ("path", "subscription", "message_id", "priority"):
+    for name in ("path", "subscription", "message_id", "priority", "lane"):
         check_id(name, getattr(request, name))
     if request.execution_pool and not is_pool(request.execution_pool):
         raise InvalidInput(f"execution_pool {request.execution_pool!r} {POOL_RULE}.")
@@ -140,6 +144,7 @@ class _Batch:
         self, tx: Transaction, found: Mapping[str | int, Resource], claims: Claims, ids: Sequence[str]
     ) -> None:
         self._tx = tx
+        self._stopped: set[str] = set()
         self._ids = iter(ids)
         self._found = found
         self._claims = claims
@@ -150,6 +155,14 @@ class _Batch:
         self._audits: list[Draft] = []
 
     def add(self, request: ExecuteRequest) -> Result:
+        if request.lane in self._stopped:
+            return ExecutionSkipped(f"not tried: an execution before it in lane {request.lane!r} failed.")
+        result = self._add(request)
+        if request.lane and isinstance(result, TapeError):
+            self._stopped.add(request.lane)
+        return result
+
+    def _add(self, request: ExecuteRequest) -> Result:
         dedup, window_ms = request.dedup, request.dedup.window_secs * 1_000 if request.dedup else 0
         if dedup and (holder := self._claims.holder(request.scope, dedup.key, window_ms, self._now)):
             self._audits.append(_deduplicated(request, dedup.key, holder, next(self._ids)))

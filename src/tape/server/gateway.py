@@ -20,9 +20,10 @@ from tape.server.http.ingress import IngressDoor
 from tape.server.http.routing import App
 from tape.server.sockets import bind, join
 from tape.subscriptions.control import Control
-from tape.subscriptions.gateway import EMITTER, FRESH_S, Forward, RemoteListeners, tell
+from tape.subscriptions.dispatching import ServerDispatch
+from tape.subscriptions.gateway import EMITTER, FRESH_S, WORKER, Forward, RemoteListeners, tell
 from tape.subscriptions.ingress import Ingress
-from tape.subscriptions.listeners import Listeners
+from tape.subscriptions.listeners import Listener, Listeners
 from tape.subscriptions.spooling import Spooling
 from tape.telemetry.metrics import Metrics
 
@@ -49,7 +50,9 @@ class Gateway:
         self._control = Control(server_url, token)
         self._forward = Forward(self._control)
         self._remote = RemoteListeners(self._control)
-        self._spooling = Spooling(self._forward, partial(tell, self._control), self._reveal, self.metrics)
+        self._spooling = Spooling(
+            self._forward, self._replays, partial(tell, self._control), self._reveal, self.metrics
+        )
         self._ingress = Ingress(
             Listeners(self._remote, fresh_s),
             self._spooling,
@@ -87,6 +90,9 @@ class Gateway:
         await self._forward.close()
         await self._ingress.close()
         self._control.close()
+
+    def _replays(self, listener: Listener) -> ServerDispatch:
+        return ServerDispatch(self._control, listener.about, worker_id=WORKER, emitter=EMITTER)
 
     async def _reveal(self, alias: str) -> Any:
         return await asyncio.to_thread(self._control.credential, alias)

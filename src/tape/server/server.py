@@ -101,7 +101,8 @@ class Server:
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = Registered(self.database, self.wallet)
-        self.spooling = Spooling(Begin(self.journal), self._tell, self.wallet.reveal, self.metrics)
+        begin = Begin(self.journal)
+        self.spooling = Spooling(begin, begin.replays, self._tell, self.wallet.reveal, self.metrics)
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),
             self.spooling,

@@ -7,7 +7,7 @@ better, `away` means that nobody could say.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +17,12 @@ from tape.subscriptions.control import Control
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About
 from tape.subscriptions.requesting import request_of
-from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.replaying import Replayed, batched, in_batches, in_turns, named
 
 EMITTER = "subscription_runtime"
 # A batch request of more than this is sent in several; the server takes 2 MiB.
 BATCH_BYTES = 1_500_000
+REPLAYED_AT_ONCE = 500
 CONCURRENCY = 16
 # What the server says of a request that no repetition makes better.
 _REFUSALS = frozenset({400, 404, 409, 413, 422})
@@ -38,22 +39,42 @@ class ServerDispatch:
         batch_max: int = 1,
         concurrency: int | None = None,
         worker_id: str = "",
+        emitter: str = EMITTER,
     ) -> None:
         self._control = control
         self._about = about
         self._batch_max = batch_max
         self._worker_id = worker_id
+        self._emitter = emitter
         self._places = asyncio.Semaphore(concurrency or CONCURRENCY)
 
     async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
         """Begin the runs, in batches one after the other, or several requests at a time."""
-        requests = [request_of(self._about, plan, EMITTER, self._worker_id) for plan in plans]
+        requests = self._requests(plans)
         if self._batch_max == 1 or len(requests) == 1:
-            return list(await asyncio.gather(*map(self._one, requests)))
+            return await self._each(requests)
         answers: list[Replayed] = []
-        for some in self._chunks(requests):
-            answers += await self._many(some)
+        for some in batched(_sizes(requests), self._batch_max, BATCH_BYTES):
+            answers += await self._many([requests[index] for index in some])
         return answers
+
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        """Begin the runs in batches, those of a lane in their order; behind one that cannot go its lane is skipped."""
+        requests = self._requests(plans)
+        for request, lane in zip(requests, named(lanes), strict=True):
+            if lane:
+                request["lane"] = lane
+
+        async def send(some: list[int]) -> list[Replayed]:
+            return await self._many([requests[index] for index in some])
+
+        return await in_batches(send, batched(_sizes(requests), REPLAYED_AT_ONCE, BATCH_BYTES), lanes)
+
+    def _requests(self, plans: Sequence[Plan]) -> list[dict[str, Any]]:
+        return [request_of(self._about, plan, self._emitter, self._worker_id) for plan in plans]
+
+    async def _each(self, requests: Sequence[dict[str, Any]]) -> list[Replayed]:
+        return list(await asyncio.gather(*map(self._one, requests)))
 
     async def _one(self, request: dict[str, Any]) -> Replayed:
         async with self._places:
@@ -70,26 +91,21 @@ class ServerDispatch:
         except ApiRefused as error:
             if error.http_status in _REFUSALS and len(requests) > 1:
                 # The batch as a whole was not taken: one by one, the fault is found with whom it lies.
-                return list(await asyncio.gather(*map(self._one, requests)))
+                lanes = [request.pop("lane", index) for index, request in enumerate(requests)]
+                return await in_turns(self._each, requests, lanes)
             return [Replayed("away", error=str(error))] * len(requests)
         except ServerUnreachable as error:
             return [Replayed("away", error=str(error))] * len(requests)
         return [_told(each) for each in said["results"]]
 
-    def _chunks(self, requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        chunks: list[list[dict[str, Any]]] = []
-        size = 0
-        for request in requests:
-            weight = len(msgspec.json.encode(request))
-            if not chunks or len(chunks[-1]) >= self._batch_max or size + weight > BATCH_BYTES:
-                chunks.append([])
-                size = 0
-            chunks[-1].append(request)
-            size += weight
-        return chunks
+
+def _sizes(requests: Sequence[dict[str, Any]]) -> list[int]:
+    return [len(msgspec.json.encode(request)) for request in requests]
 
 
 def _told(said: dict[str, Any]) -> Replayed:
     if said.get("status") in ("started", "duplicate"):
         return Replayed(said["status"], int(said["execution_id"]))
+    if said.get("status") == "skipped":
+        return Replayed("skipped")
     return Replayed("refused", error=str(said.get("error", "the server did not say why")))

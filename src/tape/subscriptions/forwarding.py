@@ -19,10 +19,11 @@ from tape.subscriptions.events import About, Event
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.counting import SpoolCounts
-from tape.subscriptions.spool.draining import Replayed, Report, drain
+from tape.subscriptions.spool.draining import Report, drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.places import open_place
-from tape.subscriptions.spool.spool import Arrival, Rules, Spool, Tell
+from tape.subscriptions.spool.replaying import InLanes, Replayed, in_turns
+from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool, Tell
 from tape.subscriptions.spool.telling import Telling
 from tape.telemetry.clock import now_ms
 from tape.telemetry.metrics import Metrics
@@ -67,6 +68,7 @@ class Forwarder:
         tell: Tell | Telling,
         redelivers: bool = True,
         now_ms: Callable[[], int] = now_ms,
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = subscription.spec.spool
         self._about = about
@@ -75,10 +77,12 @@ class Forwarder:
         self._tell = tell
         self._redelivers = redelivers
         self._now_ms = now_ms
+        self._closed = closed
         self._pending: list[Event] = []
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._probed_at = 0.0
+        self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
         declared = self._spec.circuit
         self.circuits = Circuits(
             [each.name for each in declared.downstream],
@@ -121,7 +125,11 @@ class Forwarder:
                 case Decision.DISPATCH:
                     going.append(index)
                 case Decision.PROBE:
-                    (answer,) = await self._send([messages[index][1]])
+                    try:
+                        (answer,) = await self._send([messages[index][1]])
+                    except BaseException:
+                        self.circuits[downstream].abandon_probe(self._now_ms())
+                        raise
                     answers[index] = answer
                     if answer.outcome == "held":
                         waiting.append(index)
@@ -156,6 +164,7 @@ class Forwarder:
 
     async def close(self) -> None:
         """Let go of the spool's connections."""
+        self._closed()
         if self._spool is not None:
             await self._spool.backend.close()
 
@@ -175,7 +184,10 @@ class Forwarder:
             return Report()
         if not any(circuit.phase is Phase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
             return Report(remaining=self._spool.items)  # nothing would pass: not worth a look
-        report = await drain(self._spool, self._replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping)
+        try:
+            report = await drain(self._spool, self._replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping)
+        finally:
+            self._abandon_probes()
         await self._tell_changes()
         return report
 
@@ -187,22 +199,27 @@ class Forwarder:
         found = []
         for plan, answer in zip(plans, await self._dispatch(plans), strict=True):
             self._record(plan, answer)
-            outcome: Literal["started", "duplicate", "held", "refused"] = (
-                "held" if answer.outcome == "away" else answer.outcome
-            )
-            found.append(Forwarded(outcome, answer.execution_id, error=answer.error))
+            if answer.outcome == "away" or answer.outcome == "skipped":
+                found.append(Forwarded("held", error=answer.error))
+            else:
+                found.append(Forwarded(answer.outcome, answer.execution_id, error=answer.error))
         return found
 
-    async def _replay(self, items: list[SpoolItem]) -> list[Replayed]:
+    async def _replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
         plans = [_again(item) for item in items]
-        answers = await self._dispatch(plans)
+        if isinstance(self._dispatch, InLanes):
+            answers = await self._dispatch.in_lanes(plans, lanes)
+        else:
+            answers = await in_turns(self._dispatch, plans, lanes)
         for plan, answer in zip(plans, answers, strict=True):
-            self._record(plan, answer)
+            if answer.outcome != "skipped":
+                self._record(plan, answer)
         return answers
 
     def _record(self, plan: Plan, answer: Replayed) -> None:
         # A playbook that does not exist is the message's trouble, not its downstream's: that one answered.
         downstream = self.circuits.route(plan.pool or None)
+        self._probing.discard(downstream)
         self.circuits.record(downstream, succeeded=answer.outcome != "away", now_ms=self._now_ms())
 
     # -- waiting -------------------------------------------------------------------------------
@@ -290,7 +307,16 @@ class Forwarder:
         await self._tell_changes()
 
     def _may_pass(self, downstream: str) -> bool:
-        return self.circuits.decide(downstream, self._now_ms()) is not Decision.SPOOL
+        decision = self.circuits.decide(downstream, self._now_ms())
+        if decision is Decision.PROBE:
+            self._probing.add(downstream)
+        return decision is not Decision.SPOOL
+
+    def _abandon_probes(self) -> None:
+        """A probe that was let pass and never left (something else failed before) must not be waited for."""
+        for downstream in self._probing:
+            self.circuits[downstream].abandon_probe(self._now_ms())
+        self._probing.clear()
 
     def _is_probe_due(self, downstream: str) -> bool:
         circuit = self.circuits[downstream]
@@ -344,7 +370,7 @@ def forwarder_of(
 ) -> Forwarder:
     """The forwarder that a subscription asks for: with a spool, at the place its block names, unless that is off."""
     spec = subscription.spec.spool
-    counting = SpoolCounts(metrics, subscription.spec.source)
+    counting = SpoolCounts(metrics, subscription.spec.source, subscription.path)
     if spec.mode == "off":
 
         async def counted(told: Sequence[Event]) -> None:
@@ -355,8 +381,10 @@ def forwarder_of(
     place = open_place(spec, subscription.path, credential)
     telling = Telling(place, tell, counting.see)
     spool = Spool(about, subscription.spec.source, place, rules_of(subscription), tell=telling, now_ms=now_ms)
-    spool.changed = counting.size
-    return Forwarder(subscription, about, dispatch, spool=spool, tell=telling, redelivers=redelivers)
+    counting.watch(spool)
+    return Forwarder(
+        subscription, about, dispatch, spool=spool, tell=telling, redelivers=redelivers, closed=counting.forget
+    )
 
 
 def rules_of(subscription: Subscription) -> Rules:

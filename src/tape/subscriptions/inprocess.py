@@ -19,7 +19,7 @@ from tape.playbooks.spec import Playbook
 from tape.subscriptions import events
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About, Event
-from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.replaying import Replayed
 from tape.subscriptions.trail import Trail, begun
 
 

@@ -16,13 +16,14 @@ from tape.subscriptions.forwarding import Forwarder, forwarder_of
 from tape.subscriptions.ingress import Admitted, Take, Taken
 from tape.subscriptions.listeners import Listener, Source
 from tape.subscriptions.spec import Subscription
-from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.replaying import InLanes, Replayed
 from tape.subscriptions.spool.spool import Tell
 from tape.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 Reveal = Callable[[str], Awaitable[Any]]
+Replays = Callable[[Listener], InLanes]
 
 _LOOK_AGAIN_S = 5.0
 
@@ -33,11 +34,33 @@ class _Open(NamedTuple):
     running: asyncio.Task[None]
 
 
+class _Deliveries:
+    """Dispatches what is delivered one by one, as it comes, and what is replayed in batches."""
+
+    def __init__(self, take: Take, listener: Listener, replays: InLanes) -> None:
+        self._take = take
+        self._listener = listener
+        self.in_lanes = replays.in_lanes
+
+    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+        return await asyncio.gather(*map(self._one, plans))
+
+    async def _one(self, plan: Plan) -> Replayed:
+        envelope = Envelope(message_id=plan.message_id, source=plan.source, body=None)  # all that counts is in the plan
+        try:
+            taken = await self._take(self._listener, Admitted(envelope, plan))
+        except TapeError as error:
+            is_away = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
+            return Replayed("away" if is_away else "refused", error=str(error))
+        return Replayed("duplicate" if taken.is_duplicate else "started", int(taken.execution_id))
+
+
 class Spooling:
     """Takes deliveries as another does, and keeps in a spool what that one cannot take, where there is one."""
 
-    def __init__(self, take: Take, tell: Tell, reveal: Reveal, metrics: Metrics) -> None:
+    def __init__(self, take: Take, replays: Replays, tell: Tell, reveal: Reveal, metrics: Metrics) -> None:
         self._take = take
+        self._replays = replays
         self._tell = tell
         self._reveal = reveal
         self._metrics = metrics
@@ -99,13 +122,10 @@ class Spooling:
         alias = listener.subscription.spec.spool.credential
         credential = await self._reveal(alias) if alias else None
 
-        async def dispatch(plans: Sequence[Plan]) -> list[Replayed]:
-            return await asyncio.gather(*(self._one(listener, plan) for plan in plans))
-
         forwarder = forwarder_of(
             listener.subscription,
             listener.about,
-            dispatch,
+            _Deliveries(self._take, listener, self._replays(listener)),
             self._tell,
             metrics=self._metrics,
             credential=credential if isinstance(credential, Mapping) else None,
@@ -113,15 +133,6 @@ class Spooling:
         )
         await forwarder.start()
         return _Open(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))
-
-    async def _one(self, listener: Listener, plan: Plan) -> Replayed:
-        envelope = Envelope(message_id=plan.message_id, source=plan.source, body=None)  # all that counts is in the plan
-        try:
-            taken = await self._take(listener, Admitted(envelope, plan))
-        except TapeError as error:
-            is_away = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
-            return Replayed("away" if is_away else "refused", error=str(error))
-        return Replayed("duplicate" if taken.is_duplicate else "started", int(taken.execution_id))
 
     async def _recover(self, listeners: Source) -> None:
         left: set[str] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -13,9 +13,9 @@ import msgspec
 from tape.errors import InvalidInput
 from tape.subscriptions import events
 from tape.subscriptions.directives import Plan
+from tape.subscriptions.dispatching import ServerDispatch
 from tape.subscriptions.events import About, Event, stamped
-from tape.subscriptions.forwarding import Dispatch
-from tape.subscriptions.spool.draining import Replayed
+from tape.subscriptions.spool.replaying import Replayed
 
 WORKER = "cli-local"
 
@@ -68,14 +68,20 @@ def begun(about: About, plan: Plan, execution_id: int) -> list[Event]:
 class ToldDispatch:
     """Has a server run plans, and tells the trail which run each became; how runs end is on the server's journal."""
 
-    def __init__(self, dispatch: Dispatch, about: About, trail: Trail) -> None:
+    def __init__(self, dispatch: ServerDispatch, about: About, trail: Trail) -> None:
         self._dispatch = dispatch
         self._about = about
         self._trail = trail
 
     async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
         """Dispatch the plans; each has its own answer."""
-        answers = await self._dispatch(plans)
+        return await self._tell(plans, await self._dispatch(plans))
+
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        """Dispatch the plans, those of a lane in their order."""
+        return await self._tell(plans, await self._dispatch.in_lanes(plans, lanes))
+
+    async def _tell(self, plans: Sequence[Plan], answers: list[Replayed]) -> list[Replayed]:
         told: list[Event] = []
         for plan, answer in zip(plans, answers, strict=True):
             if answer.outcome == "started":

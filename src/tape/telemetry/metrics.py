@@ -84,8 +84,16 @@ class Metrics:
         self.circuit_transitions = counter(
             "subscription_circuit_transitions", "Circuits that opened or closed", "downstream", "transition"
         )
-        self.spool_bytes = gauge("subscription_spool_bytes", "Size of what waits in spools", "source")
-        self.spool_items = gauge("subscription_spool_items", "Messages that wait in spools", "source")
+        self.replayed = counter("subscription_replayed", "Messages of spools that became runs", "source")
+        self.dropped = counter(
+            "subscription_dropped", "Messages that were not kept and are left to their source", "source", "reason"
+        )
+        self.quarantined = counter("subscription_quarantined", "Damaged messages of spools, put aside", "source")
+        self.spool_bytes = gauge("subscription_spool_bytes", "Size of what waits in a spool", "source", "subscription")
+        self.spool_items = gauge("subscription_spool_items", "Messages that wait in a spool", "source", "subscription")
+        self.spool_oldest = gauge(
+            "subscription_spool_oldest_age_seconds", "How long the oldest waits in a spool", "source", "subscription"
+        )
         self.source_lag = gauge("subscription_source_lag", "Messages that wait at the source", "subscription")
         self.ingress_received = counter("ingress_received", "Deliveries for a listener", "subscription")
         self.ingress_rejected = counter("ingress_rejected", "Deliveries refused, by reason", "subscription", "reason")

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from tape.errors import SpoolFull
 from tape.subscriptions.events import About, Event
-from tape.subscriptions.spool.backend import Area
+from tape.subscriptions.spool.backend import Area, Stored
 from tape.subscriptions.spool.disk import DiskBackend
-from tape.subscriptions.spool.draining import Replayed, drain
+from tape.subscriptions.spool.draining import drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.spool import Arrival, Rules, Spool
+from tape.subscriptions.spool.replaying import Replayed
+from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool
 
 
 class Downstream:
@@ -29,9 +30,16 @@ class Downstream:
         self.refuses: set[str] = set()
         self.away: set[str] = set()
         self.seen: set[str] = set()
+        self.calls: list[int] = []
 
-    async def __call__(self, items: list[SpoolItem]) -> list[Replayed]:
-        return [self.one(item) for item in items]
+    async def __call__(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
+        self.calls.append(len(items))
+        answers, stopped = [], set()
+        for item, lane in zip(items, lanes, strict=True):
+            answers.append(Replayed("skipped") if lane in stopped else self.one(item))
+            if not answers[-1].is_run:
+                stopped.add(lane)
+        return answers
 
     def one(self, item: SpoolItem) -> Replayed:
         if item.message_id in self.away:
@@ -245,10 +253,10 @@ async def test_a_damaged_item_goes_to_quarantine_and_is_told(tmp_path: Path) -> 
 
 
 async def test_a_drain_can_be_stopped_between_rounds() -> None:
-    desk, downstream = Desk(ordering="global"), Downstream()
+    desk, downstream = Desk(ordering="global", rate_per_sec=40), Downstream()
     await desk.spool.take([arrival(f"m{n}") for n in range(10)])
     report = await drain(desk.spool, downstream, stopping=lambda: len(downstream.runs) >= 4)
-    assert (len(downstream.runs), report.remaining) == (4, 6)
+    assert (downstream.calls, report.remaining) == ([4], 6)
 
 
 async def test_whether_a_new_message_would_overtake_one_that_waits() -> None:
@@ -289,3 +297,107 @@ async def test_what_is_dropped_for_good_is_told() -> None:
     assert [letter["reason"] for letter in desk.contexts("message.dead_lettered")] == ["purged"]
     await drain(desk.spool, downstream)
     assert downstream.runs == ["m1"]
+
+
+async def test_in_global_order_many_go_in_one_call() -> None:
+    desk, downstream = Desk(ordering="global"), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(1_200)])
+    await drain(desk.spool, downstream)
+    assert downstream.runs == [f"m{n}" for n in range(1_200)]
+    assert downstream.calls == [500, 500, 200]
+
+
+async def test_lanes_share_a_call() -> None:
+    desk, downstream = Desk(ordering="per_key"), Downstream()
+    await desk.spool.take([arrival(f"m{n}", key=f"k{n % 3}") for n in range(30)])
+    downstream.away = {"m4"}
+    report = await drain(desk.spool, downstream)
+    assert (len(downstream.calls), report.remaining) == (1, 9)
+    assert [name for name in downstream.runs if int(name[1:]) % 3 == 1] == ["m1"]
+
+
+async def test_a_poison_message_in_a_batch_is_given_up_and_those_behind_it_follow() -> None:
+    desk, downstream = Desk(ordering="global", max_replay_attempts=1), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(6)])
+    downstream.refuses = {"m2", "m3"}
+    report = await drain(desk.spool, downstream)
+    assert downstream.runs == ["m0", "m1", "m4", "m5"]
+    assert (len(report.dead_lettered), report.remaining) == (2, 0)
+
+
+async def test_since_when_the_oldest_waits_is_known_whatever_happens_at_the_front(tmp_path: Path) -> None:
+    desk, downstream = Desk(DiskBackend(tmp_path), ordering="per_key", max_age_hours=1), Downstream()
+    began = desk.clock.ms
+    for n in range(4):
+        await desk.spool.take([arrival(f"m{n}", key=f"k{n}")])
+        desk.clock.ms += 60_000
+    assert desk.spool.oldest_ms == began
+    again = Desk(DiskBackend(tmp_path))
+    await again.spool.open()
+    assert again.spool.oldest_ms == began
+    downstream.away = {"m1", "m3"}
+    await drain(desk.spool, downstream)
+    assert desk.spool.oldest_ms == began + 60_000
+    desk.clock.ms = began + 60_000 + 3_600_000
+    assert await desk.spool.expire() == 1
+    assert desk.spool.oldest_ms == began + 180_000
+    downstream.away = set()
+    await drain(desk.spool, downstream)
+    assert desk.spool.oldest_ms is None
+
+
+async def test_a_message_that_does_not_fit_is_not_overtaken_by_a_smaller_one() -> None:
+    desk = Desk(max_bytes=2_000)
+    large = arrival("large")._replace(message={"id": "large", "data": "x" * 3_000})
+    answers = await desk.spool.take([arrival("m0"), large, arrival("m1")])
+    assert [isinstance(answer, SpoolItem) for answer in answers] == [True, False, False]
+
+
+class Listing(BucketBackend):
+    """Counts how often it is listed."""
+
+    listings = 0
+
+    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+        self.listings += 1
+        return await super().page(area, after, limit)
+
+
+async def test_a_full_spool_makes_room_without_being_listed_for_each_message() -> None:
+    from obstore.store import MemoryStore
+
+    place = Listing(MemoryStore(), "s", "memory")
+    desk = Desk(place, max_bytes=20_000, on_full="drop_to_dlq", ordering="global")
+    for n in range(200):
+        await desk.spool.take([arrival(f"m{n}")])
+    evicted = [context["message_id"] for context in desk.contexts("message.dead_lettered")]
+    assert evicted == [f"m{n}" for n in range(len(evicted))]
+    assert len(evicted) > 100
+    assert place.listings < 20
+    assert desk.spool.oldest_ms is not None
+
+
+async def test_what_is_evicted_while_a_drain_holds_it_is_not_replayed_as_well() -> None:
+    desk, downstream = Desk(ordering="global", max_bytes=20_000, on_full="drop_to_dlq", rate_per_sec=10), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(20)])
+
+    async def replay(items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
+        if not downstream.runs:
+            await desk.spool.take([arrival(f"n{n}") for n in range(40)])  # pushes others out while this one is held
+        return await downstream(items, lanes)
+
+    await drain(desk.spool, replay, stopping=lambda: len(downstream.runs) >= 3)
+    evicted = {context["message_id"] for context in desk.contexts("message.dead_lettered")}
+    assert evicted
+    assert not evicted & set(downstream.runs)
+    assert downstream.runs[0] == "m0"
+
+
+@pytest.mark.parametrize(("ordering", "kept"), [("none", 0), ("global", 1), ("per_key", 2)])
+async def test_memory_grows_with_lanes_and_not_with_messages(ordering: str, kept: int) -> None:
+    desk = Desk(ordering=ordering, max_bytes=10_000, on_full="drop_to_dlq")
+    for n in range(100):
+        await desk.spool.take([arrival(f"m{n}", key=f"k{n % 2}")])
+    spool = desk.spool
+    assert len(spool._waiting) == kept
+    assert [*spool.evicted, *spool.untold, *spool._leaving, *spool._replaying] == []

@@ -9,6 +9,7 @@ import pytest
 from tape.errors import InvalidInput, StoreUnavailable
 from tape.subscriptions import events
 from tape.subscriptions.events import About, Event
+from tape.subscriptions.spool import telling as telling_module
 from tape.subscriptions.spool.backend import SpoolBackend
 from tape.subscriptions.spool.telling import Telling
 
@@ -20,8 +21,10 @@ class Server:
         self.is_up = True
         self.refuses = 0
         self.told: list[Event] = []
+        self.calls = 0
 
     async def __call__(self, told: Sequence[Event]) -> None:
+        self.calls += self.is_up
         if any(event.context["pending"] == self.refuses for event in told) and self.is_up:
             raise InvalidInput("not an event")
         if not self.is_up:
@@ -72,3 +75,19 @@ async def test_an_event_that_is_never_taken_keeps_no_other_back(
     assert await telling.catch_up()
     assert [event.context["pending"] for event in server.told] == [2]
     assert "not taken and let go" in caplog.text
+
+
+async def test_however_much_was_kept_all_of_it_is_told(backend: SpoolBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling_module, "_AT_ONCE", 4)
+    monkeypatch.setattr(telling_module, "_TOGETHER", 3)
+    server = Server()
+    telling = Telling(backend, server)
+    server.is_up = False
+    for number in range(1, 11):
+        await telling([drained(number)])
+    server.is_up = True
+    assert await telling.catch_up()
+    assert [event.context["pending"] for event in server.told] == list(range(1, 11))
+    assert server.calls < 10
+    await telling([drained(11)])
+    assert len(server.told) == 11  # at once: nothing waits any more

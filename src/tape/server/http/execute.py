@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.errors import InvalidInput, NotFound, TapeError
+from tape.errors import ExecutionSkipped, InvalidInput, NotFound, TapeError
 from tape.journal.journal import Journal
 from tape.ledgers import runs
 from tape.playbooks.executing import (
@@ -45,6 +45,8 @@ class ExecuteDoor:
         """Start one playbook."""
         body = await read_body(request, MAX_BODY_BYTES)
         wanted = self._read(body or b"{}")
+        if wanted.lane:
+            raise InvalidInput(f"lane {wanted.lane!r} keeps an order within a batch; send it to /api/execute/batch.")
         # What waits at the same time is one call of the operation, and one commit.
         result = await self._database.write_bulk(execute_batch, wanted, len(body) + RUN_OVERHEAD_BYTES)
         if isinstance(result, TapeError):
@@ -53,7 +55,10 @@ class ExecuteDoor:
         return answer(result)
 
     async def execute_batch(self, request: Request) -> Response:
-        """Start up to 1,000 playbooks in one commit; each has its own result."""
+        """Start up to 1,000 playbooks in one commit; each has its own result.
+
+        Those of one `lane` are begun in their order; behind one that fails the others of its lane are skipped.
+        """
         body = await read_body(request, MAX_BODY_BYTES)
         items = decode(body or b"{}", BatchRequest).executions
         if not items:
@@ -63,22 +68,29 @@ class ExecuteDoor:
         self._batch_size.observe(len(items))
         results: list[Result | None] = []
         good: list[ExecuteRequest] = []
+        stopped: set[str] = set()
         for item in items:
             try:
-                good.append(self._read(item))
+                wanted = self._read(item)
+                if wanted.lane in stopped:
+                    raise ExecutionSkipped(f"not tried: an execution before it in lane {wanted.lane!r} failed.")
+                good.append(wanted)
                 results.append(None)
             except TapeError as error:
                 results.append(error)
+                stopped |= _lane_of(item)
         size = len(body) + RUN_OVERHEAD_BYTES * len(good)
         done = iter(await self._database.write(lambda tx: execute_batch(tx, good), size) if good else [])
         shown = [self._shown(index, result or next(done)) for index, result in enumerate(results)]
         counts = [each["status"] for each in shown]
+        skipped = counts.count("skipped")
         return answer(
             {
                 "count": len(shown),
                 "started": counts.count("started"),
                 "duplicates": counts.count("duplicate"),
                 "failed": counts.count("error"),
+                **({"skipped": skipped} if skipped else {}),
                 "results": shown,
             }
         )
@@ -108,9 +120,24 @@ class ExecuteDoor:
         if isinstance(result, Executed):
             self._outcomes.labels("batch", _OUTCOMES[result.status]).inc()
             return {"index": index, **msgspec.structs.asdict(result)}
+        if isinstance(result, ExecutionSkipped):
+            self._outcomes.labels("batch", "skipped").inc()
+            return {"index": index, "status": "skipped", "commands_generated": 0, "error": str(result)}
         self._outcomes.labels("batch", "error").inc()
         prefix = "Resource not found: " if isinstance(result, NotFound) else "Validation error: "
         return {"index": index, "status": "error", "commands_generated": 0, "error": f"{prefix}{result}"}
 
 
 _OUTCOMES = {"started": "new", "duplicate": "duplicate"}
+
+
+class _Lane(msgspec.Struct):
+    lane: str = ""
+
+
+def _lane_of(item: msgspec.Raw) -> set[str]:
+    """The lane of a request that is wrong otherwise; none if that is wrong, too."""
+    try:
+        return {msgspec.json.decode(item, type=_Lane).lane} - {""}
+    except msgspec.DecodeError:
+        return set()

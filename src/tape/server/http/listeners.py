@@ -18,6 +18,7 @@ from tape.server.http.internal import answer
 from tape.subscriptions.ingress import Admitted, Taken
 from tape.subscriptions.listeners import Listener, Source
 from tape.subscriptions.requesting import request_of
+from tape.subscriptions.writing import WriterDispatch
 
 # That the same secrets are given to gateways is on the journal this often.
 NOTE_S = 3_600.0
@@ -40,6 +41,10 @@ class Begin:
         if isinstance(result, TapeError):
             raise result
         return Taken(result.execution_id, result.status == "duplicate")
+
+    def replays(self, listener: Listener) -> WriterDispatch:
+        """How what waited for this listener's runs becomes them."""
+        return WriterDispatch(self._database, listener.about, self._max_bytes, emitter=EMITTER)
 
 
 class ListenerDoor:

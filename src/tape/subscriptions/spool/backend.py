@@ -23,6 +23,18 @@ class Stored(NamedTuple):
     size: int
 
 
+class Extent(NamedTuple):
+    """How much an area holds: objects, their bytes, and the last of their keys."""
+
+    items: int = 0
+    size: int = 0
+    last: str = ""
+
+    def with_object(self, key: str, size: int) -> Extent:
+        """This, and one more."""
+        return Extent(self.items + 1, self.size + size, max(self.last, key))
+
+
 class SpoolBackend(Protocol):
     """Objects by area and key. What `put` has returned from survives a crash and is never seen half-written."""
 
@@ -34,6 +46,9 @@ class SpoolBackend(Protocol):
 
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first objects whose key comes after another, in the order of their keys."""
+
+    async def measure(self, area: Area) -> Extent:
+        """How much an area holds, from one listing."""
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
         """Remove objects; it is no error if one is gone already."""

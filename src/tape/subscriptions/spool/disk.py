@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from tape.errors import SpoolUnavailable
 from tape.session.locking import lock_file
-from tape.subscriptions.spool.backend import Area, Stored
+from tape.subscriptions.spool.backend import Area, Extent, Stored
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +37,10 @@ class DiskBackend:
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first files after a key. The folder is scanned, never held in memory."""
         return await self._in_thread(self._page, area, after, limit)
+
+    async def measure(self, area: Area) -> Extent:
+        """How many files there are, and their bytes."""
+        return await self._in_thread(self._measure, area)
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
         """Remove files."""
@@ -105,7 +109,7 @@ class DiskBackend:
             return None
 
     def _page(self, area: Area, after: str, limit: int) -> list[Stored]:
-        names = heapq.nsmallest(limit, (key for key in self._keys(area) if key > after))
+        names = heapq.nsmallest(limit, (_key(entry) for entry in self._entries(area) if _key(entry) > after))
         folder = self._folder(area)
         found = []
         for key in names:
@@ -115,7 +119,16 @@ class DiskBackend:
                 continue  # replayed and deleted meanwhile
         return found
 
-    def _keys(self, area: Area) -> Iterator[str]:
+    def _measure(self, area: Area) -> Extent:
+        found = Extent()
+        for entry in self._entries(area):
+            try:
+                found = found.with_object(_key(entry), entry.stat().st_size)
+            except FileNotFoundError:
+                continue
+        return found
+
+    def _entries(self, area: Area) -> Iterator[os.DirEntry[str]]:
         try:
             entries = os.scandir(self._folder(area))
         except FileNotFoundError:
@@ -123,11 +136,15 @@ class DiskBackend:
         with entries:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX) and not entry.name.startswith("."):
-                    yield entry.name[: -len(_SUFFIX)]
+                    yield entry
 
     def _delete(self, area: Area, keys: Sequence[str]) -> None:
         for key in keys:
             (self._folder(area) / f"{key}{_SUFFIX}").unlink(missing_ok=True)
+
+
+def _key(entry: os.DirEntry[str]) -> str:
+    return entry.name[: -len(_SUFFIX)]
 
 
 def _sync_folder(folder: Path) -> None:

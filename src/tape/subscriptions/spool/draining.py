@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -15,24 +14,17 @@ from tape.subscriptions import events
 from tape.subscriptions.spool.backend import Area, Stored
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.pace import Pace
-from tape.subscriptions.spool.spool import PAGE, Lane, Spool
+from tape.subscriptions.spool.replaying import Replayed
+from tape.subscriptions.spool.spool import Lane, Spool
 
-_PAGE_BYTES = 32 << 20  # of messages held at once
+_HELD = 2_500  # messages held at once,
+_HELD_BYTES = 16 << 20  # and their bytes
 _ROUND = 500  # messages handed to one replay
 _READS = 64
 
 Lanes = OrderedDict[Lane, deque[tuple[SpoolItem, int]]]
-
-
-class Replayed(NamedTuple):
-    """What became of one replay. `refused` is the item's own fault and counts as an attempt; `away` does not."""
-
-    outcome: Literal["started", "duplicate", "refused", "away"]
-    execution_id: int = 0
-    error: str = ""
-
-
-Replay = Callable[[list[SpoolItem]], Awaitable[list[Replayed]]]
+# Several of one lane are begun in their order; behind one that cannot go, the others of its lane are skipped.
+Replay = Callable[[list[SpoolItem], Sequence[Lane]], Awaitable[list[Replayed]]]
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -70,6 +62,9 @@ async def drain(
             await spool.backend.release()
         if spool.items and this.saw_everything:
             await spool.open()  # another process, at the same place, has let some of them go
+        else:
+            spool.front.begin_anew()
+            await spool.look_at_front()
         report.remaining = spool.items
         return report
 
@@ -94,31 +89,33 @@ class _Pass:
         self.stalled: set[Lane] = set()
         self.saw_everything = False
         self.is_told = False
+        self.left_ms: list[int] = []  # since when the oldest of those waits that stay behind
 
     async def run(self) -> None:
-        after = ""
-        while not self._is_over():
-            page = await self._page(after)
-            if not page:
-                self.saw_everything = not self.stalled
-                return
-            lanes = await self._lanes(page)
+        async for some in self._listed():
+            lanes = await self._lanes(some)
             while lanes and not self._is_over():
                 await self._round(lanes)
-            after = page[-1].key
+            if self._is_over():
+                return
+        self.saw_everything = not self.stalled
 
     def _is_over(self) -> bool:
         # With one lane for all there is nothing behind a stalled head that may pass it.
         return self.stopping() or (self.spool.rules.ordering == "global" and bool(self.stalled))
 
-    async def _page(self, after: str) -> list[Stored]:
-        page = await self.spool.backend.page(Area.LIVE, after, PAGE)
+    async def _listed(self) -> AsyncIterator[list[Stored]]:
+        """What waits, as much at a time as is held."""
+        some: list[Stored] = []
         size = 0
-        for index, stored in enumerate(page):
+        async for stored in self.spool.walk(Area.LIVE):
+            if some and (len(some) == _HELD or size + stored.size > _HELD_BYTES):
+                yield some
+                some, size = [], 0
+            some.append(stored)
             size += stored.size
-            if size > _PAGE_BYTES and index:
-                return page[:index]
-        return page
+        if some:
+            yield some
 
     async def _lanes(self, page: list[Stored]) -> Lanes:
         lanes: Lanes = OrderedDict()
@@ -140,30 +137,49 @@ class _Pass:
             return None
 
     async def _round(self, lanes: Lanes) -> None:
-        """Replay the heads of the lanes, one a lane: what is behind a head waits for its outcome."""
-        heads = []
-        for lane in list(islice(lanes, self.pace.at_once(_ROUND))):
-            item, size = lanes[lane][0]
-            if item.key in self.spool.evicted:
-                self._step(lanes, lane)
-            elif item.key not in self.spool.untold and self.may_pass(item.downstream):
-                heads.append((lane, item, size))
-            else:
-                self._stall(lanes, lane)
-        if not heads:
+        """Replay what is at the front of the lanes: so many of each that all of them have their turn."""
+        room = self.pace.at_once(_ROUND)
+        share = max(1, room // len(lanes))
+        self.spool.oldest_ms = min([*self.left_ms, *(waiting[0][0].spooled_at_ms for waiting in lanes.values())])
+        going: list[tuple[Lane, SpoolItem, int]] = []
+        for lane in list(islice(lanes, room)):
+            going += self._going(lanes, lane, share)
+        if not going:
             return
         if not self.is_told:
             self.is_told = True
             await self.spool.tell([events.spool_draining(self.spool.about, self.spool.items)])
-        await self.pace.wait(len(heads))
-        with self.spool.replaying([item.key for _, item, _ in heads]):
-            answers = await self.replay([item for _, item, _ in heads])
-            await self._settle(lanes, heads, answers)
+        await self.pace.wait(len(going))
+        with self.spool.replaying([item.key for _, item, _ in going]):
+            answers = await self.replay([item for _, item, _ in going], [lane for lane, _, _ in going])
+            await self._settle(lanes, going, answers)
 
-    async def _settle(self, lanes: Lanes, heads: list[tuple[Lane, SpoolItem, int]], answers: list[Replayed]) -> None:
+    def _going(self, lanes: Lanes, lane: Lane, share: int) -> list[tuple[Lane, SpoolItem, int]]:
+        """Those at the front of a lane that may go now; a lane of which nothing may go is stalled."""
+        waiting = lanes[lane]
+        while waiting and self.spool.has_left(waiting[0][0].key):
+            waiting.popleft()
+        going: list[tuple[Lane, SpoolItem, int]] = []
+        for item, size in islice(waiting, share):
+            # A circuit that lets a single probe pass says no to the second.
+            if self.spool.has_left(item.key) or item.key in self.spool.untold or not self.may_pass(item.downstream):
+                break
+            going.append((lane, item, size))
+        if not waiting:
+            del lanes[lane]
+        elif not going:
+            self._stall(lanes, lane)
+        else:
+            lanes.move_to_end(lane)
+        return going
+
+    async def _settle(self, lanes: Lanes, going: list[tuple[Lane, SpoolItem, int]], answers: list[Replayed]) -> None:
         gone: list[tuple[SpoolItem, int]] = []
         told = []
-        for (lane, item, size), answer in zip(heads, answers, strict=True):
+        stopped: set[Lane] = set()
+        for (lane, item, size), answer in zip(going, answers, strict=True):
+            if lane in stopped:
+                continue  # behind one that did not go: it stays where it is
             if answer.outcome in ("started", "duplicate"):
                 gone.append((item, size))
                 told.append(
@@ -171,7 +187,10 @@ class _Pass:
                 )
                 self.report.replayed += answer.outcome == "started"
                 self.report.deduped += answer.outcome == "duplicate"
-            elif answer.outcome == "away" or not await self._is_poison(item, size):
+            elif answer.outcome == "refused" and await self._is_poison(item, size):
+                stopped.add(lane)
+            else:
+                stopped.add(lane)
                 self._stall(lanes, lane)
                 continue
             self._step(lanes, lane)
@@ -185,17 +204,17 @@ class _Pass:
         if item.attempts < max(1, self.spool.rules.max_replay_attempts):
             await self.spool.rewrite(item, size)
             return False
-        await self.spool.give_up(item, size, "max_replay_attempts")
+        await self.spool.give_up([(item, size)], "max_replay_attempts")
         self.report.dead_lettered.append(item.key)
         return True
 
     def _step(self, lanes: Lanes, lane: Lane) -> None:
         lanes[lane].popleft()
-        lanes.move_to_end(lane)
         if not lanes[lane]:
             del lanes[lane]
 
     def _stall(self, lanes: Lanes, lane: Lane) -> None:
-        del lanes[lane]
+        since_ms = lanes.pop(lane)[0][0].spooled_at_ms
+        self.left_ms = [min([since_ms, *self.left_ms])]
         if self.spool.rules.ordering != "none":
             self.stalled.add(lane)

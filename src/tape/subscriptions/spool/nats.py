@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from tape.errors import MissingExtra, SpoolUnavailable
-from tape.subscriptions.spool.backend import Area, Stored
+from tape.subscriptions.spool.backend import Area, Extent, Stored
 
 T = TypeVar("T")
 
@@ -65,14 +65,15 @@ class NatsBackend:
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first objects after a key. NATS tells all names each time; only those asked for are kept."""
 
-        async def read(store: Any) -> list[Stored]:
-            try:
-                every = await store.list(ignore_deletes=True)
-            except self._js_errors.NotFoundError:
-                return []
-            return sorted(Stored(each.name, each.size or 0) for each in every if each.name > after)[:limit]
+        every = await self._list(area)
+        return sorted(Stored(each.name, each.size or 0) for each in every if each.name > after)[:limit]
 
-        return await self._tried(area, read)
+    async def measure(self, area: Area) -> Extent:
+        """How many objects there are, and their bytes."""
+        found = Extent()
+        for each in await self._list(area):
+            found = found.with_object(each.name, each.size or 0)
+        return found
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
         """Remove objects."""
@@ -103,6 +104,15 @@ class NatsBackend:
 
     def _name(self, area: Area) -> str:
         return self._bucket if area is Area.LIVE else f"{self._bucket}_{area.value}"
+
+    async def _list(self, area: Area) -> list[Any]:
+        async def read(store: Any) -> list[Any]:
+            try:
+                return list(await store.list(ignore_deletes=True))
+            except self._js_errors.NotFoundError:
+                return []
+
+        return await self._tried(area, read)
 
     async def _tried(self, area: Area, work: Callable[[Any], Awaitable[T]]) -> T:
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from tape.errors import MissingExtra, SpoolUnavailable
-from tape.subscriptions.spool.backend import Area, Stored
+from tape.subscriptions.spool.backend import Area, Extent, Stored
 
 T = TypeVar("T")
 
@@ -50,17 +50,20 @@ class BucketBackend:
 
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first objects after a key; the store lists in the order of keys."""
-        folder = self._path(area, "")
-        try:
-            stream = self._obstore.list(self._store, folder, offset=folder + after if after else None, chunk_size=1000)
-            found: list[Stored] = []
-            async for chunk in stream:
-                found += (Stored(each["path"][len(folder) :], each["size"]) for each in chunk)
-                if len(found) >= limit and self._lists_in_order:
-                    break
-        except self._error as error:
-            raise self._unavailable(error) from error
+        found: list[Stored] = []
+        async for some in self._chunks(area, after):
+            found += some
+            if len(found) >= limit and self._lists_in_order:
+                break
         return sorted(found)[:limit]
+
+    async def measure(self, area: Area) -> Extent:
+        """How many objects there are, and their bytes."""
+        found = Extent()
+        async for some in self._chunks(area, ""):
+            for stored in some:
+                found = found.with_object(*stored)
+        return found
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
         """Remove objects."""
@@ -87,6 +90,15 @@ class BucketBackend:
 
     def _path(self, area: Area, key: str) -> str:
         return "/".join(part for part in (self._prefix, area.value) if part) + f"/{key}"
+
+    async def _chunks(self, area: Area, after: str) -> AsyncIterator[list[Stored]]:
+        folder = self._path(area, "")
+        try:
+            stream = self._obstore.list(self._store, folder, offset=folder + after if after else None, chunk_size=1000)
+            async for chunk in stream:
+                yield [Stored(each["path"][len(folder) :], each["size"]) for each in chunk]
+        except self._error as error:
+            raise self._unavailable(error) from error
 
     async def _tried(self, work: Awaitable[T]) -> T:
         try:

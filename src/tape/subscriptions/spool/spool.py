@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -14,14 +14,16 @@ from tape.errors import DamagedSpoolItem, SpoolFull
 from tape.subscriptions import events
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
+from tape.subscriptions.spool.front import Front
 from tape.subscriptions.spool.item import SpoolItem, decode, digest, sequence_of
+from tape.subscriptions.spool.retention import expire, make_room
 
 Ordering = Literal["global", "per_key", "none"]
 OnFull = Literal["stop_acking", "drop_to_dlq", "alert_only"]
 Lane = tuple[str, ...]
 Tell = Callable[[Sequence[Event]], Awaitable[None]]
 
-PAGE = 10_000  # keys held at once
+PAGE = 25_000  # keys held at once
 
 
 class Rules(msgspec.Struct, kw_only=True, frozen=True):
@@ -82,8 +84,9 @@ class Spool:
         self.tell = tell
         self.items = 0
         self.size_bytes = 0
-        self.changed: Callable[[int, int], None] = lambda items, size_bytes: None
-        self.evicted: set[str] = set()  # given up to make room since a pass began
+        self.oldest_ms: int | None = None  # since when the front waits, as far as it was looked at
+        self.front = Front(backend)
+        self.evicted: set[str] = set()  # given up since a pass began, which may hold them still
         self.untold: set[str] = set()  # written, and not yet on the journal: to be replayed after that
         self.draining = asyncio.Lock()
         self._turns: list[_Turn] = []
@@ -91,24 +94,21 @@ class Spool:
         self._sequence = 0
         self._now_ms = now_ms
         self._replaying: set[str] = set()
+        self._leaving: set[str] = set()
         # Which lanes have somebody waiting; what an earlier process left is known only once it has gone.
         self._waiting: Counter[Lane] = Counter()
         self._knows_lanes = True
 
     async def open(self) -> int:
         """Count what an earlier process left. The number of messages that wait."""
-        items = size = sequence = 0
-        async for stored in self.walk(Area.LIVE):
-            items += 1
-            size += stored.size
-            sequence = max(sequence, sequence_of(stored.key) or 0)
-        for area in (Area.DEAD, Area.QUARANTINE):
-            async for stored in self.walk(area):
-                sequence = max(sequence, sequence_of(stored.key) or 0)
-        self.items, self.size_bytes, self._sequence = items, size, max(self._sequence, sequence)
-        self._knows_lanes = not items
-        self.changed(self.items, self.size_bytes)
-        return items
+        live = await self.backend.measure(Area.LIVE)
+        given_up = [await self.backend.measure(area) for area in (Area.DEAD, Area.QUARANTINE)]
+        self._sequence = max(self._sequence, *(sequence_of(each.last) or 0 for each in (live, *given_up)))
+        self.items, self.size_bytes = live.items, live.size
+        self._knows_lanes = not live.items
+        self.front.begin_anew()
+        await self.look_at_front()
+        return live.items
 
     @property
     def high_water(self) -> int:
@@ -121,13 +121,16 @@ class Spool:
             return False
         return not self._knows_lanes or self._waiting[self.rules.lane(downstream, ordering_key, "")] > 0
 
-    async def oldest_ms(self) -> int | None:
-        """When the message at the front was spooled."""
-        for stored in await self.backend.page(Area.LIVE, "", 1):
+    async def look_at_front(self) -> None:
+        """Find out since when the message at the front waits."""
+        self.oldest_ms = None
+        while self.items and (stored := await self.front.peek()) is not None:
             data = await self.backend.get(Area.LIVE, stored.key)
             with contextlib.suppress(DamagedSpoolItem):
-                return decode(stored.key, data).spooled_at_ms if data else None
-        return None
+                if data is not None:
+                    self.oldest_ms = decode(stored.key, data).spooled_at_ms
+                    return
+            self.front.step(stored)
 
     async def take(self, arrivals: Sequence[Arrival]) -> list[SpoolItem | SpoolFull]:
         """Keep messages; each is durable on return, or SpoolFull in its place says that it was not taken.
@@ -165,26 +168,28 @@ class Spool:
         for arrival in arrivals:
             item = self._item(arrival)
             data = item.encode()
-            if not await self._fits(incoming + len(data)):
-                if self.rules.on_full == "stop_acking":
-                    self._sequence -= 1
-                    answers.append(SpoolFull(self._full(len(data))))
-                    continue
-                is_over = True
+            is_over = is_over or self._excess(incoming + len(data)) > 0
+            if is_over and self.rules.on_full == "stop_acking":
+                # Nor is what comes behind it taken, be it smaller: it would have overtaken this one.
+                self._sequence -= 1
+                answers.append(SpoolFull(self._full(len(data))))
+                continue
             incoming += len(data)
             taken.append((item, data))
             answers.append(item)
+        if is_over and self.rules.on_full == "drop_to_dlq":
+            await make_room(self, self._excess(incoming))
         if taken:
             keys = [item.key for item, _ in taken]
             self.untold.update(keys)
             try:
                 await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
+                self.oldest_ms = self.oldest_ms if self.items else taken[0][0].spooled_at_ms
                 self.items += len(taken)
                 self.size_bytes += incoming
-                self._waiting.update(self._lane(item) for item, _ in taken)
-                self.changed(self.items, self.size_bytes)
+                self._note_lanes(item for item, _ in taken)
                 told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
-                if is_over:
+                if is_over and self.rules.on_full == "alert_only":
                     told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
                 await self.tell(told)
             finally:
@@ -195,18 +200,7 @@ class Spool:
         """Give up what is older than `max_age_hours`. The number of messages that were."""
         if self.rules.max_age_hours is None:
             return 0
-        limit = self._now_ms() - int(self.rules.max_age_hours * 3_600_000)
-        expired = 0
-        async with self.draining:
-            async for stored in self.walk(Area.LIVE):
-                item = await self._sound(stored)
-                if item is None:
-                    continue
-                if item.spooled_at_ms > limit:
-                    break  # those behind it came later
-                await self.give_up(item, stored.size, "retention_expired")
-                expired += 1
-        return expired
+        return await expire(self, self._now_ms() - int(self.rules.max_age_hours * 3_600_000))
 
     async def load(self, stored: Stored) -> SpoolItem | None:
         """An item by its listing; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
@@ -225,17 +219,49 @@ class Spool:
             await self.tell([events.quarantined(self.about, ref, str(error))])
             raise
 
-    async def _sound(self, stored: Stored) -> SpoolItem | None:
+    async def sound(self, stored: Stored) -> SpoolItem | None:
+        """An item by its listing; None if it is gone, or damaged and told."""
         with contextlib.suppress(DamagedSpoolItem):
             return await self.load(stored)
         return None
 
-    async def give_up(self, item: SpoolItem, size: int, reason: str) -> None:
-        """Move an item to the dead letters, where it stays until somebody requeues or purges it."""
-        item.reason = reason
-        await self.backend.put(Area.DEAD, [(item.key, item.encode())])
-        await self.remove([(item, size)])
-        await self.tell([events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason=reason)])
+    async def give_up(self, given_up: Sequence[tuple[SpoolItem, int]], reason: str) -> None:
+        """Move items to the dead letters, where they stay until somebody requeues or purges them."""
+        if not given_up:
+            return
+        keys = [item.key for item, _ in given_up]
+        for item, _ in given_up:
+            item.reason = reason
+        await self.backend.put(Area.DEAD, [(item.key, item.encode()) for item, _ in given_up])
+        await self.remove(given_up)
+        if self.draining.locked():
+            self.evicted.update(keys)
+        letters = [
+            events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason=reason)
+            for item, _ in given_up
+        ]
+        await self.tell(letters)
+
+    @contextlib.contextmanager
+    def giving_up(self) -> Iterator[Callable[[str], bool]]:
+        """Asked for a key, says whether it may be given up: it is not on its way out, and nobody else gives it up."""
+        keys: set[str] = set()
+
+        def may_leave(key: str) -> bool:
+            if key in self._replaying or key in self._leaving:
+                return False
+            self._leaving.add(key)
+            keys.add(key)
+            return True
+
+        try:
+            yield may_leave
+        finally:
+            self._leaving -= keys
+
+    def has_left(self, key: str) -> bool:
+        """Whether a message that a drain holds has been given up meanwhile, or is about to be."""
+        return key in self._leaving or key in self.evicted
 
     async def rewrite(self, item: SpoolItem, size: int) -> None:
         """Keep an item with its new number of attempts, in its place."""
@@ -247,10 +273,10 @@ class Spool:
         """Forget messages that need not wait any more; each with the size of its object."""
         await self.backend.delete(Area.LIVE, [item.key for item, _ in gone])
         for item, _ in gone:
-            lane = self._lane(item)
-            self._waiting[lane] -= 1
-            if self._waiting[lane] <= 0:
-                del self._waiting[lane]
+            if (lane := self._lane(item)) in self._waiting:
+                self._waiting[lane] -= 1
+                if self._waiting[lane] <= 0:
+                    del self._waiting[lane]
         self._forget(len(gone), sum(size for _, size in gone))
 
     async def requeue(self, keys: Sequence[str]) -> int:
@@ -267,7 +293,8 @@ class Spool:
             await self.backend.delete(Area.DEAD, [key])
             self.items += 1
             self.size_bytes += len(again)
-            self._waiting[self._lane(item)] += 1
+            self._note_lanes([item])
+            self.front.begin_anew()
             await self.tell([events.spooled(self.about, **_where(item), **_what(item))])
             back += 1
         return back
@@ -308,11 +335,16 @@ class Spool:
     def _lane(self, item: SpoolItem) -> Lane:
         return self.rules.lane(item.downstream, item.ordering_key, item.key)
 
+    def _note_lanes(self, items: Iterable[SpoolItem]) -> None:
+        # Without an order a lane is a message: nobody asks for it, and there is one for each.
+        if self.rules.ordering != "none":
+            self._waiting.update(map(self._lane, items))
+
     def _forget(self, count: int, size: int) -> None:
         self.items = max(0, self.items - count)
         self.size_bytes = max(0, self.size_bytes - size)
-        self.changed(self.items, self.size_bytes)
         if not self.items:
+            self.oldest_ms = None
             self._waiting.clear()
             self._knows_lanes = True
 
@@ -335,25 +367,9 @@ class Spool:
             plan=arrival.plan,
         )
 
-    async def _fits(self, incoming: int) -> bool:
-        """Whether there is room, once `drop_to_dlq` has made some from the front."""
-        ceiling = self.rules.max_bytes
-        if ceiling is None or self.size_bytes + incoming <= ceiling:
-            return True
-        if self.rules.on_full != "drop_to_dlq":
-            return False
-        while self.items and self.size_bytes + incoming > ceiling:
-            front = [each for each in await self.backend.page(Area.LIVE, "", 1000) if each.key not in self._replaying]
-            if not front:
-                break  # all that is left is on its way out
-            for stored in front:
-                if self.size_bytes + incoming <= ceiling:
-                    break
-                self.evicted.add(stored.key)
-                item = await self._sound(stored)
-                if item is not None:
-                    await self.give_up(item, stored.size, "on_full_evicted")
-        return True
+    def _excess(self, incoming: int) -> int:
+        """By how many bytes the spool would be too large."""
+        return 0 if self.rules.max_bytes is None else self.size_bytes + incoming - self.rules.max_bytes
 
     def _full(self, incoming: int) -> str:
         return (

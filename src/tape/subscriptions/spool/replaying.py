@@ -1,0 +1,96 @@
+"""What becomes of messages that are replayed: several of a lane at once, in order, none past one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+T = TypeVar("T")
+
+
+class Replayed(NamedTuple):
+    """What became of one replay. `refused` is the item's own fault and counts as an attempt; `away` does not.
+
+    `skipped` was not tried, because one before it in its lane could not go.
+    """
+
+    outcome: Literal["started", "duplicate", "refused", "away", "skipped"]
+    execution_id: int = 0
+    error: str = ""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the message has its run."""
+        return self.outcome in ("started", "duplicate")
+
+
+@runtime_checkable
+class InLanes(Protocol):
+    """A dispatch that takes several plans of one lane together."""
+
+    async def in_lanes(self, plans: Sequence[Any], lanes: Sequence[Hashable]) -> list[Replayed]:
+        """Begin runs, those of a lane in their order; behind one that cannot go, the others of its lane are skipped."""
+
+
+async def in_turns(
+    dispatch: Callable[[list[T]], Awaitable[list[Replayed]]], things: Sequence[T], lanes: Sequence[Hashable]
+) -> list[Replayed]:
+    """Dispatch the first of each lane, then the second of those whose first has gone, and so on."""
+    answers = [Replayed("skipped")] * len(things)
+    left = list(range(len(things)))
+    stopped: set[Hashable] = set()
+    while left:
+        heads: dict[Hashable, int] = {}
+        for index in left:
+            heads.setdefault(lanes[index], index)
+        taken = list(heads.values())
+        for index, answer in zip(taken, await dispatch([things[index] for index in taken]), strict=True):
+            answers[index] = answer
+            if not answer.is_run:
+                stopped.add(lanes[index])
+        done = set(taken)
+        left = [index for index in left if index not in done and lanes[index] not in stopped]
+    return answers
+
+
+async def in_batches(
+    send: Callable[[list[int]], Awaitable[list[Replayed]]], batches: Iterable[Sequence[int]], lanes: Sequence[Hashable]
+) -> list[Replayed]:
+    """Send batches of indexes one after the other, without lanes that have stopped; none after one that is lost."""
+    answers = [Replayed("skipped")] * len(lanes)
+    stopped: set[Hashable] = set()
+    for batch in batches:
+        left = [index for index in batch if lanes[index] not in stopped]
+        sent = await send(left) if left else []
+        for index, answer in zip(left, sent, strict=True):
+            if lanes[index] not in stopped:
+                answers[index] = answer
+            if not answer.is_run:
+                stopped.add(lanes[index])
+        if sent and all(answer.outcome == "away" for answer in sent):
+            break
+    return answers
+
+
+def named(lanes: Sequence[Hashable]) -> list[str]:
+    """A short name for each lane that is there more than once; the others need none."""
+    names: dict[Hashable, str] = {}
+    seen: set[Hashable] = set()
+    for lane in lanes:
+        if lane in seen:
+            names.setdefault(lane, str(len(names) + 1))
+        seen.add(lane)
+    return [names.get(lane, "") for lane in lanes]
+
+
+def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[list[int]]:
+    """Indexes in batches of at most so many, and of at most so many bytes as far as one alone is not larger."""
+    batches: list[list[int]] = []
+    size = 0
+    for index, weight in enumerate(sizes):
+        if not batches or len(batches[-1]) >= most or size + weight > most_bytes:
+            batches.append([])
+            size = 0
+        batches[-1].append(index)
+        size += weight
+    return batches

@@ -1,0 +1,53 @@
+"""How much may wait, and how long: the oldest are given up for their age, or to make room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tape.subscriptions.spool.item import SpoolItem
+    from tape.subscriptions.spool.spool import Spool
+
+_AT_ONCE = 500
+
+
+async def expire(spool: Spool, limit_ms: int) -> int:
+    """Give up what was spooled at a moment or before it. The number of messages that were."""
+    expired = 0
+    async with spool.draining:
+        while old := await _older(spool, limit_ms):
+            expired += old
+        await spool.look_at_front()
+    return expired
+
+
+async def _older(spool: Spool, limit_ms: int) -> int:
+    old: list[tuple[SpoolItem, int]] = []
+    with spool.giving_up() as may_leave:
+        while len(old) < _AT_ONCE and (stored := await spool.front.peek()) is not None:
+            item = await spool.sound(stored)
+            if item is not None and item.spooled_at_ms > limit_ms:
+                break  # those behind it came later
+            spool.front.step(stored)
+            if item is not None and may_leave(stored.key):
+                old.append((item, stored.size))
+        await spool.give_up(old, "retention_expired")
+    return len(old)
+
+
+async def make_room(spool: Spool, excess: int) -> None:
+    """Give up so many bytes from the front. What is on its way out leaves by itself and is passed over."""
+    evicted: list[tuple[SpoolItem, int]] = []
+    was_passed_over = False
+    with spool.giving_up() as may_leave:
+        while excess > 0 and (stored := await spool.front.peek()) is not None:
+            spool.front.step(stored)
+            if not may_leave(stored.key):
+                was_passed_over = True
+            elif (item := await spool.sound(stored)) is not None:
+                evicted.append((item, stored.size))
+                excess -= stored.size
+        await spool.give_up(evicted, "on_full_evicted")
+    if was_passed_over:
+        spool.front.begin_anew()
+    await spool.look_at_front()
