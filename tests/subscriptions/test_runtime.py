@@ -12,6 +12,7 @@ import pytest
 
 from tape.errors import PayloadTooLarge, ServerUnreachable, SourceMisconfigured, SourceMissing
 from tape.retry import RetryPolicy
+from tape.subscriptions import runtime
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.forwarding import forwarder_of
@@ -121,6 +122,25 @@ async def test_the_lag_of_a_source_is_told_as_long_as_somebody_looks() -> None:
     async with playing(stage):
         await until(lambda: b"tape_subscription_source_lag{" in stage.metrics.render())
     assert b"tape_subscription_source_lag{" not in stage.metrics.render()
+
+
+@pytest.mark.parametrize("why", ["paused", "circuit open"])
+async def test_the_lag_of_a_source_is_told_while_nothing_is_fetched(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "LAG_EVERY_S", 0.0)
+    stage = Stage(spool={"mode": "off", "circuit": {"trip_after": 1, "probe_after_ms": 3_600_000}})
+    stage.answer = lambda plan: Replayed("away")
+    if why == "paused":
+        stage.state = "PAUSED"
+    else:
+        stage.source.publish(b"0")
+    async with playing(stage):
+        if why == "circuit open":
+            await until(lambda: "circuit.opened" in stage.verbs)
+        for number in range(7):
+            stage.source.publish(str(number).encode())
+        wanted = stage.source.unsettled
+        line = f'tape_subscription_source_lag{{subscription="subscriptions/orders"}} {wanted}.0'
+        await until(lambda: line.encode() in stage.metrics.render())
 
 
 async def test_nothing_is_acknowledged_before_its_run_is_durable() -> None:

@@ -158,11 +158,11 @@ class Runtime:
     async def _fetch_some(self) -> None:
         if self._state() == "PAUSED":
             await self._give_back()
-            await self._rest(IDLE_S)
+            await self._idle()
             return
         wanted = self._forwarder.may_fetch()
         if wanted == 0:
-            await self._rest(IDLE_S)
+            await self._idle()
             return
         batch = min(self.subscription.spec.runtime.batch, self._left())
         if batch == 0:
@@ -197,6 +197,15 @@ class Runtime:
         await self._fetched.put(found)
         if self._once:
             self.stop()
+
+    async def _idle(self) -> None:
+        """Fetch nothing for a while. What waits at the source is looked at all the same: now it grows."""
+        try:
+            await self._look_at_lag()
+        except SourceError as error:
+            await self._connect(error)
+            return
+        await self._rest(IDLE_S)
 
     def _left(self) -> int:
         """How many more messages may be fetched. One that failed counts: it was tried."""
