@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -56,7 +57,10 @@ hypothesis.settings.load_profile("steady")
 
 
 def pytest_configure() -> None:
-    """Keep the files of tests in memory where there is room: kill -9 leaves the same behind, and no disk is awaited."""
+    """Make the surroundings the same everywhere."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background, where every child would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Files are in memory where there is room: kill -9 leaves the same behind, and no disk is awaited.
     memory = Path("/dev/shm")
     if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
         os.environ["TMPDIR"] = tempfile.tempdir = str(memory)

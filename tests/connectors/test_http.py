@@ -13,6 +13,7 @@ from tape.connectors import HttpConnector, ObservationResult, call_dispatch, cal
 from tape.errors import InvalidConnector
 from tape.proto import tape_pb2 as pb
 from tests.receiver import Receiver
+from tests.services import wait_for
 
 
 def payment(**fields: object) -> pb.EffectRecord:
@@ -97,8 +98,10 @@ def test_an_answer_that_does_not_come_in_time_is_unknown_and_can_be_looked_up(
     effect = payment()
     slow = connector(timeout_s=0.2)
     assert slow.dispatch(effect).status == "unknown"
-    assert slow.observe(effect).status == "confirmed"
-    assert slow.observe(payment()).status == "absent"
+    wait_for(bank.ledger, "the payment to happen")
+    patient = connector()
+    assert patient.observe(effect).status == "confirmed"
+    assert patient.observe(payment()).status == "absent"
 
 
 def test_a_status_can_be_read_in_the_words_of_the_other_side(bank: Receiver, connector: Making) -> None:

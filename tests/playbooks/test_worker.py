@@ -338,7 +338,7 @@ async def test_workers_killed_anywhere_are_followed_by_others_and_no_confirmed_s
 ) -> None:
     (tmp_path / "crashing.py").write_text(MODULE)
     await register(client, "crash/yaml", STEPS, "output: '{{ all.map(each, each.what) }}'")
-    arguments = ["worker", "-i", "crashing", "--lease-ms", "1000", "-c", "1", "--url", f"tape://{server.grpc_address}"]
+    arguments = ["worker", "-i", "crashing", "--lease-ms", "4000", "-c", "1", "--url", f"tape://{server.grpc_address}"]
 
     def start() -> Forked:
         return Forked(arguments, cwd=tmp_path)
@@ -407,7 +407,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_it_is_at(
         second = (await client.execute("slow")).execution_id
         os.kill(worker.pid, signal.SIGTERM)
         (tmp_path / "go").touch()
-        assert await asyncio.to_thread(worker.wait, 60) == 0
+        assert await asyncio.to_thread(worker.wait, 120) == 0
     finally:
         worker.kill()
     assert (await client.get_run(first)).status == pb.RUN_STATUS_TERMINAL

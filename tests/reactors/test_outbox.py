@@ -182,15 +182,13 @@ def test_a_send_that_takes_longer_than_its_claim_keeps_it(client: TapeClient) ->
     reports: list[dict[str, Any]] = []
 
     def dispatch() -> None:
-        reports.append(dispatch_one(effect, client=client, claimer="slow", lease_ttl_ms=3_000))
+        reports.append(dispatch_one(effect, client=client, claimer="slow", lease_ttl_ms=10_000))
 
     sender = threading.Thread(target=dispatch)
     sender.start()
     assert started.wait(120)
     first = effect_of(client, run_id, key).dispatch_claim_expires_at_ms
-    wait_for(
-        lambda: effect_of(client, run_id, key).dispatch_claim_expires_at_ms > first + 300, "the claim to be renewed"
-    )
+    wait_for(lambda: effect_of(client, run_id, key).dispatch_claim_expires_at_ms > first, "the claim to be renewed")
     assert dispatch_one(effect, client=client, claimer="other")["outcome"] == "held"
     go_on.set()
     sender.join()

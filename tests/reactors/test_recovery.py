@@ -126,15 +126,18 @@ def test_a_run_that_somebody_was_faster_with_is_reported_as_held(
 
 
 def test_one_that_fails_is_reported_and_left_until_its_lease_runs_out(client: TapeClient) -> None:
-    abandoned(client)
-
     def redrive(run: pb.RunState) -> None:
         raise OSError("no model today")
 
-    (report,) = recover_once(redrive_fn=redrive, client=client, lease_ttl_ms=3_000)
-    assert (report["outcome"], report["reason"], report["status"]) == ("failed", "OSError: no model today", "RUNNING")
-    assert recover_once(redrive_fn=redrive, client=client) == []
+    for lease_ttl_ms in (60_000, 1):
+        run_id = abandoned(client)
+        (report,) = recover_once(redrive_fn=redrive, client=client, lease_ttl_ms=lease_ttl_ms)
+        assert (report["run_id"], report["outcome"], report["status"]) == (run_id, "failed", "RUNNING")
+        assert report["reason"] == "OSError: no model today"
+        if lease_ttl_ms > 1:
+            assert recover_once(redrive_fn=redrive, client=client) == []
     wait_for(lambda: client.list_runs_to_recover().runs, "its lease to run out")
+    assert [run.run_id for run in client.list_runs_to_recover().runs] == [run_id]
 
 
 def test_a_long_drive_keeps_its_lease(client: TapeClient) -> None:

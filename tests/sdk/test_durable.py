@@ -70,9 +70,9 @@ def test_two_processes_cannot_carry_on_the_same_run(url: str) -> None:
 
 
 def test_the_lease_is_renewed_for_as_long_as_the_run_takes(url: str, observer: TapeClient) -> None:
-    with run_of(url, lease_ttl_ms=3_000) as run:
+    with run_of(url, lease_ttl_ms=10_000) as run:
         first = observer.get_run(run.run_id).lease_expires_at_ms
-        wait_for(lambda: observer.get_run(run.run_id).lease_expires_at_ms > first + 1_000, "two renewals")
+        wait_for(lambda: observer.get_run(run.run_id).lease_expires_at_ms > first, "a renewal")
         assert not observer.list_runs_to_recover().runs
 
 

@@ -23,6 +23,7 @@ from tape.security.keyfile import KeyFile
 from tape.server import server as server_module
 from tape.server.gateway import Gateway
 from tape.server.server import Server
+from tape.subscriptions.ingress import Ingress
 from tests.conftest import settings_for
 from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, Issuer, token
@@ -77,9 +78,10 @@ spec:
 class Edge:
     """A server with a listener, and the address that senders know."""
 
-    def __init__(self, server: Server, address: str) -> None:
+    def __init__(self, server: Server, address: str, ingress: Ingress | None = None) -> None:
         self.server = server
         self.address = address
+        self.ingress = ingress or server.ingress
 
     async def post(self, body: bytes = b"{}", name: str = "orders", **headers: str) -> Answer:
         return await call(self.address, "POST", f"/ingress/{name}", body, **headers)
@@ -110,7 +112,7 @@ class Edge:
         await self.api(f"/api/subscriptions/{row['subscription_id']}/{action}", {})
 
 
-async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 30) -> Any:
+async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 120) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := await condition()):
         assert time.monotonic() < deadline
@@ -122,7 +124,7 @@ async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 3
 async def serving(store: str, tmp_path: Path) -> AsyncIterator[Server]:
     key = tmp_path / "wallet.key"
     KeyFile(key).create()
-    settings = settings_for(store, internal_token=TOKEN, wallet_key=str(key), ingress_body_timeout_s=0.5)
+    settings = settings_for(store, internal_token=TOKEN, wallet_key=str(key), ingress_body_timeout_s=60)
     async with Server(settings) as server:
         await server.wallet.set("orders_secret", SECRET)
         edge = Edge(server, server.http_address)
@@ -141,11 +143,12 @@ async def edge(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
         if request.param == "postgres":
             store = stack.enter_context(request.getfixturevalue("postgres").fresh_database())
         server = await stack.enter_async_context(serving(store, tmp_path))
-        address = server.http_address
         if request.param == "gateway":
-            behind = Gateway(f"http://{address}", TOKEN, fresh_s=0.0, body_timeout_s=0.5)
-            address = (await stack.enter_async_context(behind)).address
-        yield Edge(server, address)
+            gateway = Gateway(f"http://{server.http_address}", TOKEN, fresh_s=0.0, body_timeout_s=60)
+            await stack.enter_async_context(gateway)
+            yield Edge(server, gateway.address, gateway._ingress)
+        else:
+            yield Edge(server, server.http_address)
 
 
 at_both_doors = pytest.mark.parametrize("edge", ["sqlite", "gateway"], indirect=True)
@@ -328,10 +331,12 @@ async def test_a_hundred_megabytes_are_refused_without_being_read(edge: Edge) ->
 
 @at_both_doors
 async def test_a_body_that_never_comes_is_not_waited_for(edge: Edge) -> None:
+    assert edge.ingress._body_timeout_s == 60
+    edge.ingress._body_timeout_s = 0.1
     host, _, port = edge.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /ingress/orders HTTP/1.1\r\nhost: x\r\ncontent-length: 70000\r\n\r\n{")
-    answer = await asyncio.wait_for(reader.read(), 60)
+    answer = await asyncio.wait_for(reader.read(), 120)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"slow_body" in answer
     writer.close()

@@ -115,7 +115,7 @@ def test_the_end_of_the_process_waits_for_what_is_on_its_way(tmp_path: Path) -> 
     program = """
 import sys
 from tape import ServerBackend, SessionTape
-tape = SessionTape(backend=ServerBackend(sys.argv[1], run_id="r"))
+tape = SessionTape(backend=ServerBackend(sys.argv[1], run_id="r", close_timeout_s=200))
 for _ in range(2000):
     tape.record({"kind": "a"})
 """

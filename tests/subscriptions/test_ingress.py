@@ -10,6 +10,7 @@ import hmac
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import tape.subscriptions.ingress as module
 from tape.errors import PayloadTooLarge, StoreUnavailable, TapeError
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import Event
+from tape.subscriptions.governor import Governor
 from tape.subscriptions.ingress import Admitted, Answer, Ingress, Taken, admit
 from tape.subscriptions.listeners import Listener, Listeners
 from tape.subscriptions.verification.delivery import Delivery, Refused
@@ -81,6 +83,7 @@ class Door:
         self.answer = Taken("4711")
         self.go = asyncio.Event()
         self.go.set()
+        self.waiting = 0
         self.metrics = Metrics()
         self.known = Known(*listeners)
         self.ingress = Ingress(Listeners(self.known, 30), self.take, self.tell, self.metrics, **options)
@@ -90,11 +93,18 @@ class Door:
         return [each.plan for each in self.taken]
 
     async def take(self, listener: Listener, admitted: Admitted) -> Taken:
+        self.waiting += 1
         await self.go.wait()
+        self.waiting -= 1
         if self.error is not None:
             raise self.error
         self.taken.append(admitted)
         return self.answer
+
+    async def reached(self, count: int) -> None:
+        """Wait until so many deliveries are about to become runs."""
+        while self.waiting < count:
+            await asyncio.sleep(0)
 
     async def tell(self, events: Sequence[Event]) -> None:
         self.told += events
@@ -127,7 +137,7 @@ async def test_a_signed_delivery_becomes_a_plan_and_is_accepted_when_its_run_is_
     body = b'{"order": 5}'
     headers = signed(body, x_route="domain/fraud", x_key="k1", cookie="c", authorization="a", content_type="x/y")
     posting = asyncio.create_task(door.ingress.receive("orders", headers, chunks(body[:4], body[4:])))
-    await asyncio.sleep(0.01)
+    await door.reached(1)
     assert not posting.done()
     door.go.set()
     assert await posting == Answer(202, {"status": "accepted", "execution_id": "4711"})
@@ -341,16 +351,18 @@ async def test_strangers_make_no_time_series_and_no_events_of_their_own() -> Non
 
 async def test_refusals_that_cannot_be_told_are_told_later() -> None:
     door = Door(push())
-    tell, door.ingress._rejections._tell = door.tell, _fails
+    has_failed = asyncio.Event()
+
+    async def fails(_: Sequence[Event]) -> None:
+        has_failed.set()
+        raise StoreUnavailable("away")
+
+    tell, door.ingress._rejections._tell = door.tell, fails
     await door.post(headers=wire())
-    await asyncio.sleep(0.01)
+    await has_failed.wait()
     door.ingress._rejections._tell = tell
     await door.ingress.close()
     assert [event.context["count"] for event in door.told] == [1]
-
-
-async def _fails(_: Sequence[Event]) -> None:
-    raise StoreUnavailable("away")
 
 
 async def test_when_listeners_cannot_be_looked_up_the_sender_comes_again() -> None:
@@ -421,7 +433,7 @@ async def test_all_bodies_together_have_a_limit_too(monkeypatch: pytest.MonkeyPa
     door.go.clear()
     body = b"x" * 1_000
     first = asyncio.create_task(door.post(body))
-    await asyncio.sleep(0.01)
+    await door.reached(1)
     second = await door.post(body)
     assert (second.status, second.body["reason"], second.retry_after_s) == (503, "overloaded", 1)
     door.go.set()
@@ -429,7 +441,10 @@ async def test_all_bodies_together_have_a_limit_too(monkeypatch: pytest.MonkeyPa
     assert (await door.post(body)).status == 202
 
 
-async def test_more_than_the_subscription_takes_is_told_to_come_back_and_the_journal_hears_it_once() -> None:
+async def test_more_than_the_subscription_takes_is_told_to_come_back_and_the_journal_hears_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "Governor", partial(Governor, clock=lambda: 0.0))  # no time passes
     door = Door(push(limits={"max_dispatch_per_sec": 2}))
     answers = [await door.post() for _ in range(5)]
     assert [answer.status for answer in answers] == [202, 202, 429, 429, 429]
@@ -447,7 +462,7 @@ async def test_so_many_at_once_and_no_more() -> None:
     door = Door(push(limits={"max_in_flight": 2}))
     door.go.clear()
     waiting = [asyncio.create_task(door.post()) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    await door.reached(2)
     third = await door.post()
     assert (third.status, third.body["reason"], third.retry_after_s) == (429, "max_in_flight", 1)
     door.go.set()

@@ -96,11 +96,11 @@ async def playing(stage: Stage) -> AsyncIterator[asyncio.Task[Any]]:
     finally:
         stage.gate.set()
         stage.runtime.stop()
-        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 30)
+        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 120)
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -223,7 +223,7 @@ async def test_a_stream_that_was_never_there_is_not_waited_for() -> None:
 
     stage.source.open = missing  # type: ignore[method-assign]
     with pytest.raises(SourceMissing):
-        await asyncio.wait_for(stage.runtime.run(), 30)
+        await asyncio.wait_for(stage.runtime.run(), 120)
 
 
 async def test_an_outage_of_the_source_is_told_once_and_nothing_is_lost() -> None:
@@ -298,7 +298,7 @@ async def test_an_end_finishes_what_was_fetched_and_fetches_no_more(how: str) ->
         else:
             stage.state = how
         stage.gate.set()
-        counts = await asyncio.wait_for(task, 30)
+        counts = await asyncio.wait_for(task, 120)
     assert counts.dispatched == counts.received < 20
     assert stage.source.unsettled == 20 - counts.dispatched
 
@@ -322,7 +322,7 @@ async def test_a_bounded_drain_ends_when_the_source_is_empty() -> None:
     stage.runtime._until_empty = True
     for number in range(25):
         stage.source.publish(str(number).encode())
-    counts = await asyncio.wait_for(stage.runtime.run(), 30)
+    counts = await asyncio.wait_for(stage.runtime.run(), 120)
     assert (counts.dispatched, stage.source.unsettled) == (25, 0)
 
 
@@ -334,4 +334,4 @@ async def test_settings_that_cannot_work_end_it_at_once() -> None:
 
     stage.source.open = refuse  # type: ignore[method-assign]
     with pytest.raises(SourceMisconfigured):
-        await asyncio.wait_for(stage.runtime.run(), 30)
+        await asyncio.wait_for(stage.runtime.run(), 120)

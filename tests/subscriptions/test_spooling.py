@@ -88,7 +88,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
     caplog.set_level(logging.WARNING, "tape.subscriptions.spooling")
     after = Spooling(away, Replaying, tell, reveal, Metrics())
     after.recover(Known(broken, good))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         assert await replayed.get() == "m1"
         while asked < 3:
             await asyncio.sleep(0.01)

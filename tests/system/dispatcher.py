@@ -29,4 +29,4 @@ class Held(HttpConnector):
 if __name__ == "__main__":
     payments = f"{bank_url}/payments"
     register(Held("bank", payments, status_url=f"{payments}/{{idempotency_key}}"))
-    run_outbox_dispatcher(tape_url, interval_s=0.05, lease_ttl_ms=3000)
+    run_outbox_dispatcher(tape_url, interval_s=0.05, lease_ttl_ms=6000)

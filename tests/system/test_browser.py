@@ -52,10 +52,14 @@ def page() -> Iterator[Page]:
         pytest.skip("no Chromium on this machine: a real EventSource was not tested")
     with sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+            browser = playwright.chromium.launch(
+                executable_path=program, args=["--no-sandbox", "--disable-gpu"], timeout=180_000
+            )
         except Error as error:
             pytest.skip(f"{program} does not start here: a real EventSource was not tested ({error.message[:200]})")
-        yield browser.new_page()
+        page = browser.new_page()
+        page.set_default_timeout(180_000)
+        yield page
         browser.close()
 
 

@@ -85,10 +85,15 @@ async def test_a_server_told_to_stop_finishes_its_commits_and_ends_streams_with_
             stream = client.follow(reconnect=False)
             await anext(stream)
             await load.until_acknowledged(500)
-            assert await asyncio.to_thread(server.terminate) == 0
-            with pytest.raises(TapeError, match="shutting down"):
+
+            async def read_on() -> None:
                 async for _ in stream:
                     pass
+
+            reading = asyncio.create_task(read_on())
+            assert await asyncio.to_thread(server.terminate) == 0
+            with pytest.raises(TapeError, match="shutting down"):
+                await reading
     finally:
         await load.stop()
         server.kill()
@@ -115,8 +120,8 @@ def test_the_memory_store_leaves_no_files_behind() -> None:
         assert server.terminate() == 0
         assert not memory_folders(server)
     with ServerProcess("memory") as killed:
-        killed.kill()
         assert memory_folders(killed)
+        killed.kill()
         with ServerProcess("memory"):
             assert not memory_folders(killed)
 

@@ -107,9 +107,14 @@ async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any
     await api(server, "/api/catalog/register", {"content": PUSH})
     sender = Sender(gateway.address)
     total = SENDERS * EACH
+    killed = [asyncio.Event(), asyncio.Event()]
+    # Everybody has something left to send when the server is away.
+    waits = {EACH // 2: killed[0], EACH - 1: killed[1]}
 
     async def send(number: int) -> None:
         for n in range(EACH):
+            if n in waits:
+                await waits[n].wait()
             await sender.send(f"m{number}-{n}")
 
     async def reach(count: int) -> None:
@@ -118,10 +123,11 @@ async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any
 
     async def harm() -> None:
         listen, http_listen = server.url.removeprefix("tape://"), server.http_url.removeprefix("http://")
-        for count in (total // 5, total * 3 // 5):
+        for count, is_killed in zip((total // 5, total * 3 // 5), killed, strict=True):
             await reach(count)
             await asyncio.to_thread(server.kill)
             failures = len(sender.failures)
+            is_killed.set()
             while len(sender.failures) == failures:  # somebody has noticed
                 await asyncio.sleep(0.005)
             await asyncio.to_thread(server.start, listen, http_listen)

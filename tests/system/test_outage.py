@@ -50,7 +50,7 @@ def command(*arguments: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
-http = urllib3.PoolManager(retries=False, timeout=30)
+http = urllib3.PoolManager(retries=False, timeout=120)
 
 
 class GatewayProcess:

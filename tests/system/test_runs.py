@@ -68,7 +68,7 @@ def drive_until_done(drive: Callable[[], None]) -> None:
 
 
 COMMITS = 15  # of one drive of the agent
-OWN = 8  # what a server may commit for itself meanwhile
+MOST = 90  # with what a server commits for itself meanwhile, however long that takes
 
 
 @pytest.mark.timeout(600)
@@ -77,32 +77,31 @@ def test_a_server_killed_at_each_commit_of_a_run_leaves_all_or_nothing(
     store_url: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tape.effect.patience.PATIENCE_S", 0)
-    worlds = {f"dies at {number}": World() for number in range(1, COMMITS + OWN + 1)}
+    runs: dict[str, str] = {}
     with ServerProcess(store_url) as server, TapeClient(server.url) as client:
-        for invocation in worlds:
-            ids = {"app_name": "app", "user_id": "", "session_id": "", "invocation_id": invocation}
-            run_id = client.begin_run(**ids, lease_owner="agent").run_id
+        for number in range(1, MOST + 1):
+            ids = {"app_name": "app", "user_id": "", "session_id": "", "invocation_id": f"dies at {number}"}
+            runs[ids["invocation_id"]] = run_id = client.begin_run(**ids, lease_owner="agent").run_id
             client.send_signal(run_id=run_id, gate_name="approval", resolution_json='{"approved": true}')
 
-    finished = []
-    for number, (invocation, world) in enumerate(worlds.items(), 1):
+    worlds: dict[str, World] = {}
+    for number, invocation in enumerate(runs, 1):
+        world = worlds[invocation] = World()
         with FragileServer(store_url, moment, number) as server:
             try:
                 agent(server.url, invocation, world)
-                finished.append(number)
+                break  # it has fewer commits than that
             except ServerUnreachable:
                 pass
-    assert finished[-1:] == [COMMITS + OWN], "the agent has more commits than were tried"
-    assert len(finished) <= OWN
+    assert COMMITS < len(worlds) < MOST, "not every commit was tried"
 
     with ServerProcess(store_url) as server, TapeClient(server.url) as client:
         for invocation, world in worlds.items():
             drive_until_done(lambda: agent(server.url, invocation, world))  # noqa: B023 - called at once
             assert sorted(map(str, world.acts.values()))[:2] == ["2", "40"], invocation
             assert len(world.acts) == 3, invocation
-        runs = client.list_runs(app_name="app").runs
-        assert {run.status for run in runs} == {pb.RUN_STATUS_TERMINAL}
-        assert [len(client.list_obligations(run_id=run.run_id).obligations) for run in runs] == [2] * len(worlds)
+            assert client.get_run(runs[invocation]).status == pb.RUN_STATUS_TERMINAL, invocation
+            assert len(client.list_obligations(run_id=runs[invocation]).obligations) == 2, invocation
         assert not client.list_pending_effects().effects
 
 
