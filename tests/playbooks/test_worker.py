@@ -16,11 +16,12 @@ import pytest
 
 import tape
 from tape.client import AsyncTapeClient
-from tape.errors import InvalidInput, TapeError
+from tape.errors import InvalidInput, NotServed, TapeError
 from tape.playbooks import functions
 from tape.playbooks.tools import TOOLS, ToolCall
 from tape.playbooks.worker import announce_playbooks, work
 from tape.proto import tape_pb2 as pb
+from tape.server.grpc.advancing import AdvancingDoor
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.forked import Forked
@@ -386,6 +387,62 @@ async def _until_head(client: AsyncTapeClient) -> AsyncIterator[Any]:
         yield entry
         if entry.global_seq >= head:
             return
+
+
+async def test_no_more_steps_act_at_a_time_than_a_worker_has_places(client: AsyncTapeClient) -> None:
+    acting, most = 0, []
+
+    @tape.function
+    async def act() -> int:
+        nonlocal acting
+        acting += 1
+        most.append(acting)
+        await asyncio.sleep(0)
+        acting -= 1
+        return 1
+
+    await register(
+        client,
+        "many/steps",
+        "  - {step: one, tool: {kind: python, function: act}}\n"
+        '  - {step: more, each: "[1, 2]", tool: {kind: python, function: act}}',
+    )
+    await client.execute_many([pb.Execution(path="many/steps") for _ in range(100)])
+    last = (await client.execute("many/steps")).execution_id
+    async with working(client, concurrency=3):
+        assert (await end_of(client, last)).status == pb.RUN_STATUS_TERMINAL
+        while (await client.list_runs(status=pb.RUN_STATUS_RUNNING, limit=1)).runs:
+            await asyncio.sleep(0.02)
+    assert len(most) == 303
+    assert max(most) <= 3
+
+
+async def test_an_older_server_is_told_of_one_run_at_a_time(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(AdvancingDoor, "advance_runs")
+    async with (
+        Server(settings_for(store_url)) as server,
+        AsyncTapeClient(f"tape://{server.grpc_address}") as client,
+    ):
+        await register(client, "quick", "  - {step: a, tool: {kind: value, value: 5}}")
+        async with working(client):
+            assert await outcome(client, "quick") == {"output": 5}
+
+
+async def test_a_worker_that_is_newer_than_its_server_says_so_and_uses_up_no_attempt(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(AdvancingDoor, "advance_runs")
+    monkeypatch.delattr(AdvancingDoor, "advance_run")
+    async with (
+        Server(settings_for(store_url)) as server,
+        AsyncTapeClient(f"tape://{server.grpc_address}") as client,
+    ):
+        await register(client, "quick", "  - {step: a, tool: {kind: value, value: 5}}")
+        await client.execute_many([pb.Execution(path="quick") for _ in range(10)])
+        with pytest.raises(NotServed, match=r"does not serve AdvanceRun .* older than this client\. Update the server"):
+            await work(client.url)
+        found = (await client.list_tasks(reaction_id="pool:shared", limit=100)).tasks
+        assert [(task.status, task.attempts) for task in found] == [(pb.TASK_STATUS_PENDING, 0)] * 10
 
 
 async def test_a_worker_that_is_told_to_stop_finishes_what_it_is_at(

@@ -19,7 +19,7 @@ from tape.reactions import Envelope, ReactionDef, run_dispatcher
 from tape.reactions import line as line_module
 from tape.reactions.calling import Caller
 from tape.reactions.dispatcher import dispatch
-from tape.reactions.line import Line
+from tape.reactions.line import GiveBack, Line, leave_place, take_place
 from tape.reactions.policies import pace
 from tape.reactions.tally import Tally
 from tape.reactions.threads import Threads
@@ -449,6 +449,88 @@ async def test_a_task_that_comes_just_before_the_stop_is_given_back_too() -> Non
     await asyncio.sleep(0)
     assert line.reports().released == ["before", "after"]
     assert (called, tally.in_flight, line.held) == ([], 0, {})
+
+
+# ── places, and what is fetched ahead ────────────────────────────────────────────────────────────
+
+
+def some(count: int) -> list[pb.Task]:
+    return [pb.Task(task_id=str(number), subject="/tape/a/b") for number in range(count)]
+
+
+async def settled() -> None:
+    """Let everything that can go on go on."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_fetched_ahead_is_prepared_and_acts_when_it_has_a_place() -> None:
+    prepared, acting, done = [], [], []
+    go = asyncio.Event()
+
+    async def handler(envelope: Envelope) -> None:
+        prepared.append(envelope.task_id)
+        await asyncio.gather(take_place(), take_place())  # what one handler does at once has one place together
+        acting.append(envelope.task_id)
+        await go.wait()
+        leave_place()
+        leave_place()
+        done.append(envelope.task_id)
+
+    line = Line("r", Caller(handler, "r", Threads(1)), Tally(), max_concurrency=2, ahead=3)
+    line.take(some(5))
+    await settled()
+    assert (prepared, acting) == (["0", "1", "2", "3", "4"], ["0", "1"])
+    go.set()
+    await settled()
+    assert done == prepared
+    assert line.reports().completed == prepared
+
+
+@pytest.mark.parametrize(
+    ("seconds", "window"), [(0.0001, 2 + 64), (0.01, 2 + 20), (0.05, 2 + 4), (1.0, 2), (0.1, 2 + 2)]
+)
+async def test_the_quicker_the_work_the_more_is_fetched_ahead(seconds: float, window: int) -> None:
+    line = Line("r", Caller(print, "r", Threads(1)), Tally(), max_concurrency=2, ahead=64)
+    assert line.window == 2  # nobody knows yet
+    line.took(seconds)
+    assert line.window == window
+    line.stop()
+    assert line.window == 0
+
+
+async def test_what_waits_for_a_place_behind_work_that_takes_long_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(line_module, "MAX_WAIT_S", 0.0)
+    go = asyncio.Event()
+
+    async def handler(envelope: Envelope) -> None:
+        if envelope.task_id == "2":
+            await go.wait()  # it waits for something else than a place
+        await take_place()
+        await go.wait()
+
+    line = Line("r", Caller(handler, "r", Threads(1)), Tally(), max_concurrency=1, ahead=8)
+    line.took(0.001)
+    line.take(some(3))
+    await settled()
+    line.give_back()
+    await settled()
+    assert line.reports().released == ["1"]
+    go.set()
+    await settled()
+    assert sorted(line.reports().completed) == ["0", "2"]
+
+
+async def test_a_handler_that_cannot_begin_gives_its_task_back() -> None:
+    async def handler(envelope: Envelope) -> None:
+        raise GiveBack("not here")
+
+    line = Line("r", Caller(handler, "r", Threads(1)), Tally())
+    line.take(some(1))
+    await settled()
+    assert line.reports().released == ["0"]
 
 
 async def test_what_does_not_finish_in_time_is_cut_short(server: Server, client: AsyncTapeClient) -> None:

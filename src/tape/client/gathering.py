@@ -75,19 +75,23 @@ class Gathering(Generic[Item, Answer]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await self._deliver(self._gather())
+                if callers := self._gather():
+                    await self._deliver(callers)
         finally:
             self._in_flight -= 1
 
     def _gather(self) -> list[Caller[Item, Answer]]:
-        """Those who wait, as many as one message takes."""
-        callers = [self._waiting.popleft()]
-        count, size = callers[0].count, callers[0].size
+        """Those who still wait, as many as one message takes."""
+        callers: list[Caller[Item, Answer]] = []
+        count = size = 0
         while self._waiting:
             following = self._waiting[0]
+            if following.future.done():  # it has gone away, and nothing was sent for it
+                self._waiting.popleft()
+                continue
             count += following.count
             size += following.size
-            if count > self._max_count or size > self._max_bytes:
+            if callers and (count > self._max_count or size > self._max_bytes):
                 break
             callers.append(self._waiting.popleft())
         return callers

@@ -10,6 +10,7 @@ import msgspec
 
 from tape.errors import (
     LeaseHeld,
+    NotServed,
     Overloaded,
     PlaybookError,
     PlaybookNotFound,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tape.playbooks.spec import Playbook
 
 # What keeps a run from going on just now, and says nothing about what it does.
-_AWAY = (LeaseHeld, Overloaded, RunInterrupted, ServerStopping, ServerUnreachable, StoreError)
+_AWAY = (LeaseHeld, NotServed, Overloaded, RunInterrupted, ServerStopping, ServerUnreachable, StoreError)
 
 
 def is_interruption(error: BaseException) -> bool:

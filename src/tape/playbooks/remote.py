@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +21,7 @@ from tape.playbooks.host import Act, RunInfo, is_interruption
 from tape.playbooks.names import APP
 from tape.playbooks.spec import Playbook
 from tape.proto import tape_pb2 as pb
+from tape.reactions.line import take_place
 from tape.telemetry.tracing import current_trace, to_traceparent
 
 # A child that was started for a step is the same one for as long as a run may reasonably take.
@@ -62,6 +64,7 @@ class RemoteHost:
         begun = (await self.advance(begin=begin)).begun
         if begun.status != pb.EFFECT_STATUS_PENDING:
             return _outcome(step, key, begun)
+        await take_place()
         try:
             result = _plain(await act())
         except Exception as error:
@@ -104,6 +107,8 @@ class RemoteHost:
             )
         except BaseException as error:
             self._settled = settled + self._settled
+            if isinstance(error, asyncio.CancelledError):
+                self.has_lease = True  # perhaps: it may be on its way
             if settled and parts and isinstance(error, TapeError):
                 # The rest was refused, for example because the run was cancelled; what happened, happened.
                 with contextlib.suppress(TapeError):
@@ -119,7 +124,8 @@ class RemoteHost:
     async def let_go(self) -> None:
         """Record what is known, and give the lease back: whoever gets the task next need not wait for it to run out."""
         if self.has_lease:
-            await self.advance()
+            if self._settled:
+                await self.advance()
             await self._client.resume_run(run_id=self._run.id, lease_owner=self._owner, lease_ttl_ms=1, renew=True)
 
     async def publish(self, subject: str, payload: Any, key: str) -> None:

@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +22,7 @@ from tape.errors import (
     InvalidInput,
     NeverRetry,
     NotFound,
+    NotServed,
     PlaybookNotFound,
     ResourceNotFound,
     RunCancelled,
@@ -40,6 +42,7 @@ from tape.playbooks.spec import Playbook
 from tape.proto import tape_pb2 as pb
 from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
 from tape.reactions.envelope import Envelope
+from tape.reactions.line import GiveBack, leave_place, take_place
 from tape.reactions.tally import Tally
 from tape.telemetry.export import start_export
 
@@ -51,6 +54,8 @@ log = logging.getLogger(__name__)
 TASK_LEASE_MS = 30_000
 RUN_LEASE_SHARE = 0.8
 MAX_THREADS = 1_000
+# Runs that are prepared while others act, as long as those are quick: leased, and their first step on record.
+AHEAD = 64
 SERVER_LOOK_S = 1.0
 
 
@@ -129,8 +134,10 @@ async def work(
         try:
             await _introduce(client, pool, announce=announce, waits=not options.get("once"))
             dispatcher = Dispatcher(client, owner=owner, claim_max=concurrency, lease_ms=lease_ms, **options)
-            worker = Worker(client, blocking, owner, int(lease_ms * RUN_LEASE_SHARE))
-            dispatcher.add(reaction_id(pool), worker.handle, name=f"pool {pool}", max_concurrency=concurrency)
+            worker = Worker(client, blocking, owner, int(lease_ms * RUN_LEASE_SHARE), dispatcher.fail)
+            dispatcher.add(
+                reaction_id(pool), worker.handle, name=f"pool {pool}", max_concurrency=concurrency, ahead=AHEAD
+            )
             async with worker.leases:
                 with stopping(dispatcher.stop, stop):
                     await dispatcher.run()
@@ -163,7 +170,15 @@ async def announce_playbooks(client: AsyncTapeClient, pool: str) -> list[pb.Reso
 class Worker:
     """Runs one command after the other, in any number of places."""
 
-    def __init__(self, client: AsyncTapeClient, blocking: TapeClient, owner: str, lease_ms: int) -> None:
+    def __init__(
+        self,
+        client: AsyncTapeClient,
+        blocking: TapeClient,
+        owner: str,
+        lease_ms: int,
+        give_up: Callable[[TapeError], None],
+    ) -> None:
+        self._give_up = give_up
         self._client = client
         self._blocking = blocking
         self._owner = owner
@@ -198,6 +213,9 @@ class Worker:
             log.info("run %s was cancelled: %s", run.id, error)
         except NotFound as error:
             raise NeverRetry(str(error)) from error
+        except NotServed as error:  # that of any other command would be the same: none is to be used up
+            self._give_up(error)
+            raise GiveBack(str(error)) from error
         except BaseException:
             try:
                 await asyncio.shield(host.let_go())
@@ -209,8 +227,10 @@ class Worker:
         try:
             playbook = await self._playbook(command.catalog_id)
             if playbook.python:
+                await take_place()
                 await host.advance()  # a function is not called by somebody who does not have the run
             output = await run_playbook(playbook, command.payload, run, host)
+            leave_place()  # what is left is to record the end, together with those of others
             await host.end(pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
         except Exception as error:
             if is_interruption(error):

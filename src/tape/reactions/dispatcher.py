@@ -21,7 +21,7 @@ from tape.errors import InvalidInput, NothingToDispatch, NotServed, TapeError
 from tape.reactions.calling import Caller, Handler
 from tape.reactions.decorators import TASK, ReactionDef, get_registry
 from tape.reactions.feeds import Feed, poll
-from tape.reactions.line import RENEWALS_PER_LEASE, Line
+from tape.reactions.line import MAX_WAIT_S, RENEWALS_PER_LEASE, Line
 from tape.reactions.registering import id_of
 from tape.reactions.registering import register as register_reactions
 from tape.reactions.tally import Tally
@@ -163,8 +163,12 @@ class Dispatcher:
         max_concurrency: int = 1,
         rate_limit_per_s: int = 0,
         timeout_s: float = 0.0,
+        ahead: int = 0,
     ) -> None:
-        """Serve a reaction too; one that is served already stays as it is."""
+        """Serve a reaction too; one that is served already stays as it is.
+
+        While its handlers are quick, up to `ahead` tasks beyond those that run are held, so that none is waited for.
+        """
         if reaction_id in self.lines or self._is_stopping:
             return
         line = self.lines[reaction_id] = Line(
@@ -175,6 +179,7 @@ class Dispatcher:
             rate_limit_per_s=rate_limit_per_s,
             claim_max=self._claim_max,
             lease_ms=self._lease_ms,
+            ahead=ahead,
         )
         if self._is_running:
             self._serve(line)
@@ -207,6 +212,11 @@ class Dispatcher:
             for line in self.lines.values():
                 line.stop()
             self._changed.set()
+
+    def fail(self, error: TapeError) -> None:
+        """Stop, and let `run` end with this error."""
+        self._failed = self._failed or error
+        self.stop()
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
@@ -255,9 +265,10 @@ class Dispatcher:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_ms / 1_000 / RENEWALS_PER_LEASE / 2)
+            await asyncio.sleep(min(self._lease_ms / 1_000 / RENEWALS_PER_LEASE, MAX_WAIT_S) / 2)
             for line in self.lines.values():
                 line.renew_leases()
+                line.give_back()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from contextvars import ContextVar
 from enum import Enum
 from typing import NamedTuple
 
@@ -22,6 +23,10 @@ log = logging.getLogger(__name__)
 
 # A lease is renewed when a third of it is over: two attempts may fail.
 RENEWALS_PER_LEASE = 3
+# A line that fetches ahead holds what its places get through in this time, and not more than it was told.
+AHEAD_S = 0.1
+# What has waited so long for a place is given back: somebody else may have one.
+MAX_WAIT_S = 0.5
 
 
 class Outcome(Enum):
@@ -34,18 +39,75 @@ class Outcome(Enum):
 Report = Outcome | pb.TaskFailure
 
 
+class GiveBack(Exception):
+    """For a handler that cannot begin: its task goes back, and no attempt is counted."""
+
+
 class Held:
     """A task that is ours for now."""
 
-    __slots__ = ("has_begun", "is_lost", "is_running", "leased_at", "since", "task", "work")
+    __slots__ = ("has_begun", "is_lost", "is_running", "leased_at", "since", "task", "waits_since", "work")
 
     def __init__(self, task: pb.Task) -> None:
         self.task = task
         self.since = self.leased_at = time.monotonic()
         self.has_begun = False  # to wait for its turn
+        self.waits_since = 0.0  # for a place; 0: it does not
         self.is_running = False
         self.is_lost = False
         self.work: asyncio.Task[None] | None = None
+
+
+class Place:
+    """The right to act on one task: as many have it at a time as the reaction allows."""
+
+    def __init__(self, line: Line, held: Held) -> None:
+        self._line = line
+        self._held = held
+        self._since = 0.0
+        self._is_taken = False
+        self._taking = asyncio.Lock()  # what a handler does at the same time has one place all together
+
+    async def take(self) -> None:
+        """Wait for it; having it already, go on."""
+        async with self._taking:
+            if self._is_taken:
+                return
+            self._held.waits_since = time.monotonic()
+            await self._line.places.acquire()
+            self._is_taken = True
+            await self._line.keep_pace()
+            self._held.waits_since = 0.0
+            self._held.is_running = True
+            self._since = time.monotonic()
+
+    def leave(self) -> None:
+        """Let the next one act."""
+        if self._is_taken:
+            self._is_taken = False
+            self._line.places.release()
+            self._line.took(time.monotonic() - self._since)
+
+    def keep(self) -> None:
+        """Never let go of it: whoever it is kept for releases the line's place."""
+        self._is_taken = False
+
+
+_place: ContextVar[Place | None] = ContextVar("tape_place", default=None)
+
+
+async def take_place() -> None:
+    """For the handler of a line that fetches ahead: wait for the right to act. What only prepares needs none."""
+    place = _place.get()
+    if place is not None:
+        await place.take()
+
+
+def leave_place() -> None:
+    """For a handler that has acted: what is left is to write that down, and needs no place."""
+    place = _place.get()
+    if place is not None:
+        place.leave()
 
 
 class Reports(NamedTuple):
@@ -58,7 +120,10 @@ class Reports(NamedTuple):
 
 
 class Line:
-    """Runs the tasks of one reaction. It never holds more than its window, nor runs more than its limits allow."""
+    """Runs the tasks of one reaction. It never holds more than its window, nor runs more than its limits allow.
+
+    With `ahead`, handlers begin at once and take their place themselves: up to so many more are prepared meanwhile.
+    """
 
     def __init__(
         self,
@@ -70,6 +135,7 @@ class Line:
         rate_limit_per_s: int = 0,
         claim_max: int = 16,
         lease_ms: int = 60_000,
+        ahead: int = 0,
     ) -> None:
         self.reaction_id = reaction_id
         self.lease_ms = lease_ms
@@ -81,16 +147,21 @@ class Line:
         self.news = asyncio.Event()  # there is something to send, or room for more
         self._call = call
         self._tally = tally
-        self._places = asyncio.Semaphore(max_concurrency)
+        self.places = asyncio.Semaphore(max_concurrency)
         self._rate = rate_limit_per_s
         self._next_us = 0
         self._full_window = max(min(claim_max, max_concurrency), 1)
+        self._ahead = ahead
+        self._usual_s = 0.0  # how long a place is taken, lately; 0 until one was
         self._stuck = 0
 
     @property
     def window(self) -> int:
         """How many tasks it takes at most. A handler that hangs on its thread keeps its place."""
-        return 0 if self.is_stopping else max(self._full_window - self._stuck, 0)
+        if self.is_stopping:
+            return 0
+        ahead = min(self._ahead, int(self._full_window * AHEAD_S / self._usual_s)) if self._usual_s else 0
+        return max(self._full_window - self._stuck, 0) + ahead
 
     @property
     def room(self) -> int:
@@ -189,6 +260,29 @@ class Line:
         if self.renewals:
             self.news.set()
 
+    def give_back(self) -> None:
+        """Give back what was fetched ahead and waits behind work that turned out to take long."""
+        now = time.monotonic()
+        for held in list(self.held.values()) if self._ahead else ():
+            if held.waits_since and now - held.waits_since >= MAX_WAIT_S:
+                self._usual_s = max(self._usual_s, MAX_WAIT_S)
+                self._cancel(held)
+
+    # ── what a handler's place tells ─────────────────────────────────────────────────────────────
+
+    def took(self, seconds: float) -> None:
+        """A place was taken for so long."""
+        self._usual_s += (seconds - self._usual_s) / 8 if self._usual_s else max(seconds, 1e-6)
+
+    async def keep_pace(self) -> None:
+        """Wait for a token of the bucket; the numbers are those of the server."""
+        while self._rate:
+            now_us = time.time_ns() // 1_000
+            allowed, self._next_us, again_us = pace(self._rate, self._next_us, now_us, 1)
+            if allowed:
+                return
+            await asyncio.sleep(max(again_us - now_us, 1_000) / 1_000_000)
+
     # ── stopping ─────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
@@ -209,27 +303,28 @@ class Line:
     async def _work(self, held: Held) -> None:
         task = held.task
         held.has_begun = True
-        place: asyncio.Semaphore | None = None
+        place = Place(self, held)
+        _place.set(place)
         report: Report = Outcome.DONE
         try:
-            await self._places.acquire()
-            place = self._places
-            await self._keep_pace()
-            held.is_running = True
+            if not self._ahead:
+                await place.take()
             await self._call(task)
         except asyncio.CancelledError:
             report = _cut_short(task) if held.is_running else Outcome.RELEASED
+        except GiveBack as error:
+            log.info("task %s of %s is given back: %s", task.task_id, self.reaction_id, error)
+            report = Outcome.RELEASED
         except NeverRetry as error:
             report = pb.TaskFailure(task_id=task.task_id, error=str(error), permanent=True)
         except StillRunning as error:
-            place = None  # kept until the handler is really over
+            place.keep()  # until the handler is really over
             self._wait_for(error.ended)
             report = self._failure(task, HandlerTimedOut(str(error)))
         except (Exception, SystemExit) as error:
             report = self._failure(task, error)
         finally:
-            if place is not None:
-                place.release()
+            place.leave()
         self._conclude(held, report)
 
     def _cancel(self, held: Held) -> None:
@@ -256,15 +351,6 @@ class Line:
         log.debug("where it failed", exc_info=error)
         return pb.TaskFailure(task_id=task.task_id, error=text)
 
-    async def _keep_pace(self) -> None:
-        """Wait for a token of the bucket; the numbers are those of the server."""
-        while self._rate:
-            now_us = time.time_ns() // 1_000
-            allowed, self._next_us, again_us = pace(self._rate, self._next_us, now_us, 1)
-            if allowed:
-                return
-            await asyncio.sleep(max(again_us - now_us, 1_000) / 1_000_000)
-
     def _lose(self, held: Held) -> None:
         held.is_lost = True
         self.held.pop(held.task.task_id, None)
@@ -279,7 +365,7 @@ class Line:
             future.cancelled() or future.exception()  # whatever it is, the attempt was reported as failed
             self._stuck -= 1
             self._tally.stuck -= 1
-            self._places.release()
+            self.places.release()
             self.news.set()
 
         ended.add_done_callback(is_over)
