@@ -336,6 +336,15 @@ def ending(run: Run) -> tuple[str, dict[str, Any]]:
     return _subject(run, verb), payload
 
 
+def reopen(tx: Transaction, run: Run, *, trace: Trace = NO_TRACE) -> None:
+    """Let a run that failed be taken up by whoever comes first, unless what it did is being undone."""
+    _owe_nothing(tx, run)
+    run = msgspec.structs.replace(run, status=RunStatus.RUNNABLE, ended_at_ms=0, detail_json="", former_status=0)
+    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": "runnable"}
+    journal(tx, run, _subject(run, "running"), payload, trace)
+
+
 def _former(run: Run, after: RunStatus) -> int:
     """What a run will be again when all it did is undone."""
     if after not in (RunStatus.COMPENSATING, RunStatus.STUCK):

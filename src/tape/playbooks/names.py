@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tape.reactions.states import POOL
+
 SHARED = "shared"
 # The app of every execution, as the ledgers know it.
 APP = "playbooks"
@@ -37,7 +39,7 @@ MAX_CONCURRENCY = 100_000
 
 def reaction_id(pool: str) -> str:
     """The reaction whose tasks the workers of a pool take."""
-    return f"pool:{pool}"
+    return f"{POOL}{pool}"
 
 
 def reaction_fields(pool: str) -> dict[str, Any]:

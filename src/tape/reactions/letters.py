@@ -11,7 +11,7 @@ from tape.errors import IllegalTransition, InvalidInput
 from tape.journal.pattern import Pattern
 from tape.ledgers.rows import load_all
 from tape.ledgers.states import parse
-from tape.reactions import tasks
+from tape.reactions import commands, tasks
 from tape.reactions.enqueueing import CHANNEL
 from tape.reactions.states import TaskStatus
 from tape.reactions.tasks import COLUMNS, DLQ, FAILED, Task
@@ -95,10 +95,12 @@ def redrive(
     """Let dead letters be tried again from the first attempt, due now.
 
     They come after what is due already. With strict order they take their old place in their shard and hold
-    up what follows. A dropped task can be named by its id and comes back too.
+    up what follows. A dropped task can be named by its id and comes back too. The run of a command comes back with it.
     """
     chosen, more = _chosen(tx, task_ids, which, everything, limit)
     now = now_ms()
+    for task in chosen:
+        commands.bring_back_run(tx, task)
     condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
     tx.execute(
         "UPDATE tape_tasks SET status = 1, attempts = 0, next_attempt_at_ms = ?, completed_at_ms = 0,"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+# How the id of a reaction begins whose tasks are the commands of a pool.
+POOL = "pool:"
+
 
 class HandlerKind(IntEnum):
     """What a match becomes: a run of an agent, a task for a handler, a task for a broker."""

@@ -10,6 +10,7 @@ import msgspec
 
 from tape.errors import InvalidInput, NotFound, TapeError, TaskNotHeld
 from tape.ledgers.rows import Record, columns, load, load_all
+from tape.reactions import commands
 from tape.reactions.policies import backoff_ms
 from tape.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.reactions.reaction import Reaction
@@ -191,23 +192,24 @@ def _nack(
             completed_at_ms=now if is_dead else 0,
         )
         _move(tx, task)
+        if is_dead:
+            commands.fail_run(tx, task)
         settled.tasks.append(task)
 
 
 def bury(tx: Transaction, task: Task, error: str, now: int) -> None:
     """Make a dead letter of a task whose last allowed attempt never came to an end."""
-    _move(
-        tx,
-        msgspec.structs.replace(
-            task,
-            status=DLQ,
-            next_attempt_at_ms=0,
-            lease_owner="",
-            lease_expires_at_ms=0,
-            last_error=error,
-            completed_at_ms=now,
-        ),
+    task = msgspec.structs.replace(
+        task,
+        status=DLQ,
+        next_attempt_at_ms=0,
+        lease_owner="",
+        lease_expires_at_ms=0,
+        last_error=error,
+        completed_at_ms=now,
     )
+    _move(tx, task)
+    commands.fail_run(tx, task)
 
 
 def _move(tx: Transaction, task: Task) -> None:
