@@ -112,3 +112,10 @@ def test_other_events_of_the_subscription_are_no_outage() -> None:
     context: dict[str, Any] = {"max_in_flight": 1, "max_dispatch_per_sec": None}
     book.add(events.rate_limited(ABOUT, "max_in_flight", **context), 0)
     assert list(outages(book.lines)) == []
+
+
+def test_a_long_outage_is_read_in_one_pass() -> None:
+    book = Book()
+    an_outage(book, 0, 20_000)
+    (outage,) = outages(book.lines)
+    assert (outage.spooled, outage.replayed, outage.waiting) == (20_000, 20_000, 0)

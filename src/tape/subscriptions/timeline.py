@@ -53,11 +53,12 @@ class _Story:
         self._open: set[str] = set()
         self._came: set[str] = set()
         self._left: dict[str, set[str]] = {verb: set() for verb in _LEAVING}
+        self._between: set[str] = set()  # came and has not left, or is told to have left and not yet to have come
 
     @property
     def is_over(self) -> bool:
         """Whether all circuits are closed and everything that came has left."""
-        return not self._open and self._came == set().union(*self._left.values())
+        return not self._open and not self._between
 
     def add(self, verb: str, ts_ms: int, context: dict[str, Any]) -> None:
         """Take in the next event of the subscription."""
@@ -69,13 +70,22 @@ class _Story:
         elif verb == "circuit.closed":
             self._open.discard(context["downstream"])
         elif verb == "message.spooled":
-            self._came.add(context["spool_ref"])
+            ref = context["spool_ref"]
+            self._meet(self._came, ref, any(ref in left for left in self._left.values()))
         elif verb in _LEAVING:
-            self._left[verb].add(context["spool_ref"])
+            ref = context["spool_ref"]
+            self._meet(self._left[verb], ref, ref in self._came)
         elif verb == "message.dropped":
             outage.dropped += 1
         self._note(verb, ts_ms, _detail(verb, context))
         outage.ended_ms = ts_ms if self.is_over else None
+
+    def _meet(self, side: set[str], ref: str, is_on_other_side: bool) -> None:
+        side.add(ref)
+        if is_on_other_side:
+            self._between.discard(ref)
+        else:
+            self._between.add(ref)
 
     def told(self) -> Outage:
         """The outage with its counts."""
