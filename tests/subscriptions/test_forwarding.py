@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.errors import SpoolUnavailable
+from tape.subscriptions import forwarding
 from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope, receive
 from tape.subscriptions.events import About, Event
@@ -341,6 +342,22 @@ async def test_interleaved_only_those_of_the_same_lane_wait() -> None:
     assert forwarder.may_fetch() is None
     answers = await forwarder.forward([world.message("m3", lane="a"), world.message("m4", lane="b")])
     assert [answer.outcome for answer in answers] == ["spooled", "started"]
+
+
+async def test_what_others_put_into_an_empty_spool_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_LOOK_AGAIN_S", 0.0)
+    world = World(circuit={"trip_after": 1, "probe_after_ms": 0, "probe_interval_ms": 10})
+    forwarder, another = await world.begin(), await world.begin()
+    world.is_up = False
+    await another.forward([world.message("m0")])
+    world.is_up = True
+    running = asyncio.create_task(forwarder.run())
+    async with asyncio.timeout(30):
+        while not world.runs:
+            await asyncio.sleep(0.01)
+        forwarder.stop()
+        await running
+    assert world.runs == ["m0"]
 
 
 async def test_a_full_spool_leaves_messages_to_their_source_and_says_so() -> None:

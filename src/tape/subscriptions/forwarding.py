@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
 _REPLAY_WINDOW_S = 7 * 24 * 3600
 _CIRCUITS = "circuit-state"
+_LOOK_AGAIN_S = 30.0
 
 Dispatch = Callable[[Sequence[Plan]], Awaitable[list[Replayed]]]
 
@@ -83,6 +84,7 @@ class Forwarder:
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._probed_at = 0.0
+        self._looked_at = time.monotonic()
         self._held_until_ms: int | None = None  # when the first that was left to its source is forgotten there
         self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
         declared = self._spec.circuit
@@ -331,10 +333,18 @@ class Forwarder:
         if isinstance(self._tell, Telling):
             await self._tell.catch_up()
         if self._spool is not None:
+            await self._look_again(self._spool)
             await self._spool.expire()
             report = await self.drain()
             while report.replayed and report.remaining and not self._is_stopping:
                 report = await self.drain()
+
+    async def _look_again(self, spool: Spool) -> None:
+        """Find what others put into an empty spool: somebody who requeues, or a process that died."""
+        now = time.monotonic()
+        if not spool.items and now - self._looked_at >= _LOOK_AGAIN_S:
+            self._looked_at = now
+            await spool.open()
 
     async def _probe(self) -> None:
         declared = [each for each in self._spec.circuit.downstream if each.type != "passive"]

@@ -101,8 +101,12 @@ class Spool:
 
     async def open(self) -> int:
         """Count what an earlier process left. The number of messages that wait."""
-        live = await self.backend.measure(Area.LIVE)
         given_up = [await self.backend.measure(area) for area in (Area.DEAD, Area.QUARANTINE)]
+        for _ in range(3):
+            items = self.items
+            live = await self.backend.measure(Area.LIVE)
+            if items == self.items:
+                break  # nobody wrote or removed meanwhile
         self._sequence = max(self._sequence, *(sequence_of(each.last) or 0 for each in (live, *given_up)))
         self.items, self.size_bytes = live.items, live.size
         self._knows_lanes = not live.items
