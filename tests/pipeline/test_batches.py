@@ -146,6 +146,19 @@ def test_what_killed_tasks_left_is_dropped_after_a_day(store: str) -> None:
     assert staged(store) == 0
 
 
+def test_ids_are_forgotten_when_they_are_old_enough_and_those_of_others_are_not(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "FORGOTTEN_IDS", 2)
+    remembered = [("mine", str(n), n) for n in range(10)] + [("theirs", "0", 0)]
+    columns = ("producer", "row_id", "ts_ms")
+    batches.transact(store, lambda tx: tx.insert("tape_ingested", columns, remembered))
+    assert batches.forget_ids(store, "mine", before_ms=7) == 7
+    assert batches.forget_ids(store, "mine", before_ms=7) == 0
+    left = ask(store, lambda reader: reader.query("SELECT producer, row_id FROM tape_ingested ORDER BY 1, 2"))
+    assert left == [("mine", "7"), ("mine", "8"), ("mine", "9"), ("theirs", "0")]
+
+
 def test_an_old_database_is_told_to_migrate(sqlite_url: str) -> None:
     connection = open_database(sqlite_url).connect()
     connection.close()

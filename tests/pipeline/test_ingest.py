@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
@@ -55,6 +56,10 @@ def test_rows_are_known_by_their_id_within_a_run_and_in_every_other(
     second = write(tmp_path / "b.jsonl", rows(*range(20, 50)))
     assert ingest(spark, job, second).entries == 15
     assert numbers_in(store_url) == list(range(50))
+    forgetful = msgspec.structs.replace(job, unique_days=1)
+    assert ingest(spark, forgetful, second).forgotten == 0
+    batches.transact(store_url, lambda tx: tx.execute("UPDATE tape_ingested SET ts_ms = 0 WHERE row_id = '7'"))
+    assert ingest(spark, forgetful, second).forgotten == 1
     entries = entries_in(store_url)
     assert {entry.tenant for entry in entries} == {"shop"}
     assert all(entry.payload == {"id": int(entry.run_id[1:]), "who": entry.run_id} for entry in entries)

@@ -36,6 +36,8 @@ STEP_BYTES = 8 << 20
 FORGOTTEN_AFTER_MS = 24 * 3600 * 1000
 # A stream repeats its last batch at most; a few more are kept for people to look at.
 KEPT_BATCHES = 100
+# Ids that are forgotten in one transaction.
+FORGOTTEN_IDS = 10_000
 
 
 class _Step(msgspec.Struct, array_like=True):
@@ -278,6 +280,27 @@ def _unseen(tx: Transaction, step: _Step) -> list[Draft]:
     now_ms = time.time_ns() // 1_000_000
     tx.insert("tape_ingested", ("producer", "row_id", "ts_ms"), [(step.memory, row_id, now_ms) for row_id in new])
     return list(new.values())
+
+
+def forget_ids(store: str, memory: str, before_ms: int) -> int:
+    """Forget the ids that a memory has learnt before a time, some at a time; how many."""
+    forgotten = 0
+    while True:
+        count = transact(store, lambda tx: _forget_some(tx, memory, before_ms))
+        forgotten += count
+        if count < FORGOTTEN_IDS:
+            return forgotten
+
+
+def _forget_some(tx: Transaction, memory: str, before_ms: int) -> int:
+    return tx.execute(
+        "DELETE FROM tape_ingested WHERE producer = ? AND row_id IN"
+        " (SELECT row_id FROM tape_ingested WHERE producer = ? AND ts_ms < ? ORDER BY ts_ms LIMIT ?)",
+        memory,
+        memory,
+        before_ms,
+        FORGOTTEN_IDS,
+    )
 
 
 def _find(tx: Transaction, producer: str, batch: str) -> _Seal | None:

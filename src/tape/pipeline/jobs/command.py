@@ -330,6 +330,7 @@ def ingest(
     option: Annotated[list[str] | None, typer.Option(help="An option of that format, as name=value.")] = None,
     schema: Annotated[str, typer.Option(help="The input's columns, as id long, name string; else looked for.")] = "",
     unique: Annotated[str, typer.Option(help="A column of ids: a row that comes again is dropped.")] = "",
+    unique_days: Annotated[int, typer.Option(help="Forget ids after so many days; 0: never.", min=0)] = 0,
     producer: Annotated[str, typer.Option(help="The name of this input, for ids and batches.")] = "ingest",
     batch_id: Annotated[str, typer.Option(help="A repeated batch appends nothing. [default: the path]")] = "",
     rejects: Annotated[str, typer.Option(help="A folder or URL for bad rows. [default: rejects-<producer>]")] = "",
@@ -353,13 +354,15 @@ def ingest(
         raise PipelineInput("--watermark, --follow and --checkpoint are for --stream.")
     if stream and (batch_id or not checkpoint):
         raise PipelineInput("--stream needs a --checkpoint, which numbers its batches; it takes no --batch-id.")
+    if unique_days and not unique:
+        raise PipelineInput(f"--unique-days {unique_days} needs --unique: the column of ids to remember that long.")
     given = FieldMapping(
         dict(pair_of("--map", text) for text in mapped or ()),
         dict(pair_of("--template", text) for text in template or ()),
     )
     fields = read_mapping(mapping).both(given) if mapping else given
     safe = job.names_of(safe_type or ())
-    wanted = job.Ingesting(store, fields, producer, unique, rejects, redact, safe)
+    wanted = job.Ingesting(store, fields, producer, unique, rejects, redact, safe, unique_days)
     options = dict(pair_of("--option", text) for text in option or ())
     with (
         session("ingest", master, conf) as spark,
@@ -376,6 +379,8 @@ def ingest(
         f"{done.rows:,} rows of {path or source}: {done.entries:,} appended, {done.duplicates:,} were there,"
         f" {done.rejected:,} rejected."
     )
+    if done.forgotten:
+        typer.echo(f"{done.forgotten:,} ids are older than {unique_days} days and are forgotten.")
     if done.rejected:
         typer.echo(f"Rejected rows are in {wanted.resolved().rejects}; the last: {done.reason}", err=True)
 

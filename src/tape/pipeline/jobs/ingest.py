@@ -1,8 +1,8 @@
 """`ingest`: files of JSON lines, Parquet or any other source of Spark into the journal, once.
 
 Tasks check and redact rows and stage them in the store; the driver appends. With an id column the store remembers
-ids: a row that comes again, in this run or in another, is appended once. A row that cannot be an entry is kept in a
-file of rejects, with the reason.
+ids, for good or for some days: a row that comes again, in this run or in another, is appended once. A row that cannot
+be an entry is kept in a file of rejects, with the reason.
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 from tape.archive.places import resolved
 from tape.errors import PipelineInput, TapeError
 from tape.journal.entry import Draft, checked, type_of
-from tape.pipeline.batches import Stage, append_batch, find_batch, finish_batches, stage_known
+from tape.pipeline.batches import Stage, append_batch, find_batch, finish_batches, forget_ids, stage_known
 from tape.pipeline.hot import ask_patiently
 from tape.pipeline.mapping import CORRUPT, FieldMapping, fields_of
 from tape.pipeline.options import resolve_store
 from tape.pipeline.rejects import Rejects
 from tape.pipeline.sink import FIELDS
 from tape.security.redaction import Redactor
+from tape.telemetry.clock import now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+DAY_MS = 24 * 3600 * 1000
 _ROW_ID, _ROW = "_tape_row_id", "_tape_row"
 _REPORT = "stage string, steps long, entries long, rejected long, file string, reason string"
 
 
 class Ingested(msgspec.Struct):
-    """What became of the rows: entries appended, duplicates by id, and rejects. `reason` is the last of those."""
+    """What became of the rows: entries appended, duplicates by id, and rejects. `reason` is the last of those.
+
+    `forgotten` is how many ids were remembered for long enough and are no longer recognized.
+    """
 
     rows: int = 0
     entries: int = 0
@@ -44,16 +49,20 @@ class Ingested(msgspec.Struct):
     rejected: int = 0
     reason: str = ""
     is_repeated: bool = False
+    forgotten: int = 0
 
     def add(self, other: Ingested) -> None:
         """Count another batch in."""
-        for name in ("rows", "entries", "duplicates", "rejected"):
+        for name in ("rows", "entries", "duplicates", "rejected", "forgotten"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.reason = other.reason or self.reason
 
 
 class Ingesting(msgspec.Struct, frozen=True):
-    """Where rows go, and how they become entries. `rejects` is a folder or URL for those that cannot."""
+    """Where rows go, and how they become entries. `rejects` is a folder or URL for those that cannot.
+
+    Ids of the column `unique` are remembered for `unique_days`, or for good if that is 0.
+    """
 
     store: str
     mapping: FieldMapping
@@ -62,6 +71,7 @@ class Ingesting(msgspec.Struct, frozen=True):
     rejects: str = ""
     redact: bool = True
     safe_types: tuple[str, ...] = ()
+    unique_days: int = 0
 
     def resolved(self) -> Ingesting:
         """The same with places that mean the same in every process of a cluster."""
@@ -82,9 +92,17 @@ class Ingesting(msgspec.Struct, frozen=True):
         appended = append_batch(self.store, producer, batch, stages, number=number)
         rejected, staged = sum(row.rejected for row in report), sum(one.entries for one in stages)
         reason = next((row.reason for row in report if row.reason), "")
+        done = Ingested(staged + rejected, appended.entries, staged - appended.entries, rejected, reason)
         if appended.is_repeated:
-            return Ingested(staged + rejected, 0, staged, rejected, reason, is_repeated=True)
-        return Ingested(staged + rejected, appended.entries, staged - appended.entries, rejected, reason)
+            done = Ingested(staged + rejected, 0, staged, rejected, reason, is_repeated=True)
+        done.forgotten = self._forget()
+        return done
+
+    def _forget(self) -> int:
+        """Forget ids that are old enough; this batch has recognized them still."""
+        if not self.unique_days:
+            return 0
+        return forget_ids(self.store, self.producer, now_ms() - self.unique_days * DAY_MS)
 
     def prepared(self, rows: DataFrame) -> DataFrame:
         """Rows with a column for each field, one for the id, and one that shows the row as it came."""

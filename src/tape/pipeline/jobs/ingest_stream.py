@@ -61,6 +61,7 @@ def ingest_stream(
         done.add(one)
         running.noted("duplicates", one.duplicates)
         running.noted("rejected", one.rejected, one.reason)
+        running.noted("forgotten", one.forgotten)
 
     writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).queryName(job.producer)
     with listening(spark, running) as listener:
