@@ -98,7 +98,7 @@ def test_an_answer_that_does_not_come_in_time_is_unknown_and_can_be_looked_up(
     effect = payment()
     slow = connector(timeout_s=0.2)
     assert slow.dispatch(effect).status == "unknown"
-    wait_for(bank.ledger, "the payment to happen")
+    wait_for(lambda: effect.idempotency_key in [each["key"] for each in bank.ledger()], "the payment to happen")
     patient = connector()
     assert patient.observe(effect).status == "confirmed"
     assert patient.observe(payment()).status == "absent"
