@@ -55,9 +55,22 @@ async def register(client: AsyncTapeClient, path: str, workflow: str, rest: str 
 
 
 async def end_of(client: AsyncTapeClient, execution_id: str) -> pb.RunState:
-    while (run := await client.get_run(execution_id)).status not in ENDED:
-        await asyncio.sleep(0.02)
+    run = await client.get_run(execution_id)
+    try:
+        async with asyncio.timeout(240):
+            while run.status not in ENDED:
+                await asyncio.sleep(0.02)
+                run = await client.get_run(execution_id)
+    except TimeoutError:
+        raise AssertionError(f"the run does not come to its end: {run}") from None
     return run
+
+
+async def announced(client: AsyncTapeClient, path: str, worker: Forked) -> None:
+    """Wait until a worker that is a process has said what it can do."""
+    while path not in [each.path for each in (await client.list_resources("playbook")).resources]:
+        assert worker.poll() is None, f"the worker has ended with {worker.poll()}"
+        await asyncio.sleep(0.05)
 
 
 async def outcome(client: AsyncTapeClient, path: str, payload: Any = None, **wanted: Any) -> Any:
@@ -347,8 +360,7 @@ async def test_workers_killed_anywhere_are_followed_by_others_and_no_confirmed_s
     worker = start()
     deaths = 0
     try:
-        while "crash/python" not in [each.path for each in (await client.list_resources("playbook")).resources]:
-            await asyncio.sleep(0.05)
+        await announced(client, "crash/python", worker)
         runs = []
         for path in ("crash/yaml", "crash/python"):
             runs.append((await client.execute(path)).execution_id)
@@ -457,8 +469,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_it_is_at(
     )
     worker = Forked(["worker", "-i", "slowly", "-c", "1", "--url", f"tape://{server.grpc_address}"], cwd=tmp_path)
     try:
-        while "slow" not in [each.path for each in (await client.list_resources("playbook")).resources]:
-            await asyncio.sleep(0.05)
+        await announced(client, "slow", worker)
         first = (await client.execute("slow")).execution_id
         await asyncio.to_thread(wait_for, (tmp_path / "begun").exists, "the playbook to begin")
         second = (await client.execute("slow")).execution_id
