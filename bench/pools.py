@@ -87,7 +87,7 @@ async def _measure(url: str, flood: int, probes: int) -> tuple[dict[str, list[fl
                 waits[PACED] = await _probe(client, probes, until=lambda: _left(client, "iot"))
             with _worker(url, "iot"):
                 flood = await _left(client, "iot")
-                await _until_left(client, "iot", flood - 1)
+                await _until_left(client, "iot", max(flood - 1, 0))
                 began, left = time.perf_counter(), await _left(client, "iot")
                 waits[WORKING] = await _probe(client, probes, until=lambda: _left(client, "iot"))
                 await _until_left(client, "iot", 0)
@@ -118,7 +118,10 @@ async def _flood(client: AsyncTapeClient, pool: str, size: int) -> None:
 async def _probe(
     client: AsyncTapeClient, probes: int, until: Callable[[], Awaitable[int]] | None = None
 ) -> list[float]:
-    """Milliseconds from the call of execute to the end of the run; ends early when the flood beside it is over."""
+    """Milliseconds from the call of execute to the end of the run; ends early when the flood beside it is over.
+
+    One is measured in any case: a flood as small as that of `--quick` may be over before it begins.
+    """
     head = (await client.head()).global_seq
     ends: dict[str, float] = {}
     seen = asyncio.Event()
@@ -132,7 +135,7 @@ async def _probe(
     waits = []
     try:
         for number in range(probes):
-            if until is not None and not await until():
+            if waits and until is not None and not await until():
                 break
             asked = time.perf_counter()
             execution = (await client.execute("bench/reading", {"n": number})).execution_id
