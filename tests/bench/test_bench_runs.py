@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", "--quick", "--store", "sqlite", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_it_ends_when_it_is_told_to_and_the_next_one_goes_on(rig: Rig, spec: Pat
         feed(rig, 1)
         wait_for(lambda: file.exists() and "playbook.completed" in file.read_text(), "the first message")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
     assert trail(file)[-1]["event_type"] == "subscription.deactivated"
