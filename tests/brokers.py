@@ -53,7 +53,9 @@ class NatsServer:
         self._folder.cleanup()
 
     def start(self) -> None:
-        """Start it, on the port that it had before if it had one."""
+        """Start it, on the port that it had before if it had one; nothing if it runs."""
+        if self._process is not None:
+            return
         log = Path(self._folder.name) / "log"
         log.unlink(missing_ok=True)
         port = self.address.rpartition(":")[2] or str(free_port())

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -116,10 +115,7 @@ def tape(
             process.kill()
         for stream in (out, errors):
             stream.seek(0)
-        done = subprocess.CompletedProcess(["tape", *arguments], code, out.read(), errors.read())
-        # A test that fails shows this whole, whatever it looked at.
-        sys.stderr.write(f"tape {shlex.join(arguments)}\n{done.stderr}exit {code}\n")
-        return done
+        return subprocess.CompletedProcess(["tape", *arguments], code, out.read(), errors.read())
 
 
 def _passed(stream: IO[Any] | int, mode: str) -> Connection:

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.errors import SpoolUnavailable
-from tape.subscriptions import forwarding
 from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope, receive
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.forwarding import Forwarder, forwarder_of, rules_of
-from tape.subscriptions.sources.source import Patience
+from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.objects import BucketBackend
 from tape.subscriptions.spool.replaying import Replayed
 from tape.subscriptions.spool.spool import Spool
@@ -42,6 +41,7 @@ class World:
         self.store = MemoryStore()
         self.is_up = True
         self.unknown: set[str] = set()
+        self.away: set[str] = set()
         self.runs: list[str] = []
         self.seen: dict[str, int] = {}
         self.told: list[Event] = []
@@ -71,7 +71,7 @@ class World:
         return [self.one(plan) for plan in plans]
 
     def one(self, plan: Plan) -> Replayed:
-        if not self.is_up:
+        if not self.is_up or plan.message_id in self.away:
             return Replayed("away", error="connection refused")
         if plan.message_id in self.unknown:
             return Replayed("refused", error="no such playbook")
@@ -96,10 +96,82 @@ class World:
 async def test_while_all_is_well_messages_become_runs_and_nothing_is_written() -> None:
     world = World()
     forwarder = await world.begin()
-    answers = await forwarder.forward([world.message("m0"), world.message("m1")])
+    answers = await forwarder.forward([world.message("m0"), world.message("m1", "b")])
     assert [answer.outcome for answer in answers] == ["started", "started"]
     assert (world.runs, world.told, world.calls) == (["m0", "m1"], [], 1)
     assert forwarder.may_fetch() is None
+
+
+async def test_no_message_overtakes_one_of_its_lane_that_could_not_go() -> None:
+    world = World()
+    world.away.add("m1")
+    forwarder = await world.begin()
+    messages = [world.message("m0"), world.message("m1"), world.message("m2"), world.message("n0", "b")]
+    answers = await forwarder.forward(messages)
+    assert [answer.outcome for answer in answers] == ["started", "held", "held", "started"]
+    assert world.runs == ["m0", "n0"]
+
+
+async def test_a_message_that_is_refused_holds_nobody_back() -> None:
+    world = World(ordering="global")
+    world.unknown |= {"m0", "m2"}
+    forwarder = await world.begin()
+    answers = await forwarder.forward([world.message(f"m{n}") for n in range(4)])
+    assert [answer.outcome for answer in answers] == ["refused", "started", "refused", "started"]
+    assert world.runs == ["m1", "m3"]
+
+
+async def test_a_clock_that_is_set_back_keeps_nothing_waiting_for_longer() -> None:
+    world = World()
+    world.is_up = False
+    forwarder = await world.begin()
+    await forwarder.forward([world.message("m0"), world.message("m1")])
+    world.is_up = True
+    world.now -= 3_600_000
+    assert (await forwarder.drain()).remaining == 2
+    world.now += 1_000
+    assert (await forwarder.drain()).remaining < 2
+
+
+async def test_hybrid_buffers_in_time_though_the_clock_is_set_back() -> None:
+    world = World(mode="hybrid", hybrid_escalate_after_ms=5_000)
+    world.is_up = False
+    forwarder = await world.begin()
+    await forwarder.forward([world.message("m0"), world.message("m1", "b")])
+    world.now -= 3_600_000
+    assert forwarder.may_fetch() == 0
+    world.now += 5_000
+    assert forwarder.may_fetch() is None
+
+
+async def test_circuits_whose_file_is_damaged_begin_closed() -> None:
+    world = World()
+    await BucketBackend(world.store, "s", "memory").put(Area.CONTROL, [("circuit-state", b'{"default": {"ph')])
+    forwarder = await world.begin()
+    assert forwarder.circuits.are_closed
+
+
+async def test_whatever_goes_wrong_with_the_spool_it_is_looked_after_again(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(circuit={"trip_after": 1, "probe_after_ms": 0, "probe_interval_ms": 10})
+    world.is_up = False
+    forwarder = await world.begin()
+    await forwarder.forward([world.message("m0")])
+    assert forwarder.spool is not None
+    sound, failures = forwarder.spool.expire, iter([ZeroDivisionError("a fault of ours")])
+
+    async def expire() -> int:
+        for failure in failures:
+            raise failure
+        return await sound()
+
+    forwarder.spool.expire = expire  # type: ignore[method-assign]
+    world.is_up = True
+    running = asyncio.create_task(forwarder.run())
+    while not world.runs:
+        await asyncio.sleep(0.01)
+    forwarder.stop()
+    await running
+    assert "a fault of ours" in caplog.text
 
 
 async def test_a_failure_while_the_circuit_is_closed_leaves_the_message_to_its_source() -> None:
@@ -213,62 +285,6 @@ async def test_hybrid_leaves_a_short_outage_to_the_source_and_buffers_a_long_one
     assert answer.outcome == "spooled"
 
 
-@pytest.mark.parametrize(
-    ("patience", "outcome"),
-    [
-        (Patience(deliveries_left=5), "held"),
-        (Patience(deliveries_left=1), "spooled"),
-        (Patience(deliveries_left=0), "spooled"),
-        (Patience(expires_at_ms=1_000_000 + 3_600_000), "held"),
-        (Patience(expires_at_ms=1_000_000 + 30_000), "spooled"),
-    ],
-)
-async def test_hybrid_buffers_what_its_source_is_about_to_give_up_on(patience: Patience, outcome: str) -> None:
-    world = World(mode="hybrid", hybrid_escalate_after_ms=60_000)
-    forwarder = await world.begin()
-    world.is_up = False
-    (answer,) = await forwarder.forward([world.message("m0")], [patience])  # the circuit is closed still
-    assert answer.outcome == outcome
-    (answer,) = await forwarder.forward([world.message("m1")], [patience])
-    assert answer.outcome == outcome
-
-
-async def test_where_hybrid_has_to_keep_one_it_keeps_those_with_it_and_behind_it() -> None:
-    world = World(mode="hybrid", hybrid_escalate_after_ms=60_000, circuit={"trip_after": 1, "probe_after_ms": 1000})
-    forwarder = await world.begin()
-    world.is_up = False
-    await forwarder.forward([world.message("m0")], [Patience(9)])
-    answers = await forwarder.forward([world.message("m1"), world.message("m2")], [Patience(9), Patience(1)])
-    assert [answer.outcome for answer in answers] == ["spooled", "spooled"]
-    assert forwarder.may_fetch() is None
-    (answer,) = await forwarder.forward([world.message("m3")], [Patience(9)])
-    assert answer.outcome == "spooled"
-
-
-async def test_hybrid_fetches_again_before_its_source_forgets_what_was_left_to_it() -> None:
-    world = World(mode="hybrid", hybrid_escalate_after_ms=10**9, circuit={"trip_after": 1, "probe_after_ms": 10**9})
-    forwarder = await world.begin()
-    world.is_up = False
-    patience = Patience(expires_at_ms=world.now + 600_000)
-    (answer,) = await forwarder.forward([world.message("m0")], [patience])
-    assert (answer.outcome, forwarder.may_fetch()) == ("held", 0)
-    world.now += 540_000
-    assert forwarder.may_fetch() is None
-    (answer,) = await forwarder.forward([world.message("m0")], [patience])
-    assert answer.outcome == "spooled"
-
-
-async def test_without_a_spool_what_a_source_brings_no_more_is_told() -> None:
-    world = World(mode="off")
-    forwarder = await world.begin()
-    world.is_up = False
-    await forwarder.forward([world.message("m0")], [Patience(1)])
-    assert world.types() == []
-    await forwarder.forward([world.message("m0")], [Patience(0)])
-    (told,) = [event.context for event in world.told if event.event_type.endswith("message.dropped")]
-    assert (told["message_id"], told["reason"]) == ("m0", "source_gives_up")
-
-
 async def test_hybrid_buffers_at_once_what_its_source_would_not_bring_again() -> None:
     world = World(mode="hybrid", hybrid_escalate_after_ms=60_000)
     forwarder = await world.begin(redelivers=False)
@@ -342,22 +358,6 @@ async def test_interleaved_only_those_of_the_same_lane_wait() -> None:
     assert forwarder.may_fetch() is None
     answers = await forwarder.forward([world.message("m3", lane="a"), world.message("m4", lane="b")])
     assert [answer.outcome for answer in answers] == ["spooled", "started"]
-
-
-async def test_what_others_put_into_an_empty_spool_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "_LOOK_AGAIN_S", 0.0)
-    world = World(circuit={"trip_after": 1, "probe_after_ms": 0, "probe_interval_ms": 10})
-    forwarder, another = await world.begin(), await world.begin()
-    world.is_up = False
-    await another.forward([world.message("m0")])
-    world.is_up = True
-    running = asyncio.create_task(forwarder.run())
-    async with asyncio.timeout(30):
-        while not world.runs:
-            await asyncio.sleep(0.01)
-        forwarder.stop()
-        await running
-    assert world.runs == ["m0"]
 
 
 async def test_a_full_spool_leaves_messages_to_their_source_and_says_so() -> None:

@@ -96,7 +96,7 @@ def test_what_is_told_late_or_twice_is_counted_once() -> None:
     book.add(events.circuit_closed(ABOUT, "db"), 12)
     book.spooled(0, 13)
     (outage,) = outages(book.lines)
-    assert (outage.spooled, outage.replayed, outage.waiting, outage.ended_ms) == (1, 1, 0, 13)
+    assert (outage.spooled, outage.replayed, outage.waiting, outage.ended_ms) == (1, 1, 0, 12)
 
 
 def test_a_replay_that_is_told_before_its_message_begins_no_outage() -> None:
@@ -114,8 +114,37 @@ def test_other_events_of_the_subscription_are_no_outage() -> None:
     assert list(outages(book.lines)) == []
 
 
-def test_a_long_outage_is_read_in_one_pass() -> None:
+def test_what_leaves_without_having_been_told_before_is_counted_as_come() -> None:
     book = Book()
-    an_outage(book, 0, 20_000)
+    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.spooled(0, 1)
+    book.add(events.circuit_closed(ABOUT, "db"), 2)
+    book.replayed(0, 3)
+    book.replayed(1, 4)
+    book.spooled(1, 5)
     (outage,) = outages(book.lines)
-    assert (outage.spooled, outage.replayed, outage.waiting) == (20_000, 20_000, 0)
+    assert (outage.spooled, outage.replayed, outage.waiting, outage.ended_ms) == (1, 1, 0, 3)
+
+
+def test_a_dead_letter_that_was_brought_back_is_counted_as_what_became_of_it_last() -> None:
+    book = Book()
+    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.spooled(0, 1)
+    book.spooled(1, 2)
+    book.add(events.dead_lettered(ABOUT, "m0", 0, "ref/0", 5, "max_replay_attempts"), 3)
+    book.add(events.spooled(ABOUT, "m0", 0, "ref/0", "00", "db", "requeued"), 4)
+    (outage,) = outages(book.lines)
+    assert (outage.dead_lettered, outage.waiting) == (0, 2)
+    book.replayed(0, 5)
+    (outage,) = outages(book.lines)
+    assert (outage.spooled, outage.replayed, outage.dead_lettered, outage.waiting) == (2, 1, 0, 1)
+
+
+def test_a_drop_that_is_told_twice_is_counted_once() -> None:
+    book = Book()
+    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    dropped = events.dropped(ABOUT, "m0", "db", "retention_full")
+    book.add(dropped, 1)
+    book.add(dropped, 2)
+    (outage,) = outages(book.lines)
+    assert outage.dropped == 1

@@ -41,7 +41,8 @@ async def assemble(
         dispatch,
         tell,
         metrics=metrics,
-        credential=credential if isinstance(credential, Mapping) else None,
+        credential=credential,
+        reveal=reveal,
     )
     return Runtime(subscription, about, source, forwarder, reporting=reporting, metrics=metrics, **more)
 

@@ -68,10 +68,22 @@ class Circuit:
         state = self.state
         if state.phase is Phase.CLOSED:
             return Decision.DISPATCH
-        if state.phase is Phase.OPEN and self._waited_enough(now_ms):
+        if self.is_probe_due(now_ms):
             self._move(Phase.HALF_OPEN, now_ms)
             return Decision.PROBE
         return Decision.SPOOL
+
+    def is_probe_due(self, now_ms: int) -> bool:
+        """Whether the next message may pass as a probe."""
+        return self.state.phase is Phase.OPEN and self._waited_enough(now_ms)
+
+    def down_for_ms(self, now_ms: int) -> int:
+        """For how long the downstream has been away; 0 while it is there."""
+        if self.state.down_since_ms is None:
+            return 0
+        # As below: the time that a clock was set back by is not waited for.
+        self.state.down_since_ms = min(self.state.down_since_ms, now_ms)
+        return now_ms - self.state.down_since_ms
 
     def record_success(self, now_ms: int) -> bool:
         """The downstream answered. True if that closed the circuit."""

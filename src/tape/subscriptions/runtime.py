@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tape.errors import PayloadTooLarge, SourceError, SourceMisconfigured, SourceMissing, TapeError
+from tape.errors import (
+    PayloadTooLarge,
+    SourceError,
+    SourceMisconfigured,
+    SourceMissing,
+    SpoolUnavailable,
+    TapeError,
+)
 from tape.retry import RetryPolicy
 from tape.subscriptions import events
 from tape.subscriptions.directives import Plan, resolve
@@ -122,7 +129,9 @@ class Runtime:
     async def run(self) -> Counts:
         """Work until told to stop. An outage is waited for; raises what no waiting mends: a wrong setting, or, at the
         start, a stream, topic or subscription that is not there."""
-        await self._forwarder.start()
+        if not await self._find_place():
+            await self._forwarder.close()
+            return self.counts
         upkeep = asyncio.create_task(self._forwarder.run(), name="tape-forwarder")
         handling = asyncio.create_task(self._hand_on(), name="tape-handing-on")
         fetching = asyncio.create_task(self._fetch(), name="tape-fetching")
@@ -147,6 +156,19 @@ class Runtime:
             await self._reporting.flush()
             await self._forwarder.close()
         return self.counts
+
+    async def _find_place(self) -> bool:
+        """Open the spool, however long that takes: what waits there goes first. False if we are to stop before."""
+        attempt = 0
+        while not self._is_over:
+            try:
+                await self._forwarder.start()
+                return True
+            except SpoolUnavailable as error:
+                attempt += 1
+                log.warning("%s: waiting for the spool: %s", self.subscription.path, error)
+                await self._rest(self._backoff.delay(attempt))
+        return False
 
     # ── fetching ─────────────────────────────────────────────────────────────────────────────────
 
@@ -288,11 +310,14 @@ class Runtime:
             finally:
                 self.governor.settled(len(deliveries))
 
-    async def _hand_on_some(self, deliveries: list[Delivery]) -> None:
+    async def _hand_on_some(self, fetched: list[Delivery]) -> None:
+        deliveries = [each for each in fetched if not self._source.comes_again(each.receipt)]
+        if not deliveries:
+            return
         messages = [self._planned(delivery) for delivery in deliveries]
         if self._on_messages is not None:
             await self._on_messages([envelope for envelope, _ in messages])
-        answers = await self._forwarder.forward(messages, [delivery.patience for delivery in deliveries])
+        answers = await self._forwarder.forward(messages)
         if (size := self.subscription.spec.dispatch_batch) > 1 and len(messages) > 1:
             source = self.subscription.spec.source
             self._metrics.batch_dispatches.labels(source).inc(math.ceil(len(messages) / size))
@@ -334,7 +359,7 @@ class Runtime:
 
         It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
         """
-        if delivery.deliveries < MAX_DELIVERIES and delivery.patience.deliveries_left != 0:
+        if delivery.deliveries < MAX_DELIVERIES:
             return False
         message = message_of(envelope, self.subscription.spec.headers, envelope.data)
         try:

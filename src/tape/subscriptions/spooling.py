@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from tape.errors import ApiRefused, SpoolFull, TapeError
@@ -128,7 +128,8 @@ class Spooling:
             _Deliveries(self._take, listener, self._replays(listener)),
             self._tell,
             metrics=self._metrics,
-            credential=credential if isinstance(credential, Mapping) else None,
+            credential=credential,
+            reveal=self._reveal,
             redelivers=False,
         )
         await forwarder.start()

@@ -53,12 +53,13 @@ class _Story:
         self._open: set[str] = set()
         self._came: set[str] = set()
         self._left: dict[str, set[str]] = {verb: set() for verb in _LEAVING}
-        self._between: set[str] = set()  # came and has not left, or is told to have left and not yet to have come
+        self.unannounced: set[str] = set()  # left, and it was not yet told that they came
+        self._dropped: set[tuple[str, Any]] = set()
 
     @property
     def is_over(self) -> bool:
         """Whether all circuits are closed and everything that came has left."""
-        return not self._open and not self._between
+        return not self._open and self._came == set().union(*self._left.values())
 
     def add(self, verb: str, ts_ms: int, context: dict[str, Any]) -> None:
         """Take in the next event of the subscription."""
@@ -70,22 +71,26 @@ class _Story:
         elif verb == "circuit.closed":
             self._open.discard(context["downstream"])
         elif verb == "message.spooled":
+            self._came.add(context["spool_ref"])
+            self.unannounced.discard(context["spool_ref"])
+            if context["reason"] == "requeued":
+                self._back(context["spool_ref"])
+        elif verb in _LEAVING and context["spool_ref"]:
             ref = context["spool_ref"]
-            self._meet(self._came, ref, any(ref in left for left in self._left.values()))
-        elif verb in _LEAVING:
-            ref = context["spool_ref"]
-            self._meet(self._left[verb], ref, ref in self._came)
+            self._back(ref)
+            if ref not in self._came:
+                self._came.add(ref)  # whatever leaves had come
+                self.unannounced.add(ref)
+            self._left[verb].add(ref)
         elif verb == "message.dropped":
-            outage.dropped += 1
+            self._dropped.add((context["message_id"], context.get("created_at", ts_ms)))
         self._note(verb, ts_ms, _detail(verb, context))
         outage.ended_ms = ts_ms if self.is_over else None
 
-    def _meet(self, side: set[str], ref: str, is_on_other_side: bool) -> None:
-        side.add(ref)
-        if is_on_other_side:
-            self._between.discard(ref)
-        else:
-            self._between.add(ref)
+    def _back(self, ref: str) -> None:
+        """A message waits again, or leaves in another way: it is counted as what became of it last."""
+        for left in self._left.values():
+            left.discard(ref)
 
     def told(self) -> Outage:
         """The outage with its counts."""
@@ -93,6 +98,7 @@ class _Story:
         gone = set().union(*self._left.values())
         outage.spooled = len(self._came)
         outage.waiting = len(self._came - gone)
+        outage.dropped = len(self._dropped)
         outage.replayed, outage.dead_lettered, outage.quarantined = (len(self._left[verb]) for verb in _LEAVING)
         return outage
 
@@ -140,6 +146,7 @@ def outages(entries: Iterable[Entry]) -> Iterator[Outage]:
         current.add(verb, entry.ts_ms, context)
         if current.is_over:
             yield current.told()
+            gone |= current.unannounced
             current = None
     if current is not None:
         yield current.told()

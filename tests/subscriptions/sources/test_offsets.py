@@ -56,3 +56,16 @@ def test_nothing_open_is_ever_committed_and_nothing_done_is_handed_out(steps: li
             assert all(each in done for each in range(position))
             committed = position
             offsets.committed(position)
+
+
+def test_going_back_reads_on_at_the_oldest_record_that_is_owed() -> None:
+    offsets = Offsets()
+    for offset in range(1, 7):
+        offsets.hand_out(offset)
+    offsets.settle(1)
+    assert offsets.go_back(2) == 2
+    assert offsets.go_back(5) == 2  # a later one that is held as well must not lead past the earlier
+    assert [offsets.is_owed(offset) for offset in (1, 2, 3, 6)] == [False, True, True, True]
+    assert offsets.hand_out(2) == 2
+    assert not offsets.is_owed(2)
+    assert offsets.go_back(4) == 3

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
-from tape.errors import InvalidInput, StoreUnavailable
+from tape.errors import InvalidInput, SpoolUnavailable, StoreUnavailable
 from tape.subscriptions import events
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool import telling as telling_module
-from tape.subscriptions.spool.backend import SpoolBackend
+from tape.subscriptions.spool.backend import Area, SpoolBackend
 from tape.subscriptions.spool.telling import Telling
 
 ABOUT = About("orders", "subscriptions/orders", 7)
@@ -91,3 +92,78 @@ async def test_however_much_was_kept_all_of_it_is_told(backend: SpoolBackend, mo
     assert server.calls < 10
     await telling([drained(11)])
     assert len(server.told) == 11  # at once: nothing waits any more
+
+
+async def test_who_has_something_to_keep_does_not_wait_for_a_server_that_hangs(backend: SpoolBackend) -> None:
+    server, begun, free = Server(), asyncio.Event(), asyncio.Event()
+    telling = Telling(backend, server)
+    server.is_up = False
+    await telling([drained(1)])
+    server.is_up = True
+
+    async def hang(told: Sequence[Event]) -> None:
+        begun.set()
+        await free.wait()
+        await server(told)
+
+    telling._tell = hang
+    catching_up = asyncio.create_task(telling.catch_up())
+    await begun.wait()
+    await telling([drained(2)])
+    free.set()
+    assert await catching_up
+    assert [event.context["pending"] for event in server.told] == [1, 2]
+
+
+async def test_a_server_that_does_not_answer_is_as_good_as_away(
+    backend: SpoolBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+
+    async def never(_: Sequence[Event]) -> None:
+        await asyncio.Event().wait()
+
+    telling = Telling(backend, never)
+    monkeypatch.setattr(telling_module, "ANSWER_S", 0.01)
+    await telling([drained(1)])
+    assert not await telling.catch_up()
+    telling._tell = server
+    monkeypatch.setattr(telling_module, "ANSWER_S", 60)
+    assert await telling.catch_up()
+    assert len(server.told) == 1
+
+
+async def test_kept_events_that_are_damaged_are_put_aside_and_keep_no_others_back(
+    backend: SpoolBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server()
+    telling = Telling(backend, server)
+    server.is_up = False
+    for number in (1, 2):
+        await telling([drained(number)])
+    first, _ = await backend.page(Area.CONTROL, "events-", 10)
+    await backend.put(Area.CONTROL, [(first.key, b'[{"torn')])
+    server.is_up = True
+    assert await telling.catch_up()
+    assert [event.context["pending"] for event in server.told] == [2]
+    assert await backend.get(Area.QUARANTINE, first.key) == b'[{"torn'
+    assert first.key in caplog.text
+
+
+async def test_events_that_neither_server_nor_place_can_take_wait_in_memory(backend: SpoolBackend) -> None:
+    server = Server()
+    telling = Telling(backend, server)
+    server.is_up = False
+    put = backend.put
+
+    async def full(*_: object) -> None:
+        raise SpoolUnavailable("No space left on device")
+
+    backend.put = full  # type: ignore[method-assign, assignment]
+    await telling([drained(1)])
+    await telling([drained(2)])
+    backend.put = put  # type: ignore[method-assign]
+    await telling([drained(3)])
+    server.is_up = True
+    assert await telling.catch_up()
+    assert [event.context["pending"] for event in server.told] == [1, 2, 3]

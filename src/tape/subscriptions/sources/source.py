@@ -5,29 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-LAST_DELIVERIES = 1
-EXPIRY_MS = 60_000
-
-
-class Patience(NamedTuple):
-    """How long a source goes on with a message that is not acknowledged; None where it has no limit, or tells none.
-
-    `deliveries_left` is how often it will come again after this time, `expires_at_ms` when the source forgets it.
-    """
-
-    deliveries_left: int | None = None
-    expires_at_ms: int | None = None
-
-    def is_ending(self, now_ms: int) -> bool:
-        """Whether the source will soon give up: it brings the message once more at most, or forgets it in a minute."""
-        if self.deliveries_left is not None and self.deliveries_left <= LAST_DELIVERIES:
-            return True
-        return self.expires_at_ms is not None and self.expires_at_ms - now_ms <= EXPIRY_MS
-
-
-ENDLESS = Patience()
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +22,6 @@ class Delivery:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     ordering_key: str = ""
     deliveries: int = 1
-    patience: Patience = ENDLESS
 
 
 class Source(abc.ABC):
@@ -75,6 +52,13 @@ class Source(abc.ABC):
     @abc.abstractmethod
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
         """Deliver these again, after `delay_s` seconds if the source can wait."""
+
+    def comes_again(self, receipt: str) -> bool:
+        """Whether a message that was handed out is delivered again by itself, because an earlier one is.
+
+        A source that keeps an order goes back to what was not taken, and what it gave meanwhile would overtake that.
+        """
+        return False
 
     async def term(self, receipts: Sequence[str]) -> None:
         """Never deliver these again, although nobody handled them."""

@@ -24,6 +24,7 @@ class SpoolItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     idempotency_key: str | None = None
     dedup_key: str
     recv_seq: int
+    first_seq: int = 0  # of those that were written together with it
     ordering_key: str | None = None
     downstream: str
     sha256: str

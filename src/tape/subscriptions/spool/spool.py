@@ -101,18 +101,32 @@ class Spool:
 
     async def open(self) -> int:
         """Count what an earlier process left. The number of messages that wait."""
+        live = await self.backend.measure(Area.LIVE)
         given_up = [await self.backend.measure(area) for area in (Area.DEAD, Area.QUARANTINE)]
-        for _ in range(3):
-            items = self.items
-            live = await self.backend.measure(Area.LIVE)
-            if items == self.items:
-                break  # nobody wrote or removed meanwhile
-        self._sequence = max(self._sequence, *(sequence_of(each.last) or 0 for each in (live, *given_up)))
+        # Behind all that is there, and all that ever was: a number that comes twice would let two messages be one.
+        began = self._now_ms() * 1_000
+        self._sequence = max(self._sequence, began, *(sequence_of(each.last) or 0 for each in (live, *given_up)))
         self.items, self.size_bytes = live.items, live.size
         self._knows_lanes = not live.items
         self.front.begin_anew()
         await self.look_at_front()
         return live.items
+
+    async def tell_again(self) -> None:
+        """Tell what an earlier process wrote last: it may have died before it could."""
+        last = await self.backend.measure(Area.LIVE)
+        data = await self.backend.get(Area.LIVE, last.last) if last.items else None
+        if data is None:
+            return
+        try:
+            first = decode(last.last, data).first_seq
+        except DamagedSpoolItem:
+            return  # told as such when its turn comes
+        again: list[Event] = []
+        for stored in await self.backend.page(Area.LIVE, f"{first:020}", PAGE) if first else ():
+            if (item := await self.sound(stored)) is not None:
+                again.append(events.spooled(self.about, **_where(item), **_what(item)))
+        await self.tell(again)
 
     @property
     def high_water(self) -> int:
@@ -169,8 +183,9 @@ class Spool:
         taken: list[tuple[SpoolItem, bytes]] = []
         incoming = 0
         is_over = False
+        first = self._sequence + 1
         for arrival in arrivals:
-            item = self._item(arrival)
+            item = self._item(arrival, first)
             data = item.encode()
             is_over = is_over or self._excess(incoming + len(data)) > 0
             if is_over and self.rules.on_full == "stop_acking":
@@ -215,12 +230,13 @@ class Spool:
             return decode(stored.key, data)
         except DamagedSpoolItem as error:
             await self.backend.put(Area.QUARANTINE, [(stored.key, data)])
+            sequence, _, name = stored.key.partition("-")
+            ref = f"noetl://spool/{self.about.path}/{int(sequence) if sequence.isdigit() else 0}/{name}"
+            # Told before it is removed, as everything that leaves: after a crash in between it is told again.
+            await self.tell([events.quarantined(self.about, ref, str(error))])
             await self.backend.delete(Area.LIVE, [stored.key])
             self._forget(1, stored.size)
             self._knows_lanes = not self.items
-            sequence, _, name = stored.key.partition("-")
-            ref = f"noetl://spool/{self.about.path}/{int(sequence) if sequence.isdigit() else 0}/{name}"
-            await self.tell([events.quarantined(self.about, ref, str(error))])
             raise
 
     async def sound(self, stored: Stored) -> SpoolItem | None:
@@ -237,14 +253,14 @@ class Spool:
         for item, _ in given_up:
             item.reason = reason
         await self.backend.put(Area.DEAD, [(item.key, item.encode()) for item, _ in given_up])
-        await self.remove(given_up)
-        if self.draining.locked():
-            self.evicted.update(keys)
         letters = [
             events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason=reason)
             for item, _ in given_up
         ]
         await self.tell(letters)
+        await self.remove(given_up)
+        if self.draining.locked():
+            self.evicted.update(keys)
 
     @contextlib.contextmanager
     def giving_up(self) -> Iterator[Callable[[str], bool]]:
@@ -313,9 +329,9 @@ class Spool:
             with contextlib.suppress(DamagedSpoolItem):
                 item = await self.load(Stored(key, len(data)))
                 if item is not None:
-                    await self.remove([(item, len(data))])
                     letter = events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason="purged")
                     await self.tell([letter])
+                    await self.remove([(item, len(data))])
                     gone += 1
         return gone
 
@@ -352,7 +368,7 @@ class Spool:
             self._waiting.clear()
             self._knows_lanes = True
 
-    def _item(self, arrival: Arrival) -> SpoolItem:
+    def _item(self, arrival: Arrival, first: int) -> SpoolItem:
         self._sequence += 1
         return SpoolItem(
             subscription=self.about.path,
@@ -361,6 +377,7 @@ class Spool:
             idempotency_key=arrival.idempotency_key,
             dedup_key=arrival.idempotency_key or arrival.message_id,
             recv_seq=self._sequence,
+            first_seq=first,
             ordering_key=arrival.ordering_key,
             downstream=arrival.downstream,
             sha256=digest(arrival.message.get("data")),

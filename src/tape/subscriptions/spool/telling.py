@@ -12,7 +12,7 @@ from itertools import islice
 
 import msgspec
 
-from tape.errors import ApiRefused, TapeError
+from tape.errors import ApiRefused, SpoolUnavailable, TapeError
 from tape.subscriptions.events import Event
 from tape.subscriptions.spool.backend import Area, SpoolBackend
 from tape.subscriptions.spool.spool import Tell
@@ -23,13 +23,17 @@ _NAME = "events-"
 _AT_ONCE = 10_000  # names held at once
 _TOGETHER = 20  # what was kept at so many times is told in one request,
 _TOGETHER_BYTES = 512 << 10  # if it is not larger than this
+_TOGETHER_EVENTS = 500
+MAX_HOMELESS = 10_000
+# A server that takes longer is as good as away: nobody waits for it who has a message to keep.
+ANSWER_S = 5.0
 
 
 class Telling:
     """Tells events; those that cannot be told, because the server is what is away, are kept until it is back.
 
     An event that was told just before a crash may be told again: a journal that tells an outage twice can be read, one
-    that has forgotten it cannot.
+    that has forgotten it cannot. Where even the place cannot take events, they wait in memory.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class Telling:
         self._tell = tell
         self._seen = seen
         self._has_kept = False
+        self._keeping = 0
+        self._homeless: list[Event] = []
         self._last = 0
         self._mark = uuid.uuid4().hex[:8]  # two processes at one place must not take each other's names
         self._turn = asyncio.Lock()
@@ -46,22 +52,46 @@ class Telling:
     async def open(self) -> None:
         """Find what an earlier process could not tell."""
         async with self._turn:
-            self._has_kept = bool(await self._waiting())
+            waiting = await self._waiting()
+            self._has_kept = bool(waiting)
+            # What is kept from now on is told behind that, though the clock may have been set back.
+            if waiting and (number := waiting[-1].split("-")[1]).isdigit():
+                self._last = max(self._last, int(number))
 
     async def __call__(self, events: Sequence[Event]) -> None:
         """Tell events, or keep them: they are safe on return."""
         if not events:
             return
         self._seen(events)
+        if self._has_kept:
+            await self._keep(events)  # without a turn: whoever catches up may be waiting for a server that hangs
+            return
         async with self._turn:
             if not self._has_kept:
                 try:
-                    await self._tell(events)
+                    async with asyncio.timeout(ANSWER_S):
+                        await self._tell(events)
                     return
-                except TapeError as error:
-                    log.warning("What happens to a subscription cannot be told and is kept: %s", error)
-            await self._backend.put(Area.CONTROL, [(self._key(), msgspec.json.encode(list(events)))])
-            self._has_kept = True
+                except (TapeError, TimeoutError) as error:
+                    reason = str(error) or f"no answer in {ANSWER_S:.0f} s"
+                    log.warning("What happens to a subscription cannot be told and is kept: %s", reason)
+            await self._keep(events)
+
+    async def _keep(self, events: Sequence[Event]) -> None:
+        self._has_kept = True
+        self._keeping += 1
+        homeless, self._homeless = self._homeless, []
+        together = [*homeless, *events]
+        try:
+            await self._backend.put(Area.CONTROL, [(self._key(), msgspec.json.encode(together))])
+        except SpoolUnavailable as error:
+            self._homeless = together + self._homeless
+            if (too_many := len(self._homeless) - MAX_HOMELESS) > 0:
+                del self._homeless[:too_many]
+                log.error("%d events could neither be told nor kept and were let go", too_many)
+            log.warning("%d events wait in memory to be told: %s", len(self._homeless), error)
+        finally:
+            self._keeping -= 1
 
     async def catch_up(self) -> bool:
         """Tell what was kept, as far as it goes. Whether nothing waits any more."""
@@ -71,13 +101,34 @@ class Telling:
                     return True
                 waiting = await self._waiting()
                 if not waiting:
-                    self._has_kept = False
-                    return True
+                    return await self._tell_homeless()
             while waiting:
                 # One turn each: who has something new to tell waits for one request, not for all of them.
                 async with self._turn:
                     if not await self._tell_some(waiting):
                         return False
+
+    async def _tell_homeless(self) -> bool:
+        """Tell what waits in memory. Whether nothing waits any more, anywhere."""
+        while self._homeless:
+            some = self._homeless[:_TOGETHER_EVENTS]
+            if not await self._is_told(some):
+                return False
+            del self._homeless[: len(some)]
+        self._has_kept = self._keeping > 0
+        return not self._has_kept
+
+    async def _is_told(self, events: Sequence[Event]) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._tell(events)
+        except TimeoutError:
+            return False
+        except TapeError as error:
+            if not _is_for_good(error):
+                return False
+            log.error("Events of a subscription are not taken and let go: %s: %s", error, events)
+        return True
 
     async def _tell_some(self, waiting: deque[str]) -> bool:
         """Tell what was kept first, as much as goes into one request, and take it from the names. Whether it went."""
@@ -87,32 +138,39 @@ class Telling:
             data = await self._backend.get(Area.CONTROL, key) or b"[]"
             if some and size + len(data) > _TOGETHER_BYTES:
                 break
-            some[key] = msgspec.json.decode(data, type=list[Event])
+            some[key] = await self._decoded(key, data)
             size += len(data)
+        together = [event for told in some.values() for event in told]
         try:
-            try:
-                await self._tell([event for told in some.values() for event in told])
-            except TapeError as error:
-                if not _is_for_good(error):
-                    return False
-                await self._tell_each(some)
-        except TapeError:
+            if together:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._tell(together)
+        except TimeoutError:
             return False
+        except TapeError as error:
+            if not _is_for_good(error) or not await self._is_each_told(some):
+                return False
         await self._backend.delete(Area.CONTROL, list(some))
         for _ in some:
             waiting.popleft()
         return True
 
-    async def _tell_each(self, some: Mapping[str, list[Event]]) -> None:
+    async def _is_each_told(self, some: Mapping[str, list[Event]]) -> bool:
         """What will never be taken must not keep back what happened since: it is let go alone."""
         for key, told in some.items():
-            try:
-                await self._tell(told)
-            except TapeError as error:
-                if not _is_for_good(error):
-                    raise
-                log.error("Events of a subscription are not taken and let go: %s: %s", error, told)
+            if not await self._is_told(told):
+                return False
             await self._backend.delete(Area.CONTROL, [key])
+        return True
+
+    async def _decoded(self, key: str, data: bytes) -> list[Event]:
+        """The events of an object; one that is torn or altered is put aside, and keeps no others back."""
+        try:
+            return msgspec.json.decode(data, type=list[Event])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("Events that were kept cannot be read and are put aside as %s in quarantine: %s", key, error)
+            await self._backend.put(Area.QUARANTINE, [(key, data)])
+            return []
 
     def _key(self) -> str:
         """A name behind all that we gave before."""

@@ -15,6 +15,7 @@ class Offsets:
     def __init__(self) -> None:
         self._open: set[int] = set()
         self._done: set[int] = set()
+        self._owed: set[int] = set()
         self._deliveries: Counter[int] = Counter()
         self._next = -1
         self._committed = -1
@@ -27,6 +28,7 @@ class Offsets:
         if offset in self._done or offset < self._committed:
             return 0
         self._open.add(offset)
+        self._owed.discard(offset)
         self._deliveries[offset] += 1
         return self._deliveries[offset]
 
@@ -34,7 +36,17 @@ class Offsets:
         """A record is done."""
         if offset in self._open:
             self._open.discard(offset)
+            self._owed.discard(offset)
             self._done.add(offset)
+
+    def go_back(self, offset: int) -> int:
+        """A record is to come again, and with it what was handed out behind it. Where to read on: at the oldest."""
+        self._owed.update(each for each in self._open if each >= offset)
+        return min(self._owed, default=offset)
+
+    def is_owed(self, offset: int) -> bool:
+        """Whether a record that was handed out will come again, because one before it does."""
+        return offset in self._owed
 
     def position(self) -> int | None:
         """The oldest record that is not done, if that is further than what was committed."""

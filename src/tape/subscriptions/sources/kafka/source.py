@@ -104,6 +104,12 @@ class KafkaSource(Source):
         if oldest:
             await self._on_thread(lambda: self._go_back(oldest, delay_s))
 
+    def comes_again(self, receipt: str) -> bool:
+        """Whether its partition went back to a record before it."""
+        partition, offset = self._place_of(receipt)
+        offsets = self._offsets.get(partition)
+        return offsets is not None and offsets.is_owed(offset)
+
     async def lag(self) -> int | None:
         """Records between our place and the end of the partitions that we have."""
         return await self._on_thread(self._count_lag)
@@ -200,9 +206,10 @@ class KafkaSource(Source):
             self._offsets[number].committed(position)
 
     def _go_back(self, oldest: dict[int, int], delay_s: float) -> None:
-        for number, offset in oldest.items():
+        for number, nacked in oldest.items():
             if number not in self._offsets or self._consumer is None:
                 continue  # another member has the partition
+            offset = self._offsets[number].go_back(nacked)
             self._arrived = deque(each for each in self._arrived if each.metadata["partition"] != number)
             try:
                 self._consumer.seek(self._kafka.TopicPartition(self.topic, number, offset))

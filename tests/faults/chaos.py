@@ -1,0 +1,56 @@
+"""Who is hurt, when, and for how long: drawn from a seed, so that what failed once can be tried again."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+from tests.faults.cells import Cell
+
+# Set to the seed that a failure printed, to draw the same faults.
+SEED = "TAPE_FAULTS_SEED"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Once so many messages were sent, all of these at once, for so long."""
+
+    after: int
+    what: tuple[str, ...]
+    lasts_s: float
+
+    def __str__(self) -> str:
+        return f"{' and '.join(self.what)} for {self.lasts_s:.2f} s after {self.after} messages"
+
+
+def seed_of() -> int:
+    """The seed of this run."""
+    return int(os.environ.get(SEED, "0")) or random.SystemRandom().randrange(1, 1 << 32)
+
+
+def faults_of(cell: Cell) -> list[str]:
+    """What can happen to a cell. Kafka's mock cluster keeps nothing, so it is never killed."""
+    found = ["server killed", "server paused", "server killed"]
+    found += ["gateway killed"] if cell.source == "webhook" else ["runtime killed"]
+    if cell.source == "nats" or cell.backend == "nats_object":
+        found.append("broker killed")
+    if cell.backend == "s3" and cell.mode != "off":
+        found.append("bucket killed")
+    if cell.probed:
+        found += ["downstream killed", "downstream broken", "downstream slow"]
+    return found
+
+
+def schedule(seed: int, cell: Cell, messages: int, faults: int) -> list[Fault]:
+    """Faults in the order of their beginning; every kind comes once before one comes again."""
+    chance = random.Random(seed)
+    kinds: list[str] = []
+    while len(kinds) < faults:
+        kinds += chance.sample(faults_of(cell), len(faults_of(cell)))
+    moments = sorted(chance.randrange(5, messages - 5) for _ in range(faults))
+    drawn = []
+    for moment, kind in zip(moments, kinds, strict=False):
+        both = (kind, chance.choice(faults_of(cell))) if chance.random() < 0.25 else (kind,)
+        drawn.append(Fault(moment, tuple(dict.fromkeys(both)), chance.uniform(0.05, 0.7)))
+    return drawn

@@ -1,0 +1,20 @@
+"""A handful of cells in a few seconds each; `make proof ARGS=tests/faults` has the whole matrix."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.cells import Cell
+from tests.faults.conftest import Open
+from tests.faults.proving import prove
+
+CELLS = [
+    Cell("webhook", "buffer_and_ack", "global", store="postgres"),
+    Cell("nats", "hybrid", "per_key", dedup=False, probed=True),
+    Cell("kafka", "buffer_and_ack", "global"),
+]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_few_deaths_lose_nothing_double_nothing_and_are_told(cell: Cell, open_scene: Open) -> None:
+    prove(open_scene(cell), messages=50, faults=3)
