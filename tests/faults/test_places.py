@@ -28,6 +28,7 @@ def sent(scene: Scene, count: int, first: int = 0) -> Sender:
     return sender
 
 
+@pytest.mark.proof
 def test_items_that_are_torn_or_altered_after_a_crash_are_told_and_keep_no_others_back(open_scene: Open) -> None:
     scene = open_scene(WEBHOOKS)
     sender = sent(scene, 1)  # a gateway learns from its server whom it may believe
@@ -58,6 +59,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.proof
 def test_on_a_full_disk_nothing_is_accepted_that_is_not_there(small_disk: Path, open_scene: Open) -> None:
     scene = open_scene(WEBHOOKS)
     sender = sent(scene, 1)
