@@ -30,6 +30,7 @@ QUESTIONS = (
     "relay",
     "ingress",
     "spool",
+    "outage",
     "verify",
     "pipeline",
     "scale",
@@ -57,6 +58,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("question", nargs="*", help=f"{', '.join(QUESTIONS)}; all of them if none is named")
     parser.add_argument("--quick", action="store_true", help="small loads: shows that it works, not how fast")
     parser.add_argument("--store", action="append", choices=STORES, help="only this store (may be repeated)")
+    parser.add_argument("--minutes", type=float, help="outage: how long it lasts (10)")
+    parser.add_argument("--rate", type=int, help="outage: messages a second (1,000)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables there")
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.question) - set(QUESTIONS):
@@ -73,7 +76,14 @@ def main(argv: list[str] | None = None) -> None:
         for name in arguments.question or QUESTIONS:
             question = cast(Question, import_module(f"bench.{name}"))
             with console.status(question.TITLE) as status:
-                options = Options(lab, arguments.quick, stores, tell=status.update)
+                options = Options(
+                    lab,
+                    arguments.quick,
+                    stores,
+                    tell=status.update,
+                    minutes=arguments.minutes,
+                    rate=arguments.rate,
+                )
                 tables = question.run(options)
             for table in tables:
                 console.print()

@@ -116,9 +116,9 @@ def draft(number: int) -> Draft:
 class TapeServer:
     """`tape serve` as a process of its own, on free ports of the loopback."""
 
-    def __init__(self, store: str, *flags: str) -> None:
+    def __init__(self, store: str, *flags: str, http_listen: str = "127.0.0.1:0") -> None:
         self._command = [TAPE, "serve", "--store", store, "--log-level", "warning", *flags]
-        self._command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
+        self._command += ["--listen", "127.0.0.1:0", "--http-listen", http_listen]
         self.url = ""
         self.http_url = ""
 
@@ -150,14 +150,18 @@ class TapeServer:
     @property
     def resident_bytes(self) -> int:
         """How much memory the server has."""
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return resident_bytes(self._process.pid)
 
     def counters(self) -> dict[str, float]:
         """The counters without labels, from /metrics."""
         with urllib.request.urlopen(f"{self.http_url}/metrics", timeout=10) as response:
             text = response.read().decode()
         return {name: float(value) for name, value in re.findall(r"^(tape_\w+) (\S+)$", text, re.MULTILINE)}
+
+
+def resident_bytes(pid: int) -> int:
+    """How much memory a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def stop(process: subprocess.Popen[str]) -> None:

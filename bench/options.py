@@ -23,6 +23,8 @@ class Options:
     is_quick: bool = False
     stores: tuple[str, ...] = STORES
     tell: Callable[[str], None] = lambda text: None
+    minutes: float | None = None
+    rate: int | None = None
 
     def scaled(self, full: T, quick: T) -> T:
         """The first for figures worth printing, the second to see that everything works."""

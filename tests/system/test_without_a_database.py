@@ -1,0 +1,110 @@
+"""A runtime elsewhere knows an address and a token: it has no database, and its server may lose the one it has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tape import TapeClient
+from tape.subscriptions.control import Control
+from tests.brokers import NatsServer
+from tests.services import Postgres, ServerProcess, wait_for
+from tests.system.test_outage import commands
+from tests.system.test_subscriptions import PATH, TOKEN, Stream, register
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to look at a process")
+
+
+@pytest.fixture
+def postgres_of_its_own() -> Iterator[Postgres]:
+    """One that may be stopped: no other test uses it."""
+    with Postgres() as postgres:
+        yield postgres
+
+
+def peers(pid: int) -> set[int]:
+    """The ports at the other end of a process's TCP connections."""
+    inodes = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes |= set(re.findall(r"^socket:\[(\d+)\]$", str(handle.readlink())))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and fields[2].rpartition(":")[2] != "0000":
+                found.add(int(fields[2].rpartition(":")[2], 16))
+    return found
+
+
+def drivers(pid: int) -> set[str]:
+    """The database libraries that a process has loaded, and the database files that it has open."""
+    loaded = Path(f"/proc/{pid}/maps").read_text()
+    opened = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir() if each.exists()}
+    libraries = set(re.findall(r"libpq|psycopg|apsw|_sqlite3", loaded))
+    return libraries | {name for name in opened if name.endswith((".db", ".db-wal")) or ".s.PGSQL" in name}
+
+
+def test_a_runtime_outlives_the_servers_database_without_having_one(
+    postgres_of_its_own: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAPE_INTERNAL_API_TOKEN", TOKEN)
+    spool = tmp_path / "spool"
+    with (
+        NatsServer() as broker,
+        postgres_of_its_own.migrated_database() as store,
+        ServerProcess(store) as server,
+    ):
+        stream = Stream(broker, ack_wait_s=30)
+        place = {"mode": "buffer_and_ack", "backend": "local_disk", "path": str(spool), "ordering": "global"}
+        circuit = {"trip_after": 2, "probe_after_ms": 200, "probe_interval_ms": 200}
+        register(Control(server.http_url, TOKEN), stream, spool={**place, "circuit": circuit}, dedup={"enabled": True})
+        # All that it is given; a store that it would try to reach is not there.
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "TAPE_INTERNAL_API_TOKEN": TOKEN,
+            "TAPE_STORE": "postgresql://nobody@127.0.0.1:1/nowhere",
+        }
+        command = [sys.executable, "-m", "tape", "subscription", "run", PATH, "--server", server.http_url]
+        runtime = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        expected = {int(address.rpartition(":")[2]) for address in (server.http_url, broker.address)}
+        try:
+            stream.publish(range(10))
+            wait_for(lambda: len(commands(server)) == 10, "the first messages to become runs")
+            assert (peers(runtime.pid), drivers(runtime.pid)) == (expected, set())
+
+            postgres_of_its_own.stop()
+            stream.publish(range(10, 30))
+            wait_for(stream.is_empty, "all messages to be in the spool")
+            assert len(list(spool.glob("*.json"))) == 20
+            assert peers(runtime.pid) <= expected
+            assert drivers(runtime.pid) == set()
+
+            postgres_of_its_own.start()
+            wait_for(lambda: not list(spool.glob("*.json")), "the spool to be drained")
+            wait_for(lambda: len(read(server)) >= 30, "every message to be a run")
+        finally:
+            runtime.kill()
+            runtime.wait()
+        assert sorted(read(server)) == list(range(30))  # what was left to NATS once comes again behind others
+
+
+def read(server: ServerProcess) -> list[int]:
+    """The messages that became runs, in their order; nothing while the server looks for its database."""
+    from tape.errors import TapeError
+
+    try:
+        with TapeClient(server.url) as client:
+            client.head()
+        return commands(server)
+    except TapeError:
+        return []
