@@ -111,6 +111,11 @@ def test_a_gateway_keeps_what_its_server_cannot_take_and_another_process_replays
         for number in range(3, 20):
             status, said = first.deliver(number)
             assert (status, said["spooled"]) == (202, True)
+        page = http.request("GET", f"{first.url}/metrics").data.decode()
+        where = '{source="webhook",subscription="subscriptions/orders"}'
+        assert f"tape_subscription_spool_items{where} 17.0" in page
+        (age,) = re.findall(rf"tape_subscription_spool_oldest_age_seconds{re.escape(where)} (\S+)", page)
+        assert float(age) > 0
     finally:
         first.kill()
     assert len(list((tmp_path / "spool").glob("*.json"))) == 17

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from tape import TapeClient
 from tape.subscriptions.control import Control
 from tests.brokers import NatsServer
-from tests.services import Postgres, ServerProcess, wait_for
+from tests.services import Postgres, ServerProcess, free_port, wait_for
 from tests.system.test_outage import commands
 from tests.system.test_subscriptions import PATH, TOKEN, Stream, register
 
@@ -74,7 +75,9 @@ def test_a_runtime_outlives_the_servers_database_without_having_one(
             "TAPE_INTERNAL_API_TOKEN": TOKEN,
             "TAPE_STORE": "postgresql://nobody@127.0.0.1:1/nowhere",
         }
+        metrics = f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", "tape", "subscription", "run", PATH, "--server", server.http_url]
+        command += ["--metrics-listen", metrics]
         runtime = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         expected = {int(address.rpartition(":")[2]) for address in (server.http_url, broker.address)}
         try:
@@ -86,6 +89,9 @@ def test_a_runtime_outlives_the_servers_database_without_having_one(
             stream.publish(range(10, 30))
             wait_for(stream.is_empty, "all messages to be in the spool")
             assert len(list(spool.glob("*.json"))) == 20
+            page = urllib3.request("GET", f"http://{metrics}/metrics").data.decode()
+            assert f'tape_subscription_spool_items{{source="nats",subscription="{PATH}"}} 20.0' in page
+            assert f'tape_subscription_source_lag{{subscription="{PATH}"}}' in page
             assert peers(runtime.pid) <= expected
             assert drivers(runtime.pid) == set()
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tape.errors import SpoolFull, SpoolUnavailable
 from tape.subscriptions.events import About, Event
+from tape.subscriptions.spool import pace
 from tape.subscriptions.spool.backend import Area, Stored
 from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.draining import drain
@@ -454,3 +455,32 @@ async def test_memory_grows_with_lanes_and_not_with_messages(ordering: str, kept
     spool = desk.spool
     assert len(spool._waiting) == kept
     assert [*spool.evicted, *spool.untold, *spool._leaving, *spool._replaying] == []
+
+
+class Waits:
+    """A clock that moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("passes", [1, 30])
+async def test_no_more_are_replayed_in_a_second_than_allowed_in_however_many_passes(
+    passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Waits()
+    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(pace, "asyncio", clock)
+    desk, downstream = Desk(ordering="global", rate_per_sec=20), Downstream()
+    await desk.spool.take([arrival(f"m{n}") for n in range(60)])
+    for number in range(passes):
+        enough = 60 * (number + 1) // passes
+        await drain(desk.spool, downstream, stopping=lambda enough=enough: len(downstream.runs) >= enough)
+    assert len(downstream.runs) == 60
+    assert 2.8 <= clock.now <= 3.0

@@ -13,7 +13,6 @@ from tape.errors import DamagedSpoolItem
 from tape.subscriptions import events
 from tape.subscriptions.spool.backend import Area, Stored
 from tape.subscriptions.spool.item import SpoolItem
-from tape.subscriptions.spool.pace import Pace
 from tape.subscriptions.spool.replaying import Replayed
 from tape.subscriptions.spool.spool import Lane, Spool
 
@@ -85,7 +84,7 @@ class _Pass:
         self.may_pass = may_pass
         self.stopping = stopping
         self.report = report
-        self.pace = Pace(spool.rules.rate_per_sec)
+        self.pace = spool.pace
         self.stalled: set[Lane] = set()
         self.saw_everything = False
         self.is_told = False

@@ -16,6 +16,7 @@ from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
 from tape.subscriptions.spool.front import Front
 from tape.subscriptions.spool.item import SpoolItem, decode, digest, sequence_of
+from tape.subscriptions.spool.pace import Pace
 from tape.subscriptions.spool.retention import expire, make_room
 
 Ordering = Literal["global", "per_key", "none"]
@@ -89,6 +90,7 @@ class Spool:
         self.evicted: set[str] = set()  # given up since a pass began, which may hold them still
         self.untold: set[str] = set()  # written, and not yet on the journal: to be replayed after that
         self.draining = asyncio.Lock()
+        self.pace = Pace(rules.rate_per_sec)  # of all passes together: short ones must not add up to more
         self._turns: list[_Turn] = []
         self._writing: asyncio.Task[None] | None = None
         self._sequence = 0
