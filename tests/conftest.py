@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server of this test process; databases are made per test."""
-    with tempfile.TemporaryDirectory(prefix="tape-pg-") as folder, Postgres(Path(folder)) as server:
+    with Postgres() as server:
         yield server
 
 

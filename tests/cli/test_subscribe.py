@@ -177,14 +177,29 @@ def test_what_cannot_work_is_told_at_once(
     assert reason in done.stderr
 
 
-def test_messages_wait_in_a_folder_while_the_server_is_away(rig: Rig, spec: Path, tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        rig,
-        spool={"mode": "buffer_and_ack", "backend": "local_disk", "path": "x", "circuit": {"trip_after": 1}},
-    )
-    feed(rig, 1, 2)
-    arguments = ["subscribe", str(spec), "--dispatch", "server", "--server-url", "http://127.0.0.1:9"]
-    done = tape(*arguments, "--spool-dir", "waiting", "--max-messages", "2", "--events", "trail.jsonl", cwd=tmp_path)
-    assert "spooled=2 replayed=0 failed=0 pending_spooled=2" in done.stderr
-    assert len(list((tmp_path / "waiting").rglob("*.json"))) >= 2
+@pytest.mark.parametrize(
+    ("spool", "arguments", "folder"),
+    [
+        ({"mode": "buffer_and_ack", "backend": "local_disk", "path": "own"}, ["--spool-dir", "given"], "given"),
+        ({"mode": "buffer_and_ack", "backend": "local_disk", "path": "own"}, [], "own"),
+        ({"mode": "buffer_and_ack", "backend": "gcs", "bucket": "gs://b", "credential": "c"}, [], ".tape-spool/orders"),
+        ({"mode": "hybrid", "hybrid_escalate_after_ms": 0}, [], ".tape-spool/orders"),
+        (None, ["--spool-dir", "given"], "given"),
+    ],
+    ids=["the flag wins", "its own path", "a bucket is left alone", "no place at all", "the flag turns it on"],
+)
+def test_messages_and_the_circuit_wait_in_a_folder_while_the_server_is_away(
+    rig: Rig, spec: Path, tmp_path: Path, spool: dict[str, Any] | None, arguments: list[str], folder: str
+) -> None:
+    if spool is not None:
+        write(tmp_path, rig, spool={**spool, "circuit": {"trip_after": 1}})
+    feed(rig, *range(1, 7))
+    away = ["subscribe", str(spec), "--dispatch", "server", "--server-url", "http://127.0.0.1:9"]
+    done = tape(*away, *arguments, "--max-messages", "6", "--events", "trail.jsonl", cwd=tmp_path)
+    assert f"in {folder}" in done.stderr
+    # Without a block of its own the circuit opens at the fifth failure; what failed before stays at the source.
+    waiting = sorted((tmp_path / folder).glob("*.json"))
+    assert f"pending_spooled={len(waiting)}" in done.stderr
+    assert waiting
+    state = json.loads((tmp_path / folder / "control/circuit-state.json").read_text())
+    assert state["default"]["phase"] == "open"

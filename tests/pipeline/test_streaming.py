@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -116,11 +115,7 @@ def test_a_stream_refuses_a_journal_that_ends_before_its_cursor(orders: str) -> 
 
 
 def test_a_stream_waits_while_the_database_is_gone() -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="tape-pg-") as folder,
-        Postgres(Path(folder)) as server,
-        server.fresh_database() as store,
-    ):
+    with Postgres() as server, server.fresh_database() as store:
         fill(store, [order(number) for number in range(1, 11)])
         reader = stream_reader(store)
         server.stop()

@@ -70,7 +70,7 @@ def test_readers_in_loops_of_different_threads_see_the_same() -> None:
     for _ in range(200):
         tape.record({"kind": "a"})
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert found == {number: list(range(200)) for number in range(3)}
 
 

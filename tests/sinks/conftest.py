@@ -146,7 +146,7 @@ def _kafka(request: Any, tmp_path: Path, name: str) -> Target:
         consumer = Consumer({"bootstrap.servers": servers, "group.id": name, "auto.offset.reset": "earliest"})
         consumer.subscribe([name])
         found: list[Received] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(found) < count:
             assert time.monotonic() < deadline, f"only {len(found)} of {count} records arrived"
             message = consumer.poll(1.0)
@@ -173,7 +173,7 @@ def _pubsub(request: Any, tmp_path: Path, name: str) -> Target:
     def read(count: int) -> list[Received]:
         found: list[Received] = []
         while len(found) < count:
-            answer = subscriber.pull(subscription=subscription, max_messages=100, timeout=30)
+            answer = subscriber.pull(subscription=subscription, max_messages=100, timeout=120)
             for each in answer.received_messages:
                 attributes = dict(each.message.attributes)
                 body = json.loads(each.message.data)

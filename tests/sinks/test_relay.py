@@ -88,7 +88,7 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
-        self._thread.join(30)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
 
@@ -438,7 +438,7 @@ def test_a_fan_out_calls_with_every_entry_from_a_time_on(client: TapeClient) -> 
     fill(client, 5)
     wait_for(lambda: len(seen) == 10, "what came")
     stop.set()
-    thread.join(30)
+    thread.join(120)
     assert numbers(seen) == [*range(5), *range(5)]
 
     def fail(entry: Any) -> None:

@@ -159,7 +159,7 @@ def test_closing_ends_a_pause_at_once(http: HttpReceiver) -> None:
     thread.start()
     wait_for(lambda: http.tries, "the first try")
     webhook.close()
-    thread.join(10)
+    thread.join(120)
     assert isinstance(errors[0], SinkClosed)
 
 

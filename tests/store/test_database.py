@@ -220,7 +220,7 @@ async def keep_busy(
         assert release.wait(120)
 
     task = asyncio.create_task(database.write(wait))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 120)
     return release, task
 
 

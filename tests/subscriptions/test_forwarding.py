@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.errors import SpoolUnavailable
+from tape.subscriptions import forwarding
 from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope, receive
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.forwarding import Forwarder, forwarder_of, rules_of
+from tape.subscriptions.sources.source import Patience
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.objects import BucketBackend
 from tape.subscriptions.spool.replaying import Replayed
@@ -285,6 +287,62 @@ async def test_hybrid_leaves_a_short_outage_to_the_source_and_buffers_a_long_one
     assert answer.outcome == "spooled"
 
 
+@pytest.mark.parametrize(
+    ("patience", "outcome"),
+    [
+        (Patience(deliveries_left=5), "held"),
+        (Patience(deliveries_left=1), "spooled"),
+        (Patience(deliveries_left=0), "spooled"),
+        (Patience(expires_at_ms=1_000_000 + 3_600_000), "held"),
+        (Patience(expires_at_ms=1_000_000 + 30_000), "spooled"),
+    ],
+)
+async def test_hybrid_buffers_what_its_source_is_about_to_give_up_on(patience: Patience, outcome: str) -> None:
+    world = World(mode="hybrid", hybrid_escalate_after_ms=60_000)
+    forwarder = await world.begin()
+    world.is_up = False
+    (answer,) = await forwarder.forward([world.message("m0")], [patience])  # the circuit is closed still
+    assert answer.outcome == outcome
+    (answer,) = await forwarder.forward([world.message("m1")], [patience])
+    assert answer.outcome == outcome
+
+
+async def test_where_hybrid_has_to_keep_one_it_keeps_those_with_it_and_behind_it() -> None:
+    world = World(mode="hybrid", hybrid_escalate_after_ms=60_000, circuit={"trip_after": 1, "probe_after_ms": 1000})
+    forwarder = await world.begin()
+    world.is_up = False
+    await forwarder.forward([world.message("m0")], [Patience(9)])
+    answers = await forwarder.forward([world.message("m1"), world.message("m2")], [Patience(9), Patience(1)])
+    assert [answer.outcome for answer in answers] == ["spooled", "spooled"]
+    assert forwarder.may_fetch() is None
+    (answer,) = await forwarder.forward([world.message("m3")], [Patience(9)])
+    assert answer.outcome == "spooled"
+
+
+async def test_hybrid_fetches_again_before_its_source_forgets_what_was_left_to_it() -> None:
+    world = World(mode="hybrid", hybrid_escalate_after_ms=10**9, circuit={"trip_after": 1, "probe_after_ms": 10**9})
+    forwarder = await world.begin()
+    world.is_up = False
+    patience = Patience(expires_at_ms=world.now + 600_000)
+    (answer,) = await forwarder.forward([world.message("m0")], [patience])
+    assert (answer.outcome, forwarder.may_fetch()) == ("held", 0)
+    world.now += 540_000
+    assert forwarder.may_fetch() is None
+    (answer,) = await forwarder.forward([world.message("m0")], [patience])
+    assert answer.outcome == "spooled"
+
+
+async def test_without_a_spool_what_a_source_brings_no_more_is_told() -> None:
+    world = World(mode="off")
+    forwarder = await world.begin()
+    world.is_up = False
+    await forwarder.forward([world.message("m0")], [Patience(1)])
+    assert world.types() == []
+    await forwarder.forward([world.message("m0")], [Patience(0)])
+    (told,) = [event.context for event in world.told if event.event_type.endswith("message.dropped")]
+    assert (told["message_id"], told["reason"]) == ("m0", "source_gives_up")
+
+
 async def test_hybrid_buffers_at_once_what_its_source_would_not_bring_again() -> None:
     world = World(mode="hybrid", hybrid_escalate_after_ms=60_000)
     forwarder = await world.begin(redelivers=False)
@@ -358,6 +416,22 @@ async def test_interleaved_only_those_of_the_same_lane_wait() -> None:
     assert forwarder.may_fetch() is None
     answers = await forwarder.forward([world.message("m3", lane="a"), world.message("m4", lane="b")])
     assert [answer.outcome for answer in answers] == ["spooled", "started"]
+
+
+async def test_what_others_put_into_an_empty_spool_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_LOOK_AGAIN_S", 0.0)
+    world = World(circuit={"trip_after": 1, "probe_after_ms": 0, "probe_interval_ms": 10})
+    forwarder, another = await world.begin(), await world.begin()
+    world.is_up = False
+    await another.forward([world.message("m0")])
+    world.is_up = True
+    running = asyncio.create_task(forwarder.run())
+    async with asyncio.timeout(30):
+        while not world.runs:
+            await asyncio.sleep(0.01)
+        forwarder.stop()
+        await running
+    assert world.runs == ["m0"]
 
 
 async def test_a_full_spool_leaves_messages_to_their_source_and_says_so() -> None:

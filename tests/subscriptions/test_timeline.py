@@ -114,6 +114,13 @@ def test_other_events_of_the_subscription_are_no_outage() -> None:
     assert list(outages(book.lines)) == []
 
 
+def test_a_long_outage_is_read_in_one_pass() -> None:
+    book = Book()
+    an_outage(book, 0, 20_000)
+    (outage,) = outages(book.lines)
+    assert (outage.spooled, outage.replayed, outage.waiting) == (20_000, 20_000, 0)
+
+
 def test_what_leaves_without_having_been_told_before_is_counted_as_come() -> None:
     book = Book()
     book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)

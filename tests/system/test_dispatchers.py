@@ -275,7 +275,7 @@ def _subscribe(stack: ExitStack) -> object:
         found: list[object] = []
 
         def look() -> list[object]:
-            answer = subscriber.pull(request={"subscription": subscription, "max_messages": 1}, timeout=20)
+            answer = subscriber.pull(request={"subscription": subscription, "max_messages": 1}, timeout=120)
             found.extend(each.message for each in answer.received_messages)
             return found
 

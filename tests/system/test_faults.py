@@ -24,8 +24,8 @@ from tests.services import Postgres
 DISK_BYTES = 24 << 20
 
 
-async def test_when_postgres_goes_away_appends_fail_at_once_and_streams_resume_when_it_is_back(tmp_path: Path) -> None:
-    with Postgres(tmp_path) as postgres:
+async def test_when_postgres_goes_away_appends_fail_at_once_and_streams_resume_when_it_is_back() -> None:
+    with Postgres() as postgres:
         async with Server(settings_for(postgres.url())) as server:
             url = f"tape://{server.grpc_address}"
             channel = Channel(url)

@@ -37,7 +37,7 @@ def show_outage(outage: Outage) -> None:
     typer.echo(
         f"\n{outage.spooled:,} spooled = {outage.replayed:,} replayed + {outage.dead_lettered:,} given up"
         f" + {outage.quarantined:,} damaged + {outage.waiting:,} waiting"
-        + (f"; {outage.dropped:,} left to their source, the spool was full" if outage.dropped else "")
+        + (f"; {outage.dropped:,} times a message was not kept and left to its source" if outage.dropped else "")
     )
 
 

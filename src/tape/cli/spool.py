@@ -12,13 +12,13 @@ import typer
 
 from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption, run
 from tape.cli.showing import age, print_json, print_table
-from tape.errors import DamagedSpoolItem, InvalidInput, NotFound
-from tape.subscriptions.control import Control, connect
+from tape.errors import ApiRefused, DamagedSpoolItem, InvalidInput, NotFound, ServerUnreachable
+from tape.subscriptions.control import TOKEN_VARIABLE, Control, connect
 from tape.subscriptions.dispatching import ServerDispatch
 from tape.subscriptions.events import Event, about
 from tape.subscriptions.forwarding import forwarder_of
 from tape.subscriptions.spec import Subscription
-from tape.subscriptions.spool.backend import Area
+from tape.subscriptions.spool.backend import Area, Extent
 from tape.subscriptions.spool.item import SpoolItem, decode
 from tape.subscriptions.spool.spool import Spool
 from tape.subscriptions.validation import parse_subscription
@@ -44,6 +44,12 @@ WhichArgument = Annotated[
     str, typer.Argument(help="Path of a subscription on the server, or a file with its document.", metavar="PATH|FILE")
 ]
 PartOption = Annotated[Part, typer.Option("--part", "-p", help="What waits, the dead letters, or what is damaged.")]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--spool-dir", help="For a FILE: the folder of `tape subscribe`. [default: spool.path, or .tape-spool/<name>]"
+    ),
+]
 KeysArgument = Annotated[list[str] | None, typer.Argument(help="Keys as `tape spool ls` shows them.", metavar="[KEY…]")]
 
 
@@ -53,18 +59,29 @@ def list_items(
     part: PartOption = Part.waiting,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many, from the front.")] = 50,
     server: ServerOption = DEFAULT_SERVER,
+    folder: FolderOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """List messages, the oldest first."""
+    """List messages, the oldest first, and tell how many there are, their bytes, and for how long the oldest waits."""
 
-    async def work(spool: Spool) -> tuple[list[dict[str, Any]], int]:
-        await spool.open()
-        found = [await _told(spool, _AREAS[part], key) for key, _ in await spool.backend.page(_AREAS[part], "", limit)]
-        return found, spool.items
+    async def work(spool: Spool) -> tuple[list[dict[str, Any]], Extent]:
+        page = await spool.backend.page(_AREAS[part], "", limit)
+        return [await _told(spool, _AREAS[part], key) for key, _ in page], await spool.backend.measure(_AREAS[part])
 
-    items, waiting = _with_spool(which, server, work)
+    items, extent = _with_spool(which, server, folder, work)
+    since_ms = [each["spooled_at_ms"] for each in items if "spooled_at_ms" in each]
+    oldest_ms = now_ms() - since_ms[0] if since_ms else None
     if output is Output.json:
-        print_json(items)
+        oldest_s = None if oldest_ms is None else round(oldest_ms / 1_000, 3)
+        print_json(
+            {
+                "part": part,
+                "items": extent.items,
+                "bytes": extent.size,
+                "oldest_age_seconds": oldest_s,
+                "messages": items,
+            }
+        )
         return
     print_table(
         ("key", "message", "downstream", "lane", "attempts", "age", "reason"),
@@ -82,8 +99,10 @@ def list_items(
         ),
         nothing="Nothing is there.",
     )
-    if part is Part.waiting and waiting > len(items):
-        typer.echo(f"… and {waiting - len(items):,} more.")
+    if items:
+        more = f" (… {extent.items - len(items):,} more)" if extent.items > len(items) else ""
+        since = "" if oldest_ms is None else f", the oldest for {age(oldest_ms)}"
+        typer.echo(f"\n{extent.items:,} messages{more}, {extent.size:,} bytes{since}.")
 
 
 @app.command()
@@ -92,16 +111,17 @@ def show(
     key: Annotated[str, typer.Argument(help="A key as `tape spool ls` shows it.")],
     part: PartOption = Part.waiting,
     server: ServerOption = DEFAULT_SERVER,
+    folder: FolderOption = None,
 ) -> None:
     """Show one message with its plan, as JSON."""
 
     async def work(spool: Spool) -> bytes:
         found = await spool.backend.get(_AREAS[part], key)
         if found is None:
-            raise NotFound(f"there is no {key!r} in this part of the spool; see `tape spool ls {which} --part {part}`.")
+            raise _no_such([key], which, part)
         return found
 
-    data = _with_spool(which, server, work)
+    data = _with_spool(which, server, folder, work)
     try:
         print_json(msgspec.to_builtins(decode(key, data)))
     except DamagedSpoolItem as error:
@@ -116,6 +136,7 @@ def drain(which: WhichArgument, server: ServerOption = DEFAULT_SERVER, output: O
     subscription, control = _found(which, server)
     if control is None:
         raise InvalidInput(f"{which} is a file; `tape subscribe {which}` drains its spool when it starts.")
+    _check_spool(subscription)
     status = control.register(subscription.path)
     whose = about(subscription.path, int(status["subscription_id"]))
 
@@ -153,13 +174,17 @@ def requeue(
     keys: KeysArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
     server: ServerOption = DEFAULT_SERVER,
+    folder: FolderOption = None,
 ) -> None:
-    """Put dead letters back to where they stood; they are tried again from the first attempt."""
+    """Put dead letters back to where they stood; they are tried again from the first attempt.
+
+    A runtime finds them when it looks at its spool again, within half a minute; `tape spool drain` does not wait.
+    """
 
     async def work(spool: Spool) -> int:
-        return await spool.requeue(await _chosen(spool, Area.DEAD, keys, everything))
+        return await spool.requeue(await _chosen(spool, which, Part.dead, keys, everything))
 
-    typer.echo(f"{_with_spool(which, server, work)} put back.")
+    typer.echo(f"{_with_spool(which, server, folder, work)} put back.")
 
 
 @app.command()
@@ -170,13 +195,14 @@ def purge(
     everything: Annotated[bool, typer.Option("--all", help="All of this part.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     server: ServerOption = DEFAULT_SERVER,
+    folder: FolderOption = None,
 ) -> None:
     """Remove messages for good."""
 
     async def choose(spool: Spool) -> list[str]:
-        return await _chosen(spool, _AREAS[part], keys, everything)
+        return await _chosen(spool, which, part, keys, everything)
 
-    chosen = _with_spool(which, server, choose)
+    chosen = _with_spool(which, server, folder, choose)
     if chosen and not yes:
         typer.confirm(f"Remove {len(chosen):,} messages ({part}) for good?", abort=True)
 
@@ -186,14 +212,23 @@ def purge(
         else:
             await spool.backend.delete(_AREAS[part], chosen)
 
-    _with_spool(which, server, work)
+    _with_spool(which, server, folder, work)
     typer.echo(f"{len(chosen)} removed.")
 
 
-async def _chosen(spool: Spool, area: Area, keys: Sequence[str] | None, everything: bool) -> list[str]:
+async def _chosen(spool: Spool, which: str, part: Part, keys: Sequence[str] | None, everything: bool) -> list[str]:
     if bool(keys) == everything:
         raise InvalidInput("name the keys, or say --all.")
-    return [stored.key async for stored in spool.walk(area)] if everything else list(keys or ())
+    if everything:
+        return [stored.key async for stored in spool.walk(_AREAS[part])]
+    if missing := [key for key in keys or () if await spool.backend.get(_AREAS[part], key) is None]:
+        raise _no_such(missing, which, part)
+    return list(dict.fromkeys(keys or ()))
+
+
+def _no_such(keys: Sequence[str], which: str, part: Part) -> NotFound:
+    named = ", ".join(map(repr, keys))
+    return NotFound(f"KEY {named} is not in this part of the spool; see `tape spool ls {which} --part {part}`.")
 
 
 async def _told(spool: Spool, area: Area, key: str) -> dict[str, Any]:
@@ -206,10 +241,9 @@ async def _told(spool: Spool, area: Area, key: str) -> dict[str, Any]:
     return {"key": key, **{name: value for name, value in told.items() if name not in ("message", "plan", "seal")}}
 
 
-def _with_spool(which: str, server: str, work: Callable[[Spool], Awaitable[T]]) -> T:
-    subscription, control = _found(which, server)
-    if subscription.spec.spool.mode == "off":
-        raise InvalidInput(f"{subscription.path} has no spool: its spool.mode is off.")
+def _with_spool(which: str, server: str, folder: Path | None, work: Callable[[Spool], Awaitable[T]]) -> T:
+    subscription, control = _found(which, server, folder)
+    _check_spool(subscription)
     whose = about(subscription.path)
 
     async def opened() -> T:
@@ -230,12 +264,33 @@ def _with_spool(which: str, server: str, work: Callable[[Spool], Awaitable[T]]) 
     return run(opened())
 
 
-def _found(which: str, server: str) -> tuple[Subscription, Control | None]:
-    file = Path(which)
-    if file.is_file():
-        return parse_subscription(file.read_text(encoding="utf-8")), None
+def _check_spool(subscription: Subscription) -> None:
+    if subscription.spec.spool.mode == "off":
+        raise InvalidInput(f"{subscription.path} has no spool: its spool.mode is off.")
+
+
+def _found(which: str, server: str, folder: Path | None = None) -> tuple[Subscription, Control | None]:
+    if Path(which).is_file():
+        from tape.subscriptions.local_spool import read_local
+
+        return read_local(Path(which), folder), None
+    if folder is not None:
+        raise InvalidInput(f"--spool-dir {folder} goes with a file; {which} is none, and its spool is where it says.")
     control = connect(server)
-    return parse_subscription(control.document(which)), control
+    try:
+        content = control.document(which)
+    except ApiRefused as error:
+        if error.http_status == 404:
+            raise NotFound(
+                f"PATH|FILE {which!r} is neither a file here nor a subscription at {server}; `tape subscriptions list`"
+                " shows those."
+            ) from error
+        if error.http_status in (401, 403):
+            raise ApiRefused(f"{server} refuses us: {error} Set {TOKEN_VARIABLE} to it.", error.http_status) from error
+        raise
+    except ServerUnreachable as error:
+        raise ServerUnreachable(f"{error}. Is `tape serve` running there? --server names another.") from error
+    return parse_subscription(content), control
 
 
 def _credential(subscription: Subscription, control: Control | None) -> Any:

@@ -16,10 +16,9 @@ from tape.cli.loading import import_modules
 from tape.cli.options import DEFAULT_SERVER
 from tape.cli.options import run as run_loop
 from tape.cli.subscription import on_signals, set_logging
-from tape.errors import InvalidDocument, InvalidInput
+from tape.errors import InvalidInput
 from tape.subscriptions.events import Event
 from tape.subscriptions.runtime import Counts
-from tape.subscriptions.validation import parse_subscription
 
 REFRESH_S = 0.5
 
@@ -33,7 +32,10 @@ def subscribe(
     events: Annotated[
         Path | None, typer.Option(help="File for the events, emptied first. [default: ./<name>-events.jsonl]")
     ] = None,
-    spool_dir: Annotated[Path | None, typer.Option(help="Folder in which messages wait during an outage.")] = None,
+    spool_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder in which messages wait. [default: spool.path, or .tape-spool/<name>]"),
+    ] = None,
     playbook_dir: Annotated[
         Path | None, typer.Option(help="Folder of the playbooks. [default: that of SPEC.yaml]")
     ] = None,
@@ -79,10 +81,11 @@ async def _run(
     max_messages: int | None,
     once: bool,
 ) -> None:
-    from tape.subscriptions.local import Local, read_credential, slug, with_spool_dir
+    from tape.subscriptions.local import Local, read_credential
+    from tape.subscriptions.local_spool import read_local, slug
     from tape.subscriptions.trail import Trail
 
-    subscription = with_spool_dir(_read(file), spool_dir)
+    subscription = read_local(file, spool_dir)
     screen = _Screen()
     trail = Trail(events or Path(f"{slug(subscription.name)}-events.jsonl"), screen.show)
     local = Local(
@@ -139,17 +142,6 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
     playbooks.find(spec.dispatch.playbook)  # one that is not there is told before anything is fetched
     here = InProcessDispatch(playbooks, local.about, trail, spec.runtime.concurrency or 1)
     return here, lambda: here.failed
-
-
-def _read(file: Path) -> Any:
-    try:
-        return parse_subscription(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{file} cannot be read: {error}.") from error
-    except InvalidDocument as error:
-        raise InvalidInput(
-            "\n".join([f"{file} is not a subscription that can run:", *map(str, error.problems)])
-        ) from None
 
 
 class _Screen:

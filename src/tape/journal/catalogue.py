@@ -283,12 +283,12 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "subscription.message.dropped",
-        "A message was not kept, because the spool is full; its source keeps it.",
+        "A message was not kept: the spool is full, or there is none and its source will bring it no more.",
         {
             **_SUBSCRIPTION,
             "message_id": "the source's id of the message",
             "downstream": "what it waits for",
-            "reason": "why",
+            "reason": "`retention_full` or `source_gives_up`",
         },
     ),
     EventType(

@@ -288,7 +288,7 @@ def dead_lettered(
 
 
 def dropped(about: About, message_id: str, downstream: str, reason: str, *, emitter: str = SPOOL) -> Event:
-    """A message was not kept: the spool is full, and its source keeps it."""
+    """A message was not kept: the spool is full, or there is none and its source will bring it no more."""
     context = {"message_id": message_id, "downstream": downstream, "reason": reason}
     return _event(about, "message.dropped", "DROPPED", emitter, context)
 

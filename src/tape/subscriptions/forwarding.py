@@ -16,6 +16,7 @@ from tape.subscriptions.circuit import Circuits, Decision, Phase, Transition
 from tape.subscriptions.directives import DedupKey, Plan
 from tape.subscriptions.envelope import Envelope
 from tape.subscriptions.events import About, Event
+from tape.subscriptions.sources.source import ENDLESS, Patience
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.spool.backend import Area, SpoolBackend
 from tape.subscriptions.spool.counting import SpoolCounts
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 # A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
 _REPLAY_WINDOW_S = 7 * 24 * 3600
 _CIRCUITS = "circuit-state"
+_LOOK_AGAIN_S = 30.0
 
 Dispatch = Callable[[Sequence[Plan]], Awaitable[list[Replayed]]]
 
@@ -83,6 +85,8 @@ class Forwarder:
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._probed_at = 0.0
+        self._looked_at = time.monotonic()
+        self._held_until_ms: int | None = None  # when the first that was left to its source is forgotten there
         self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
         declared = self._spec.circuit
         self.circuits = Circuits(
@@ -109,15 +113,23 @@ class Forwarder:
 
     def may_fetch(self) -> int | None:
         """How many messages a pull source should be asked for: None for any number, 0 to let them wait there."""
-        if self._has_backlog and self._spec.drain.on_recovery == "ordered_then_live" and self.circuits.are_closed:
+        is_urgent = Patience(expires_at_ms=self._held_until_ms).is_ending(self._now_ms())
+        is_draining = self._has_backlog and self.circuits.are_closed
+        if is_draining and self._spec.drain.on_recovery == "ordered_then_live" and not is_urgent:
             return 0
         if self.circuits.are_closed or self._may_buffer(self._now_ms()):
             return None
         # One message, if a circuit would let it pass as its probe.
         return int(any(self._is_probe_due(name) for name, _ in self.circuits))
 
-    async def forward(self, messages: Sequence[tuple[Envelope, Plan]]) -> list[Forwarded]:
-        """Dispatch or keep messages, in their order; the answers are in the same order."""
+    async def forward(
+        self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience] = ()
+    ) -> list[Forwarded]:
+        """Dispatch or keep messages, in their order; the answers are in the same order.
+
+        `patience` is that of their source: what it is about to give up on does not stay there.
+        """
+        patience = patience or [ENDLESS] * len(messages)
         answers: list[Forwarded | None] = [None] * len(messages)
         waiting: list[int] = []
         going: list[int] = []
@@ -143,13 +155,17 @@ class Forwarder:
         for index, answer in zip(going, await self._send([messages[index][1] for index in going]), strict=True):
             answers[index] = answer
             # The failure that opened the circuit takes its message with it into the spool; so does every failure
-            # of a message that comes only once.
+            # of a message that comes no more.
             is_open = self._circuit_of(messages[index][1]) is not Phase.CLOSED
-            if answer.outcome == "held" and (is_open or not self._redelivers):
+            if answer.outcome == "held" and (
+                is_open or not self._redelivers or patience[index].is_ending(self._now_ms())
+            ):
                 waiting.append(index)
         waiting.sort()
-        for index, answer in zip(waiting, await self._keep([messages[index] for index in waiting]), strict=True):
+        kept = await self._keep([messages[index] for index in waiting], [patience[index] for index in waiting])
+        for index, answer in zip(waiting, kept, strict=True):
             answers[index] = answer
+        self._note_held(answers, patience)
         await self._tell_changes()
         return [answer or Forwarded("held") for answer in answers]
 
@@ -284,20 +300,36 @@ class Forwarder:
             return False
         if self._spec.mode == "buffer_and_ack" or not self._redelivers or self._has_backlog:
             return True
+        if Patience(expires_at_ms=self._held_until_ms).is_ending(now_ms):
+            return True
         down_ms = max(circuit.down_for_ms(now_ms) for _, circuit in self.circuits)
         return not self.circuits.are_closed and down_ms >= self._spec.hybrid_escalate_after_ms
 
-    async def _keep(self, messages: Sequence[tuple[Envelope, Plan]]) -> list[Forwarded]:
+    def _note_held(self, answers: Sequence[Forwarded | None], patience: Sequence[Patience]) -> None:
+        """Remember when the first of those is forgotten that stay with their source: nothing may be fetched by then."""
+        held = [
+            each for answer, each in zip(answers, patience, strict=True) if answer is None or answer.outcome == "held"
+        ]
+        if not held and self.circuits.are_closed:
+            self._held_until_ms = None
+        for _, expires_at_ms in held:
+            if expires_at_ms is not None:
+                self._held_until_ms = min(self._held_until_ms or expires_at_ms, expires_at_ms)
+
+    async def _keep(self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience]) -> list[Forwarded]:
         if not messages:
             return []
-        if self._spool is None or not self._may_buffer(self._now_ms()):
-            return [Forwarded("held", error="the circuit is open")] * len(messages)
+        # Where one has to be kept all are, or it would overtake those that come again later.
+        now_ms = self._now_ms()
+        is_needed = self._may_buffer(now_ms) or any(each.is_ending(now_ms) for each in patience)
+        if self._spool is None or not is_needed:
+            return self._left(messages, patience, "the circuit is open")
         arrivals = [self._arrival(plan) for _, plan in messages]
         try:
             kept = await self._spool.take(arrivals)
         except SpoolUnavailable as error:
             log.warning("%s", error)
-            return [Forwarded("held", error=str(error))] * len(messages)
+            return self._left(messages, patience, str(error))
         if any(self.circuits[arrival.downstream].phase is Phase.CLOSED for arrival in arrivals):
             self._wake.set()
         answers = []
@@ -312,6 +344,16 @@ class Forwarder:
                 answers.append(Forwarded("spooled", spool_ref=item.ref))
         return answers
 
+    def _left(
+        self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience], why: str
+    ) -> list[Forwarded]:
+        """Leave messages to their source. What that brings no more is told: nobody else would know."""
+        for (_, plan), each in zip(messages, patience, strict=True):
+            if each.deliveries_left == 0:
+                downstream = self.circuits.route(plan.pool or None)
+                self._pending.append(events.dropped(self._about, plan.message_id, downstream, "source_gives_up"))
+        return [Forwarded("held", error=why)] * len(messages)
+
     def _arrival(self, plan: Plan) -> Arrival:
         downstream = self.circuits.route(plan.pool or None)
         is_open = self.circuits[downstream].phase is not Phase.CLOSED
@@ -322,7 +364,7 @@ class Forwarder:
             message=message,
             plan=msgspec.to_builtins(msgspec.structs.replace(plan, payload=rest)),
             downstream=downstream,
-            reason="circuit_open" if is_open else "behind_backlog",
+            reason="circuit_open" if is_open else "behind_backlog" if self._has_backlog else "source_gives_up",
             idempotency_key=plan.idempotency_key or None,
             ordering_key=plan.ordering_key or None,
         )
@@ -334,10 +376,18 @@ class Forwarder:
         if isinstance(self._tell, Telling):
             await self._tell.catch_up()
         if self._spool is not None:
+            await self._look_again(self._spool)
             await self._spool.expire()
             report = await self.drain()
             while report.replayed and report.remaining and not self._is_stopping:
                 report = await self.drain()
+
+    async def _look_again(self, spool: Spool) -> None:
+        """Find what others put into an empty spool: somebody who requeues, or a process that died."""
+        now = time.monotonic()
+        if not spool.items and now - self._looked_at >= _LOOK_AGAIN_S:
+            self._looked_at = now
+            await spool.open()
 
     async def _probe(self) -> None:
         declared = [each for each in self._spec.circuit.downstream if each.type != "passive"]

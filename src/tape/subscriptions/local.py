@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from tape.errors import InvalidConfig, InvalidInput
 from tape.playbooks.identifiers import new_id
@@ -120,25 +117,6 @@ class Local:
 
     async def _say(self, verb: events.Verb, state: str) -> None:
         await self._trail.write([events.lifecycle(self.about, verb, state, 0, emitter="subscribe_runtime")])
-
-
-def with_spool_dir(subscription: Subscription, folder: Path | None) -> Subscription:
-    """The subscription with a spool in a folder of this machine: the given one, its own path, or one by its name.
-
-    A folder turns the spool on where the document has none.
-    """
-    spec = subscription.spec
-    if folder is None and spec.spool.mode == "off":
-        return subscription
-    mode = "buffer_and_ack" if spec.spool.mode == "off" else spec.spool.mode
-    path = str(folder or spec.spool.path or Path(".tape-spool") / slug(subscription.name))
-    spool = msgspec.structs.replace(spec.spool, mode=mode, backend="local_disk", path=path)
-    return msgspec.structs.replace(subscription, spec=msgspec.structs.replace(spec, spool=spool))
-
-
-def slug(name: str) -> str:
-    """A name as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "subscription"
 
 
 def read_credential(file: Path) -> Any:

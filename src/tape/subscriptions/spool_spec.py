@@ -84,7 +84,7 @@ class Spool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Text, Meta(description="Header, or field of the message, that names the lane; the source's key without it.")
     ] = ""
     hybrid_escalate_after_ms: Annotated[
-        int, Meta(ge=0, description="How long `hybrid` leaves messages to their source.")
+        int, Meta(ge=0, description="How long `hybrid` leaves messages to their source at most.")
     ] = 30_000
     circuit: Annotated[Circuit, Meta(description="When something counts as down.")] = Circuit()
     retention: Annotated[Retention, Meta(description="How much may wait.")] = Retention()

@@ -53,13 +53,14 @@ class _Story:
         self._open: set[str] = set()
         self._came: set[str] = set()
         self._left: dict[str, set[str]] = {verb: set() for verb in _LEAVING}
+        self._waiting: set[str] = set()
         self.unannounced: set[str] = set()  # left, and it was not yet told that they came
         self._dropped: set[tuple[str, Any]] = set()
 
     @property
     def is_over(self) -> bool:
         """Whether all circuits are closed and everything that came has left."""
-        return not self._open and self._came == set().union(*self._left.values())
+        return not self._open and not self._waiting
 
     def add(self, verb: str, ts_ms: int, context: dict[str, Any]) -> None:
         """Take in the next event of the subscription."""
@@ -71,23 +72,27 @@ class _Story:
         elif verb == "circuit.closed":
             self._open.discard(context["downstream"])
         elif verb == "message.spooled":
-            self._came.add(context["spool_ref"])
-            self.unannounced.discard(context["spool_ref"])
+            ref = context["spool_ref"]
+            self._came.add(ref)
+            self.unannounced.discard(ref)
             if context["reason"] == "requeued":
-                self._back(context["spool_ref"])
+                self._forget_end(ref)
+            if not any(ref in left for left in self._left.values()):
+                self._waiting.add(ref)
         elif verb in _LEAVING and context["spool_ref"]:
             ref = context["spool_ref"]
-            self._back(ref)
+            self._forget_end(ref)
             if ref not in self._came:
                 self._came.add(ref)  # whatever leaves had come
                 self.unannounced.add(ref)
+            self._waiting.discard(ref)
             self._left[verb].add(ref)
         elif verb == "message.dropped":
             self._dropped.add((context["message_id"], context.get("created_at", ts_ms)))
         self._note(verb, ts_ms, _detail(verb, context))
         outage.ended_ms = ts_ms if self.is_over else None
 
-    def _back(self, ref: str) -> None:
+    def _forget_end(self, ref: str) -> None:
         """A message waits again, or leaves in another way: it is counted as what became of it last."""
         for left in self._left.values():
             left.discard(ref)
@@ -95,9 +100,8 @@ class _Story:
     def told(self) -> Outage:
         """The outage with its counts."""
         outage = self.outage
-        gone = set().union(*self._left.values())
         outage.spooled = len(self._came)
-        outage.waiting = len(self._came - gone)
+        outage.waiting = len(self._waiting)
         outage.dropped = len(self._dropped)
         outage.replayed, outage.dead_lettered, outage.quarantined = (len(self._left[verb]) for verb in _LEAVING)
         return outage

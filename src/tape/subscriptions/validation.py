@@ -187,7 +187,7 @@ def _spool_fits(spec: Place) -> None:
         return
     backend = _word(spool, "backend", "nats_object")
     place_key = "path" if backend == "local_disk" else "bucket"
-    if backend in ("nats_object", "local_disk", "gcs", "s3") and place_key not in given:
+    if backend in ("nats_object", "local_disk", "gcs", "s3", "azure") and place_key not in given:
         spool.document.wrong(
             (*spool.path, place_key),
             f"subscription 'spool.backend' '{backend}' requires a non-empty '{place_key}'",

@@ -93,7 +93,7 @@ async def kafka_rig(cluster: KafkaCluster) -> Rig:
         "group": f"group-{name}",
         "options": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "200"},
     }
-    producer.list_topics(name, timeout=30)
+    producer.list_topics(name, timeout=120)
     return Rig("kafka", spec, publish, {"brokers": "127.0.0.1:1"}, settles_elsewhere=False)
 
 

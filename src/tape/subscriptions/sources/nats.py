@@ -11,7 +11,7 @@ from typing import Any
 
 from tape.errors import MissingExtra, SourceError, SourceMissing, SourceUnavailable
 from tape.subscriptions.sources.settings import Settings
-from tape.subscriptions.sources.source import Delivery, Source
+from tape.subscriptions.sources.source import Delivery, Patience, Source
 from tape.subscriptions.sources.tls import tls_of
 
 CONNECT_S = 5.0
@@ -53,6 +53,8 @@ class NatsSource(Source):
         self._pulls = 0
         self._to_come = 0
         self._refusal = ""
+        self._max_deliver = 0
+        self._max_age_ms = 0
 
     async def open(self) -> None:
         """Connect, and find the consumer."""
@@ -116,6 +118,7 @@ class NatsSource(Source):
         """Messages that the consumer has not delivered yet."""
         with self._told("does not answer"):
             info = await self._connection.jetstream().consumer_info(self.stream, self.consumer)
+        self._max_deliver = int(info.config.max_deliver or 0)
         return int(info.num_pending)
 
     async def close(self) -> None:
@@ -130,6 +133,7 @@ class NatsSource(Source):
             with self._told("does not answer"):
                 stream = await jetstream.stream_info(self.stream)
                 self.keeps_settled = stream.config.retention == api.RetentionPolicy.LIMITS
+                self._max_age_ms = int((stream.config.max_age or 0) * 1_000)
         except errors.NotFoundError as error:
             raise SourceMissing(
                 f"subscription[nats]: stream {self.stream!r} not found at {self._place}. Make it, or correct 'stream'."
@@ -151,6 +155,7 @@ class NatsSource(Source):
             with self._told("does not answer"):
                 info = await jetstream.add_consumer(self.stream, config)
         config = info.config
+        self._max_deliver = int(config.max_deliver or 0)
         if config.deliver_subject or config.ack_policy != api.AckPolicy.EXPLICIT:
             raise SourceMissing(
                 f"subscription[nats]: consumer {self.consumer!r} on stream {self.stream!r} is not a pull consumer with"
@@ -215,6 +220,10 @@ class NatsSource(Source):
                 "pending": about.num_pending,
             },
             deliveries=about.num_delivered,
+            patience=Patience(
+                self._max_deliver - about.num_delivered if self._max_deliver > 0 else None,
+                int(about.timestamp.timestamp() * 1_000) + self._max_age_ms if self._max_age_ms else None,
+            ),
         )
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 from tape.errors import MissingExtra, SourceError, SourceMisconfigured, SourceMissing, SourceUnavailable
 from tape.subscriptions.sources.settings import Settings
-from tape.subscriptions.sources.source import Delivery, Source
+from tape.subscriptions.sources.source import Delivery, Patience, Source
 
 OPEN_S = 5.0
 CALL_S = 30.0
@@ -25,6 +25,8 @@ FAREWELL_S = 2.0
 # The service refuses larger requests.
 IDS_AT_ONCE = 1_000
 MAX_DELAY_S = 600
+# What a policy for dead letters allows at least, where it cannot be looked at.
+LEAST_ATTEMPTS = 5
 _UNKNOWN_DELIVERIES_KEPT = 100_000
 
 
@@ -57,6 +59,8 @@ class PubSubSource(Source):
         self._is_streaming = settings.flag("streaming")
         self._client: Any = None
         self._seen: Counter[str] = Counter()
+        self._max_attempts = LEAST_ATTEMPTS
+        self._keeps_ms = 0
         self._arrived: deque[Any] = deque()
         self._news = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
@@ -75,6 +79,7 @@ class PubSubSource(Source):
         except SourceError:
             await self._disconnect()
             raise
+        await self._look_at_limits()
 
     async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
         if self._client is None:
@@ -111,6 +116,14 @@ class PubSubSource(Source):
         with contextlib.suppress(SourceUnavailable, SourceMissing):
             await self.release()
         await self._disconnect()
+
+    async def _look_at_limits(self) -> None:
+        """When the service gives up on a message; who may not look at the subscription goes by what it brings."""
+        self._max_attempts, self._keeps_ms = LEAST_ATTEMPTS, 0
+        with contextlib.suppress(self._errors.GoogleAPICallError, self._errors.RetryError):
+            found = await self._client.get_subscription(subscription=self.subscription, timeout=OPEN_S, retry=None)
+            self._max_attempts = found.dead_letter_policy.max_delivery_attempts or LEAST_ATTEMPTS
+            self._keeps_ms = int(found.message_retention_duration.total_seconds() * 1_000)
 
     # ── one call a poll ──────────────────────────────────────────────────────────────────────────
 
@@ -200,6 +213,11 @@ class PubSubSource(Source):
             },
             ordering_key=message.ordering_key,
             deliveries=attempt or self._seen[message.message_id],
+            patience=Patience(
+                # Attempts are counted only where there is a topic for dead letters: there is a last one then.
+                max(self._max_attempts - attempt, 0) if attempt else None,
+                int(published.timestamp() * 1_000) + self._keeps_ms if published and self._keeps_ms else None,
+            ),
         )
 
     @property

@@ -5,7 +5,29 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+LAST_DELIVERIES = 1
+EXPIRY_MS = 60_000
+
+
+class Patience(NamedTuple):
+    """How long a source goes on with a message that is not acknowledged; None where it has no limit, or tells none.
+
+    `deliveries_left` is how often it will come again after this time, `expires_at_ms` when the source forgets it.
+    """
+
+    deliveries_left: int | None = None
+    expires_at_ms: int | None = None
+
+    def is_ending(self, now_ms: int) -> bool:
+        """Whether the source will soon give up: it brings the message once more at most, or forgets it in a minute."""
+        if self.deliveries_left is not None and self.deliveries_left <= LAST_DELIVERIES:
+            return True
+        return self.expires_at_ms is not None and self.expires_at_ms - now_ms <= EXPIRY_MS
+
+
+ENDLESS = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +44,7 @@ class Delivery:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     ordering_key: str = ""
     deliveries: int = 1
+    patience: Patience = ENDLESS
 
 
 class Source(abc.ABC):

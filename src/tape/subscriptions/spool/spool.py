@@ -103,8 +103,12 @@ class Spool:
 
     async def open(self) -> int:
         """Count what an earlier process left. The number of messages that wait."""
-        live = await self.backend.measure(Area.LIVE)
         given_up = [await self.backend.measure(area) for area in (Area.DEAD, Area.QUARANTINE)]
+        for _ in range(3):
+            items = self.items
+            live = await self.backend.measure(Area.LIVE)
+            if items == self.items:
+                break  # nobody wrote or removed meanwhile
         # Behind all that is there, and all that ever was: a number that comes twice would let two messages be one.
         began = self._now_ms() * 1_000
         self._sequence = max(self._sequence, began, *(sequence_of(each.last) or 0 for each in (live, *given_up)))
@@ -116,19 +120,19 @@ class Spool:
 
     async def tell_again(self) -> None:
         """Tell what an earlier process wrote last: it may have died before it could."""
-        last = await self.backend.measure(Area.LIVE)
-        data = await self.backend.get(Area.LIVE, last.last) if last.items else None
-        if data is None:
+        last = await self._seen((await self.backend.measure(Area.LIVE)).last)
+        if last is None or not last.first_seq:
             return
-        try:
-            first = decode(last.last, data).first_seq
-        except DamagedSpoolItem:
-            return  # told as such when its turn comes
-        again: list[Event] = []
-        for stored in await self.backend.page(Area.LIVE, f"{first:020}", PAGE) if first else ():
-            if (item := await self.sound(stored)) is not None:
-                again.append(events.spooled(self.about, **_where(item), **_what(item)))
-        await self.tell(again)
+        together = await self.backend.page(Area.LIVE, f"{last.first_seq:020}", PAGE)
+        found = [item for stored in together if (item := await self._seen(stored.key)) is not None]
+        await self.tell([events.spooled(self.about, **_where(item), **_what(item)) for item in found])
+
+    async def _seen(self, key: str) -> SpoolItem | None:
+        """An item as it is; None if it is gone, or damaged, which is told when its turn comes."""
+        data = await self.backend.get(Area.LIVE, key) if key else None
+        with contextlib.suppress(DamagedSpoolItem):
+            return decode(key, data) if data else None
+        return None
 
     @property
     def high_water(self) -> int:
