@@ -127,12 +127,16 @@ def execute(tx: Transaction, request: ExecuteRequest) -> Executed:
     return result
 
 
-def execute_batch(tx: Transaction, requests: Sequence[ExecuteRequest]) -> list[Result]:
-    """Begin the runs of checked requests, in order; each has its own result."""
+def execute_batch(tx: Transaction, requests: Sequence[ExecuteRequest], *, until_refused: bool = False) -> list[Result]:
+    """Begin the runs of checked requests, in order; each has its own result, up to the first refusal if asked so."""
     found = fetch_many(tx, {each.path for each in requests}, {int(each.catalog_id or 0) for each in requests})
     claims = Claims(tx, [(each.scope, each.dedup.key) for each in requests if each.dedup])
     batch = _Batch(tx, found, claims, _new_ids(tx, len(requests)))
-    results = [batch.add(request) for request in requests]
+    results: list[Result] = []
+    for request in requests:
+        results.append(batch.add(request))
+        if until_refused and isinstance(results[-1], TapeError):
+            break
     batch.write()
     return results
 

@@ -14,6 +14,7 @@ from tape.server.http.listeners import ListenerDoor
 from tape.server.http.pools import PoolDoor
 from tape.server.http.routing import App
 from tape.server.http.subscriptions import SubscriptionsDoor
+from tape.server.http.taking import TakingDoor
 from tape.subscriptions.listeners import Source
 from tape.subscriptions.validation import read_subscription
 
@@ -32,6 +33,7 @@ class Api:
         self._listeners = ListenerDoor(listeners, wallet)
         self._pools = PoolDoor(journal.database)
         self._subscriptions = SubscriptionsDoor(journal)
+        self._taking = TakingDoor(journal)
 
     def add_to(self, app: App) -> None:
         """Add the routes to the application."""
@@ -45,6 +47,8 @@ class Api:
         app.add("POST", "/api/execute", guard(self._execute.execute))
         app.add("POST", "/api/execute/batch", guard(self._execute.execute_batch))
         app.add("GET", "/api/executions/", guard(self._execute.show))
+        app.add("POST", "/api/taken", guard(self._taking.take))
+        app.add("GET", "/api/taken", guard(self._taking.show))
         app.add("GET", "/api/pools/", guard(self._pools.show))
         app.add("POST", "/api/subscriptions", guard(self._subscriptions.register))
         app.add("POST", "/api/subscriptions/register", guard(self._subscriptions.register))

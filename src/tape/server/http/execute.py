@@ -44,7 +44,7 @@ class ExecuteDoor:
     async def execute(self, request: Request) -> Response:
         """Start one playbook."""
         body = await read_body(request, MAX_BODY_BYTES)
-        wanted = self._read(body or b"{}")
+        wanted = read_request(body or b"{}", self._max_bytes)
         if wanted.lane:
             raise InvalidInput(f"lane {wanted.lane!r} keeps an order within a batch; send it to /api/execute/batch.")
         # What waits at the same time is one call of the operation, and one commit.
@@ -71,7 +71,7 @@ class ExecuteDoor:
         stopped: set[str] = set()
         for item in items:
             try:
-                wanted = self._read(item)
+                wanted = read_request(item, self._max_bytes)
                 if wanted.lane in stopped:
                     raise ExecutionSkipped(f"not tried: an execution before it in lane {wanted.lane!r} failed.")
                 good.append(wanted)
@@ -113,9 +113,6 @@ class ExecuteDoor:
             }
         )
 
-    def _read(self, item: bytes | msgspec.Raw) -> ExecuteRequest:
-        return checked_request(decode(item, ExecuteRequest), self._max_bytes)
-
     def _shown(self, index: int, result: Result) -> dict[str, Any]:
         if isinstance(result, Executed):
             self._outcomes.labels("batch", _OUTCOMES[result.status]).inc()
@@ -129,6 +126,11 @@ class ExecuteDoor:
 
 
 _OUTCOMES = {"started": "new", "duplicate": "duplicate"}
+
+
+def read_request(item: bytes | msgspec.Raw, max_bytes: int) -> ExecuteRequest:
+    """A request to execute, if it can be written at all. Raises InvalidInput that names the field."""
+    return checked_request(decode(item, ExecuteRequest), max_bytes)
 
 
 class _Lane(msgspec.Struct):

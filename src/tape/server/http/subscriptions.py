@@ -104,30 +104,32 @@ class SubscriptionsDoor:
         return answer({"events": results} if isinstance(given, list) else results[0])
 
     async def _draft(self, body: EventBody) -> Draft:
-        if body.event_type not in TAKEN:
-            raise UnknownEvent(
-                f"event_type {body.event_type!r} is not one that is taken here. Known are {', '.join(sorted(TAKEN))}."
-                + (
-                    " The lifecycle is changed by POST /api/subscriptions/{id}/{action}."
-                    * (body.event_type in _LIFECYCLE)
-                )
-            )
-        if body.created_at:
-            parse_time("created_at", body.created_at)
-        execution_id = _number("execution_id", str(body.execution_id), 0, MAX_ID)
         path = body.subscription or body.context.get("subscription")
         if not path or not isinstance(path, str):
+            execution_id = _number("execution_id", str(body.execution_id), 0, MAX_ID)
             path = await self._database.read(lambda reader: _path_of(reader, execution_id))
-        return Event(
-            about=about(path),
-            event_type=body.event_type,
-            status=body.status,
-            context=body.context,
-            execution_id=execution_id,
-            emitter=str(body.meta.get("emitter", "")),
-            worker_id=body.worker_id,
-            created_at=body.created_at,
-        ).draft()
+        return draft_of(body, path)
+
+
+def draft_of(body: EventBody, path: str) -> Draft:
+    """The entry of an event about the subscription of a path. Raises what is wrong with it."""
+    if body.event_type not in TAKEN:
+        raise UnknownEvent(
+            f"event_type {body.event_type!r} is not one that is taken here. Known are {', '.join(sorted(TAKEN))}."
+            + (" The lifecycle is changed by POST /api/subscriptions/{id}/{action}." * (body.event_type in _LIFECYCLE))
+        )
+    if body.created_at:
+        parse_time("created_at", body.created_at)
+    return Event(
+        about=about(path),
+        event_type=body.event_type,
+        status=body.status,
+        context=body.context,
+        execution_id=_number("execution_id", str(body.execution_id), 0, MAX_ID),
+        emitter=str(body.meta.get("emitter", "")),
+        worker_id=body.worker_id,
+        created_at=body.created_at,
+    ).draft()
 
 
 def status_of(registration: Registration) -> dict[str, str]:
