@@ -1041,3 +1041,27 @@ class NotServed(RpcFailed):
 
     code = "TAPE-2290"
     status = "UNIMPLEMENTED"
+
+
+# ── 227x: sources that are read by offset ────────────────────────────────────────────────────────
+
+
+class MessagesLost(TapeError):
+    """Messages were removed from their source before they were read."""
+
+    code = "TAPE-2270"
+    status = "DATA_LOSS"
+
+
+class SourceReplaced(TapeError):
+    """A topic or stream ends before what was read of it: it is not the one that was read."""
+
+    code = "TAPE-2271"
+    status = "DATA_LOSS"
+
+
+class OrderNotKept(TapeError):
+    """The order that a subscription asks for cannot be kept with its source."""
+
+    code = "TAPE-2272"
+    status = "FAILED_PRECONDITION"

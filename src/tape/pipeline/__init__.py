@@ -16,7 +16,7 @@ __all__ = ["register", "with_payload"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tape")` known to a Spark session, for reading and writing."""
+    """Make `format("tape")` known to a Spark session, for reading and writing, and `format("tape-messages")`."""
     try:
         from tape.pipeline import source
     except ImportError as missing:

@@ -7,15 +7,18 @@ go on behind entries that it has never looked at.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tape.archive.places import filesystem_of
 from tape.errors import CheckpointRefused
 from tape.journal.entry import check_id
 from tape.store import Reader, Transaction
 from tape.telemetry.clock import now_ms
 
+NOTE = "tape.json"
 _COLUMNS = ("job", "name", "version", "options", "position", "state", "ts_ms")
 
 
@@ -63,6 +66,25 @@ def check_same(found: Checkpoint, wanted: Checkpoint, what: str, remedy: str) ->
             if found.options.get(name) != wanted.options.get(name)
         ]
         raise CheckpointRefused(f"{what} has other options: {'; '.join(differences)}. Give another {remedy}.")
+
+
+def begun_with(folder: str, wanted: Checkpoint) -> Checkpoint:
+    """The note in the folder of a stream's checkpoint that says what it is of; written if there is none yet.
+
+    Raises CheckpointRefused if the checkpoint is of something else.
+    """
+    filesystem = filesystem_of(folder)
+    try:
+        with filesystem.open_input_stream(NOTE) as note:
+            found = msgspec.json.decode(note.read(), type=Checkpoint)
+    except FileNotFoundError:
+        if "://" not in folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        with filesystem.open_output_stream(NOTE) as note:
+            note.write(msgspec.json.encode(wanted))
+        found = wanted
+    check_same(found, wanted, f"The checkpoint {folder}", "--checkpoint")
+    return found
 
 
 def save_checkpoint(tx: Transaction, checkpoint: Checkpoint) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import (
@@ -13,6 +14,7 @@ from pyspark.sql.streaming.listener import (
     QueryStartedEvent,
     QueryTerminatedEvent,
     StreamingQueryListener,
+    StreamingQueryProgress,
 )
 
 from tape.pipeline.running import Running
@@ -22,13 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 PATIENCE_S = 10.0
+LOOK_S = 0.1
+# A stream that is told to stop may finish the micro-batch that it is in.
+GRACE_S = 60.0
 
 
 class Listener(StreamingQueryListener):
     """Tells a job about each micro-batch of the queries of its session."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, on_progress: Callable[[StreamingQueryProgress], None]) -> None:
         self._running = running
+        self._on_progress = on_progress
         self._heard = -1
         self._news = threading.Condition()
 
@@ -40,6 +46,7 @@ class Listener(StreamingQueryListener):
         progress = event.progress
         if progress.numInputRows:
             self._running.told_batch(progress.numInputRows, progress.batchId, progress.batchDuration / 1_000)
+        self._on_progress(progress)
         with self._news:
             self._heard = max(self._heard, progress.batchId)
             self._news.notify_all()
@@ -58,11 +65,27 @@ class Listener(StreamingQueryListener):
 
 
 @contextlib.contextmanager
-def listening(spark: SparkSession, running: Running) -> Iterator[Listener]:
+def listening(
+    spark: SparkSession,
+    running: Running,
+    on_progress: Callable[[StreamingQueryProgress], None] = lambda progress: None,
+) -> Iterator[Listener]:
     """Let a job hear of every micro-batch meanwhile."""
-    listener = Listener(running)
+    listener = Listener(running, on_progress)
     spark.streams.addListener(listener)
     try:
         yield listener
     finally:
         spark.streams.removeListener(listener)
+
+
+def wait_for_end(query: StreamingQuery, running: Running) -> None:
+    """Until a query has ended by itself, or is told to; then the micro-batch that it is in is finished."""
+    while query.isActive and not running.is_stopping:
+        running.wait(LOOK_S)
+    deadline = time.monotonic() + GRACE_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    query.stop()
+    if (error := query.exception()) is not None:
+        raise error

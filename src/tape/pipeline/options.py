@@ -64,7 +64,7 @@ _OF_SPARK = {"path", "checkpointlocation", "querynameforstreaming", "queryname"}
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """The options of a reader. A stream begins at the latest entry unless told otherwise, as Kafka's does."""
-    options = _known(given, _READ)
+    options = known_options(given, _READ)
     pattern, where = options.get("subject", ""), options.get("where", "")
     Pattern(pattern)
     compile_predicate(where)
@@ -87,16 +87,16 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         where=where,
         starting=starting,
         ending=ending,
-        max_per_trigger=_count(options, "maxOffsetsPerTrigger", 0),
-        min_partitions=_count(options, "minPartitions", 1),
-        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        max_per_trigger=count_option(options, "maxOffsetsPerTrigger", 0),
+        min_partitions=count_option(options, "minPartitions", 1),
+        fail_on_data_loss=flag_option(options, "failOnDataLoss", True),
         lake=resolved(lake) if lake else "",
     )
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     """The options of a writer."""
-    options = _known(given, _WRITE)
+    options = known_options(given, _WRITE)
     return WriteOptions(
         store=resolve_store(options.get("store", "")),
         producer=options.get("producer", ""),
@@ -130,13 +130,14 @@ def journal_database(url: str) -> Database:
     return database
 
 
-def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+def known_options(given: Mapping[str, str], known: tuple[str, ...], form: str = "tape") -> dict[str, str]:
+    """Options by their name in lower case. Raises PipelineInput that names the nearest known one."""
     by_lower = {name.lower(): name for name in known}
     for name in given:
         if name.lower() not in by_lower and name.lower() not in _OF_SPARK:
             close = get_close_matches(name.lower(), by_lower, n=1)
             hint = f"Did you mean {by_lower[close[0]]}?" if close else f"Known are {', '.join(known)}."
-            raise PipelineInput(f'format("tape") has no option {name!r} here. {hint}')
+            raise PipelineInput(f'format("{form}") has no option {name!r} here. {hint}')
     return {name.lower(): value for name, value in given.items()}
 
 
@@ -167,7 +168,7 @@ def _ms(moment: dt.datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _count(options: Mapping[str, str], name: str, default: int) -> int:
+def count_option(options: Mapping[str, str], name: str, default: int) -> int:
     text = options.get(name.lower())
     if text is None:
         return default
@@ -176,7 +177,7 @@ def _count(options: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+def flag_option(options: Mapping[str, str], name: str, default: bool) -> bool:
     text = options.get(name.lower(), str(default)).lower()
     if text not in ("true", "false"):
         raise PipelineInput(f"{name} is {text!r}; it must be true or false.")

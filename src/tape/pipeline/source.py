@@ -27,6 +27,7 @@ from tape.errors import JournalDataLost, PipelineInput, StoreBusy, StoreUnavaila
 from tape.journal.page import read_head
 from tape.pipeline.columns import full_schema, wanted_columns
 from tape.pipeline.hot import ask, ask_patiently, narrowed, position_of
+from tape.pipeline.messages import MessageSource
 from tape.pipeline.options import ReadOptions, read_options, write_options
 from tape.pipeline.selecting import Selecting
 from tape.pipeline.sequence import check_not_lost, oldest_entry, read_stretch
@@ -46,9 +47,10 @@ _DUPLICATE_KEYS = "spark.sql.variant.allowDuplicateKeys"
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tape")` known to a session, and let it read JSON as predicates do."""
+    """Make `format("tape")` and `format("tape-messages")` known to a session, and let it read JSON as predicates do."""
     spark.conf.set(_DUPLICATE_KEYS, "true")
     spark.dataSource.register(TapeSource)
+    spark.dataSource.register(MessageSource)
 
 
 class TapeSource(DataSource):

@@ -49,12 +49,19 @@ async def assemble(
 
 async def source_of(spec: Spec, reveal: Reveal) -> Source:
     """The source of a spec, with its credential."""
-    credential = await reveal(spec.auth) if spec.auth else None
+    secrets, credential = await secrets_of(spec, reveal)
+    return open_source(spec.source, connection_of(spec) | secrets, credential)
+
+
+async def secrets_of(spec: Spec, reveal: Reveal) -> tuple[dict[str, str], Any]:
+    """What stands for the aliases of a spec's connection: by its key, and the credential that `auth` names."""
     connection = connection_of(spec)
-    for name in ("password", "token"):
-        if alias := connection.get(name):
-            connection[name] = await _secret_or_text(name, alias, reveal)
-    return open_source(spec.source, connection, credential)
+    secrets = {
+        name: await _secret_or_text(name, connection[name], reveal)
+        for name in ("password", "token")
+        if connection.get(name)
+    }
+    return secrets, await reveal(spec.auth) if spec.auth else None
 
 
 def connection_of(spec: Spec) -> dict[str, Any]:

@@ -25,7 +25,7 @@ BATCH_BYTES = 1_500_000
 REPLAYED_AT_ONCE = 500
 CONCURRENCY = 16
 # What the server says of a request that no repetition makes better.
-_REFUSALS = frozenset({400, 404, 409, 413, 422})
+REFUSALS = frozenset({400, 404, 409, 413, 422})
 
 
 class ServerDispatch:
@@ -81,7 +81,7 @@ class ServerDispatch:
             try:
                 return _told(await self._control.ask("POST", "/api/execute", request))
             except ApiRefused as error:
-                return Replayed("refused" if error.http_status in _REFUSALS else "away", error=str(error))
+                return Replayed("refused" if error.http_status in REFUSALS else "away", error=str(error))
             except ServerUnreachable as error:
                 return Replayed("away", error=str(error))
 
@@ -89,7 +89,7 @@ class ServerDispatch:
         try:
             said = await self._control.ask("POST", "/api/execute/batch", {"executions": requests})
         except ApiRefused as error:
-            if error.http_status in _REFUSALS and len(requests) > 1:
+            if error.http_status in REFUSALS and len(requests) > 1:
                 # The batch as a whole was not taken: one by one, the fault is found with whom it lies.
                 lanes = [request.pop("lane", index) for index, request in enumerate(requests)]
                 return await in_turns(self._each, requests, lanes)

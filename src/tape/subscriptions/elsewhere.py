@@ -100,6 +100,11 @@ class Elsewhere:
             raise InvalidConfig(f"{self.path} is pushed to; its deliveries come to the server or to a `tape gateway`.")
         if subscription.spec.activation == "scheduled":
             raise InvalidConfig(f"{self.path} is scheduled: the server drains it on its cadence, once it is activated.")
+        if subscription.spec.runtime.target == "spark":
+            raise InvalidConfig(
+                f"{self.path} runs on Spark, where its source is read by offset. Start it with: tape pipeline run"
+                f" subscription {self.path} --server {self._control.url} --follow"
+            )
         return subscription
 
     async def _watch(self, subscription_id: int) -> None:

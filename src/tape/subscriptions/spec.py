@@ -55,8 +55,11 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where and how a pull subscription runs."""
 
     target: Annotated[
-        Literal["local", "dedicated-pool", "cloud-run"],
-        Meta(description="`local` runs inside `tape serve`; the others are processes of `tape subscription run`."),
+        Literal["local", "dedicated-pool", "cloud-run", "spark"],
+        Meta(
+            description="`local` runs inside `tape serve`, `spark` as `tape pipeline run subscription`; the others are"
+            " processes of `tape subscription run`."
+        ),
     ] = "dedicated-pool"
     pool: Annotated[Pool, Meta(description="Name of the pool of runtimes that runs it.")] = ""
     batch: Annotated[int, Meta(ge=1, le=MAX_BATCH, description="Messages asked for at once.")] = 100
@@ -239,8 +242,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     password: Annotated[Text, Meta(description="Its password, or an alias of the wallet.")] = ""
     token: Annotated[Text, Meta(description="Token at the broker, or an alias of the wallet.")] = ""
     stream: Annotated[Text, Meta(description="JetStream stream.")] = ""
-    consumer: Annotated[Text, Meta(description="Durable pull consumer of the stream.")] = ""
-    subject: Annotated[Text, Meta(description="Filter of a consumer that `create` makes.")] = ""
+    consumer: Annotated[Text, Meta(description="Durable pull consumer of the stream; on Spark, where to begin.")] = ""
+    subject: Annotated[Text, Meta(description="Filter of a consumer that `create` makes, or of what Spark reads.")] = ""
     create: Annotated[bool, Meta(description="Make the durable consumer where there is none.")] = False
     subscription: Annotated[
         str,

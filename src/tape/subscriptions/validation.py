@@ -100,11 +100,14 @@ def _connection_fits(spec: Place) -> None:
                 key_at(spec, key).wrong(f"is a key of source {' and '.join(sources)}, not of {source}")
             elif mode == "push":
                 key_at(spec, key).wrong("is for mode: pull; this subscription is delivered to")
+    on_spark = _word(_block(spec, "runtime"), "target") == "spark"
     for keys in NEEDED.get(source, ()) if mode == "pull" else ():
+        if on_spark and keys == ("consumer",):
+            continue  # a stream is read by sequence there; a consumer only says where to begin
         if not any(key in given for key in keys):
             text = _NEEDED_TEXTS.get(keys[0], f"subscription[{source}] requires '{keys[0]}'")
             spec.document.wrong((*spec.path, keys[0]), text)
-    if "subject" in given and given.get("create") is not True:
+    if "subject" in given and given.get("create") is not True and not on_spark:
         key_at(spec, "subject").wrong("has no effect without create: true")
 
 
@@ -212,6 +215,46 @@ def _downstreams_fit(spool: Place) -> None:
             downstream.document.wrong((*downstream.path, "target"), text)
 
 
+# What would have no effect, or cannot be kept, where Spark reads by offset; and what to do about it.
+_NOT_ON_SPARK = {
+    ("create",): "reading by sequence needs no durable consumer; leave it out",
+    ("activation",): "let your scheduler start `tape pipeline run subscription PATH`, which ends when all is read",
+    ("scaling",): "the cores of the executors decide how much is read at once; leave it out",
+    ("runtime", "timeout_ms"): "a micro-batch reads what is there and waits for nothing; leave it out",
+    ("runtime", "concurrency"): "the cores of the executors decide how much is done at once; leave it out",
+    ("runtime", "max_instances"): "Spark's own settings say how many executors there are; leave it out",
+    ("dispatch", "batch_dispatch"): "messages are always handed over in batches; leave it out, or say true",
+    ("spool", "mode"): "nothing is acknowledged, so the source is the buffer: while a server is away the stream waits"
+    " at its checkpoint. Use off",
+}
+_HARMLESS_ON_SPARK: dict[tuple[str, ...], Any] = {
+    ("activation",): "continuous",
+    ("dispatch", "batch_dispatch"): True,
+    ("spool", "mode"): "off",
+}
+
+
+def _spark_fits(spec: Place) -> None:
+    target = _block(spec, "runtime")
+    if _word(target, "target") != "spark":
+        return
+    source = _word(spec, "source")
+    if source and source not in ("nats", "kafka"):
+        key_at(target, "target").wrong(
+            f"does not go with source {source}, whose messages have no offsets to be read by again; use kafka or nats,"
+            " or another target" + (" (push deliveries come to the server or a gateway)" if source == "webhook" else "")
+        )
+    for path, remedy in _NOT_ON_SPARK.items():
+        place = _block(spec, path[0]) if len(path) > 1 else spec
+        key = path[-1]
+        if key in place.value and place.value[key] != _HARMLESS_ON_SPARK.get(path, _NOT_ON_SPARK):
+            key_at(place, key).wrong(f"does not go with runtime.target spark: {remedy}")
+    spool = _block(spec, "spool")
+    for key in spool.value:
+        if key not in ("mode", "ordering"):
+            key_at(spool, key).wrong("has no effect with runtime.target spark, which has no spool; leave it out")
+
+
 def _scaling_is_possible(spec: Place) -> None:
     keda = _block(_block(spec, "scaling"), "keda")
     least, most = keda.value.get("min", 1), keda.value.get("max", 10)
@@ -227,6 +270,7 @@ RULES: tuple[Callable[[Place], None], ...] = (
     _directives_constrain,
     _proof_is_complete,
     _spool_fits,
+    _spark_fits,
     _scaling_is_possible,
 )
 

@@ -12,8 +12,8 @@ _BATCHES = (1, 5, 10, 25, 50, 100, 250, 500, 1000)
 class Metrics:
     """All instruments of one process."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry = registry or CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"tape_{name}", text, labels, registry=registry)

@@ -385,6 +385,48 @@ def ingest(
         typer.echo(f"Rejected rows are in {wanted.resolved().rejects}; the last: {done.reason}", err=True)
 
 
+@app.command()
+def subscription(
+    path: Annotated[str, typer.Argument(help="The subscription's path in the catalog.")],
+    server: Annotated[str, typer.Option(envvar="TAPE_SERVER_URL", help="The HTTP address of the server.")] = (
+        "http://127.0.0.1:7879"
+    ),
+    token: Annotated[
+        str,
+        typer.Option(envvar="TAPE_INTERNAL_API_TOKEN", help="The server's internal token.", show_default=False),
+    ] = "",
+    store: Annotated[
+        str, typer.Option(help="Let executors write runs into this store themselves, not through the server.")
+    ] = "",
+    checkpoint: Annotated[str, typer.Option(help="The folder where the stream remembers. [default: by its path]")] = "",
+    follow: Annotated[bool, typer.Option(help="Go on with what comes, until SIGTERM.")] = False,
+    batch_messages: Annotated[int, typer.Option(min=1, help="Messages of one micro-batch at most.")] = 50_000,
+    skip_lost: Annotated[bool, typer.Option(help="Go on where messages were removed before they were read.")] = False,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    quiet: Quiet = False,
+    metrics_listen: MetricsListen = "",
+) -> None:
+    """Make runs of the messages of a subscription with `runtime.target: spark`, each once.
+
+    The subscription must be in the server's catalog. Pausing, draining and deactivating it there are heeded.
+    """
+    from tape.pipeline.jobs import subscription as job
+    from tape.pipeline.running import running
+
+    folder = checkpoint or f"tape-checkpoint-{path.replace('/', '-')}"
+    how = job.How(folder, follow, store, batch_messages, skip_lost)
+    with (
+        session("subscription", master, conf) as spark,
+        running("subscription", quiet=quiet, metrics_listen=metrics_listen) as now,
+    ):
+        done = job.run_subscription(spark, server, token, path, now, how)
+    typer.echo(
+        f"{done.received:,} messages of {path}: {done.started:,} runs begun, {done.duplicates:,} duplicates,"
+        f" {done.known:,} taken before, {done.dead:,} dead letters."
+    )
+
+
 def main(job: str, arguments: Sequence[str] | None = None) -> None:
     """Run one job from its own module; an error of Tape is one sentence."""
     try:

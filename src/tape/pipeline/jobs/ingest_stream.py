@@ -6,33 +6,26 @@ watermark are dropped by Spark, all others by the store, which remembers ids.
 
 from __future__ import annotations
 
-import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.places import filesystem_of, resolved
+from tape.archive.places import resolved
 from tape.errors import PipelineInput
 from tape.pipeline.batches import finish_batches
-from tape.pipeline.checkpoints import Checkpoint, check_same
+from tape.pipeline.checkpoints import Checkpoint, begun_with
 from tape.pipeline.jobs.ingest import Ingested, Ingesting, readable
-from tape.pipeline.listening import listening
+from tape.pipeline.listening import listening, wait_for_end
 from tape.pipeline.mapping import WATERMARK
 from tape.pipeline.options import shown
 from tape.pipeline.running import Running
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 VERSION = 1
-NOTE = "tape.json"
-LOOK_S = 0.1
-# A stream that is told to stop may finish the micro-batch that it is in.
-GRACE_S = 60.0
 
 
 class Streaming(msgspec.Struct, frozen=True):
@@ -66,7 +59,7 @@ def ingest_stream(
     writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).queryName(job.producer)
     with listening(spark, running) as listener:
         query = (writer if how.follow else writer.trigger(availableNow=True)).start()
-        _wait(query, running)
+        wait_for_end(query, running)
         listener.hear_out(query)
     return done
 
@@ -100,27 +93,4 @@ def _stream_id(job: Ingesting, path: str, checkpoint: str, how: Streaming) -> st
     options |= {"producer": job.producer, "unique": job.unique, "watermark": how.watermark}
     options |= {"map": job.mapping.map, "template": job.mapping.template}
     wanted = Checkpoint("ingest", checkpoint, VERSION, options, 0, {"id": uuid.uuid4().hex})
-    filesystem = filesystem_of(checkpoint)
-    try:
-        with filesystem.open_input_stream(NOTE) as note:
-            found = msgspec.json.decode(note.read(), type=Checkpoint)
-    except FileNotFoundError:
-        if "://" not in checkpoint:
-            Path(checkpoint).mkdir(parents=True, exist_ok=True)
-        with filesystem.open_output_stream(NOTE) as note:
-            note.write(msgspec.json.encode(wanted))
-        found = wanted
-    check_same(found, wanted, f"The checkpoint {checkpoint}", "--checkpoint")
-    return str(found.state["id"])
-
-
-def _wait(query: StreamingQuery, running: Running) -> None:
-    """Until the query has ended by itself, or is told to; then the micro-batch that it is in is finished."""
-    while query.isActive and not running.is_stopping:
-        running.wait(LOOK_S)
-    deadline = time.monotonic() + GRACE_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
-    query.stop()
-    if (error := query.exception()) is not None:
-        raise error
+    return str(begun_with(checkpoint, wanted).state["id"])

@@ -42,10 +42,9 @@ class NatsSource(Source):
             raise settings.wrong("requires 'url', or an 'auth' credential with a 'url'")
         self._should_create = settings.flag("create")
         self._filter = settings.text("subject")
-        self._options = _options(settings, nats)
-        # Where it is, for messages: a url may hold a password.
-        self._place = ", ".join(server.rpartition("@")[2].removeprefix("nats://") for server in self._servers)
-        self._client_class = _client_class(nats.aio.client.Client)
+        self._options = login_of(settings, nats)
+        self._place = place_of(self._servers)
+        self._client_class = client_class(nats.aio.client.Client)
         self._connection: Any = None
         self._inbox = ""
         self._arrived: deque[Any] = deque()
@@ -206,12 +205,11 @@ class NatsSource(Source):
 
     def _delivery(self, message: Any) -> Delivery:
         about = message.metadata
-        headers = message.headers or {}
         return Delivery(
             message_id=str(about.sequence.stream),
             body=message.data,
             receipt=message.reply,
-            headers=getattr(headers, "pairs", None) or tuple(headers.items()),
+            headers=pairs_of(message),
             metadata={
                 "subject": message.subject,
                 "stream_seq": about.sequence.stream,
@@ -256,7 +254,18 @@ class NatsSource(Source):
             raise SourceUnavailable(f"NATS at {self._place} {what}: {str(error) or type(error).__name__}.") from error
 
 
-def _options(settings: Settings, nats: Any) -> dict[str, Any]:
+def place_of(servers: Sequence[str]) -> str:
+    """Where servers are, for messages: a url may hold a password, which is left out."""
+    return ", ".join(server.rpartition("@")[2].removeprefix("nats://") for server in servers)
+
+
+def pairs_of(message: Any) -> tuple[tuple[str, str], ...]:
+    """The headers of a message, every pair that was sent."""
+    headers = message.headers or {}
+    return getattr(headers, "pairs", None) or tuple(headers.items())
+
+
+def login_of(settings: Settings, nats: Any) -> dict[str, Any]:
     """How to prove who we are: `creds`, else `nkey`, else `token`, else `user` and `password`."""
     options: dict[str, Any] = {}
     if (tls := tls_of(settings)) is not None:
@@ -279,7 +288,7 @@ class _Headers(dict[str, str]):
     pairs: tuple[tuple[str, str], ...] = ()
 
 
-def _client_class(client: Any) -> Any:
+def client_class(client: Any) -> Any:
     """A client that keeps headers with several values, of which nats-py keeps one."""
 
     class Client(client):  # type: ignore[misc]  # the class is an optional dependency's

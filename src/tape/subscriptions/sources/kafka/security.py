@@ -1,4 +1,4 @@
-"""TLS and SASL in librdkafka's words."""
+"""How a Kafka cluster is connected to, in librdkafka's words: brokers, TLS and SASL."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from tape.subscriptions.sources.tls import Tls, tls_of
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+
+
+def connection_of(settings: Settings) -> dict[str, Any]:
+    """What every client of a cluster is made with: `brokers`, security, and more of librdkafka's `options`."""
+    brokers = settings.texts("brokers")
+    if not brokers:
+        raise settings.wrong("requires 'brokers' (string or array of host:port)")
+    return {
+        "client.id": "tape-subscription",
+        **settings.mapping("options"),
+        **security_of(settings),
+        "bootstrap.servers": ",".join(brokers),
+    }
 
 
 def security_of(settings: Settings) -> dict[str, Any]:

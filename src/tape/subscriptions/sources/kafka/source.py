@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tape.errors import MissingExtra, SourceMisconfigured, SourceMissing, SourceUnavailable
 from tape.subscriptions.sources.kafka.offsets import Offsets
-from tape.subscriptions.sources.kafka.security import security_of
+from tape.subscriptions.sources.kafka.security import connection_of
 from tape.subscriptions.sources.settings import Settings
 from tape.subscriptions.sources.source import Delivery, Source
 
@@ -51,17 +51,12 @@ class KafkaSource(Source):
         except ImportError as error:
             raise MissingExtra("subscriptions to Kafka", "kafka") from error
         self._kafka = confluent_kafka
-        brokers = settings.texts("brokers")
-        if not brokers:
-            raise settings.wrong("requires 'brokers' (string or array of host:port)")
-        self._brokers = ",".join(brokers)
+        connection = connection_of(settings)
+        self._brokers = connection["bootstrap.servers"]
         self.topic = settings.required("topic")
         self.group = settings.required("group")
         self._config = {
-            "client.id": "tape-subscription",
-            **settings.mapping("options"),
-            **security_of(settings),
-            "bootstrap.servers": self._brokers,
+            **connection,
             "group.id": self.group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -171,23 +166,9 @@ class KafkaSource(Source):
             if error.code() in self._passing:
                 return
             raise SourceUnavailable(f"Kafka topic {self.topic!r} at {self._brokers}: {error.str()}.")
-        partition, offset, key = message.partition(), message.offset(), message.key()
-        count = self._offsets.setdefault(partition, Offsets()).hand_out(offset)
-        if count == 0:
-            return
-        shown = None if key is None else key.decode(errors="replace")
-        place = f"{message.topic()}:{partition}:{offset}"
-        self._arrived.append(
-            Delivery(
-                message_id=place,
-                body=message.value(),
-                receipt=place,
-                headers=[(name, _text(value)) for name, value in message.headers() or ()],
-                metadata={"topic": message.topic(), "partition": partition, "offset": offset, "key": shown},
-                ordering_key=shown or str(partition),
-                deliveries=count,
-            )
-        )
+        count = self._offsets.setdefault(message.partition(), Offsets()).hand_out(message.offset())
+        if count:
+            self._arrived.append(delivery_of(message, count))
 
     def _commit(self) -> None:
         moved = {
@@ -276,6 +257,22 @@ class KafkaSource(Source):
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def delivery_of(message: Any, deliveries: int = 1) -> Delivery:
+    """A record of librdkafka as a delivery, with its place as id and receipt."""
+    topic, partition, offset, key = message.topic(), message.partition(), message.offset(), message.key()
+    shown = None if key is None else key.decode(errors="replace")
+    place = f"{topic}:{partition}:{offset}"
+    return Delivery(
+        message_id=place,
+        body=message.value(),
+        receipt=place,
+        headers=[(name, _text(value)) for name, value in message.headers() or ()],
+        metadata={"topic": topic, "partition": partition, "offset": offset, "key": shown},
+        ordering_key=shown or str(partition),
+        deliveries=deliveries,
+    )
 
 
 def _text(value: bytes | str | None) -> str:
