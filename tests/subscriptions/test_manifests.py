@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tape.errors import InvalidConfig
 from tape.subscriptions.manifests import TARGETS, render
 from tape.subscriptions.manifests.place import Place, name_of
 from tests.subscriptions.specs import subscription
@@ -39,6 +40,13 @@ CASES: dict[str, dict[str, Any]] = {
         "ingress": {"gateway_path": "/ingress/o", "verify": {"type": "bearer", "secret": "s"}},
     },
 }  # fmt: skip
+
+
+def test_for_spark_there_is_no_manifest_and_the_way_to_a_cluster_is_said() -> None:
+    with pytest.raises(
+        InvalidConfig, match=r"tape pipeline run subscription subscriptions/orders --follow --master k8s"
+    ):
+        render(subscription(runtime={"target": "spark"}), "kubernetes", Place())
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -311,6 +311,41 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
     assert message in messages(text)
 
 
+ON_SPARK = without(NATS, "consumer") + "\n  runtime: {target: spark}\n"
+
+
+def test_a_log_runs_on_spark_without_a_durable_consumer_or_with_one_to_begin_at() -> None:
+    assert parse_subscription(ON_SPARK).spec.runtime.target == "spark"
+    more = (
+        "  consumer: orders\n  subject: orders.eu\n  spool: {mode: off, ordering: none}\n  limits: {max_in_flight: 9}\n"
+    )
+    assert parse_subscription(ON_SPARK + more).spec.spool.ordering == "none"
+    assert parse_subscription(NATS + "  runtime: {target: spark, batch: 9}\n").spec.consumer == "orders"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            CONTINUOUS_PULL.replace("target: dedicated-pool", "target: spark"),
+            "does not go with source pubsub, whose messages have no offsets",
+        ),
+        (WEBHOOK + "  runtime: {target: spark}\n", "push deliveries come to the server or a gateway"),
+        (ON_SPARK + "  spool: {mode: hybrid, backend: local_disk, path: x}\n", "the source is the buffer"),
+        (ON_SPARK + "  spool: {ordering_key: device}\n", "has no effect with runtime.target spark, which has no spool"),
+        (ON_SPARK + "  create: true\n", "needs no durable consumer"),
+        (ON_SPARK + "  activation: scheduled\n  cadence: '* * * * *'\n", "let your scheduler start `tape pipeline"),
+        (ON_SPARK + "  scaling: {keda: {max: 3}}\n", "the cores of the executors decide"),
+        (ON_SPARK.replace("target: spark", "target: spark, timeout_ms: 5"), "waits for nothing"),
+        (ON_SPARK.replace("target: spark", "target: spark, concurrency: 5"), "the cores of the executors decide"),
+        (ON_SPARK.replace("target: spark", "target: spark, max_instances: 5"), "how many executors there are"),
+        (ON_SPARK.replace("order}", "order, batch_dispatch: false}"), "always handed over in batches"),
+    ],
+)
+def test_what_does_not_go_with_spark_is_said_with_the_way_out(text: str, message: str) -> None:
+    assert any(message in str(problem) for problem in problems(text)), problems(text)
+
+
 def test_another_kind_is_told_apart() -> None:
     assert messages(NATS.replace("kind: Subscription", "kind: Playbook")) == [
         "expected 'kind: Subscription', got 'Playbook'"

@@ -250,7 +250,7 @@ def _spark_fits(spec: Place) -> None:
         if key in place.value and place.value[key] != _HARMLESS_ON_SPARK.get(path, _NOT_ON_SPARK):
             key_at(place, key).wrong(f"does not go with runtime.target spark: {remedy}")
     spool = _block(spec, "spool")
-    for key in spool.value:
+    for key in spool.value if spool.value.get("mode", "off") == "off" else ():
         if key not in ("mode", "ordering"):
             key_at(spool, key).wrong("has no effect with runtime.target spark, which has no spool; leave it out")
 

@@ -248,11 +248,10 @@ class Streamed:
         self._say_restored()
         (source,) = progress.sources
         done, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
-        if not done or self._log is None:
-            return
-        self._metrics.source_lag.labels(self._steering.path).set(sum(latest.values()) - sum(done.values()))
+        if latest:
+            self._metrics.source_lag.labels(self._steering.path).set(sum(latest.values()) - sum(done.values()))
         try:
-            if progress.numInputRows:
+            if progress.numInputRows and self._log is not None:
                 self._log.commit(done)
         except SourceError as error:
             self._running.noted("times that the group's place is not shown", 1, str(error))
@@ -277,7 +276,8 @@ class Streamed:
 
 
 def _offsets(text: str | None) -> dict[str, int]:
-    return msgspec.json.decode(text, type=dict[str, int]) if text and text != "null" else {}
+    """Offsets of a progress report, which says `None` or nothing where there are none."""
+    return msgspec.json.decode(text, type=dict[str, int]) if text and text.startswith("{") else {}
 
 
 def _text(value: Any) -> str:

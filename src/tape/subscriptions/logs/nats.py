@@ -149,6 +149,8 @@ class NatsLog(Log):
                 self._servers,
                 name="tape-subscription",
                 allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
                 connect_timeout=CONNECT_S,
                 error_cb=_ignored,
                 **self._login,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tape.errors import InvalidConfig
 from tape.subscriptions.manifests import cloud_run, kubernetes
 from tape.subscriptions.manifests.place import Place
 from tape.subscriptions.spec import Subscription
@@ -19,7 +20,16 @@ TARGETS: dict[str, Callable[[Subscription, Place], list[dict[str, Any]]]] = {
 
 
 def render(subscription: Subscription, target: str, place: Place) -> str:
-    """The manifests of a subscription as one YAML stream, ready for `kubectl apply -f -` or `gcloud run`."""
+    """The manifests of a subscription as one YAML stream, ready for `kubectl apply -f -` or `gcloud run`.
+
+    Raises InvalidConfig for one that runs on Spark, which has its own way to a cluster.
+    """
+    if subscription.spec.runtime.target == "spark":
+        raise InvalidConfig(
+            f"{subscription.path} runs on Spark, which brings its own executors to a cluster; there is no manifest to"
+            f" write. Submit the job with spark-submit, or: tape pipeline run subscription {subscription.path}"
+            " --follow --master k8s://…"
+        )
     yaml = YAML()
     yaml.explicit_start = True
     yaml.representer.ignore_aliases = lambda data: True  # the same labels, written out each time

@@ -1,0 +1,324 @@
+"""Subscriptions on Spark: messages read by offset become runs once, by the rules that live messages meet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from pyspark.sql import SparkSession
+
+from tape.errors import InvalidConfig, MessagesLost, OrderNotKept, SourceUnavailable
+from tape.pipeline.hot import ask
+from tape.pipeline.jobs.subscription import How, run_subscription
+from tape.pipeline.messages import MessageReader, message_options
+from tape.pipeline.running import Running
+from tape.pipeline.session import QUICK_JVM
+from tape.pipeline.taking import Report
+from tape.subscriptions.control import Control
+from tape.subscriptions.elsewhere import Elsewhere
+from tests.brokers import KafkaCluster, NatsServer
+from tests.services import ServerProcess, free_port, wait_for
+from tests.subscriptions.sources.rigs import kafka_cluster, nats_server
+
+__all__ = ["kafka_cluster", "nats_server"]
+
+TAPE = str(Path(sys.executable).with_name("tape"))
+PLAYBOOK = """\
+kind: Playbook
+metadata: {path: %s}
+workflow:
+  - {step: keep, tool: {kind: value, value: 1}}
+"""
+
+
+class Shop:
+    """A server with playbooks, and subscriptions on Spark."""
+
+    def __init__(self, server: ServerProcess, store: str) -> None:
+        self.url, self.store = server.http_url, store
+        self.control = Control(self.url)
+        for path in ("domain/order", "domain/special"):
+            self.control.register_document(PLAYBOOK % path)
+
+    def subscription(self, path: str, **spec: Any) -> str:
+        """Put a subscription on Spark into the catalog; its path."""
+        spec = {"mode": "pull", "runtime": {"target": "spark"}, "dispatch": {"playbook": "domain/order"}} | spec
+        document = {"kind": "Subscription", "metadata": {"path": path}, "spec": spec}
+        self.control.register_document(json.dumps(document))
+        return path
+
+    def runs(self, path: str) -> list[tuple[str, str]]:
+        """The message and the playbook of every run that a subscription began, in their order."""
+        rows = ask(
+            self.store,
+            lambda reader: reader.query(
+                "SELECT labels_json FROM tape_runs WHERE session_id = ? ORDER BY started_at_ms, run_id", path
+            ),
+        )
+        labels = [json.loads(row[0]) for row in rows]
+        return [(each["tape.message_id"], each["tape.path"]) for each in labels]
+
+    def events(self, path: str, verb: str) -> list[dict[str, Any]]:
+        subject = f"/tape/subscription/{verb}/{path.rpartition('/')[2]}"
+        rows = ask(
+            self.store, lambda reader: reader.query("SELECT payload_json FROM tape_journal WHERE subject = ?", subject)
+        )
+        return [json.loads(row[0]) for row in rows]
+
+    def taken(self, path: str) -> dict[str, list[list[int]]]:
+        found = self.control.call("GET", f"/api/taken?subscription={path}")["parts"]
+        return dict(found)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    store = f"sqlite:{tmp_path_factory.mktemp('shop') / 'tape.db'}"
+    with ServerProcess(store) as server:
+        yield Shop(server, store)
+
+
+@pytest.fixture
+def topic(kafka_cluster: KafkaCluster) -> dict[str, Any]:
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    return {"source": "kafka", "brokers": kafka_cluster.address, "topic": name, "group": f"g-{name}"}
+
+
+def produce(topic: dict[str, Any], *messages: tuple[str, bytes, dict[str, str]]) -> None:
+    producer = Producer({"bootstrap.servers": topic["brokers"], "partitioner": "consistent"})
+    for key, body, headers in messages:
+        pairs: Any = [(name, value.encode()) for name, value in headers.items()]
+        producer.produce(topic["topic"], body, key=key.encode(), headers=pairs)
+    producer.flush(60)
+
+
+def stream(server: NatsServer, messages: int, **config: Any) -> dict[str, Any]:
+    """A stream with messages: their bodies are their numbers."""
+    name = f"S{uuid.uuid4().hex[:8]}"
+
+    async def fill() -> None:
+        connection = await nats.connect(f"nats://{server.address}")
+        jetstream = connection.jetstream()
+        await jetstream.add_stream(name=name, subjects=[f"{name}.>"], **config)
+        publishing = [jetstream.publish(f"{name}.orders", b'{"n": %d}' % number) for number in range(messages)]
+        await asyncio.gather(*publishing)
+        await connection.close()
+
+    asyncio.run(fill())
+    return {"source": "nats", "url": f"nats://{server.address}", "stream": name}
+
+
+async def publish(rig: dict[str, Any], messages: int) -> None:
+    connection = await nats.connect(rig["url"])
+    for number in range(messages):
+        await connection.jetstream().publish(f"{rig['stream']}.orders", b"%d" % number)
+    await connection.close()
+
+
+async def purge(rig: dict[str, Any], before: int) -> None:
+    connection = await nats.connect(rig["url"])
+    await connection.jetstream().purge_stream(rig["stream"], seq=before)
+    await connection.close()
+
+
+class Job:
+    """A subscription that is followed on a thread."""
+
+    def __init__(self, spark: SparkSession, shop: Shop, path: str, checkpoint: str) -> None:
+        self.running = Running("subscription", quiet=True)
+        self.done = Report(stuck="it did not end")
+        self._work = partial(run_subscription, spark, shop.url, "", path, self.running, How(checkpoint, follow=True))
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        self.done = self._work()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Job:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.running.stop()
+        self._thread.join(120)
+
+
+def following(spark: SparkSession, shop: Shop, path: str, checkpoint: str) -> Job:
+    return Job(spark, shop, path, checkpoint)
+
+
+def run(spark: SparkSession, shop: Shop, path: str, checkpoint: str, **how: Any) -> Report:
+    return run_subscription(spark, shop.url, "", path, Running("subscription", quiet=True), How(checkpoint, **how))
+
+
+def test_records_of_a_topic_become_runs_once_routed_deduplicated_and_in_the_order_of_their_partition(
+    spark: SparkSession, shop: Shop, topic: dict[str, Any], checkpoint: str
+) -> None:
+    rules = [
+        {"header": "x-route", "controls": "dispatch.playbook", "allowed": ["domain/special"]},
+        {"header": "x-key", "controls": "idempotency_key"},
+    ]
+    path = shop.subscription(
+        "subscriptions/kafka", **topic, headers={"directives": rules}, dedup={"enabled": True, "window_secs": 3600}
+    )
+    produce(topic, *((f"k{number % 7}", b"%d" % number, {"X-Key": f"i{number}"}) for number in range(60)))
+    produce(topic, ("k1", b"{}", {"X-Route": "domain/special"}), ("k1", b"{}", {"x-key": "i1"}))
+    done = run(spark, shop, path, checkpoint)
+    assert (done.received, done.started, done.duplicates, done.dead) == (62, 61, 1, 0)
+    assert done.applied == {"idempotency_key": 60, "dispatch.playbook": 1}
+    runs = shop.runs(path)
+    assert len({message for message, _ in runs}) == len(runs) == 61
+    assert sorted(playbook for _, playbook in runs) == ["domain/order"] * 60 + ["domain/special"]
+    for number in range(4):
+        offsets = [int(message.split(":")[2]) for message, _ in runs if message.split(":")[1] == str(number)]
+        assert offsets == sorted(offsets)
+    assert len(shop.events(path, "message.directives_applied")) == 61
+    ends = {part: stretches[0][1] for part, stretches in shop.taken(path).items()}
+    assert json.loads(Path(checkpoint, "offsets", "0").read_text().splitlines()[-1]).items() >= ends.items()
+    consumer = Consumer({"bootstrap.servers": topic["brokers"], "group.id": topic["group"]})
+    places = [TopicPartition(topic["topic"], number) for number in range(4)]
+    committed = {f"{place.topic}:{place.partition}": place.offset for place in consumer.committed(places, timeout=60)}
+    consumer.close()
+    assert {part: at for part, at in committed.items() if at > 0} == ends
+
+    # As if the driver had been killed between the work and its note: Spark repeats the micro-batch.
+    for name in ("0", ".0.crc"):
+        Path(checkpoint, "commits", name).unlink(missing_ok=True)
+    produce(topic, ("k9", b"{}", {"x-key": "late"}))
+    again = run(spark, shop, path, checkpoint)
+    assert (again.received, again.known, again.started) == (63, 62, 1)
+    assert len(shop.runs(path)) == 62
+
+
+def test_a_stream_is_read_in_parallel_stretches_and_without_its_checkpoint_goes_on_where_the_store_says(
+    spark: SparkSession, shop: Shop, nats_server: NatsServer, checkpoint: str
+) -> None:
+    rig = stream(nats_server, 1_050)
+    path = shop.subscription(
+        "subscriptions/nats",
+        **rig,
+        spool={"ordering": "none"},
+        runtime={"target": "spark", "batch": 500},
+    )
+    done = run(spark, shop, path, checkpoint)
+    assert (done.received, done.started) == (1_050, 1_050)
+    assert done.requests >= 4  # two tasks, two requests each
+    asyncio.run(publish(rig, 5))
+    later = run(spark, shop, path, f"{checkpoint}-lost", store=shop.store)
+    assert (later.received, later.started, later.known) == (5, 5, 0)
+    assert sorted(int(message) for message, _ in shop.runs(path)) == list(range(1, 1_056))
+    ((part, taken),) = shop.taken(path).items()
+    assert (part.split("@")[0], taken) == (rig["stream"], [[1, 1_056]])
+
+
+def test_a_paused_stream_holds_a_limit_slows_it_and_one_that_drains_comes_to_its_end(
+    spark: SparkSession, shop: Shop, nats_server: NatsServer, checkpoint: str
+) -> None:
+    rig = stream(nats_server, 10)
+    path = shop.subscription("subscriptions/steered", **rig, limits={"max_dispatch_per_sec": 5})
+    number = int(shop.control.register(path)["subscription_id"])
+    shop.control.act(number, "activate")
+    shop.control.act(number, "pause")
+    with following(spark, shop, path, checkpoint) as job:
+        wait_for(lambda: Path(checkpoint, "offsets", "0").exists() or job.has_ended, "a micro-batch that is held")
+        assert shop.runs(path) == []
+        shop.control.act(number, "resume")
+        wait_for(lambda: len(shop.runs(path)) == 10 or job.has_ended, "the runs")
+        assert [message for message, _ in shop.runs(path)] == [str(number) for number in range(1, 11)]
+        limited = shop.events(path, "rate_limited")
+        assert [(each["reason"], each["max_dispatch_per_sec"]) for each in limited] == [("dispatch_rate", 5)]
+        shop.control.act(number, "drain")
+        wait_for(lambda: job.has_ended, "the end")
+    assert job.done.started == 10
+    assert shop.control.status(number)["state"] == "DEACTIVATED"
+
+
+def test_a_broker_that_is_away_is_told_and_waited_for(spark: SparkSession, shop: Shop, checkpoint: str) -> None:
+    path = shop.subscription("subscriptions/away", source="nats", url=f"nats://127.0.0.1:{free_port()}", stream="S")
+    with pytest.raises(SourceUnavailable):
+        run(spark, shop, path, checkpoint)
+    with following(spark, shop, path, checkpoint) as job:
+        wait_for(lambda: shop.events(path, "source.lost") or job.has_ended, "the event")
+        job.running.stop()
+        wait_for(lambda: job.has_ended, "the end")
+    assert job.done == Report()
+
+
+def test_what_cannot_run_on_spark_is_refused_with_the_way_out(
+    spark: SparkSession, shop: Shop, topic: dict[str, Any], checkpoint: str
+) -> None:
+    produce(topic, ("k", b"1", {}))
+    path = shop.subscription("subscriptions/ordered", **topic, spool={"ordering": "global"})
+    with pytest.raises(OrderNotKept, match=r"has 4 partitions.* Use 'per_key', or a topic with one partition"):
+        run(spark, shop, path, checkpoint)
+    with pytest.raises(InvalidConfig, match="Start it with: tape pipeline run subscription subscriptions/ordered"):
+        asyncio.run(Elsewhere(path, shop.control, "w").run())
+    live = shop.subscription("subscriptions/live", **topic, runtime={"target": "dedicated-pool"})
+    with pytest.raises(InvalidConfig, match="Run it with: tape subscription run subscriptions/live"):
+        run(spark, shop, live, checkpoint)
+
+
+def test_a_reader_plans_stretches_and_stops_where_messages_are_gone(nats_server: NatsServer) -> None:
+    rig = stream(nats_server, 20)
+    options = message_options(rig | {"maxOffsetsPerTrigger": "8"})
+    reader = MessageReader(options)
+    start = reader.initialOffset()
+    ((part, first),) = start.items()
+    assert first == 1
+    reader.prepareForTriggerAvailableNow()
+    asyncio.run(publish(rig, 1))
+    assert reader.latestOffset(start, reader.getDefaultReadLimit()) == {part: 9}
+    assert reader.latestOffset({part: 19}, reader.getDefaultReadLimit()) == {part: 21}
+    (piece,) = reader.partitions(start, {part: 9})
+    rows = [row for batch in reader.read(piece) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(1, 9))
+    assert rows[0]["body"] == b'{"n": 0}'
+    assert {(row["stretch_begin"], row["stretch_end"]) for row in rows} == {(1, 9)}
+    asyncio.run(purge(rig, 5))
+    with pytest.raises(MessagesLost, match="offsets 1 to 4 of"):
+        reader.partitions(start, {part: 9})
+    reader.stop()
+    careless = MessageReader(message_options(rig | {"failOnDataLoss": "false"}))
+    (left,) = careless.partitions(start, {part: 9})
+    assert left.value == (part, 5, 9)
+    careless.stop()
+
+
+def until_killed(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) -> None:
+    """kill -9 a process when it is time, in the middle of what it does."""
+    wait_for(lambda: is_time() or process.poll() is not None, "the moment to kill it", 300)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.proof
+def test_a_driver_that_is_killed_again_and_again_makes_each_message_one_run(
+    shop: Shop, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    rig = stream(nats_server, 6_000)
+    path = shop.subscription("subscriptions/killed", **rig, spool={"ordering": "none"})
+    command = [TAPE, "pipeline", "run", "subscription", path, "--server", shop.url, "--master", "local[2]"]
+    command += ["--checkpoint", str(tmp_path / "checkpoint"), "--batch-messages", "1500"]
+    env = os.environ | {"JDK_JAVA_OPTIONS": QUICK_JVM}
+    for goal in (500, 2_000, 4_000):
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
+        until_killed(process, lambda goal=goal: len(shop.runs(path)) >= goal)
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=600)
+    runs = [int(message) for message, _ in shop.runs(path)]
+    assert sorted(runs) == list(range(1, 6_001))
+    assert list(shop.taken(path).values()) == [[[1, 6_001]]]
