@@ -36,6 +36,7 @@ QUESTIONS = (
     "scale",
     "directives",
     "subscriptions",
+    "messages",
     "aggregate",
     "pools",
 )

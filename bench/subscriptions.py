@@ -42,8 +42,8 @@ def run(options: Options) -> list[Table]:
     """Rounds of all contenders, one after the other; medians."""
     messages, rounds = options.scaled((3_000, 2), (100, 1))
     rates: dict[str, list[float]] = {}
-    with _nats(options.lab.fresh_folder()) as url:
-        options.lab.run(_fill(url, messages))
+    with nats_server(options.lab.fresh_folder()) as url:
+        options.lab.run(fill(url, messages))
         for number in range(1, rounds + 1):
             options.tell(f"{TITLE}: round {number} of {rounds}")
             rates.setdefault(BARE, []).append(options.lab.run(_bare(url, messages)))
@@ -66,25 +66,26 @@ def _contenders(options: Options, store: str, url: str, messages: int) -> Iterat
 
         def inside(is_batched: bool = is_batched) -> float:
             with TapeServer(options.lab.fresh_store(store), "--log-level", "error") as server:
-                return options.lab.run(_measure(server, url, messages, is_batched, "local"))
+                return options.lab.run(measure(server, url, messages, is_batched, "local"))
 
         def elsewhere(is_batched: bool = is_batched) -> float:
             with TapeServer(options.lab.fresh_store(store), "--log-level", "error") as server:
-                return options.lab.run(_measure(server, url, messages, is_batched, "dedicated-pool"))
+                return options.lab.run(measure(server, url, messages, is_batched, "dedicated-pool"))
 
         yield f"begun, in the server, {kind} dispatch", inside
         yield f"begun, `tape subscription run` over HTTP, {kind} dispatch", elsewhere
 
     def completed() -> float:
         with TapeServer(options.lab.fresh_store(store), "--log-level", "error") as server, _worker(server.url):
-            return options.lab.run(_measure(server, url, messages, True, "local", to_the_end=True))
+            return options.lab.run(measure(server, url, messages, True, "local", to_the_end=True))
 
     yield "completed, in the server, batch dispatch", completed
 
 
-async def _measure(
+async def measure(
     server: TapeServer, url: str, messages: int, is_batched: bool, target: str, *, to_the_end: bool = False
 ) -> float:
+    """How many messages of the stream a runtime of that target makes runs of in a second."""
     control = Control(server.http_url)
     control.register_document(PLAYBOOK)
     spec = {
@@ -157,7 +158,8 @@ async def _until(look: Callable[[], Any], holds: Callable[[Any], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _fill(url: str, messages: int) -> None:
+async def fill(url: str, messages: int) -> None:
+    """A stream with so many messages."""
     import nats
 
     connection = await nats.connect(url)
@@ -170,7 +172,8 @@ async def _fill(url: str, messages: int) -> None:
 
 
 @contextlib.contextmanager
-def _nats(folder: Path) -> Iterator[str]:
+def nats_server(folder: Path) -> Iterator[str]:
+    """A NATS server that keeps streams in a folder; its address."""
     log = folder / "log"
     program = Path(sys.executable).with_name("nats-server")
     command = [str(program), "-js", "-a", "127.0.0.1", "-p", "-1", "-sd", str(folder), "-l", str(log)]

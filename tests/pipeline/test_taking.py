@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +15,17 @@ from tape.errors import MessagesLost, PipelineInput, ServerUnreachable, SourceRe
 from tape.pipeline.batches import transact
 from tape.pipeline.failures import raised_in
 from tape.pipeline.hot import ask
+from tape.pipeline.jobs.subscription import Halted, How, Streamed
 from tape.pipeline.messages import advanced, check_same, message_options, rows_of, stretches
 from tape.pipeline.outlets import Answer, Offered, Outlet, StoreOutlet
 from tape.pipeline.taking import Report, Taking, total
 from tape.playbooks.taking import Stretch, taken_of
 from tape.retry import RetryPolicy
 from tape.subscriptions.events import about
+from tape.subscriptions.governor import Governor
 from tape.subscriptions.logs import Extent, Placed
 from tape.subscriptions.sources.source import Delivery
+from tape.telemetry.metrics import Metrics
 from tests.subscriptions.specs import subscription
 
 PATH = "subscriptions/orders"
@@ -215,3 +219,27 @@ def test_an_error_of_tape_is_found_in_what_spark_says() -> None:
     lost = MessagesLost("gone")
     assert raised_in(lost) is lost
     assert raised_in(TapeError("x")) is not None
+
+
+def test_a_rate_is_kept_by_waiting_before_a_micro_batch_and_is_told_once() -> None:
+    now, waits, told = [0.0], list[float](), list[str]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    steering = SimpleNamespace(
+        state="ACTIVE", about=about(PATH, 7), path=PATH, tell=lambda events: told.extend(e.event_type for e in events)
+    )
+    running = SimpleNamespace(is_stopping=False, wait=wait, noted=lambda *_: None)
+    spec = subscription(PATH, limits={"max_dispatch_per_sec": 10, "max_in_flight": 100})
+    streamed: Any = Streamed(None, spec, steering, None, running, How("x"), Metrics())  # type: ignore[arg-type]
+    streamed._governor = Governor(100, 10, clock=lambda: now[0])
+    for _ in range(4):
+        streamed._hold()
+        streamed._count(Report(received=10, started=10))
+    assert now[0] == pytest.approx(3.0, abs=0.3)  # forty messages: ten at once, then a second for each further ten
+    assert told == ["subscription.rate_limited"]
+    running.is_stopping = True
+    with pytest.raises(Halted):
+        streamed._hold()

@@ -124,10 +124,13 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_open": None}  # a task opens a connection of its own
 
     def initialOffset(self) -> Offsets:  # noqa: N802  (Spark's name)
-        """Where a stream without a checkpoint begins: where told, else where the group or consumer stands."""
+        """Where a stream without a checkpoint begins: where told, else where the group or consumer stands.
+
+        Spark asks again when the first micro-batch was cut short, so nothing that moves by itself can be meant.
+        """
         extents, starting = self._log.extents(), self._options.starting
-        if starting in ("earliest", "latest"):
-            return {part: there.begin if starting == "earliest" else there.end for part, there in extents.items()}
+        if starting == "earliest":
+            return {part: there.begin for part, there in extents.items()}
         told = starting if isinstance(starting, dict) else {}
         standing = self._log.standing()
         first = {part: max(told.get(part, 0), standing.get(part, 0)) for part in extents}
@@ -256,11 +259,11 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
 
 
 def _starting(text: str) -> str | Offsets:
-    if text in ("committed", "earliest", "latest"):
+    if text in ("committed", "earliest"):
         return text
     try:
         return msgspec.json.decode(text, type=Offsets)
     except msgspec.MsgspecError:
         raise PipelineInput(
-            f"startingOffsets is {text!r}; use committed, earliest, latest, or a JSON object of parts and offsets."
+            f"startingOffsets is {text!r}; use committed, earliest, or a JSON object of parts and offsets."
         ) from None

@@ -28,7 +28,7 @@ from tape.pipeline.steering import PATIENCE, Steering
 from tape.pipeline.taking import REPORT, Report, Taking, total
 from tape.subscriptions import events
 from tape.subscriptions.control import Control
-from tape.subscriptions.governor import Governor
+from tape.subscriptions.governor import LEAST_WAIT_S, Governor
 from tape.subscriptions.logs import Log, open_log
 from tape.subscriptions.spec import Subscription
 from tape.telemetry.metrics import Metrics
@@ -45,6 +45,8 @@ BATCH_MESSAGES = 50_000
 TRIGGER = "250 milliseconds"
 # Without `follow`, a server that is away is given so many tries.
 TRIES = 4
+# Spark gives a Python process ten seconds to start, which on a busy machine is not always enough.
+_NOT_STARTED = "Python worker failed to connect back"
 
 
 class How(msgspec.Struct, frozen=True):
@@ -60,7 +62,7 @@ class How(msgspec.Struct, frozen=True):
     skip_lost: bool = False
 
 
-class _Halted(Exception):
+class Halted(Exception):
     """The job was told to stop while a micro-batch waited; the next start takes it again."""
 
 
@@ -109,10 +111,11 @@ class Streamed:
         self._failure: TapeError | None = None
         self._log: Log | None = None
         self._lost_at: float | None = None
+        self._is_slowed = False
 
     def run(self) -> Report:
         """Stream until the end, or until told to stop."""
-        checkpoint, attempt = resolved(self._how.checkpoint), 0
+        checkpoint, attempt, starts = resolved(self._how.checkpoint), 0, 0
         source, topic = self._spec.source, self._spec.topic or self._spec.stream
         begun_with(
             checkpoint,
@@ -128,6 +131,11 @@ class Streamed:
                 attempt = 1 if self._lost_at is None else attempt + 1
                 self._say_lost(error)
                 self._running.wait(PATIENCE.delay(attempt))
+            except PySparkException as error:
+                starts += 1
+                if _NOT_STARTED not in str(error) or starts == TRIES:
+                    raise
+                self._running.noted("times that Spark's Python did not start", 1)
         return self._done
 
     def _stream(self, checkpoint: str) -> None:
@@ -174,7 +182,7 @@ class Streamed:
     def _explain(self, error: PySparkException, query: StreamingQuery) -> None:
         """Raise what a query ended with, unless it was told to stop."""
         failure, self._failure = self._failure, None
-        if failure is None and self._running.is_stopping and _Halted.__name__ in str(error):
+        if failure is None and self._running.is_stopping and Halted.__name__ in str(error):
             return
         raise failure or raised_in(error) or error
 
@@ -195,7 +203,7 @@ class Streamed:
                 raise self._failure
             self._running.wait(PATIENCE.delay(attempt))
             if self._running.is_stopping:
-                raise _Halted
+                raise Halted
 
     def _attempt(self, batch: DataFrame) -> Report:
         try:
@@ -213,14 +221,17 @@ class Streamed:
                 self._running.noted("times paused", 1, "nothing is read until it is resumed")
                 self._running.stop()
             self._running.wait(0.25)
+        has_waited = False
         while not self._running.is_stopping:
             allowance = self._governor.allow(self._at_once)
-            if allowance.has_begun:
-                self._say_limited(allowance.reason or "")
             if allowance.batch == self._at_once:
+                self._is_slowed = has_waited
                 return
-            self._running.wait(max(allowance.wait_s or 0.0, 0.02))
-        raise _Halted
+            if not has_waited and not self._is_slowed:
+                self._say_limited(allowance.reason or "")
+            has_waited = True
+            self._running.wait(max(allowance.wait_s or 0.0, LEAST_WAIT_S))
+        raise Halted
 
     def _count(self, report: Report) -> None:
         self._governor.received(report.started)
