@@ -155,7 +155,7 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         self.running.stop()
-        self._thread.join(120)
+        self._thread.join(300)
 
 
 def following(spark: SparkSession, shop: Shop, path: str, checkpoint: str) -> Job:
@@ -235,14 +235,17 @@ def test_a_paused_stream_holds_a_limit_bounds_it_and_one_that_drains_comes_to_it
     shop.control.act(number, "activate")
     shop.control.act(number, "pause")
     with following(spark, shop, path, checkpoint) as job:
-        wait_for(lambda: Path(checkpoint, "offsets", "0").exists() or job.has_ended, "a micro-batch that is held")
-        assert shop.runs(path) == []
-        shop.control.act(number, "resume")
-        wait_for(lambda: len(shop.runs(path)) == 10 or job.has_ended, "the runs")
+        wait_for(lambda: Path(checkpoint, "offsets", "0").exists() or job.has_ended, "a micro-batch that is held", 300)
+        job.running.stop()
+        wait_for(lambda: job.has_ended, "the end of what is held", 300)
+    assert (job.done, shop.runs(path)) == (Report(), [])
+    shop.control.act(number, "resume")
+    with following(spark, shop, path, checkpoint) as job:
+        wait_for(lambda: len(shop.runs(path)) == 10 or job.has_ended, "the runs", 300)
         assert [message for message, _ in shop.runs(path)] == [str(number) for number in range(1, 11)]
         assert Path(checkpoint, "offsets", "1").exists()  # five messages a micro-batch
         shop.control.act(number, "drain")
-        wait_for(lambda: job.has_ended, "the end")
+        wait_for(lambda: job.has_ended, "the end", 300)
     assert job.done.started == 10
     assert shop.control.status(number)["state"] == "DEACTIVATED"
 
@@ -252,9 +255,9 @@ def test_a_broker_that_is_away_is_told_and_waited_for(spark: SparkSession, shop:
     with pytest.raises(SourceUnavailable):
         run(spark, shop, path, checkpoint)
     with following(spark, shop, path, checkpoint) as job:
-        wait_for(lambda: shop.events(path, "source.lost") or job.has_ended, "the event")
+        wait_for(lambda: shop.events(path, "source.lost") or job.has_ended, "the event", 300)
         job.running.stop()
-        wait_for(lambda: job.has_ended, "the end")
+        wait_for(lambda: job.has_ended, "the end", 300)
     assert job.done == Report()
 
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from tape.errors import PipelineInput, SourceReplaced
 from tape.pipeline.options import count_option, flag_option, known_options
 from tape.subscriptions.logs import Extent, Log, Placed, open_log
-from tape.subscriptions.logs.log import there_from
+from tape.subscriptions.logs.log import LOGS, there_from
 from tape.subscriptions.spec import CONNECTION_KEYS
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ NAME = "tape-messages"
 # A part that is read in several stretches is not cut into smaller ones than this.
 LEAST_STRETCH = 500
 _OWN = ("source", "secretSettings", "startingOffsets", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss")
-_CONNECTION = tuple(key for key, sources in CONNECTION_KEYS.items() if set(sources) & {"nats", "kafka"})
+_CONNECTION = tuple(key for key, sources in CONNECTION_KEYS.items() if {*sources} & {*LOGS} and key != "create")
 _MAPPINGS = ("tls", "options")
 _HEADER = pa.struct([("name", pa.string()), ("value", pa.string())])
 SCHEMA = pa.schema(

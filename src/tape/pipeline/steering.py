@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from tape.errors import InvalidConfig, ServerUnreachable, TapeError
 from tape.pipeline.running import Running
@@ -64,7 +65,7 @@ class Steering:
 
     def taken(self) -> dict[str, int]:
         """Of each part that something was taken of, the first offset that was not."""
-        address = f"/api/taken?subscription={self.path}"
+        address = f"/api/taken?{urlencode({'subscription': self.path})}"
         parts: dict[str, list[list[int]]] = self.patiently(lambda: self._control.call("GET", address))["parts"]
         return {part: stretches[0][1] for part, stretches in parts.items()}
 

@@ -12,6 +12,7 @@ from tape.catalog.document import Document, Place
 from tape.errors import InvalidCadence, InvalidDocument, Problem
 from tape.playbooks.names import POOL_RULE, is_pool
 from tape.subscriptions.cron import Cron
+from tape.subscriptions.logs.log import LOGS
 from tape.subscriptions.reading import key_at, read_block
 from tape.subscriptions.spec import CONNECTION_KEYS, ROUTING, Spec, Subscription
 from tape.subscriptions.spool_spec import BUCKET_SCHEMES
@@ -239,7 +240,7 @@ def _spark_fits(spec: Place) -> None:
     if _word(target, "target") != "spark":
         return
     source = _word(spec, "source")
-    if source and source not in ("nats", "kafka"):
+    if source and source not in LOGS:
         key_at(target, "target").wrong(
             f"does not go with source {source}, whose messages have no offsets to be read by again; use kafka or nats,"
             " or another target" + (" (push deliveries come to the server or a gateway)" if source == "webhook" else "")
