@@ -64,12 +64,17 @@ async def nats_rig(server: NatsServer) -> Rig:
 
     async def publish(body: bytes, headers: Headers) -> None:
         raw = b"NATS/1.0\r\n" + b"".join(f"{key}: {value}\r\n".encode() for key, value in headers) + b"\r\n"
-        subject = f"{name}.orders"
         reader, writer = await asyncio.open_connection(*server.address.split(":"))
-        writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
-        writer.write(f"HPUB {subject} {len(raw)} {len(raw) + len(body)}\r\n".encode() + raw + body + b"\r\nPING\r\n")
-        while await reader.readline() != b"PONG\r\n":
-            pass
+        answer = f"_INBOX.{uuid.uuid4().hex}"
+        writer.write(f'CONNECT {{"verbose":false,"headers":true}}\r\nSUB {answer} 1\r\n'.encode())
+        writer.write(
+            f"HPUB {name}.orders {answer} {len(raw)} {len(raw) + len(body)}\r\n".encode() + raw + body + b"\r\n"
+        )
+        told = b""
+        while not told.startswith(b"MSG"):  # the stream has it
+            told = await reader.readline()
+            assert told, "the NATS server hung up"
+            assert not told.startswith(b"-ERR"), told
         writer.close()
 
     spec = {"url": url, "stream": name, "consumer": "readers"}
@@ -85,7 +90,7 @@ async def kafka_rig(cluster: KafkaCluster) -> Rig:
     async def publish(body: bytes, headers: Headers) -> None:
         pairs: Any = [(key, value.encode()) for key, value in headers]
         producer.produce(name, body, key=b"one", headers=pairs)
-        producer.flush(30)
+        producer.flush(120)
 
     spec = {
         "brokers": cluster.address,
@@ -106,7 +111,7 @@ async def pubsub_rig(server: PubSub, **more: Any) -> Rig:
     path = publisher.topic_path(PROJECT, topic)
 
     async def publish(body: bytes, headers: Headers) -> None:
-        publisher.publish(path, body, ordering_key="one", **dict(headers)).result(30)
+        publisher.publish(path, body, ordering_key="one", **dict(headers)).result(120)
 
     spec = {"subscription": f"projects/{PROJECT}/subscriptions/{subscription}", "endpoint": server.address, **more}
     return Rig("pubsub", spec, publish, {"subscription": f"projects/{PROJECT}/subscriptions/nowhere"})
