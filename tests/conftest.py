@@ -20,6 +20,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 from tape.bus.hub import Hub
 from tape.client import AsyncTapeClient
 from tape.config import Settings
+from tape.effect import registry
 from tape.journal.journal import Journal
 from tape.server.server import Server
 from tape.store import Database, open_database
@@ -74,6 +75,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shared:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first."""
     items.sort(key=lambda item: next((n for n, place in enumerate(FIRST) if item.nodeid.startswith(place)), len(FIRST)))
+
+
+@pytest.fixture(autouse=True)
+def declared_for_itself() -> Iterator[None]:
+    """What a test declares by a tool's name is not there for the next one, in whatever order they come."""
+    registries = (registry._compensators, registry._tool_compensators, registry._status_checks)
+    before = [dict(each) for each in registries]
+    yield
+    for each, entries in zip(registries, before, strict=True):
+        each.clear()
+        each.update(entries)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

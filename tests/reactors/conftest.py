@@ -23,7 +23,7 @@ def url(store_url: str) -> Iterator[str]:
     thread.start()
 
     def wait(work):  # type: ignore[no-untyped-def]
-        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, loop).result(120)
 
     server = Server(settings_for(store_url))
     wait(server.__aenter__())
