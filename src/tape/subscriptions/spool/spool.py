@@ -16,6 +16,7 @@ from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
 from tape.subscriptions.spool.front import Front
 from tape.subscriptions.spool.item import SpoolItem, decode, digest, sequence_of
+from tape.subscriptions.spool.numbering import Numbers
 from tape.subscriptions.spool.pace import Pace
 from tape.subscriptions.spool.retention import expire, make_room
 
@@ -93,7 +94,8 @@ class Spool:
         self.pace = Pace(rules.rate_per_sec)  # of all passes together: short ones must not add up to more
         self._turns: list[_Turn] = []
         self._writing: asyncio.Task[None] | None = None
-        self._sequence = 0
+        self.high_water = 0  # the newest number that an earlier process left here
+        self._numbers = Numbers(backend)
         self._now_ms = now_ms
         self._replaying: set[str] = set()
         self._leaving: set[str] = set()
@@ -109,9 +111,8 @@ class Spool:
             live = await self.backend.measure(Area.LIVE)
             if items == self.items:
                 break  # nobody wrote or removed meanwhile
-        # Behind all that is there, and all that ever was: a number that comes twice would let two messages be one.
-        began = self._now_ms() * 1_000
-        self._sequence = max(self._sequence, began, *(sequence_of(each.last) or 0 for each in (live, *given_up)))
+        self.high_water = max(sequence_of(each.last) or 0 for each in (live, *given_up))
+        self._numbers.last = max(self._numbers.last, self.high_water)
         self.items, self.size_bytes = live.items, live.size
         self._knows_lanes = not live.items
         self.front.begin_anew()
@@ -133,11 +134,6 @@ class Spool:
         with contextlib.suppress(DamagedSpoolItem):
             return decode(key, data) if data else None
         return None
-
-    @property
-    def high_water(self) -> int:
-        """The newest sequence given out."""
-        return self._sequence
 
     def has_waiting(self, downstream: str, ordering_key: str | None) -> bool:
         """Whether a message that is dispatched now would overtake one that waits and must not be overtaken."""
@@ -189,14 +185,15 @@ class Spool:
         taken: list[tuple[SpoolItem, bytes]] = []
         incoming = 0
         is_over = False
-        first = self._sequence + 1
+        await self._numbers.reserve(len(arrivals))
+        first = self._numbers.last + 1
         for arrival in arrivals:
             item = self._item(arrival, first)
             data = item.encode()
             is_over = is_over or self._excess(incoming + len(data)) > 0
             if is_over and self.rules.on_full == "stop_acking":
                 # Nor is what comes behind it taken, be it smaller: it would have overtaken this one.
-                self._sequence -= 1
+                self._numbers.last -= 1
                 answers.append(SpoolFull(self._full(len(data))))
                 continue
             incoming += len(data)
@@ -375,14 +372,14 @@ class Spool:
             self._knows_lanes = True
 
     def _item(self, arrival: Arrival, first: int) -> SpoolItem:
-        self._sequence += 1
+        self._numbers.last += 1
         return SpoolItem(
             subscription=self.about.path,
             source=self.source,
             message_id=arrival.message_id,
             idempotency_key=arrival.idempotency_key,
             dedup_key=arrival.idempotency_key or arrival.message_id,
-            recv_seq=self._sequence,
+            recv_seq=self._numbers.last,
             first_seq=first,
             ordering_key=arrival.ordering_key,
             downstream=arrival.downstream,
