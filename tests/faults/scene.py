@@ -38,6 +38,8 @@ workflow:
     tool: {{kind: http, method: POST, url: "{url}/orders", body: "{{{{ input.n }}}}"}}
 """
 LOG = "error"
+# A message that rests after a failure may rest for longer than this; then the next fault meets it resting.
+STILL_S = 8.0
 
 
 class Scene:
@@ -59,6 +61,7 @@ class Scene:
         self.server = ServerProcess(store_url)
         self.downstream = Downstream(folder)
         self.has_died: set[str] = set()
+        self._begun = 0
         self._store_url = store_url
         self._nats = nats
         self._kafka = kafka
@@ -211,6 +214,7 @@ class Scene:
         try:
             for fault in faults:
                 wait_for(lambda after=fault.after: len(sender.sent) >= after, f"{fault.after} messages to be sent")  # type: ignore[misc]
+                self._until_at_work(sender)
                 for what in fault.what:
                     self.hurt(what)
                 time.sleep(fault.lasts_s)  # how long it lasts, not how long we hope that something takes
@@ -220,6 +224,22 @@ class Scene:
         finally:
             sender.stop()
         return sender
+
+    def _until_at_work(self, sender: Sender) -> None:
+        """Wait until a message has become a run since the last fault: nobody is interrupted who does nothing."""
+        deadline = time.monotonic() + STILL_S
+        while time.monotonic() < deadline:
+            begun = len(set(self._story_or_none().runs))
+            if begun > self._begun or begun >= len(sender.sent):
+                self._begun = begun
+                return
+            time.sleep(0.02)
+
+    def _story_or_none(self) -> Story:
+        try:
+            return self.story
+        except TapeError:
+            return Story()
 
     # -- looking -------------------------------------------------------------------------------
 
