@@ -49,6 +49,7 @@ class World:
         self.told: list[Event] = []
         self.now = 1_000_000
         self.calls = 0
+        self.windows: list[int] = []
 
     async def begin(self, *, redelivers: bool = True) -> Forwarder:
         spec = self.subscription.spec.spool
@@ -70,6 +71,7 @@ class World:
 
     async def dispatch(self, plans: Sequence[Plan]) -> list[Replayed]:
         self.calls += 1
+        self.windows += [plan.dedup.window_secs for plan in plans if plan.dedup is not None]
         return [self.one(plan) for plan in plans]
 
     def one(self, plan: Plan) -> Replayed:
@@ -121,6 +123,19 @@ async def test_a_message_that_is_refused_holds_nobody_back() -> None:
     answers = await forwarder.forward([world.message(f"m{n}") for n in range(4)])
     assert [answer.outcome for answer in answers] == ["refused", "started", "refused", "started"]
     assert world.runs == ["m1", "m3"]
+
+
+async def test_a_replay_is_recognized_by_what_happened_since_its_message_came() -> None:
+    world = World(circuit={"trip_after": 1, "probe_after_ms": 1000})
+    world.subscription = subscription(spool=_WAITING, dedup={"enabled": True, "window_secs": 300})
+    world.is_up = False
+    forwarder = await world.begin()
+    await forwarder.forward([world.message("m0")] * 5)
+    world.is_up = True
+    world.now += 3_600_000
+    await forwarder.drain()
+    assert world.windows[0] == 300
+    assert world.windows[-1] == 300 + 3_600
 
 
 async def test_a_clock_that_is_set_back_keeps_nothing_waiting_for_longer() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tape.errors import PayloadTooLarge, ServerUnreachable, SourceMisconfigured, SourceMissing
+from tape.errors import PayloadTooLarge, ServerUnreachable, SourceMisconfigured, SourceMissing, SpoolUnavailable
 from tape.retry import RetryPolicy
 from tape.subscriptions import runtime
 from tape.subscriptions.directives import Plan
@@ -335,3 +335,29 @@ async def test_settings_that_cannot_work_end_it_at_once() -> None:
     stage.source.open = refuse  # type: ignore[method-assign]
     with pytest.raises(SourceMisconfigured):
         await asyncio.wait_for(stage.runtime.run(), 120)
+
+
+async def test_what_a_source_delivers_again_by_itself_overtakes_nothing() -> None:
+    stage = Stage()
+    stage.source.comes_again = lambda receipt: receipt == "2"  # type: ignore[method-assign]
+    for number in range(3):
+        stage.source.publish(str(number).encode())
+    async with playing(stage):
+        await until(lambda: stage.source.unsettled == 1)
+    assert stage.bodies == [0, 2]
+
+
+async def test_a_spool_that_cannot_be_reached_at_the_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    start, tries = stage.runtime._forwarder.start, iter(range(3))
+
+    async def reluctant() -> None:
+        for _ in tries:
+            raise SpoolUnavailable("no such bucket")
+        await start()
+
+    monkeypatch.setattr(stage.runtime._forwarder, "start", reluctant)
+    stage.source.publish(b"0")
+    async with playing(stage):
+        await until(lambda: stage.source.unsettled == 0)
+    assert stage.bodies == [0]

@@ -260,7 +260,8 @@ class Forwarder:
         return lost
 
     async def _replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
-        return await self._in_lanes([_again(item) for item in items], lanes)
+        now_ms = self._now_ms()
+        return await self._in_lanes([_again(item, now_ms) for item in items], lanes)
 
     async def _in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Lane]) -> list[Replayed]:
         if isinstance(self._dispatch, InLanes):
@@ -387,7 +388,8 @@ class Forwarder:
         now = time.monotonic()
         if not spool.items and now - self._looked_at >= _LOOK_AGAIN_S:
             self._looked_at = now
-            await spool.open()
+            if await spool.open():
+                await spool.tell_again()
 
     async def _probe(self) -> None:
         declared = [each for each in self._spec.circuit.downstream if each.type != "passive"]
@@ -509,8 +511,13 @@ def rules_of(subscription: Subscription) -> Rules:
     )
 
 
-def _again(item: SpoolItem) -> Plan:
+def _again(item: SpoolItem, now_ms: int) -> Plan:
     """The plan of a spooled message. It is recognized if it was dispatched before and only its removal is missing."""
     plan = msgspec.convert(item.plan, Plan)
-    dedup = plan.dedup or DedupKey(item.ref, _REPLAY_WINDOW_S)
+    if plan.dedup is None:
+        dedup = DedupKey(item.ref, _REPLAY_WINDOW_S)
+    else:
+        # Its window began when it came, not now.
+        waited_s = max(0, now_ms - item.spooled_at_ms) // 1_000
+        dedup = msgspec.structs.replace(plan.dedup, window_secs=plan.dedup.window_secs + waited_s)
     return msgspec.structs.replace(plan, dedup=dedup, payload={**plan.payload, "message": item.message})

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tape.errors import SourceMisconfigured, SourceMissing, SourceUnavailable
 from tape.subscriptions.sources import Settings, open_source
 from tape.subscriptions.sources.kafka.security import security_of
+from tape.subscriptions.sources.source import Delivery
 from tests.brokers import KafkaCluster, NatsServer
 from tests.services import wait_for
 from tests.subscriptions.sources.rigs import kafka_rig, nats_rig
@@ -187,6 +188,25 @@ async def test_kafka_tells_an_outage() -> None:
 
     with pytest.raises(SourceUnavailable, match="Kafka at 127"):
         await go_on()
+    await source.close()
+
+
+async def test_kafka_reads_on_at_the_oldest_record_that_is_held(kafka_cluster: KafkaCluster) -> None:
+    rig = await kafka_rig(kafka_cluster)
+    source = rig.open()
+    await source.open()
+    await rig.feed(*(str(number).encode() for number in range(6)))
+    found: list[Delivery] = []
+    while len(found) < 6:
+        found += await source.poll(2, 20)
+    await source.nack([found[0].receipt, found[1].receipt])
+    assert [source.comes_again(each.receipt) for each in found] == [True] * 6
+    await source.nack([found[4].receipt])  # a later one: what stands before it is not passed over
+    again: list[Delivery] = []
+    while len(again) < 6:
+        again += await source.poll(6, 20)
+    assert [each.body for each in again] == [each.body for each in found]
+    assert not any(source.comes_again(each.receipt) for each in again)
     await source.close()
 
 

@@ -277,6 +277,18 @@ async def test_what_was_written_just_before_a_crash_is_told_by_the_next_process(
     assert [context["message_id"] for context in second.contexts("message.spooled")] == ["m0", "m1"]
 
 
+async def test_what_could_not_be_taken_does_not_stay_behind_in_parts(tmp_path: Path) -> None:
+    class Halting(DiskBackend):
+        async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
+            await super().put(area, objects[:1])
+            raise SpoolUnavailable("No space left on device")
+
+    desk = Desk(Halting(tmp_path))
+    with pytest.raises(SpoolUnavailable):
+        await desk.spool.take([arrival("m0"), arrival("m1")])
+    assert (await desk.spool.backend.measure(Area.LIVE)).items == 0
+
+
 async def test_what_leaves_is_told_before_it_is_removed(tmp_path: Path) -> None:
     desk, downstream = Desk(DiskBackend(tmp_path), max_replay_attempts=1), Downstream()
     downstream.refuses.add("m0")

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from tape.errors import DamagedSpoolItem, SpoolFull
+from tape.errors import DamagedSpoolItem, SpoolFull, SpoolUnavailable
 from tape.subscriptions import events
 from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
@@ -205,7 +205,7 @@ class Spool:
             keys = [item.key for item, _ in taken]
             self.untold.update(keys)
             try:
-                await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
+                await self._put(taken)
                 self.oldest_ms = self.oldest_ms if self.items else taken[0][0].spooled_at_ms
                 self.items += len(taken)
                 self.size_bytes += incoming
@@ -217,6 +217,15 @@ class Spool:
             finally:
                 self.untold.difference_update(keys)
         return answers
+
+    async def _put(self, taken: Sequence[tuple[SpoolItem, bytes]]) -> None:
+        try:
+            await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
+        except SpoolUnavailable:
+            # Some may be there. They were not taken, and come again: as far as that is possible, they come once.
+            with contextlib.suppress(SpoolUnavailable):
+                await self.backend.delete(Area.LIVE, [item.key for item, _ in taken])
+            raise
 
     async def expire(self) -> int:
         """Give up what is older than `max_age_hours`. The number of messages that were."""
