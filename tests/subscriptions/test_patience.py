@@ -90,7 +90,7 @@ class Scene:
         return [event.context for event in self.told if event.event_type == f"subscription.{verb}"]
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.01)
 
@@ -112,7 +112,7 @@ async def test_hybrid_keeps_what_nats_would_bring_no_more(nats_server: NatsServe
     running = asyncio.create_task(scene.runtime.run())
     try:
         await scene.until(lambda: len(scene.contexts("message.spooled")) == NUMBER)
-        async with asyncio.timeout(60):  # until NATS has nothing left to lose
+        async with asyncio.timeout(120):  # until NATS has nothing left to lose
             while (info := await connection.jetstream().consumer_info(name, "readers")).num_ack_pending:
                 await asyncio.sleep(0.01)
         assert info.num_pending == 0

@@ -16,7 +16,7 @@ from tape.client import AsyncTapeClient
 from tape.errors import TapeError
 from tape.journal.verify import verify
 from tape.store import open_database
-from tests.services import ServerProcess
+from tests.services import ServerProcess, difference
 
 CALLERS = 24
 
@@ -110,8 +110,9 @@ async def prove(store_url: str, acknowledged: dict[int, int]) -> None:
             lambda reader: reader.query("SELECT global_seq, payload_json FROM tape_journal ORDER BY global_seq")
         )
     found = [(msgspec.json.decode(payload)["id"], global_seq) for global_seq, payload in rows]
-    assert len(dict(found)) == len(found), "an append was carried out twice"
-    assert acknowledged.items() <= dict(found).items()
+    assert not difference((number for number, _ in found), dict(found)), "an append was carried out twice"
+    lost = acknowledged.items() - dict(found).items()
+    assert not lost, f"{len(lost)} acknowledged appends are not where they were told to be: {sorted(lost)[:10]}"
 
 
 def test_the_memory_store_leaves_no_files_behind() -> None:

@@ -16,7 +16,7 @@ from tape.errors import ServerUnreachable, TapeError
 from tape.store import open_database
 from tests.forked import Forked
 from tests.reactions.helpers import AGENT, DONE, Dispatcher, matched, register, tasks, until
-from tests.services import ServerProcess
+from tests.services import ServerProcess, difference
 
 KILLS = 12
 REACTIONS = {
@@ -72,8 +72,8 @@ async def prove(store_url: str) -> int:
     entries = [seq for seq, _ in rows]
     picky = [seq for seq, payload in rows if int(re.findall(r"\d+", payload)[0]) % 3 == 0]
     for reaction_id, wanted in {"plain": entries, "sharded": entries, "late": entries, "picky": picky}.items():
-        assert sorted(seq for each, seq in made if each == reaction_id) == wanted, reaction_id
-    assert sorted(row[0] for row in runs) == sorted(f"react-agent-{seq}" for seq in entries)
+        assert not difference((seq for each, seq in made if each == reaction_id), wanted), reaction_id
+    assert not difference((row[0] for row in runs), (f"react-agent-{seq}" for seq in entries))
     return len(entries)
 
 

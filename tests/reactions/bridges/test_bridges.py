@@ -49,7 +49,7 @@ async def done(tally: Tally, count: int) -> None:
     async def is_done() -> bool:
         return tally.done >= count
 
-    await until(is_done, f"{count} published; has {tally}", 60)
+    await until(is_done, f"{count} published; has {tally}")
 
 
 def numbers(received: list[Received]) -> list[int]:
