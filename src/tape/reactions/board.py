@@ -264,6 +264,8 @@ class Board:
         self._again_at_ms.update(turn.again_at_ms)
         now = now_ms()
         for seat, delivery in turn.deliveries.items():
+            seat.held.difference_update(done.task_id for done in delivery.settled.done)
+            self._metrics.tasks_settled.labels("DONE").inc(len(delivery.settled.done))
             for task in delivery.settled.tasks:
                 seat.held.discard(task.task_id)
                 self._metrics.tasks_settled.labels(task.status.name).inc()
@@ -314,11 +316,13 @@ def take_turn(tx: Transaction, turn: Turn) -> None:
     for seat, reports, renewals in turn.reports:
         delivery = turn.deliveries[seat] = Delivery([])
         if reports:
-            delivery.settled = tasks.settle(tx, seat.owner, _joined(reports), now)
-            gone = {task.task_id for task in delivery.settled.tasks}
-            gone |= {refusal.task_id for refusal in delivery.settled.refused}
+            settled = delivery.settled = tasks.settle(tx, seat.owner, _joined(reports), now, briefly=True)
+            gone = {done.task_id for done in settled.done}
+            gone |= {task.task_id for task in settled.tasks}
+            gone |= {refusal.task_id for refusal in settled.refused}
             freed[seat] = len(gone & seat.held)
-            ready |= dict.fromkeys(task.reaction_id for task in delivery.settled.tasks)
+            ready |= dict.fromkeys(done.reaction_id for done in settled.done)
+            ready |= dict.fromkeys(task.reaction_id for task in settled.tasks)
             # Its other reactions may have waited for room in the window only.
             ready |= dict.fromkeys(seat.reaction_ids) if len(seat.reaction_ids) > 1 and not seat.room else {}
         if renewals:

@@ -51,6 +51,9 @@ class Caller:
 
 
 async def _on_the_loop(handler: Handler, envelope: Envelope, limit: float | None) -> None:
+    if limit is None:
+        await handler(envelope)
+        return
     try:
         async with asyncio.timeout(limit) as timer:
             await handler(envelope)

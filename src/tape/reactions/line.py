@@ -66,20 +66,25 @@ class Place:
         self._held = held
         self._since = 0.0
         self._is_taken = False
-        self._taking = asyncio.Lock()  # what a handler does at the same time has one place all together
+        self._taking: asyncio.Lock | None = None
 
     async def take(self) -> None:
-        """Wait for it; having it already, go on."""
-        async with self._taking:
-            if self._is_taken:
-                return
-            self._held.waits_since = time.monotonic()
-            await self._line.places.acquire()
-            self._is_taken = True
-            await self._line.keep_pace()
-            self._held.waits_since = 0.0
-            self._held.is_running = True
-            self._since = time.monotonic()
+        """Wait for it."""
+        self._held.waits_since = time.monotonic()
+        await self._line.places.acquire()
+        self._is_taken = True
+        self._since = time.monotonic()
+        await self._line.keep_pace()
+        self._held.waits_since = 0.0
+        self._held.is_running = True
+
+    async def take_once(self) -> None:
+        """Wait for it, or go on: what a handler does at the same time has one place all together."""
+        if not self._held.is_running:
+            self._taking = self._taking or asyncio.Lock()
+            async with self._taking:
+                if not self._is_taken:
+                    await self.take()
 
     def leave(self) -> None:
         """Let the next one act."""
@@ -100,7 +105,7 @@ async def take_place() -> None:
     """For the handler of a line that fetches ahead: wait for the right to act. What only prepares needs none."""
     place = _place.get()
     if place is not None:
-        await place.take()
+        await place.take_once()
 
 
 def leave_place() -> None:

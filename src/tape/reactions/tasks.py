@@ -82,11 +82,19 @@ class Refusal(msgspec.Struct, frozen=True):
     error: TapeError
 
 
+class Done(msgspec.Struct, frozen=True, gc=False):
+    """A task that is done: who asks briefly is told no more of it."""
+
+    task_id: str
+    reaction_id: str
+
+
 class Settled(msgspec.Struct):
     """What became of tasks that somebody reported on."""
 
     tasks: list[Task] = []
     refused: list[Refusal] = []
+    done: list[Done] = []
 
 
 def new_task_id(now_ms: int) -> str:
@@ -123,18 +131,20 @@ def lease(lease_ms: int) -> int:
     return lease_ms or DEFAULT_LEASE_MS
 
 
-def settle(tx: Transaction, owner: str, report: Report, now: int = 0) -> Settled:
+def settle(tx: Transaction, owner: str, report: Report, now: int = 0, *, briefly: bool = False) -> Settled:
     """Write down what became of tasks that the owner holds, in one go. What it does not hold is named and left alone.
 
     A lease that ran out still counts while nobody else has claimed the task, and completing twice is
-    completing once: a report that was sent again does no harm.
+    completing once: a report that was sent again does no harm. `briefly`, what is done by this is named only.
     """
     now = now or time.time_ns() // 1_000_000
     done = dict.fromkeys(report.completed)
+    settled = Settled([], [], _finish(tx, owner, list(done), now) if briefly and done else [])
+    for each in settled.done:
+        del done[each.task_id]
     failures = {failure.task_id: failure for failure in report.failed if failure.task_id not in done}
     released = [task_id for task_id in dict.fromkeys(report.released) if task_id not in done | failures]
     found = _light(tx, [*done, *failures, *released])
-    settled = Settled([], [])
     finished = []
     for task_id in done:
         task = found.get(task_id)
@@ -154,6 +164,19 @@ def settle(tx: Transaction, owner: str, report: Report, now: int = 0) -> Settled
     for task_id in released:
         _release(tx, owner, found.get(task_id), task_id, settled)
     return settled
+
+
+def _finish(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[Done]:
+    """Those of the tasks that the owner held, done by now, without a look at what they were."""
+    condition, ids = tx.is_any("task_id", task_ids)
+    rows = tx.query(
+        f"UPDATE tape_tasks SET status = 3, completed_at_ms = ? WHERE {condition} AND status = 2 AND lease_owner = ?"
+        " RETURNING task_id, reaction_id",
+        now,
+        ids,
+        owner,
+    )
+    return [Done(*row) for row in rows]
 
 
 def _release(tx: Transaction, owner: str, task: Task | None, task_id: str, settled: Settled) -> None:

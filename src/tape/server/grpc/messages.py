@@ -18,7 +18,8 @@ S = TypeVar("S", bound=IntEnum)
 def to_message(kind: type[M], record: msgspec.Struct, **others: Any) -> M:
     """A message with the record's fields, and whatever has no field of its name there."""
     names = _shared_names(kind, type(record))  # type: ignore[arg-type]  # classes are hashable
-    return kind(**{name: getattr(record, name) for name in names}, **others)
+    # What is empty or zero is so in a message that does not say it: most fields of most records cost nothing.
+    return kind(**{name: value for name in names if (value := getattr(record, name))}, **others)
 
 
 def state(kind: type[S], field: str, number: int, default: S) -> S:

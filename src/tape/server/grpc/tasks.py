@@ -17,6 +17,8 @@ from tape.server.grpc.binding import Context
 from tape.server.grpc.messages import to_message
 from tape.store import Reader
 
+DONE = pb.TASK_STATUS_DONE
+
 
 class TasksDoor:
     """Serves tasks to dispatchers and to people."""
@@ -186,7 +188,13 @@ def task_message(task: Task) -> pb.Task:
 def _reply(delivery: Delivery) -> pb.DispatchReply:
     return pb.DispatchReply(
         tasks=map(task_message, delivery.tasks),
-        settled=map(task_message, delivery.settled.tasks),
+        settled=(
+            *(
+                pb.Task(task_id=done.task_id, reaction_id=done.reaction_id, status=DONE)
+                for done in delivery.settled.done
+            ),
+            *map(task_message, delivery.settled.tasks),
+        ),
         renewed=map(task_message, delivery.renewed.tasks),
         refused=map(_refusal_message, (*delivery.settled.refused, *delivery.renewed.refused)),
     )
