@@ -28,7 +28,7 @@ def child_span(
 ) -> Iterator[None]:
     """Be in a span whose parent is the given one; a new trace if there is none. An error inside is recorded."""
     trace = _opentelemetry()
-    if trace is None:
+    if trace is None or not (trace_id or are_recorded()):  # a span that belongs to nothing and goes nowhere
         with _plain_span(trace_id, parent_span_id):
             yield
         return
