@@ -53,8 +53,9 @@ class Shop:
         for path in ("domain/order", "domain/special"):
             self.control.register_document(PLAYBOOK % path)
 
-    def subscription(self, path: str, **spec: Any) -> str:
-        """Put a subscription on Spark into the catalog; its path."""
+    def subscription(self, name: str, **spec: Any) -> str:
+        """Put a subscription on Spark into the catalog; its path, which no other has."""
+        path = f"subscriptions/{name}-{uuid.uuid4().hex[:8]}"
         spec = {"mode": "pull", "runtime": {"target": "spark"}, "dispatch": {"playbook": "domain/order"}} | spec
         document = {"kind": "Subscription", "metadata": {"path": path}, "spec": spec}
         self.control.register_document(json.dumps(document))
@@ -174,7 +175,7 @@ def test_records_of_a_topic_become_runs_once_routed_deduplicated_and_in_the_orde
         {"header": "x-key", "controls": "idempotency_key"},
     ]
     path = shop.subscription(
-        "subscriptions/kafka", **topic, headers={"directives": rules}, dedup={"enabled": True, "window_secs": 3600}
+        "kafka", **topic, headers={"directives": rules}, dedup={"enabled": True, "window_secs": 3600}
     )
     produce(topic, *((f"k{number % 7}", b"%d" % number, {"X-Key": f"i{number}"}) for number in range(60)))
     produce(topic, ("k1", b"{}", {"X-Route": "domain/special"}), ("k1", b"{}", {"x-key": "i1"}))
@@ -210,7 +211,7 @@ def test_a_stream_is_read_in_parallel_stretches_and_without_its_checkpoint_goes_
 ) -> None:
     rig = stream(nats_server, 1_050)
     path = shop.subscription(
-        "subscriptions/nats",
+        "nats",
         **rig,
         spool={"ordering": "none"},
         runtime={"target": "spark", "batch": 500},
@@ -230,7 +231,7 @@ def test_a_paused_stream_holds_a_limit_bounds_it_and_one_that_drains_comes_to_it
     spark: SparkSession, shop: Shop, nats_server: NatsServer, checkpoint: str
 ) -> None:
     rig = stream(nats_server, 10)
-    path = shop.subscription("subscriptions/steered", **rig, limits={"max_in_flight": 5})
+    path = shop.subscription("steered", **rig, limits={"max_in_flight": 5})
     number = int(shop.control.register(path)["subscription_id"])
     shop.control.act(number, "activate")
     shop.control.act(number, "pause")
@@ -251,7 +252,7 @@ def test_a_paused_stream_holds_a_limit_bounds_it_and_one_that_drains_comes_to_it
 
 
 def test_a_broker_that_is_away_is_told_and_waited_for(spark: SparkSession, shop: Shop, checkpoint: str) -> None:
-    path = shop.subscription("subscriptions/away", source="nats", url=f"nats://127.0.0.1:{free_port()}", stream="S")
+    path = shop.subscription("away", source="nats", url=f"nats://127.0.0.1:{free_port()}", stream="S")
     with pytest.raises(SourceUnavailable):
         run(spark, shop, path, checkpoint)
     with following(spark, shop, path, checkpoint) as job:
@@ -265,13 +266,13 @@ def test_what_cannot_run_on_spark_is_refused_with_the_way_out(
     spark: SparkSession, shop: Shop, topic: dict[str, Any], checkpoint: str
 ) -> None:
     produce(topic, ("k", b"1", {}))
-    path = shop.subscription("subscriptions/ordered", **topic, spool={"ordering": "global"})
+    path = shop.subscription("ordered", **topic, spool={"ordering": "global"})
     with pytest.raises(OrderNotKept, match=r"has 4 partitions.* Use 'per_key', or a topic with one partition"):
         run(spark, shop, path, checkpoint)
-    with pytest.raises(InvalidConfig, match="Start it with: tape pipeline run subscription subscriptions/ordered"):
+    with pytest.raises(InvalidConfig, match=f"Start it with: tape pipeline run subscription {path}"):
         asyncio.run(Elsewhere(path, shop.control, "w").run())
-    live = shop.subscription("subscriptions/live", **topic, runtime={"target": "dedicated-pool"})
-    with pytest.raises(InvalidConfig, match="Run it with: tape subscription run subscriptions/live"):
+    live = shop.subscription("live", **topic, runtime={"target": "dedicated-pool"})
+    with pytest.raises(InvalidConfig, match=f"Run it with: tape subscription run {live}"):
         run(spark, shop, live, checkpoint)
 
 
@@ -313,7 +314,7 @@ def test_a_driver_that_is_killed_again_and_again_makes_each_message_one_run(
     shop: Shop, nats_server: NatsServer, tmp_path: Path
 ) -> None:
     rig = stream(nats_server, 6_000)
-    path = shop.subscription("subscriptions/killed", **rig, spool={"ordering": "none"})
+    path = shop.subscription("killed", **rig, spool={"ordering": "none"})
     command = [TAPE, "pipeline", "run", "subscription", path, "--server", shop.url, "--master", "local[2]"]
     command += ["--checkpoint", str(tmp_path / "checkpoint"), "--batch-messages", "1500"]
     env = os.environ | {"JDK_JAVA_OPTIONS": QUICK_JVM}
