@@ -50,7 +50,7 @@ spec:
     ordering: per_key
     ordering_key: device
     retention: {{max_bytes: 100Gi}}
-    circuit: {{trip_after: 3, probe_after_ms: 1000, probe_interval_ms: 1000}}
+    circuit: {{trip_after: 3, probe_after_ms: 5000}}
 """
 
 

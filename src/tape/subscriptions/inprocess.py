@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ class InProcessDispatch:
         self._trail = trail
         self._places = asyncio.Semaphore(concurrency)
         self._claims: dict[str, tuple[int, float]] = {}
+        self._expiring: list[tuple[float, str]] = []
         self._host = LocalHost(playbooks.find, self._publish)
 
     async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
@@ -79,7 +81,9 @@ class InProcessDispatch:
                 return Replayed("refused", error=str(error))
             execution_id = new_id()
             if plan.dedup is not None:
-                self._claims[plan.dedup.key] = (execution_id, time.monotonic() + plan.dedup.window_secs)
+                until = time.monotonic() + plan.dedup.window_secs
+                self._claims[plan.dedup.key] = (execution_id, until)
+                heapq.heappush(self._expiring, (until, plan.dedup.key))
             await self._trail.write(begun(self._about, plan, execution_id))
             self.failed += bool(await self._perform(playbook, plan, execution_id))
             return Replayed("started", execution_id)
@@ -119,6 +123,9 @@ class InProcessDispatch:
         if plan.dedup is None:
             return None
         now = time.monotonic()
-        self._claims = {key: claim for key, claim in self._claims.items() if claim[1] > now}
+        while self._expiring and self._expiring[0][0] <= now:
+            until, key = heapq.heappop(self._expiring)
+            if self._claims[key][1] == until:
+                del self._claims[key]
         claim = self._claims.get(plan.dedup.key)
         return None if claim is None else claim[0]

@@ -44,6 +44,9 @@ class SpoolBackend(Protocol):
     async def get(self, area: Area, key: str) -> bytes | None:
         """An object's bytes; None if there is no such object."""
 
+    async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
+        """Several objects' bytes, in the order of the keys; None for each that is not there."""
+
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first objects whose key comes after another, in the order of their keys."""
 

@@ -6,6 +6,8 @@ import asyncio
 import heapq
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -25,6 +27,8 @@ class DiskBackend:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._lock = -1
+        # One to write and one to read. More would be no faster, and each keeps memory that it once needed.
+        self._threads = ThreadPoolExecutor(2, "tape-spool")
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         """Write objects; the files and the folder that names them are synced on return."""
@@ -33,6 +37,10 @@ class DiskBackend:
     async def get(self, area: Area, key: str) -> bytes | None:
         """An object's bytes; None if there is no such file."""
         return await self._in_thread(self._get, area, key)
+
+    async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
+        """Several objects' bytes; None for each whose file is not there."""
+        return await self._in_thread(self._get_many, area, keys)
 
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first files after a key. The folder is scanned, never held in memory."""
@@ -57,12 +65,14 @@ class DiskBackend:
             self._lock = -1
 
     async def close(self) -> None:
-        """Let another process drain."""
+        """Let another process drain, and end our threads."""
         await self.release()
+        self._threads.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await asyncio.to_thread(work, *args, **kwargs)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
         except OSError as error:
             raise SpoolUnavailable(f"The spool folder {self.path} cannot be used: {error}.") from error
 
@@ -107,6 +117,9 @@ class DiskBackend:
             return (self._folder(area) / f"{key}{_SUFFIX}").read_bytes()
         except FileNotFoundError:
             return None
+
+    def _get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
+        return [self._get(area, key) for key in keys]
 
     def _page(self, area: Area, after: str, limit: int) -> list[Stored]:
         names = heapq.nsmallest(limit, (_key(entry) for entry in self._entries(area) if _key(entry) > after))

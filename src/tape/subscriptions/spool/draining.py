@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import islice
@@ -19,7 +18,7 @@ from tape.subscriptions.spool.spool import Lane, Spool
 _HELD = 2_500  # messages held at once,
 _HELD_BYTES = 16 << 20  # and their bytes
 _ROUND = 500  # messages handed to one replay
-_READS = 64
+_READS = 250
 
 Lanes = OrderedDict[Lane, deque[tuple[SpoolItem, int]]]
 # Several of one lane are begun in their order; behind one that cannot go, the others of its lane are skipped.
@@ -61,7 +60,7 @@ async def drain(
             await spool.backend.release()
         if spool.items and this.saw_everything:
             await spool.open()  # another process, at the same place, has let some of them go
-        else:
+        elif spool.items != report.remaining:
             spool.front.begin_anew()
             await spool.look_at_front()
         report.remaining = spool.items
@@ -106,11 +105,11 @@ class _Pass:
     async def _listed(self) -> AsyncIterator[list[Stored]]:
         """What waits, as much at a time as is held."""
         some: list[Stored] = []
-        size = 0
-        async for stored in self.spool.walk(Area.LIVE):
-            if some and (len(some) == _HELD or size + stored.size > _HELD_BYTES):
+        size, most = 0, _ROUND  # where all stand still, as in most passes, one round has shown it
+        async for stored in self.spool.walk(Area.LIVE, first=_ROUND + 1):
+            if some and (len(some) == most or size + stored.size > _HELD_BYTES):
                 yield some
-                some, size = [], 0
+                some, size, most = [], 0, _HELD
             some.append(stored)
             size += stored.size
         if some:
@@ -120,7 +119,9 @@ class _Pass:
         lanes: Lanes = OrderedDict()
         for start in range(0, len(page), _READS):
             some = page[start : start + _READS]
-            for stored, item in zip(some, await asyncio.gather(*map(self._load, some)), strict=True):
+            read = await self.spool.backend.get_many(Area.LIVE, [stored.key for stored in some])
+            for stored, data in zip(some, read, strict=True):
+                item = await self._unpacked(stored, data)
                 if item is None:
                     continue
                 lane = self.spool.rules.lane(item.downstream, item.ordering_key, item.key)
@@ -128,9 +129,9 @@ class _Pass:
                     lanes.setdefault(lane, deque()).append((item, stored.size))
         return lanes
 
-    async def _load(self, stored: Stored) -> SpoolItem | None:
+    async def _unpacked(self, stored: Stored, data: bytes | None) -> SpoolItem | None:
         try:
-            return await self.spool.load(stored)
+            return await self.spool.unpacked(stored, data)
         except DamagedSpoolItem:
             self.report.quarantined.append(stored.key)
             return None

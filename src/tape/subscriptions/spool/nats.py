@@ -62,6 +62,15 @@ class NatsBackend:
 
         return await self._tried(area, read)
 
+    async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
+        """Several objects' bytes, read beside each other."""
+
+        async def one(key: str) -> bytes | None:
+            async with self._slots:
+                return await self.get(area, key)
+
+        return await asyncio.gather(*map(one, keys))
+
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first objects after a key. NATS tells all names each time; only those asked for are kept."""
 

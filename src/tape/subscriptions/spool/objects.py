@@ -48,6 +48,15 @@ class BucketBackend:
         except FileNotFoundError:
             return None
 
+    async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
+        """Several objects' bytes, read beside each other."""
+
+        async def one(key: str) -> bytes | None:
+            async with self._slots:
+                return await self.get(area, key)
+
+        return await asyncio.gather(*map(one, keys))
+
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first objects after a key; the store lists in the order of keys."""
         found: list[Stored] = []

@@ -47,6 +47,10 @@ class RenewedPlace:
         """An object's bytes; None if there is no such object."""
         return await self._tried(lambda place: place.get(area, key))
 
+    async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
+        """Several objects' bytes, in the order of the keys; None for each that is not there."""
+        return await self._tried(lambda place: place.get_many(area, keys))
+
     async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
         """The first objects whose key comes after another, in the order of their keys."""
         return await self._tried(lambda place: place.page(area, after, limit))

@@ -235,7 +235,10 @@ class Spool:
 
     async def load(self, stored: Stored) -> SpoolItem | None:
         """An item by its listing; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
-        data = await self.backend.get(Area.LIVE, stored.key)
+        return await self.unpacked(stored, await self.backend.get(Area.LIVE, stored.key))
+
+    async def unpacked(self, stored: Stored, data: bytes | None) -> SpoolItem | None:
+        """The item of an object; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
         if data is None:
             return None
         try:
@@ -339,7 +342,7 @@ class Spool:
             if data is None:
                 continue
             with contextlib.suppress(DamagedSpoolItem):
-                item = await self.load(Stored(key, len(data)))
+                item = await self.unpacked(Stored(key, len(data)), data)
                 if item is not None:
                     letter = events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason="purged")
                     await self.tell([letter])
@@ -356,13 +359,13 @@ class Spool:
         finally:
             self._replaying.difference_update(keys)
 
-    async def walk(self, area: Area) -> AsyncIterator[Stored]:
-        """All objects of an area, in the order of their keys."""
-        after = ""
-        while page := await self.backend.page(area, after, PAGE):
+    async def walk(self, area: Area, first: int = PAGE) -> AsyncIterator[Stored]:
+        """All objects of an area, in the order of their keys. `first` of them are listed before the others are."""
+        after, limit = "", first
+        while page := await self.backend.page(area, after, limit):
             for stored in page:
                 yield stored
-            after = page[-1].key
+            after, limit = page[-1].key, PAGE
 
     def _lane(self, item: SpoolItem) -> Lane:
         return self.rules.lane(item.downstream, item.ordering_key, item.key)
