@@ -106,9 +106,9 @@ async def _bare_write(place: SpoolBackend, objects: list[tuple[str, bytes]]) -> 
 
 
 async def _bare_read(place: SpoolBackend, objects: list[tuple[str, bytes]]) -> None:
-    for start in range(0, len(objects), 64):
-        some = [key for key, _ in objects[start : start + 64]]
-        await asyncio.gather(*(place.get(Area.CONTROL, key) for key in some))
+    for start in range(0, len(objects), 250):
+        some = [key for key, _ in objects[start : start + 250]]
+        await place.get_many(Area.CONTROL, some)
         await place.delete(Area.CONTROL, some)
 
 
