@@ -31,11 +31,12 @@ WAITING = "a backlog on pool iot, nobody works on it"
 PACED = "a flood on pool iot, its worker with one place"
 WORKING = "a flood on pool iot, its worker at full speed"
 SAME = "the same flood on pool shared"
+CALLERS = 64
 
 
 def run(options: Options) -> list[Table]:
     """Each store: probes alone, beside a backlog, beside a flood at work, and behind one on their own pool."""
-    flood, probes = options.scaled((1_000, 40), (60, 5))
+    flood, probes = options.scaled((3_000, 40), (60, 5))
     latencies, rates = [], []
     for kind in options.stores:
         measured: dict[str, list[float]] = {}
@@ -65,7 +66,10 @@ def run(options: Options) -> list[Table]:
             "Executions",
             ["", "runs/s"],
             rates,
-            ["every run is begun, taken up, its step recorded before and after, and ended"],
+            [
+                "every run is begun, taken up, its step recorded before and after, and ended",
+                f"bare calls: GetHead, which reads one row, by {CALLERS} callers of one client",
+            ],
         ),
     ]
 
@@ -94,7 +98,36 @@ async def _measure(url: str, flood: int, probes: int) -> tuple[dict[str, list[fl
                 done = left / (time.perf_counter() - began)
             await _flood(client, "shared", size)
             waits[SAME] = await _probe(client, 1)
-    return waits, {f"begun, {BATCH:,} a call": begun, "run to their end by one worker, beside the probes": done}
+        alone = await _alone(client, url, size)
+        bare = await _bare(client, size)
+    return waits, {
+        f"begun, {BATCH:,} a call": begun,
+        f"run to their end by one worker with {CONCURRENCY} places": alone,
+        "the same beside the probes": done,
+        "bare calls a second": bare,
+    }
+
+
+async def _alone(client: AsyncTapeClient, url: str, size: int) -> float:
+    """Runs a second that a worker carries to their end with nothing beside it, from the first one that it ends."""
+    await _flood(client, "alone", size)
+    with _worker(url, "alone"):
+        await _until_left(client, "alone", size - 1)
+        began, left = time.perf_counter(), await _left(client, "alone")
+        await _until_left(client, "alone", 0)
+        return left / (time.perf_counter() - began)
+
+
+async def _bare(client: AsyncTapeClient, calls: int) -> float:
+    """Calls a second that do next to nothing: what the way to a server and back allows."""
+
+    async def call() -> None:
+        for _ in range(-(-calls // CALLERS)):
+            await client.head()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(call() for _ in range(CALLERS)))
+    return -(-calls // CALLERS) * CALLERS / (time.perf_counter() - began)
 
 
 @contextlib.contextmanager
