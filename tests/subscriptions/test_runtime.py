@@ -361,3 +361,24 @@ async def test_a_spool_that_cannot_be_reached_at_the_start_is_waited_for(monkeyp
     async with playing(stage):
         await until(lambda: stage.source.unsettled == 0)
     assert stage.bodies == [0]
+
+
+async def test_a_message_that_waits_for_a_circuit_rests_no_longer_than_the_circuit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(spool={"mode": "off", "circuit": {"trip_after": 1, "probe_after_ms": 20}})
+    monkeypatch.setattr(stage.runtime, "_backoff", RetryPolicy(initial_interval_s=0.01, max_interval_s=60, jitter=0))
+    rests: list[float] = []
+    nack = stage.source.nack
+
+    async def noted(receipts: Sequence[str], delay_s: float = 0.0) -> None:
+        rests.extend([delay_s] if receipts else [])
+        await nack(receipts, delay_s)
+
+    monkeypatch.setattr(stage.source, "nack", noted)
+    stage.answer = lambda plan: Replayed("away" if len(stage.plans) < 12 else "started", len(stage.plans))
+    stage.source.publish(b"0")
+    async with playing(stage):
+        await until(lambda: stage.source.unsettled == 0)
+    assert len(rests) >= 11
+    assert max(rests) <= 0.02

@@ -113,6 +113,9 @@ class Runtime:
         self._stopping = asyncio.Event()
         self._fetched: asyncio.Queue[list[Delivery] | None] = asyncio.Queue(maxsize=1)
         self._held_in_a_row = 0
+        # Who waits for a circuit rests no longer than that does: its next probe is one of those that rest.
+        probe_after_s = spec.spool.circuit.probe_after_ms / 1_000
+        self._most_in_a_row = 1 + int(math.log2(max(1.0, probe_after_s / max(backoff.initial_interval_s, 0.001))))
         self._late: list[str] = []
         self._trouble: SourceError | None = None
         self._asked_lag_at = 0.0
@@ -325,7 +328,8 @@ class Runtime:
         safe: list[str] = []
         again: defaultdict[int, list[str]] = defaultdict(list)
         given_up: list[str] = []
-        self._held_in_a_row = 0 if any(answer.is_safe for answer in answers) else self._held_in_a_row + 1
+        is_stuck = not any(answer.is_safe for answer in answers)
+        self._held_in_a_row = min(self._held_in_a_row + 1, self._most_in_a_row) if is_stuck else 0
         for delivery, (envelope, plan), answer in zip(deliveries, messages, answers, strict=True):
             self._count(plan, answer)
             if answer.is_safe:
