@@ -119,7 +119,11 @@ class NatsFeed:
         return True
 
     async def _is_empty(self) -> bool:
-        info = await (await self._connected()).consumer_info(self._stream, "readers")
+        try:
+            info = await (await self._connected()).consumer_info(self._stream, "readers")
+        except Exception:
+            await self._forget()  # it was connected to a broker that has died since
+            raise
         return bool(info.num_pending == 0 and info.num_ack_pending == 0)
 
     async def _forget(self) -> None:
