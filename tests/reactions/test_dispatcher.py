@@ -19,7 +19,8 @@ from tape.reactions import Envelope, ReactionDef, run_dispatcher
 from tape.reactions import line as line_module
 from tape.reactions.calling import Caller
 from tape.reactions.dispatcher import dispatch
-from tape.reactions.line import GiveBack, Line, leave_place, take_place
+from tape.reactions.line import GiveBack, Line
+from tape.reactions.places import leave_place, take_place
 from tape.reactions.policies import pace
 from tape.reactions.tally import Tally
 from tape.reactions.threads import Threads

@@ -21,7 +21,7 @@ from tape.playbooks.host import Act, RunInfo, is_interruption
 from tape.playbooks.names import APP
 from tape.playbooks.spec import Playbook
 from tape.proto import tape_pb2 as pb
-from tape.reactions.line import take_place
+from tape.reactions.places import take_place
 from tape.telemetry.tracing import current_trace, to_traceparent
 
 # A child that was started for a step is the same one for as long as a run may reasonably take.

@@ -42,7 +42,8 @@ from tape.playbooks.spec import Playbook
 from tape.proto import tape_pb2 as pb
 from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
 from tape.reactions.envelope import Envelope
-from tape.reactions.line import GiveBack, leave_place, take_place
+from tape.reactions.line import GiveBack
+from tape.reactions.places import leave_place, take_place
 from tape.reactions.tally import Tally
 from tape.telemetry.export import start_export
 

@@ -9,13 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from contextvars import ContextVar
 from enum import Enum
 from typing import NamedTuple
 
 from tape.errors import HandlerTimedOut, NeverRetry
 from tape.proto import tape_pb2 as pb
 from tape.reactions.calling import Caller, StillRunning, describe
+from tape.reactions.places import Place, current_place
 from tape.reactions.policies import pace
 from tape.reactions.tally import Tally
 
@@ -56,63 +56,6 @@ class Held:
         self.is_running = False
         self.is_lost = False
         self.work: asyncio.Task[None] | None = None
-
-
-class Place:
-    """The right to act on one task: as many have it at a time as the reaction allows."""
-
-    def __init__(self, line: Line, held: Held) -> None:
-        self._line = line
-        self._held = held
-        self._since = 0.0
-        self._is_taken = False
-        self._taking: asyncio.Lock | None = None
-
-    async def take(self) -> None:
-        """Wait for it."""
-        self._held.waits_since = time.monotonic()
-        await self._line.places.acquire()
-        self._is_taken = True
-        self._since = time.monotonic()
-        await self._line.keep_pace()
-        self._held.waits_since = 0.0
-        self._held.is_running = True
-
-    async def take_once(self) -> None:
-        """Wait for it, or go on: what a handler does at the same time has one place all together."""
-        if not self._held.is_running:
-            self._taking = self._taking or asyncio.Lock()
-            async with self._taking:
-                if not self._is_taken:
-                    await self.take()
-
-    def leave(self) -> None:
-        """Let the next one act."""
-        if self._is_taken:
-            self._is_taken = False
-            self._line.places.release()
-            self._line.took(time.monotonic() - self._since)
-
-    def keep(self) -> None:
-        """Never let go of it: whoever it is kept for releases the line's place."""
-        self._is_taken = False
-
-
-_place: ContextVar[Place | None] = ContextVar("tape_place", default=None)
-
-
-async def take_place() -> None:
-    """For the handler of a line that fetches ahead: wait for the right to act. What only prepares needs none."""
-    place = _place.get()
-    if place is not None:
-        await place.take_once()
-
-
-def leave_place() -> None:
-    """For a handler that has acted: what is left is to write that down, and needs no place."""
-    place = _place.get()
-    if place is not None:
-        place.leave()
 
 
 class Reports(NamedTuple):
@@ -309,7 +252,7 @@ class Line:
         task = held.task
         held.has_begun = True
         place = Place(self, held)
-        _place.set(place)
+        current_place.set(place)
         report: Report = Outcome.DONE
         try:
             if not self._ahead:
