@@ -10,7 +10,7 @@ import msgspec
 from tape.catalog.document import Document
 from tape.errors import InvalidDocument, InvalidInput
 from tape.subscriptions.spec import Subscription
-from tape.subscriptions.validation import parse_subscription, read_subscription
+from tape.subscriptions.validation import KIND, parse_subscription, read_subscription
 
 DEFAULT_FOLDER = Path(".tape-spool")
 
@@ -35,7 +35,7 @@ def read_local(file: Path, folder: Path | None) -> Subscription:
 def _parsed(content: str) -> Subscription:
     """The subscription of a text. A spool without a place is no fault here: there is one in any case."""
     document = Document(content, "Subscription")
-    spec = document.value.get("spec")
+    spec = document.value.get("spec") if document.kind == KIND else None
     spool = spec.get("spool") if isinstance(spec, dict) else None
     if not isinstance(spool, dict) or spool.keys() & {"path", "bucket"} or spool.get("mode", "off") == "off":
         return parse_subscription(content)
