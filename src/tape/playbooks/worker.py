@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -216,6 +217,8 @@ class Worker:
             raise NeverRetry(str(error)) from error
         except NotServed as error:  # that of any other command would be the same: none is to be used up
             self._give_up(error)
+            with contextlib.suppress(TapeError):
+                await host.let_go()
             raise GiveBack(str(error)) from error
         except BaseException:
             try:
