@@ -129,7 +129,8 @@ def _replayed_out_of_turn(story: Story, promise: Promise) -> list[str]:
         return []
     begun = {number: place for place, number in reversed(list(enumerate(story.runs)))}
     lanes: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    seen: set[str] = set()
+    # What had begun before it was spooled, though nobody heard of it, has no turn among those that waited.
+    seen = {context["dedup_key"] for verb, context in story.events if verb == "message.deduplicated"}
     for verb, context in story.events:
         if verb == "message.replayed" and context["message_id"] not in seen:
             seen.add(context["message_id"])

@@ -36,12 +36,12 @@ class Book:
 
 def an_outage(book: Book, start: int, messages: int) -> None:
     book.add(events.circuit_opened(ABOUT, "db", 5, 1), start)
-    for number in range(messages):
-        book.spooled(number, start + 10 + number)
+    for number in range(messages):  # no place in the spool is used twice
+        book.spooled(start + number, start + 10 + number)
     book.add(events.circuit_closed(ABOUT, "db"), start + 1000)
     book.add(events.spool_draining(ABOUT, messages), start + 1001)
     for number in range(messages):
-        book.replayed(number, start + 1010 + number)
+        book.replayed(start + number, start + 1010 + number)
 
 
 def test_an_outage_that_is_over() -> None:
@@ -155,3 +155,20 @@ def test_a_drop_that_is_told_twice_is_counted_once() -> None:
     book.add(dropped, 2)
     (outage,) = outages(book.lines)
     assert outage.dropped == 1
+
+
+def test_what_is_told_again_after_an_outage_is_over_is_no_second_one() -> None:
+    book = Book()
+    an_outage(book, 0, 3)
+    for number in range(3):
+        book.spooled(number, 3_000 + number)
+    an_outage(book, 5_000, 1)
+    book.add(events.circuit_opened(ABOUT, "db", 5, 2), 9_000)
+    book.spooled(9, 9_001)
+    book.spooled(1, 9_002)
+    book.replayed(1, 9_003)
+    assert [(each.spooled, each.replayed, each.waiting) for each in outages(book.lines)] == [
+        (3, 3, 0),
+        (1, 1, 0),
+        (1, 0, 1),
+    ]

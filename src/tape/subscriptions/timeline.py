@@ -51,10 +51,9 @@ class _Story:
     def __init__(self, began_ms: int) -> None:
         self.outage = Outage(began_ms=began_ms)
         self._open: set[str] = set()
-        self._came: set[str] = set()
+        self.came: set[str] = set()
         self._left: dict[str, set[str]] = {verb: set() for verb in _LEAVING}
         self._waiting: set[str] = set()
-        self.unannounced: set[str] = set()  # left, and it was not yet told that they came
         self._dropped: set[tuple[str, Any]] = set()
 
     @property
@@ -73,8 +72,7 @@ class _Story:
             self._open.discard(context["downstream"])
         elif verb == "message.spooled":
             ref = context["spool_ref"]
-            self._came.add(ref)
-            self.unannounced.discard(ref)
+            self.came.add(ref)
             if context["reason"] == "requeued":
                 self._forget_end(ref)
             if not any(ref in left for left in self._left.values()):
@@ -82,9 +80,7 @@ class _Story:
         elif verb in _LEAVING and context["spool_ref"]:
             ref = context["spool_ref"]
             self._forget_end(ref)
-            if ref not in self._came:
-                self._came.add(ref)  # whatever leaves had come
-                self.unannounced.add(ref)
+            self.came.add(ref)  # whatever leaves had come
             self._waiting.discard(ref)
             self._left[verb].add(ref)
         elif verb == "message.dropped":
@@ -100,7 +96,7 @@ class _Story:
     def told(self) -> Outage:
         """The outage with its counts."""
         outage = self.outage
-        outage.spooled = len(self._came)
+        outage.spooled = len(self.came)
         outage.waiting = len(self._waiting)
         outage.dropped = len(self._dropped)
         outage.replayed, outage.dead_lettered, outage.quarantined = (len(self._left[verb]) for verb in _LEAVING)
@@ -135,22 +131,29 @@ _TOLD = frozenset(
 def outages(entries: Iterable[Entry]) -> Iterator[Outage]:
     """The outages of one subscription, oldest first; the last one may still go on."""
     current: _Story | None = None
-    gone: set[str] = set()  # left, told before it was told that they came
+    gone: set[str] = (
+        set()
+    )  # what left in an outage before this one: whatever is told of them now was told late, or twice
     for entry in entries:
         verb = entry.subject.split("/")[3] if entry.subject.startswith("/tape/subscription/") else ""
         if verb not in _TOLD:
             continue
         context = msgspec.json.decode(entry.payload_json)
+        ref = context.get("spool_ref", "")
+        if verb == "message.spooled" and context["reason"] == "requeued":
+            gone.discard(ref)
+        elif ref in gone:
+            continue
         if current is None:
             if verb in _LEAVING:
-                gone.add(context["spool_ref"])
-            if verb in ("spool.draining", "circuit.closed", *_LEAVING) or context.get("spool_ref") in gone:
+                gone.add(ref)
+            if verb in ("spool.draining", "circuit.closed", *_LEAVING):
                 continue  # what was still to be said of a finished outage
             current = _Story(entry.ts_ms)
         current.add(verb, entry.ts_ms, context)
         if current.is_over:
             yield current.told()
-            gone |= current.unannounced
+            gone |= current.came
             current = None
     if current is not None:
         yield current.told()
