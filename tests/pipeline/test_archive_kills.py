@@ -36,7 +36,7 @@ archive(open_session("kill", "local[2]", SETTINGS, quick=True), store, url, Runn
 """
 
 _EXECUTORS = """
-import os, sys, threading
+import contextlib, sys, threading
 import psutil
 from tape.pipeline.jobs.archive import archive
 from tape.pipeline.running import Running
@@ -51,10 +51,11 @@ def kill_one():
         stages = [status.getStageInfo(number) for number in status.getActiveStageIds()]
         if any(stage and stage.numActiveTasks for stage in stages):
             for process in psutil.Process().children(recursive=True):
-                if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
-                    process.kill()
-                    print("killed", flush=True)
-                    return
+                with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go
+                    if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
+                        process.kill()
+                        print("killed", flush=True)
+                        return
 
 killer = threading.Thread(target=kill_one)
 killer.start()
