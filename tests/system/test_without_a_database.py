@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -29,27 +30,32 @@ def postgres_of_its_own() -> Iterator[Postgres]:
         yield postgres
 
 
-def peers(pid: int) -> set[int]:
-    """The ports at the other end of a process's TCP connections."""
-    inodes = set()
-    for handle in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes |= set(re.findall(r"^socket:\[(\d+)\]$", str(handle.readlink())))
-        except FileNotFoundError:
-            continue  # closed meanwhile
+def links(pid: int) -> set[str]:
+    """What a process has open."""
     found = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(handle.readlink()))
+    return found
+
+
+def peers(pid: int) -> set[int]:
+    """The ports that a process has connected to."""
+    inodes = {number for link in links(pid) for number in re.findall(r"^socket:\[(\d+)\]$", link)}
+    ends = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[9] in inodes and fields[2].rpartition(":")[2] != "0000":
-                found.add(int(fields[2].rpartition(":")[2], 16))
-    return found
+            if fields[9] in inodes:
+                ends.append(tuple(int(field.rpartition(":")[2], 16) for field in fields[1:3]))
+    served = {here for here, there in ends if there == 0}  # who asks for its metrics came by himself
+    return {there for here, there in ends if there and here not in served}
 
 
 def drivers(pid: int) -> set[str]:
     """The database libraries that a process has loaded, and the database files that it has open."""
     loaded = Path(f"/proc/{pid}/maps").read_text()
-    opened = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir() if each.exists()}
+    opened = links(pid)
     libraries = set(re.findall(r"libpq|psycopg|apsw|_sqlite3", loaded))
     return libraries | {name for name in opened if name.endswith((".db", ".db-wal")) or ".s.PGSQL" in name}
 
