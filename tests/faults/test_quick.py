@@ -15,7 +15,6 @@ CELLS = [
 ]
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_a_few_deaths_lose_nothing_double_nothing_and_are_told(cell: Cell, open_scene: Open) -> None:
     prove(open_scene(cell), messages=50, faults=3)
