@@ -18,7 +18,8 @@ from tape.subscriptions import forwarding
 from tape.subscriptions.directives import Plan, resolve
 from tape.subscriptions.envelope import Envelope, receive
 from tape.subscriptions.events import About, Event
-from tape.subscriptions.forwarding import Forwarder, forwarder_of, rules_of
+from tape.subscriptions.forwarders import forwarder_of, rules_of
+from tape.subscriptions.forwarding import Forwarder
 from tape.subscriptions.sources.source import Patience
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.objects import BucketBackend

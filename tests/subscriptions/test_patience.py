@@ -16,7 +16,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from tape.retry import RetryPolicy
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About, Event
-from tape.subscriptions.forwarding import forwarder_of
+from tape.subscriptions.forwarders import forwarder_of
 from tape.subscriptions.reporting import Reporting
 from tape.subscriptions.runtime import Runtime
 from tape.subscriptions.sources import open_source

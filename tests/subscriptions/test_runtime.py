@@ -15,7 +15,7 @@ from tape.retry import RetryPolicy
 from tape.subscriptions import runtime
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.events import About, Event
-from tape.subscriptions.forwarding import forwarder_of
+from tape.subscriptions.forwarders import forwarder_of
 from tape.subscriptions.reporting import Reporting
 from tape.subscriptions.runtime import MAX_DELIVERIES, Runtime
 from tape.subscriptions.sources.memory import MemorySource

@@ -16,7 +16,7 @@ from tape.errors import ApiRefused, DamagedSpoolItem, InvalidInput, NotFound, Se
 from tape.subscriptions.control import TOKEN_VARIABLE, Control, connect
 from tape.subscriptions.dispatching import ServerDispatch
 from tape.subscriptions.events import Event, about
-from tape.subscriptions.forwarding import forwarder_of
+from tape.subscriptions.forwarders import forwarder_of
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.spool.backend import Area, Extent
 from tape.subscriptions.spool.item import SpoolItem, decode

@@ -9,9 +9,10 @@ import msgspec
 
 from tape.errors import ApiRefused, SecretNotFound
 from tape.subscriptions.events import About
-from tape.subscriptions.forwarding import Dispatch, forwarder_of
+from tape.subscriptions.forwarders import forwarder_of
 from tape.subscriptions.reporting import Reporting
 from tape.subscriptions.runtime import Runtime
+from tape.subscriptions.sending import Dispatch
 from tape.subscriptions.sources import Source, open_source
 from tape.subscriptions.spec import CONNECTION_KEYS, Spec, Subscription
 from tape.telemetry.metrics import Metrics

@@ -5,39 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from tape.errors import SpoolFull, SpoolUnavailable
 from tape.subscriptions import events, probes
 from tape.subscriptions.circuit import Circuits, Decision, Phase, Transition
-from tape.subscriptions.directives import DedupKey, Plan
+from tape.subscriptions.directives import Plan
 from tape.subscriptions.envelope import Envelope
 from tape.subscriptions.events import About, Event
+from tape.subscriptions.sending import Dispatch, Sender
 from tape.subscriptions.sources.source import ENDLESS, Patience
 from tape.subscriptions.spec import Subscription
-from tape.subscriptions.spool.backend import Area, SpoolBackend
-from tape.subscriptions.spool.counting import SpoolCounts
+from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.draining import Report, drain
-from tape.subscriptions.spool.item import SpoolItem
-from tape.subscriptions.spool.places import open_place
-from tape.subscriptions.spool.renewing import RenewedPlace, fields_of
-from tape.subscriptions.spool.replaying import InLanes, Replayed, in_turns
-from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool, Tell
+from tape.subscriptions.spool.spool import Arrival, Spool, Tell
 from tape.subscriptions.spool.telling import Telling
-from tape.telemetry.clock import now_ms, steady_ms
-from tape.telemetry.metrics import Metrics
+from tape.telemetry.clock import now_ms
 
 log = logging.getLogger(__name__)
 
-# A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
-_REPLAY_WINDOW_S = 7 * 24 * 3600
 _CIRCUITS = "circuit-state"
 _LOOK_AGAIN_S = 30.0
-
-Dispatch = Callable[[Sequence[Plan]], Awaitable[list[Replayed]]]
 
 
 class Forwarded(NamedTuple):
@@ -75,7 +66,6 @@ class Forwarder:
     ) -> None:
         self._spec = subscription.spec.spool
         self._about = about
-        self._dispatch = dispatch
         self._spool = spool
         self._tell = tell
         self._redelivers = redelivers
@@ -95,6 +85,7 @@ class Forwarder:
             probe_after_ms=declared.probe_after_ms,
             changed=self._changed,
         )
+        self._sender = Sender(dispatch, self.circuits, spool.rules if spool else None, now_ms, self._probing.discard)
 
     async def start(self) -> None:
         """Find out what an earlier process left: where its circuits stood, and what waits."""
@@ -209,7 +200,9 @@ class Forwarder:
         if not any(circuit.phase is Phase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
             return Report(remaining=self._spool.items)  # nothing would pass: not worth a look
         try:
-            report = await drain(self._spool, self._replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping)
+            report = await drain(
+                self._spool, self._sender.replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping
+            )
         finally:
             self._abandon_probes()
         await self._tell_changes()
@@ -221,7 +214,7 @@ class Forwarder:
         if not plans:
             return []
         found = []
-        for answer in await self._dispatched(plans):
+        for answer in await self._sender.send(plans):
             if answer.outcome == "away":
                 found.append(Forwarded("held", error=answer.error))
             elif answer.outcome == "skipped":
@@ -229,58 +222,6 @@ class Forwarder:
             else:
                 found.append(Forwarded(answer.outcome, answer.execution_id, error=answer.error))
         return found
-
-    async def _dispatched(self, plans: Sequence[Plan]) -> list[Replayed]:
-        """Begin the runs, in the order that was asked for. One that is refused stops nobody: it has its own end."""
-        if self._spool is None or self._spool.rules.ordering == "none" or len(plans) == 1:
-            answers = await self._dispatch(plans)
-            self._record_all(plans, answers)
-            return answers
-        lanes = [
-            self._spool.rules.lane(self.circuits.route(plan.pool or None), plan.ordering_key or None, "")
-            for plan in plans
-        ]
-        answers = [Replayed("skipped")] * len(plans)
-        left = list(range(len(plans)))
-        while left:
-            sent = await self._in_lanes([plans[index] for index in left], [lanes[index] for index in left])
-            for index, answer in zip(left, sent, strict=True):
-                answers[index] = answer
-            if lost := next((answer for answer in sent if answer.outcome == "away"), None):
-                return [self._also_lost(plan, lost, each) for plan, each in zip(plans, answers, strict=True)]
-            skipped = [index for index, answer in zip(left, sent, strict=True) if answer.outcome == "skipped"]
-            left = skipped if len(skipped) < len(left) else []
-        return answers
-
-    def _also_lost(self, plan: Plan, lost: Replayed, answer: Replayed) -> Replayed:
-        """Whoever stands behind a message that nobody took fails with it, and counts for the circuit as it does."""
-        if answer.outcome != "skipped":
-            return answer
-        self._record(plan, lost)
-        return lost
-
-    async def _replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
-        now_ms = self._now_ms()
-        return await self._in_lanes([_again(item, now_ms) for item in items], lanes)
-
-    async def _in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Lane]) -> list[Replayed]:
-        if isinstance(self._dispatch, InLanes):
-            answers = await self._dispatch.in_lanes(plans, lanes)
-        else:
-            answers = await in_turns(self._dispatch, plans, lanes)
-        self._record_all(plans, answers)
-        return answers
-
-    def _record_all(self, plans: Sequence[Plan], answers: Sequence[Replayed]) -> None:
-        for plan, answer in zip(plans, answers, strict=True):
-            if answer.outcome != "skipped":
-                self._record(plan, answer)
-
-    def _record(self, plan: Plan, answer: Replayed) -> None:
-        # A playbook that does not exist is the message's trouble, not its downstream's: that one answered.
-        downstream = self.circuits.route(plan.pool or None)
-        self._probing.discard(downstream)
-        self.circuits.record(downstream, succeeded=answer.outcome != "away", now_ms=self._now_ms())
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -449,75 +390,3 @@ class Forwarder:
                 await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
         finally:
             await self._tell(told)
-
-
-def forwarder_of(
-    subscription: Subscription,
-    about: About,
-    dispatch: Dispatch,
-    tell: Tell,
-    *,
-    metrics: Metrics,
-    credential: Any = None,
-    reveal: Callable[[str], Awaitable[Any]] | None = None,
-    redelivers: bool = True,
-) -> Forwarder:
-    """The forwarder that a subscription asks for: with a spool, at the place its block names, unless that is off.
-
-    `credential` is what the wallet holds for that place; with `reveal` it is looked up again when the place refuses.
-    """
-    spec = subscription.spec.spool
-    counting = SpoolCounts(metrics, subscription.spec.source, subscription.path)
-    if spec.mode == "off":
-
-        async def counted(told: Sequence[Event]) -> None:
-            counting.see(told)
-            await tell(told)
-
-        clock = steady_ms()
-        return Forwarder(subscription, about, dispatch, spool=None, tell=counted, redelivers=redelivers, now_ms=clock)
-    fields = fields_of(spec.credential, credential) if credential is not None else None
-    place: SpoolBackend
-    if reveal is not None and spec.credential:
-        place = RenewedPlace(spec, subscription.path, fields, reveal)
-    else:
-        place = open_place(spec, subscription.path, fields)
-    telling = Telling(place, tell, counting.see)
-    clock = steady_ms()
-    spool = Spool(about, subscription.spec.source, place, rules_of(subscription), tell=telling, now_ms=clock)
-    counting.watch(spool)
-    return Forwarder(
-        subscription,
-        about,
-        dispatch,
-        spool=spool,
-        tell=telling,
-        redelivers=redelivers,
-        now_ms=clock,
-        closed=counting.forget,
-    )
-
-
-def rules_of(subscription: Subscription) -> Rules:
-    """What the `spool` block says to the engine."""
-    spec = subscription.spec.spool
-    return Rules(
-        ordering=spec.ordering,
-        max_bytes=spec.retention.max_bytes,
-        max_age_hours=spec.retention.max_age_hours,
-        on_full=spec.retention.on_full,
-        rate_per_sec=spec.drain.rate_per_sec,
-        max_replay_attempts=spec.drain.max_replay_attempts,
-    )
-
-
-def _again(item: SpoolItem, now_ms: int) -> Plan:
-    """The plan of a spooled message. It is recognized if it was dispatched before and only its removal is missing."""
-    plan = msgspec.convert(item.plan, Plan)
-    if plan.dedup is None:
-        dedup = DedupKey(item.ref, _REPLAY_WINDOW_S)
-    else:
-        # Its window began when it came, not now.
-        waited_s = max(0, now_ms - item.spooled_at_ms) // 1_000
-        dedup = msgspec.structs.replace(plan.dedup, window_secs=plan.dedup.window_secs + waited_s)
-    return msgspec.structs.replace(plan, dedup=dedup, payload={**plan.payload, "message": item.message})

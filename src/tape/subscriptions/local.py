@@ -16,9 +16,9 @@ from tape.subscriptions.assembling import assemble
 from tape.subscriptions.cron import Cron
 from tape.subscriptions.envelope import Envelope
 from tape.subscriptions.events import About
-from tape.subscriptions.forwarding import Dispatch
 from tape.subscriptions.reporting import Reporting
 from tape.subscriptions.runtime import Counts, Runtime
+from tape.subscriptions.sending import Dispatch
 from tape.subscriptions.spec import Subscription
 from tape.subscriptions.trail import Trail
 from tape.telemetry.metrics import Metrics

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from tape.errors import ApiRefused, SpoolFull, TapeError
 from tape.subscriptions.directives import Plan
 from tape.subscriptions.envelope import Envelope
-from tape.subscriptions.forwarding import Forwarder, forwarder_of
+from tape.subscriptions.forwarders import forwarder_of
+from tape.subscriptions.forwarding import Forwarder
 from tape.subscriptions.ingress import Admitted, Take, Taken
 from tape.subscriptions.listeners import Listener, Source
 from tape.subscriptions.spec import Subscription
