@@ -49,9 +49,15 @@ class Dispatchers:
         (folder / "handlers.py").write_text(HANDLERS)
 
     def start(self, *flags: str) -> Forked:
-        process = Forked(["dispatch", "handlers", "--url", self.url, *flags], cwd=self.folder)
+        with (self.folder / "said").open("ab") as said:
+            command = ["dispatch", "handlers", "--url", self.url, "--log-level", "info", *flags]
+            process = Forked(command, cwd=self.folder, stderr=said)
         self._started.append(process)
         return process
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
 
     def noted(self, word: str) -> list[str]:
         log = self.folder / "log"
@@ -61,6 +67,7 @@ class Dispatchers:
     def end(self) -> None:
         for process in self._started:
             process.kill()
+        sys.stderr.write(self.said)
 
 
 @pytest.fixture
@@ -125,6 +132,8 @@ def test_sigterm_lets_handlers_finish_and_the_process_ends_well(dispatchers: Dis
             client.append(f"/tape/order/paid/{number}", {"n": number})
         wait_for(lambda: len(dispatchers.noted("begun")) == 3, "three handlers at work")
         process.send_signal(signal.SIGTERM)
+        # Only then may they go on: a place that is free before it has heard us is given to somebody else.
+        wait_for(lambda: "stopping: finishing what runs" in dispatchers.said, "it to have heard")
         (dispatchers.folder / "go").touch()
         assert process.finish() == "3 done, 0 failed, 0 dead.\n"
         assert process.poll() == 0

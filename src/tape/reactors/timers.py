@@ -48,13 +48,16 @@ def fire_due_timers_once(
     name = claim_name(claimer)
     with connected(url, client) as connection:
         reports: list[Report] = []
+        seen: set[tuple[str, str]] = set()
         if not connection.list_due_timers(limit=1).timers:
             return reports  # looking costs less than leasing
         # One at a time: a lease should not run out while its timer waits for others.
         while len(reports) < limit and not (stop is not None and stop.is_set()):
             due = connection.list_due_timers(claim=True, claimer=name, lease_ttl_ms=lease_ttl_ms, limit=1).timers
-            if not due:
+            # One that failed, and whose lease has run out meanwhile, waits for the next pass: others are due, too.
+            if not due or (due[0].run_id, due[0].timer_id) in seen:
                 break
+            seen.add((due[0].run_id, due[0].timer_id))
             reports.append(_fire(due[0], connection, name, on_timer, drive, run_lease_ttl_ms))
         return reports
 
