@@ -15,7 +15,7 @@ help: ## Show this help
 serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="--store sqlite:other.db")
 	@$(BIN)/tape serve $(ARGS)
 
-test: $(VENV)/.dev lint ## Install what the tests need and run them all (about ten minutes)
+test: $(VENV)/.dev lint ## Install what the tests need and run them all (about twelve minutes)
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types and the arrows between rooms

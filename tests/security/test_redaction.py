@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.errors import InvalidJson, RedactionFailed
-from tape.security.redaction import Redactor, is_secret, redact_value
+from tape.security.redaction import MEDIA, Redactor, is_secret, redact_value
 
 REDACTOR = Redactor(["order.paid", "metric.*"])
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(300)).decode()
@@ -110,7 +110,9 @@ JSON = st.recursive(
 @given(JSON)
 def test_nothing_else_is_ever_changed(value: Any) -> None:
     text = json.dumps(value)
-    if '"value"' in text.lower() or any(word in text.lower() for word in ("bearer", "data:", "pass", "token")):
+    # Examples are also made of words that the code has, those that name secrets among them.
+    words = ("key", "pass", "secret", "token", "cookie", "authori", "bearer", "data:", '"value"')
+    if any(word in text.lower() for word in words) or any(head in text for head in MEDIA):
         return
     assert REDACTOR.redact(text) is text
 
