@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
-from tape.errors import InvalidConfig, MessagesLost, OrderNotKept, SourceUnavailable
+from tape.errors import InvalidConfig, MessagesLost, OrderNotKept, PlaybookNotFound, SourceUnavailable
 from tape.pipeline.hot import ask
 from tape.pipeline.jobs.subscription import How, run_subscription
 from tape.pipeline.messages import MessageReader, message_options
@@ -274,6 +274,10 @@ def test_what_cannot_run_on_spark_is_refused_with_the_way_out(
     live = shop.subscription("live", **topic, runtime={"target": "dedicated-pool"})
     with pytest.raises(InvalidConfig, match=f"Run it with: tape subscription run {live}"):
         run(spark, shop, live, checkpoint)
+    lost = shop.subscription("lost", **topic, dispatch={"playbook": "domain/nowhere"})
+    with pytest.raises(PlaybookNotFound, match=f"Playbook not found: domain/nowhere, the dispatch.playbook of {lost}"):
+        run(spark, shop, lost, checkpoint)
+    assert shop.taken(lost) == {}
 
 
 def test_a_reader_plans_stretches_and_stops_where_messages_are_gone(nats_server: NatsServer) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from tape.errors import InvalidConfig, ServerUnreachable, TapeError
+from tape.errors import ApiRefused, InvalidConfig, PlaybookNotFound, ServerUnreachable, TapeError
 from tape.pipeline.running import Running
 from tape.retry import RetryPolicy
 from tape.subscriptions.assembling import connection_of, secrets_of
@@ -54,6 +54,7 @@ class Steering:
                 f"{self.path} has the runtime.target {subscription.spec.runtime.target!r}; this job runs those with"
                 f" 'spark'. Run it with: tape subscription run {self.path}"
             )
+        self._expect_playbook(subscription.spec.dispatch.playbook)
         status = self.patiently(lambda: self._control.register(self.path))
         self.about = about(self.path, int(status["subscription_id"]))
         if status["state"] == "REGISTERED":
@@ -62,6 +63,18 @@ class Steering:
         self._watching = threading.Thread(target=self._watch, name="tape-state", daemon=True)
         self._watching.start()
         return subscription
+
+    def _expect_playbook(self, path: str) -> None:
+        """Raise PlaybookNotFound before anything is read: otherwise the whole topic would become dead letters."""
+        try:
+            self.patiently(lambda: self._control.document(path))
+        except ApiRefused as error:
+            if error.http_status != 404:
+                raise
+            raise PlaybookNotFound(
+                f"Playbook not found: {path}, the dispatch.playbook of {self.path}."
+                " Register it with: tape playbooks register FILE"
+            ) from error
 
     def taken(self) -> dict[str, int]:
         """Of each part that something was taken of, the first offset that was not."""
