@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from tape.catalog import catalog
-from tape.ledgers import effects, obligations, runs, sessions, timers
+from tape.ledgers import compaction, effects, obligations, runs, sessions, timers
 from tape.store import Reader, open_database
 from tests.services import Postgres
 
 LISTINGS: dict[str, Callable[[Reader], object]] = {
     "runs to recover": runs.to_recover,
-    "compactable runs": runs.compactable,
+    "compactable runs": compaction.compactable,
     "effects to dispatch": effects.to_dispatch,
     "effects of a connector to dispatch": lambda reader: effects.to_dispatch(reader, connector="bank"),
     "unsettled effects": effects.unsettled,

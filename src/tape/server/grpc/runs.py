@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tape.journal.journal import Journal
-from tape.ledgers import budgets, decisions, gates, runs, timers
+from tape.ledgers import budgets, compaction, decisions, gates, runs, timers
 from tape.ledgers.decisions import Decision
 from tape.ledgers.states import RunStatus
 from tape.ledgers.timers import Timer
@@ -102,7 +102,7 @@ class RunsDoor:
     ) -> pb.ListCompactableRunsResponse:
         """Ended runs that were never compacted."""
         found = await self._database.read(
-            lambda reader: runs.compactable(reader, before_ms=request.before_ms, limit=request.limit)
+            lambda reader: compaction.compactable(reader, before_ms=request.before_ms, limit=request.limit)
         )
         return pb.ListCompactableRunsResponse(runs=map(run_state, found))
 
@@ -110,7 +110,7 @@ class RunsDoor:
         """Blank what a settled run's decisions and effects said."""
         trace = trace_of(context)
         done = await self._database.write(
-            lambda tx: runs.compact(tx, request.run_id, ignore_unowed=request.ignore_unowed, trace=trace)
+            lambda tx: compaction.compact(tx, request.run_id, ignore_unowed=request.ignore_unowed, trace=trace)
         )
         return pb.CompactRunResponse(**msgspec.structs.asdict(done))
 
