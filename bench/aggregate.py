@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from bench.fill import CHUNK, NUMBERS
 from bench.options import NAMES, Options
 from bench.table import NOTHING, Table, count, milliseconds, ratio
-from tape.journal.whose import Whose
-from tape.ledgers import counts
-from tape.ledgers.rollups import read_position
-from tape.ledgers.window import Window
+from tape.engine.ledgers import counts
+from tape.engine.ledgers.rollups import read_position
+from tape.engine.ledgers.window import Window
+from tape.journal.identity_filter import Whose
 from tape.store import Reader, open_database
 from tape.store.connection import Connection
 
@@ -62,9 +62,9 @@ def run(options: Options) -> list[Table]:
 def _measure(
     options: Options, spark: SparkSession, kind: str, entries: int, runs: int, end_ms: int, windows: list[Window]
 ) -> list[list[str]]:
+    from tape.pipeline.job_context import Running
     from tape.pipeline.jobs.archive import archive
     from tape.pipeline.jobs.rollup import rollup
-    from tape.pipeline.running import Running
 
     name, store = NAMES[kind], options.lab.fresh_store(kind)
     options.tell(f"{TITLE}: filling {name} with {entries:,} entries")

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from bench.load import event
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
-from tape.journal.payload import to_json
+from tape.model.entry import Draft
+from tape.model.payload import to_json
 from tape.store import open_database
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ from bench.options import NAMES, Options
 from bench.recorder import record, replay
 from bench.table import Table, count, milliseconds, ratio
 from tape.client import AsyncTapeClient
-from tape.ledgers import effects, runs, values
-from tape.ledgers.effects import Effect
-from tape.ledgers.runs import Run
-from tape.ledgers.states import EffectStatus, RunStatus
+from tape.engine.ledgers import effects, runs, values
+from tape.engine.ledgers.effects import Effect
+from tape.engine.ledgers.runs import Run
+from tape.model.ledger_states import EffectStatus, RunStatus
 from tape.store import Database, Transaction, open_database
 
 TITLE = "Ledgers: runs, effects and values"

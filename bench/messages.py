@@ -15,10 +15,10 @@ from bench.lab import TapeServer
 from bench.options import NAMES, Options
 from bench.subscriptions import BATCH, BODY, PATH, PLAYBOOK, STREAM, fill, measure, nats_server
 from bench.table import Table, count, ratio
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs.subscription import How, run_subscription
-from tape.pipeline.running import Running
 from tape.pipeline.session import open_session
-from tape.subscriptions.control import Control
+from tape.subscriptions.api_client import Control
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import nats
-from tests.brokers import NatsServer
+from tests.broker_services import NatsServer
 from tests.services import free_port
 
 from bench.lab import TAPE, TapeServer, resident_bytes, stop
 from bench.options import Options
 from bench.table import NOTHING, Table, count
-from tape.subscriptions.control import Control
+from tape.subscriptions.api_client import Control
 
 TITLE = "Outage: the memory of a runtime while its server is away"
 

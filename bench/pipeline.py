@@ -46,9 +46,9 @@ def run(options: Options) -> list[Table]:
 
 
 def _measure(spark: SparkSession, name: str, store: str, entries: int, runs: int) -> list[list[str]]:
+    from tape.pipeline.job_context import Running
     from tape.pipeline.jobs.archive import archive
     from tape.pipeline.jobs.backtest import backtest, imagined
-    from tape.pipeline.running import Running
 
     def frame() -> DataFrame:
         return spark.read.format("tape").option("store", store).option("minPartitions", CORES).load()
@@ -83,8 +83,8 @@ def _best(runs: int, work: Callable[[], object]) -> float:
 
 def _read_directly(store: str, entries: int) -> None:
     from tape.pipeline.columns import COLUMNS
-    from tape.pipeline.hot import read_part
-    from tape.pipeline.selecting import Selecting
+    from tape.pipeline.journal_batches import read_part
+    from tape.pipeline.selection import Selecting
 
     batches = read_part(store, COLUMNS, Selecting(), 0, entries, fail_on_data_loss=True)
     assert sum(batch.num_rows for batch in batches) == entries

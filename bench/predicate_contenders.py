@@ -38,9 +38,9 @@ class Tape:
     """This project."""
 
     def __init__(self) -> None:
-        from tape.bus.predicate import Envelope
-        from tape.bus.predicate.limits import LIMITS
-        from tape.bus.predicate.predicate import Predicate, _compiled
+        from tape.cel import Envelope
+        from tape.cel.limits import LIMITS
+        from tape.cel.predicate import Predicate, _compiled
 
         self._envelope = Envelope
         # Past the cache: compiling is what is measured.
@@ -200,7 +200,7 @@ def main() -> None:
     for case in task["cases"]:
         entries = case["entries"]
         if task["contender"] == "tape":
-            from tape.journal.entry import Entry as JournalEntry
+            from tape.model.entry import Entry as JournalEntry
 
             entries = [JournalEntry(**{**entry, "chain": b""}) for entry in entries]
         results.append(measure(contender, case, entries, task["seconds"]))

@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 
 from bench.load import Outcome, summarize
-from tape.journal.entry import COLUMNS
+from tape.model.entry import COLUMNS
 from tape.store import open_database
 from tape.store.sqlite import CHECKPOINT_PAGES
 

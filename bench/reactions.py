@@ -14,17 +14,17 @@ from bench.options import NAMES, Options
 from bench.peers.queues import Figures, bare_loop, library
 from bench.peers.servers import NotInstalled
 from bench.table import NOTHING, Table, count, milliseconds, ratio
-from tape.bus.hub import Hub
 from tape.client import AsyncTapeClient
-from tape.journal.entry import Draft
+from tape.engine.fanout.hub import Hub
+from tape.engine.reactions import registry
+from tape.engine.reactions.matcher import Matcher
+from tape.engine.reactions.reaction import Reaction
+from tape.engine.reactions.task_broker import Board
 from tape.journal.journal import Journal
-from tape.journal.payload import to_json
+from tape.model.entry import Draft
+from tape.model.payload import to_json
+from tape.model.reaction_states import HandlerKind
 from tape.proto import tape_pb2 as pb
-from tape.reactions import registry
-from tape.reactions.board import Board
-from tape.reactions.matcher import Matcher
-from tape.reactions.reaction import Reaction
-from tape.reactions.states import HandlerKind
 from tape.store import Transaction, open_database
 
 TITLE = "Reactions: matching, draining, latency"

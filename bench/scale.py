@@ -83,9 +83,9 @@ def _growth(options: Options) -> Table:
 
 
 def _jobs(spark: SparkSession, store: str) -> dict[str, Callable[[], object]]:
+    from tape.pipeline.job_context import Running
     from tape.pipeline.jobs.archive import archive
     from tape.pipeline.jobs.backtest import backtest, imagined
-    from tape.pipeline.running import Running
 
     def read() -> None:
         frame = spark.read.format("tape").option("store", store).option("minPartitions", 2).load()
@@ -104,10 +104,10 @@ def _jobs(spark: SparkSession, store: str) -> dict[str, Callable[[], object]]:
 
 def _lag(options: Options) -> Table:
     """How far following jobs are behind while entries come at a steady rate, one job at a time."""
+    from tape.pipeline.job_context import Running
     from tape.pipeline.jobs.archive import archive
     from tape.pipeline.jobs.fanout import fanout, sink_named
     from tape.pipeline.jobs.rollup import rollup
-    from tape.pipeline.running import Running
 
     per_s, seconds = options.scaled(PER_S, QUICK_PER_S), options.scaled(SECONDS, QUICK_SECONDS)
     rows = []
@@ -128,7 +128,7 @@ def _lag(options: Options) -> Table:
 
 def _followed(store: str, job: Callable[[str, Any], object], per_s: int, seconds: int) -> tuple[list[float], int]:
     """Append at a rate while a job follows; percentiles of how late entries were handled, and how many there were."""
-    from tape.pipeline.running import Running
+    from tape.pipeline.job_context import Running
 
     journal = _Growing(store)
     journal.grown_to(per_s)
@@ -174,8 +174,8 @@ class _Growing:
 
     def grown_to(self, entries: int, chunk: int = CHUNK) -> str:
         """The journal's store, with so many entries."""
-        from tape.journal.entry import checked
-        from tape.journal.page import append
+        from tape.journal.appender import append
+        from tape.model.entry import checked
         from tape.pipeline.batches import transact
 
         while self.entries < entries:

@@ -9,25 +9,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import uvloop
-from tests.brokers import NatsServer
+from tests.broker_services import NatsServer
 from tests.objects import S3Server
 
 from bench.options import Options
 from bench.table import NOTHING, Table, count, ratio
-from tape.subscriptions.directives import Plan
-from tape.subscriptions.envelope import receive
+from tape.base.clock import now_ms
+from tape.subscriptions.dispatch.forwarder import Forwarder
+from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.events import About, Event
-from tape.subscriptions.forwarding import Forwarder
+from tape.subscriptions.message import receive
+from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area, SpoolBackend
 from tape.subscriptions.spool.disk import DiskBackend
-from tape.subscriptions.spool.draining import drain
+from tape.subscriptions.spool.drain import drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.nats import NatsBackend
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.replaying import Replayed
+from tape.subscriptions.spool.replay import Replayed
 from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool
-from tape.subscriptions.validation import parse_subscription
-from tape.telemetry.clock import now_ms
 
 TITLE = "Spool: messages that wait for their downstream"
 

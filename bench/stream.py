@@ -18,8 +18,8 @@ from bench.peers.servers import NotInstalled, free_port, running
 from bench.readers import Received, reading
 from bench.table import NOTHING, Table, count, milliseconds, ratio
 from tape.client import AsyncTapeClient
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
+from tape.model.entry import Draft
 from tape.store import open_database
 
 TITLE = "Stream: events over HTTP"

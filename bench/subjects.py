@@ -8,7 +8,7 @@ from itertools import cycle
 
 from bench.options import Options
 from bench.table import Table, count, ratio
-from tape.journal.pattern import Pattern, PatternSet
+from tape.model.pattern import Pattern, PatternSet
 
 TITLE = "Subjects: finding all matching patterns"
 

@@ -21,7 +21,7 @@ from bench.lab import TAPE, TapeServer, stop
 from bench.options import NAMES, Options
 from bench.table import Table, count, ratio
 from tape.client import AsyncTapeClient
-from tape.subscriptions.control import Control
+from tape.subscriptions.api_client import Control
 
 TITLE = "Subscriptions: messages of a NATS stream that become runs, beside a bare client"
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tape.journal.catalogue import EVENTS, EventType
+from tape.model.event_types import EVENTS, EventType
 
 PAGE = Path(__file__).parent.parent / "docs/events.md"
 
 HEAD = """# Events
 
-Generated from the catalogue in `src/tape/journal/catalogue.py` by `make docs`; edit that, not this page. These are the
+Generated from the catalogue in `src/tape/model/event_types.py` by `make docs`; edit that, not this page. These are the
 types that Tape itself writes; every other `<kind>.<verb>` on a journal is its users'. How they arrive is told in
 [stream.md](stream.md).
 

@@ -25,8 +25,8 @@ from rich.console import Console
 
 from tape import TapeClient
 from tape.cli.outages import read_outages, show_outage
-from tape.subscriptions.control import Control
-from tape.subscriptions.timeline import Outage
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.outages import Outage
 
 BIN = Path(sys.executable).parent
 TOKEN = "demo-token"

@@ -41,13 +41,13 @@ Generated from docstrings by `make docs`; edit those, not this page. The calls o
 
 # What the page of the SDK shows, in the order of a reader's questions.
 MODULES = (
-    "tape.durable",
+    "tape.durable.runs",
     "tape.effect",
     "tape.gates",
     "tape.budget",
     "tape.det",
     "tape.retry",
-    "tape.calls",
+    "tape.durable.calls",
     "tape._recover",
     "tape.reactors",
     "tape.reactors.outbox",
@@ -60,7 +60,7 @@ MODULES = (
     "tape.playbooks.worker",
 )
 # Modules whose names are used from the package itself.
-OF_THE_PACKAGE = ("tape.durable", "tape.calls", "tape._recover", "tape.playbooks.functions")
+OF_THE_PACKAGE = ("tape.durable.runs", "tape.durable.calls", "tape._recover", "tape.playbooks.functions")
 
 
 def main() -> int:

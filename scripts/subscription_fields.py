@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from tape.subscriptions.shapes import Field, Shape, fields_of
-from tape.subscriptions.spec import Spec
+from tape.documents.fields import Field, Shape, fields_of
+from tape.subscriptions.document.spec import Spec
 
 PAGE = Path(__file__).parent.parent / "docs/subscriptions.md"
 BEGIN, END = "<!-- fields: made by `make docs` -->\n", "<!-- end of fields -->\n"

@@ -17,10 +17,10 @@ from xdist.scheduler import LoadScopeScheduling
 # Tests start other programs while gRPC's threads run; its fork handlers are not made for that.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from tape.bus.hub import Hub
+from tape.base.config import Settings
 from tape.client import AsyncTapeClient
-from tape.config import Settings
-from tape.effect import registry
+from tape.durable import registry
+from tape.engine.fanout.hub import Hub
 from tape.journal.journal import Journal
 from tape.server.server import Server
 from tape.store import Database, open_database

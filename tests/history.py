@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tape.journal.entry import COLUMNS
-from tape.journal.page import read_head
+from tape.journal.appender import read_head
+from tape.model.entry import COLUMNS
 from tape.store import Database, Transaction
 
 Past = tuple[int, str, str, str, str, str]  # ts_ms, kind, verb, tenant, user, session

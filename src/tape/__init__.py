@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 # Tape pulls in only what it needs.
 _NAMES = {
     "tape._recover": ("compensate_one", "compensate_run", "recover_once", "resume"),
-    "tape.budget": ("Budget", "budget_from_run_config", "with_budget"),
-    "tape.calls": (
+    "tape.durable.budgets": ("Budget", "budget_from_run_config", "with_budget"),
+    "tape.durable.calls": (
         "cancel_run",
         "cancel_timer",
         "delete_value",
@@ -27,7 +27,7 @@ _NAMES = {
     ),
     "tape.client": ("DEFAULT_URL", "AsyncTapeClient", "TapeClient"),
     "tape.client.stream": ("Event", "Gap", "stream"),
-    "tape.durable": ("DurableRun", "continue_run", "durable_run"),
+    "tape.durable.runs": ("DurableRun", "continue_run", "durable_run"),
     "tape.effect": (
         "business_key",
         "effect_semantics",
@@ -50,8 +50,8 @@ _NAMES = {
         "ScopeDenied",
         "TapeError",
     ),
-    "tape.gates": ("gate", "gate_tool"),
-    "tape.journal.entry": ("Draft", "Entry"),
+    "tape.durable.gates": ("gate", "gate_tool"),
+    "tape.model.entry": ("Draft", "Entry"),
     "tape.playbooks.functions": ("function", "playbook"),
     "tape.playbooks.worker": ("run_worker",),
     "tape.proto.tape_pb2": (
@@ -89,7 +89,7 @@ _NAMES = {
         "on_value_change",
         "on_value_deleted",
     ),
-    "tape.retry": ("RetryPolicy",),
+    "tape.base.retry": ("RetryPolicy",),
     "tape.session": (
         "AgentToken",
         "ArtifactSaved",
@@ -171,7 +171,7 @@ _NAMES = {
         "use_bus",
         "use_cache",
     ),
-    "tape.tenancy": ("TenancyConfig", "TenancyMode"),
+    "tape.durable.tenancy": ("TenancyConfig", "TenancyMode"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _MODULES = (

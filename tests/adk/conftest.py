@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.sdk.conftest import observer, url
+from tests.durable.conftest import observer, url
 
 __all__ = ["observer", "url"]

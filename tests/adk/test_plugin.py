@@ -22,8 +22,8 @@ from google.genai import types
 import tape
 from tape import Budget, TapeClient
 from tape.adk import RunIdentity, durable_app
-from tape.durable import adopted_owner
-from tape.effect.registry import get_tool_compensator
+from tape.durable.registry import get_tool_compensator
+from tape.durable.runs import adopted_owner
 from tape.errors import (
     AckLost,
     BudgetExceeded,

@@ -12,14 +12,14 @@ import pytest
 pytest.importorskip("deltalake", reason="the extra lake is not installed")
 
 from tape.archive.files import write_files
-from tape.archive.lake import Lake
-from tape.archive.past import ArchivedPast
+from tape.archive.reader import ArchivedPast
 from tape.archive.rows import read_rows
-from tape.journal.entry import Draft
+from tape.archive.table import Lake
+from tape.journal.appender import read_head
 from tape.journal.history import Wanted
 from tape.journal.journal import Journal
-from tape.journal.page import read_head
 from tape.journal.retention import prune
+from tape.model.entry import Draft
 from tape.store import Database, open_database
 
 

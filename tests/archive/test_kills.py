@@ -8,17 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tape.archive.lake import Lake
-from tape.pipeline.proving import verify_lake
+from tape.archive.table import Lake
+from tape.pipeline.archive_verifier import verify_lake
 from tests.archive.conftest import content, prepare
 
 _ARCHIVING = """
 import os, signal, sys
 from tape.archive.files import write_files
-from tape.archive.lake import Lake
+from tape.archive.table import Lake
 from tape.archive.rows import read_rows
-from tape.journal.page import read_head
-from tape.pipeline.hot import ask
+from tape.journal.appender import read_head
+from tape.pipeline.journal_batches import ask
 
 store, url, dies = sys.argv[1:]
 lake = Lake.open_or_create(url, ask(store, read_head))

@@ -13,18 +13,18 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner, Result
 
-from tape.archive import compacting
-from tape.archive.compacting import compact
+from tape.archive import compaction
+from tape.archive.compaction import compact
 from tape.archive.files import File, write_file, write_files
-from tape.archive.lake import Lake
-from tape.archive.past import ArchivedPast
+from tape.archive.reader import ArchivedPast
 from tape.archive.rows import read_rows
+from tape.archive.table import Lake
 from tape.cli.main import app
 from tape.errors import ArchiveBeyondRepair, ArchiveBusy, ArchiveDamaged
 from tape.journal.history import Wanted
-from tape.pipeline.hot import ask
-from tape.pipeline.proving import verify_lake
-from tape.pipeline.repairing import repair_lake
+from tape.pipeline.archive_repair import repair_lake
+from tape.pipeline.archive_verifier import verify_lake
+from tape.pipeline.journal_batches import ask
 from tape.store import open_database
 from tests.archive.conftest import content, forget, prepare
 
@@ -148,14 +148,14 @@ def test_small_files_become_large_ones_and_readers_do_not_notice(lake: Lake, sto
 
 
 def test_whoever_compacts_second_changes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, other, joined = content(lake), Lake.open(lake.url), compacting._joined
+    whole, other, joined = content(lake), Lake.open(lake.url), compaction._joined
 
     def outrun(mine: Lake, files: Sequence[File]) -> File:
-        monkeypatch.setattr(compacting, "_joined", joined)
+        monkeypatch.setattr(compaction, "_joined", joined)
         compact(other)
         return joined(mine, files)
 
-    monkeypatch.setattr(compacting, "_joined", outrun)
+    monkeypatch.setattr(compaction, "_joined", outrun)
     assert compact(lake) == 0
     assert content(lake) == whole
     assert lake.files() == other.files()

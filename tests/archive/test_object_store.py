@@ -8,13 +8,13 @@ from pathlib import Path
 import obstore
 import pytest
 
-from tape.archive.compacting import compact
-from tape.archive.lake import Lake
+from tape.archive.compaction import compact
+from tape.archive.table import Lake
 from tape.client import AsyncTapeClient
 from tape.errors import ArchiveDamaged
 from tape.journal.history import Wanted
-from tape.pipeline.proving import verify_lake
-from tape.pipeline.repairing import repair_lake
+from tape.pipeline.archive_repair import repair_lake
+from tape.pipeline.archive_verifier import verify_lake
 from tape.server.server import Server
 from tests.archive.conftest import archive, content, fill, forget, order, prepare
 from tests.conftest import settings_for

@@ -12,9 +12,9 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import ArchiveDamaged, ArchiveUnreachable, CursorExpired
-from tape.journal.entry import Entry
-from tape.journal.pattern import Pattern
-from tape.journal.read import Selection
+from tape.journal.reader import Selection
+from tape.model.entry import Entry
+from tape.model.pattern import Pattern
 from tape.server.server import Server
 from tests.archive.conftest import archive, fill, forget, order
 from tests.conftest import settings_for

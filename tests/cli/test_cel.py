@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from tape.cli.cel import app
 from tape.errors import CursorBeyondHead, InvalidInput, InvalidPredicate, NotFound, TapeError
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
+from tape.model.entry import Draft
 from tape.store import open_database
 
 

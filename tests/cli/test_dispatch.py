@@ -14,7 +14,7 @@ import pytest
 from tape.cli.dispatch import line, load_module, summary
 from tape.client import TapeClient
 from tape.errors import InvalidInput
-from tape.reactions.tally import Tally
+from tape.reactions.counters import Tally
 from tests.services import ServerProcess, wait_for
 
 

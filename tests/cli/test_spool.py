@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tape.subscriptions.control import Control
-from tape.subscriptions.directives import Plan
+from tape.base.clock import now_ms
+from tape.subscriptions.api_client import Control
 from tape.subscriptions.events import About, Event
+from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.spool import Arrival, Rules, Spool
-from tape.telemetry.clock import now_ms
 from tests.forked import tape
 from tests.services import ServerProcess
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import NatsServer
+from tests.broker_services import NatsServer
+from tests.brokers.rigs import Rig, nats_rig
 from tests.forked import Forked, tape
 from tests.services import ServerProcess, wait_for
-from tests.subscriptions.sources.rigs import Rig, nats_rig
 
 PLAYBOOK = """
 kind: Playbook

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tape import AsyncTapeClient, Draft, TapeClient
-from tape.client.batching import Batcher
+from tape.client.append_batcher import Batcher
 from tape.client.channel import target_of
 from tape.errors import (
     InvalidConfig,
@@ -21,7 +21,7 @@ from tape.errors import (
     ServerUnreachable,
     StoreUnavailable,
 )
-from tape.journal.payload import to_json
+from tape.model.payload import to_json
 from tape.server.server import Server
 from tests.conftest import settings_for
 

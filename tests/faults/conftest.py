@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import KafkaCluster, NatsServer
+from tests.broker_services import KafkaCluster, NatsServer
 from tests.faults.cells import Cell
 from tests.faults.scene import TOKEN, Scene
 from tests.objects import S3Server

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import urllib3
 
-from tests.brokers import KafkaCluster, NatsServer
+from tests.broker_services import KafkaCluster, NatsServer
 from tests.faults.cells import SECRET_ALIAS, Cell
 from tests.faults.story import Sent, key_of
 

@@ -14,11 +14,11 @@ from typing import Any
 import nats
 
 from tape.errors import TapeError
-from tape.subscriptions.control import Control
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.spool.backend import Area
-from tape.subscriptions.spool.places import open_place
-from tape.subscriptions.validation import parse_subscription
-from tests.brokers import KafkaCluster, NatsServer
+from tape.subscriptions.spool.locations import open_place
+from tests.broker_services import KafkaCluster, NatsServer
 from tests.faults.cells import PATH, PLACE_ALIAS, POOL, SECRET_ALIAS, Cell, document
 from tests.faults.chaos import Fault
 from tests.faults.downstream import Downstream

@@ -17,13 +17,10 @@ from tape.errors import (
     PayloadTooLarge,
     TapeError,
 )
-from tape.journal import read
-from tape.journal.chain import GENESIS, canonical, link
-from tape.journal.entry import Draft, Entry
+from tape.journal import reader
+from tape.journal.appender import append
 from tape.journal.journal import Journal
-from tape.journal.page import append
-from tape.journal.pattern import Pattern
-from tape.journal.read import (
+from tape.journal.reader import (
     ExactCursor,
     RunCursor,
     Selection,
@@ -34,6 +31,9 @@ from tape.journal.read import (
     position_before,
 )
 from tape.journal.retention import prune
+from tape.model.chain import GENESIS, canonical, link
+from tape.model.entry import Draft, Entry
+from tape.model.pattern import Pattern
 from tape.store import Transaction, WriterLimits, open_database
 
 
@@ -232,9 +232,9 @@ async def fill(journal: Journal) -> None:
 async def test_reading_by_pattern_equals_matching_each_entry(
     journal: Journal, pattern: str, force: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "WINDOW", 5 if force == "index" else 50)
-    monkeypatch.setattr(read, "SPARSE", 10_000 if force == "index" else 0)
-    monkeypatch.setattr(read, "FIRST_LIMIT", 4)
+    monkeypatch.setattr(reader, "WINDOW", 5 if force == "index" else 50)
+    monkeypatch.setattr(reader, "SPARSE", 10_000 if force == "index" else 0)
+    monkeypatch.setattr(reader, "FIRST_LIMIT", 4)
     await fill(journal)
     everything = await all_entries(journal)
     assert len(everything) == 120
@@ -245,7 +245,7 @@ async def test_reading_by_pattern_equals_matching_each_entry(
 
 
 async def test_a_run_is_read_from_a_seq(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "FIRST_LIMIT", 2)
+    monkeypatch.setattr(reader, "FIRST_LIMIT", 2)
     await fill(journal)
     assert [entry.seq for entry in await all_entries(journal, run_id="r3")] == [1, 2, 3, 4, 5, 6]
     cursor = RunCursor(Selection(Pattern(""), "r3"), from_seq=4)

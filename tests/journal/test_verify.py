@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tape.errors import InvalidInput
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
 from tape.journal.retention import prune
-from tape.journal.verify import Report, verify
+from tape.journal.verifier import Report, verify
+from tape.model.entry import Draft
 
 
 async def fill(journal: Journal, count: int = 50) -> None:

@@ -14,8 +14,8 @@ pytest.importorskip("pyspark", reason="the extra spark is not installed")
 from pyspark.sql import SparkSession
 
 from tape.errors import JavaMissing
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
+from tape.model.entry import Draft
 from tape.pipeline.session import find_java, open_session
 from tape.store import open_database
 

@@ -9,16 +9,16 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tape.archive.compacting import compact
-from tape.archive.lake import Lake
+from tape.archive.compaction import compact
+from tape.archive.table import Lake
 from tape.cli.main import app
 from tape.errors import ArchiveDamaged, PipelineInput
-from tape.journal.page import read_head
+from tape.journal.appender import read_head
 from tape.journal.retention import prune
-from tape.pipeline.hot import ask
+from tape.pipeline.archive_verifier import verify_lake
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs import archive as job
-from tape.pipeline.proving import verify_lake
-from tape.pipeline.running import Running
+from tape.pipeline.journal_batches import ask
 from tape.store import open_database
 from tests.pipeline.conftest import fill, order
 

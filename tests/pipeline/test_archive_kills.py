@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tape.archive.lake import Lake
-from tape.pipeline.proving import verify_lake
+from tape.archive.table import Lake
+from tape.pipeline.archive_verifier import verify_lake
 from tests.archive.conftest import content
 from tests.archive.conftest import prepare as prepare_lake
 from tests.pipeline.conftest import fill, order
@@ -19,9 +19,9 @@ ENTRIES = 3_000
 
 _DRIVER = """
 import os, signal, sys
-from tape.archive.lake import Lake
+from tape.archive.table import Lake
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.running import Running
+from tape.pipeline.job_context import Running
 from tape.pipeline.session import open_session
 from tests.pipeline.conftest import SETTINGS
 store, url, dies = sys.argv[1:]
@@ -39,7 +39,7 @@ _EXECUTORS = """
 import contextlib, sys, threading
 import psutil
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.running import Running
+from tape.pipeline.job_context import Running
 from tape.pipeline.session import open_session
 store, url = sys.argv[1:]
 spark = open_session("kill", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g"}, quick=True)

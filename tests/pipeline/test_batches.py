@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from tape.errors import BatchOutOfOrder, InvalidSubject, PipelineInput
-from tape.journal.entry import Draft, checked
-from tape.journal.verify import verify
+from tape.journal.verifier import verify
+from tape.model.entry import Draft, checked
 from tape.pipeline import batches
 from tape.pipeline.batches import STEP_ENTRIES, append_batch, append_once, discard, stage
-from tape.pipeline.hot import ask
+from tape.pipeline.journal_batches import ask
 from tape.store import open_database
 from tests.pipeline.conftest import fill
 from tests.pipeline.test_reading import entries_in

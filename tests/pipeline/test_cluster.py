@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tape.archive.lake import Lake
-from tape.pipeline.proving import verify_lake
+from tape.archive.table import Lake
+from tape.pipeline.archive_verifier import verify_lake
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.standalone import Standalone
 from tests.services import Postgres
@@ -25,7 +25,7 @@ import pyarrow as pa
 from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.backtest import backtest, imagined
 from tape.pipeline.jobs.rollup import rollup
-from tape.pipeline.running import Running
+from tape.pipeline.job_context import Running
 from tape.pipeline.session import open_session
 store, lake, master = sys.argv[1:]
 settings = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",

@@ -19,11 +19,11 @@ from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 
 from tape.errors import CheckpointRefused, FanoutBlocked, InvalidInput, SinkUnavailable
-from tape.journal.entry import Entry
-from tape.pipeline.handing import Aside, publish
+from tape.model.entry import Entry
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs.fanout import fanout, sink_named
-from tape.pipeline.running import Running
 from tape.pipeline.session import QUICK_JVM
+from tape.pipeline.sink_task import Aside, publish
 from tape.sinks.handover import HandOver
 from tape.sinks.metrics import RelayMetrics
 from tests.pipeline.conftest import fill, order

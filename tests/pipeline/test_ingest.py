@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 
 from tape.errors import CheckpointRefused, PipelineInput
 from tape.pipeline import batches
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs.ingest import Ingesting, ingest
 from tape.pipeline.jobs.ingest_stream import Streaming, ingest_stream
-from tape.pipeline.mapping import FieldMapping, read_mapping
-from tape.pipeline.running import Running
+from tape.pipeline.row_mapping import FieldMapping, read_mapping
 from tape.store import open_database
 from tests.pipeline.test_reading import entries_in
 

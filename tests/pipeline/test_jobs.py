@@ -11,14 +11,14 @@ import pyspark
 import pytest
 from typer.testing import CliRunner
 
-from tape.archive.lake import Lake
+from tape.archive.table import Lake
 from tape.cli.main import app
 from tape.errors import JavaMissing
-from tape.journal.page import read_head
+from tape.journal.appender import read_head
 from tape.pipeline import session
-from tape.pipeline.hot import ask
 from tape.pipeline.java import java_version
-from tape.pipeline.running import running
+from tape.pipeline.job_context import running
+from tape.pipeline.journal_batches import ask
 from tape.pipeline.scripts import quick_python
 from tests.pipeline.conftest import fill, order
 from tests.services import wait_for

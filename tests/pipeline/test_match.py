@@ -21,29 +21,30 @@ from pyspark.sql import SparkSession
 
 from tape.cli.reactions import declared
 from tape.client import AsyncTapeClient
+from tape.engine.reactions import registry
+from tape.engine.reactions.reaction import Reaction
+from tape.engine.reactions.simulation import Queue
 from tape.errors import CheckpointRefused, InvalidReaction, ReactionChanged
-from tape.journal.entry import Entry
-from tape.journal.page import read_head
+from tape.journal.appender import read_head
+from tape.model.entry import Entry
+from tape.model.reaction_states import HandlerKind
 from tape.pipeline.batches import transact
-from tape.pipeline.hot import ask
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs import match as job
 from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.backtest import Backtest, Hour, Sample, backtest
 from tape.pipeline.jobs.command import show_backtests
 from tape.pipeline.jobs.match import match
-from tape.pipeline.running import Running
+from tape.pipeline.journal_batches import ask
 from tape.pipeline.session import QUICK_JVM
-from tape.reactions import decorators, registry
-from tape.reactions.reaction import Reaction
-from tape.reactions.rehearsal import Queue
-from tape.reactions.states import HandlerKind
+from tape.reactions import decorators
 from tape.server.server import Server
 from tape.store import Transaction
 from tests.conftest import settings_for
+from tests.engine.reactions.helpers import matched
+from tests.engine.reactions.test_simulation import live, reaction
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.test_reading import entries_in
-from tests.reactions.helpers import matched
-from tests.reactions.test_rehearsal import live, reaction
 from tests.services import wait_for
 
 QUIET = Running("match", quiet=True)

@@ -8,11 +8,11 @@ import random
 import pytest
 from pyspark.sql import SparkSession
 
-from tape.bus.predicate import compile_predicate
+from tape.cel import compile_predicate
 from tape.errors import PipelineInput
-from tape.journal.entry import Draft
-from tape.pipeline.matching import NotAColumn, column_of, matching
-from tests.bus.predicate.generator import Generator
+from tape.model.entry import Draft
+from tape.pipeline.predicate_columns import NotAColumn, column_of, matching
+from tests.cel.generator import Generator
 from tests.pipeline.conftest import fill
 from tests.pipeline.test_reading import entries_in, numbers, read, selected
 

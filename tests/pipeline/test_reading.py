@@ -12,16 +12,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.bus.predicate import compile_predicate
+from tape.cel import compile_predicate
 from tape.errors import JournalDataLost, TapeError
-from tape.journal.entry import Draft, Entry
-from tape.journal.pattern import Pattern
-from tape.journal.read import EVERYTHING, SubjectCursor
+from tape.journal.reader import EVERYTHING, SubjectCursor
 from tape.journal.retention import prune
+from tape.model.entry import Draft, Entry
+from tape.model.pattern import Pattern
 from tape.pipeline import with_payload
-from tape.pipeline.hot import ask
+from tape.pipeline.journal_batches import ask
 from tape.pipeline.options import read_options, shown
-from tape.pipeline.selecting import Bounds, Selecting
+from tape.pipeline.selection import Bounds, Selecting
 from tape.pipeline.source import JournalReader
 from tape.store import Reader, open_database
 from tests.pipeline.conftest import fill, order

@@ -12,17 +12,17 @@ import pytest
 from playwright.sync_api import Error, sync_playwright
 from pyspark.sql import SparkSession
 
-from tape.archive.lake import Lake
+from tape.archive.table import Lake
 from tape.demo.pipeline import fill, run_jobs
+from tape.engine.ledgers.histogram import histogram_of
+from tape.engine.ledgers.rollups import Took
 from tape.errors import PipelineInput
-from tape.ledgers.histogram import histogram_of
-from tape.ledgers.rollups import Took
-from tape.pipeline.hot import ask
+from tape.pipeline.archive_verifier import verify_lake
 from tape.pipeline.jobs.report import moment_of, report
-from tape.pipeline.proving import verify_lake
+from tape.pipeline.journal_batches import ask
 from tape.pipeline.report.facts import Facts, Letters, Open, Reader, SlowRun, Step, Volume, width_for
-from tape.pipeline.report.looking import find_facts
 from tape.pipeline.report.page import render
+from tape.pipeline.report.queries import find_facts
 from tape.pipeline.report.words import count_marks, duration, duration_marks, percent, time_marks
 from tests.pipeline.test_reading import entries_in
 from tests.pipeline.test_rollups import by_hand, life, told

@@ -16,9 +16,8 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from tape.journal.retention import prune
-from tape.ledgers.histogram import Histogram, histogram_of
-from tape.ledgers.rollups import (
+from tape.engine.ledgers.histogram import Histogram, histogram_of
+from tape.engine.ledgers.rollups import (
     WIDTHS_MS,
     Counted,
     Position,
@@ -29,11 +28,12 @@ from tape.ledgers.rollups import (
     read_open,
     read_position,
 )
+from tape.journal.retention import prune
 from tape.pipeline.batches import transact
-from tape.pipeline.hot import ask
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.rollup import read_stretch, rollup
-from tape.pipeline.running import Running
+from tape.pipeline.journal_batches import ask
 from tape.store import open_database
 from tests.history import Told, write_told
 from tests.pipeline.conftest import fill, order
@@ -254,7 +254,7 @@ def test_what_was_pruned_before_it_was_counted_is_counted_from_the_archive(
 KILLED = """
 import os, signal, sys
 import msgspec
-from tape.ledgers.rollups import Stretch, add_stretch
+from tape.engine.ledgers.rollups import Stretch, add_stretch
 from tape.pipeline.batches import transact
 
 stretch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Stretch)
@@ -292,9 +292,9 @@ def test_killed_between_writing_and_committing_the_tables_are_those_of_one_clean
 
 DRIVER = """
 import os, signal, sys
-from tape.ledgers.rollups import add_stretch
+from tape.engine.ledgers.rollups import add_stretch
 from tape.pipeline.jobs import rollup as job
-from tape.pipeline.running import Running
+from tape.pipeline.job_context import Running
 from tape.pipeline.session import QUICK_JVM, open_session
 
 store, size, deadly = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pytest
 
 from tape.archive.files import write_files
-from tape.archive.lake import Lake
 from tape.archive.schema import arrow_schema
-from tape.bus.predicate import compile_predicate
+from tape.archive.table import Lake
+from tape.cel import compile_predicate
 from tape.errors import ArchiveDamaged, JournalDataLost
-from tape.journal.page import read_head
-from tape.journal.pattern import Pattern
+from tape.journal.appender import read_head
 from tape.journal.retention import prune
+from tape.model.pattern import Pattern
 from tape.pipeline.columns import COLUMNS
-from tape.pipeline.hot import ask, read_part
+from tape.pipeline.journal_batches import ask, read_part
 from tape.pipeline.options import read_options
-from tape.pipeline.selecting import Selecting
+from tape.pipeline.selection import Selecting
 from tape.pipeline.source import JournalStreamReader
 from tape.store import open_database
 from tests.pipeline.conftest import fill, order

@@ -16,10 +16,10 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tape.errors import JournalDataLost, PipelineInput
-from tape.journal.page import read_head
+from tape.journal.appender import read_head
 from tape.journal.retention import prune
-from tape.journal.verify import verify
-from tape.pipeline.hot import ask
+from tape.journal.verifier import verify
+from tape.pipeline.journal_batches import ask
 from tape.pipeline.options import read_options
 from tape.pipeline.sink import query_id
 from tape.pipeline.source import JournalStreamReader

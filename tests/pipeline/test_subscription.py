@@ -21,17 +21,17 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from tape.errors import InvalidConfig, MessagesLost, OrderNotKept, PlaybookNotFound, SourceUnavailable
-from tape.pipeline.hot import ask
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs.subscription import How, run_subscription
+from tape.pipeline.journal_batches import ask
 from tape.pipeline.messages import MessageReader, message_options
-from tape.pipeline.running import Running
 from tape.pipeline.session import QUICK_JVM
-from tape.pipeline.taking import Report
-from tape.subscriptions.control import Control
-from tape.subscriptions.elsewhere import Elsewhere
-from tests.brokers import KafkaCluster, NatsServer
+from tape.pipeline.subscription_task import Report
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.runtime.remote import Elsewhere
+from tests.broker_services import KafkaCluster, NatsServer
+from tests.brokers.rigs import kafka_cluster, nats_server
 from tests.services import ServerProcess, free_port, wait_for
-from tests.subscriptions.sources.rigs import kafka_cluster, nats_server
 
 __all__ = ["kafka_cluster", "nats_server"]
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from tape.catalog import catalog
-from tape.catalog.document import Document
+from tape.base.retry import RetryPolicy
+from tape.base.telemetry.metrics import Metrics
+from tape.brokers.log import Extent, Placed
+from tape.brokers.source import Delivery
+from tape.documents.document import Document
+from tape.engine import catalog
+from tape.engine.executions.offsets import Stretch, taken_of
 from tape.errors import MessagesLost, PipelineInput, ServerUnreachable, SourceReplaced, SourceUnavailable, TapeError
 from tape.pipeline.batches import transact
 from tape.pipeline.failures import raised_in
-from tape.pipeline.hot import ask
 from tape.pipeline.jobs.subscription import Halted, How, Streamed
+from tape.pipeline.journal_batches import ask
 from tape.pipeline.messages import advanced, check_same, message_options, rows_of, stretches
 from tape.pipeline.outlets import Answer, Offered, Outlet, StoreOutlet
-from tape.pipeline.taking import Report, Taking, total
-from tape.playbooks.taking import Stretch, taken_of
-from tape.retry import RetryPolicy
+from tape.pipeline.subscription_task import Report, Taking, total
 from tape.subscriptions.events import about
-from tape.subscriptions.governor import Governor
-from tape.subscriptions.logs import Extent, Placed
-from tape.subscriptions.sources.source import Delivery
-from tape.telemetry.metrics import Metrics
+from tape.subscriptions.runtime.flow_limits import Governor
 from tests.subscriptions.specs import subscription
 
 PATH = "subscriptions/orders"

@@ -9,7 +9,7 @@ from tape.client import AsyncTapeClient
 from tape.errors import IllegalTransition
 from tape.playbooks.worker import work
 from tape.proto import tape_pb2 as pb
-from tests.reactions.helpers import matched
+from tests.engine.reactions.helpers import matched
 
 POOL = "pool:shared"
 DOCUMENT = """\

@@ -13,7 +13,7 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import TapeError
-from tape.journal.entry import Entry
+from tape.model.entry import Entry
 from tape.proto import tape_pb2 as pb
 from tests.forked import Forked
 from tests.services import ServerProcess

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import tape
-from tape.catalog.document import Document
+from tape.documents.document import Document
 from tape.errors import InvalidPayload, PlaybookError, RunInterrupted, StepFailed, TemplateFailed
 from tape.playbooks import functions
+from tape.playbooks.document import Playbook, read_playbook
 from tape.playbooks.host import LocalHost, RunInfo
 from tape.playbooks.runner import run_playbook
-from tape.playbooks.spec import Playbook, read_playbook
 
 RUN = RunInfo(id="7", path="test/one", pool="shared", trace={"traceparent": "t"})
 

@@ -7,12 +7,12 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tape.catalog.document import Document
+from tape.documents.document import Document
 from tape.errors import InvalidDocument
+from tape.playbooks.document import Playbook, read_playbook
 from tape.playbooks.inputs import Input, schema_of
-from tape.playbooks.names import default_pool
+from tape.playbooks.pools import default_pool
 from tape.playbooks.schema import playbook_schema
-from tape.playbooks.spec import Playbook, read_playbook
 
 HEAD = "kind: Playbook\nmetadata: {path: domain/one}\n"
 

@@ -21,7 +21,7 @@ from tape.playbooks import functions
 from tape.playbooks.tools import TOOLS, ToolCall
 from tape.playbooks.worker import announce_playbooks, work
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.advancing import AdvancingDoor
+from tape.server.grpc.advance import AdvancingDoor
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.forked import Forked

@@ -14,20 +14,20 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput, NeverRetry, NotFound, NothingToDispatch, ServerUnreachable
+from tape.model.task_pacing import pace
 from tape.proto import tape_pb2 as pb
 from tape.reactions import Envelope, ReactionDef, run_dispatcher
-from tape.reactions import line as line_module
-from tape.reactions.calling import Caller
+from tape.reactions import consumer as line_module
+from tape.reactions.consumer import GiveBack, Line
+from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import dispatch
-from tape.reactions.line import GiveBack, Line
-from tape.reactions.places import leave_place, take_place
-from tape.reactions.policies import pace
-from tape.reactions.tally import Tally
+from tape.reactions.invocation import Caller
+from tape.reactions.slots import leave_place, take_place
 from tape.reactions.threads import Threads
 from tape.server.grpc.tasks import TasksDoor
 from tape.server.server import Server
 from tests.conftest import settings_for
-from tests.reactions.helpers import CLAIMED, DLQ, DONE, PENDING, claim, matched, register, tasks, until
+from tests.engine.reactions.helpers import CLAIMED, DLQ, DONE, PENDING, claim, matched, register, tasks, until
 
 HOUR = 3_600_000_000  # in microseconds
 

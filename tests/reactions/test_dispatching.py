@@ -11,7 +11,7 @@ from tape.errors import InvalidInput, NotFound, ServerStopping
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
 from tests.conftest import settings_for
-from tests.reactions.helpers import CLAIMED, DLQ, DONE, Dispatcher, claim, matched, register, tasks, until
+from tests.engine.reactions.helpers import CLAIMED, DLQ, DONE, Dispatcher, claim, matched, register, tasks, until
 
 
 async def fill(client: AsyncTapeClient, count: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tape import connectors
 from tape.client import TapeClient
-from tape.effect import registry
+from tape.durable import registry
 from tape.server.server import Server
 from tests.conftest import settings_for
 

@@ -10,7 +10,7 @@ import pytest
 
 import tape
 from tape.client import TapeClient
-from tape.durable import adopted_owner
+from tape.durable.runs import adopted_owner
 from tape.errors import InvalidInput, LeaseHeld, NotFound
 from tape.proto import tape_pb2 as pb
 from tape.reactors import recover_once, resume

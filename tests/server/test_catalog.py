@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tape.security.tokens import jwks_path, load_key
+from tape.engine.security.tokens import jwks_path, load_key
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.web import Answer, call

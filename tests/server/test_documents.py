@@ -11,12 +11,12 @@ from schemathesis import openapi as schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tape.client import AsyncTapeClient
+from tape.engine.security.tokens import jwks_path, load_key
 from tape.errors import ScopeDenied
-from tape.journal.catalogue import EVENTS
-from tape.journal.read import EVERYTHING
+from tape.journal.reader import EVERYTHING
 from tape.journal.retention import prune
+from tape.model.event_types import EVENTS
 from tape.proto import tape_pb2 as pb
-from tape.security.tokens import jwks_path, load_key
 from tape.server.http import documents
 from tape.server.server import Server
 from tests.server.test_stream import bearer

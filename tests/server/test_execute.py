@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.reactions import matcher
+from tape.engine.reactions import matcher
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.server.test_catalog import GOOD, post

@@ -26,9 +26,9 @@ from tape.errors import (
     PayloadTooLarge,
     VersionConflict,
 )
-from tape.journal.entry import Draft
 from tape.journal.retention import prune
-from tape.journal.verify import verify
+from tape.journal.verifier import verify
+from tape.model.entry import Draft
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.frames import MAX_MESSAGE_BYTES
 from tape.server.server import Server, grpc_options

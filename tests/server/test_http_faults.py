@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tape.security.tokens import SigningKey, jwks_path, load_key
+from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.server.test_stream import bearer

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from tape.engine.security.keyfile import KeyFile
 from tape.errors import InvalidConfig
-from tape.security.keyfile import KeyFile
 from tape.server import server as server_module
 from tape.server.gateway import Gateway
 from tape.server.server import Server
-from tape.subscriptions.ingress import Ingress
+from tape.subscriptions.ingress.ingress import Ingress
 from tests.conftest import settings_for
 from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, Issuer, token

@@ -21,7 +21,7 @@ from tape.errors import (
     SessionExists,
     TapeError,
 )
-from tape.journal.verify import verify
+from tape.journal.verifier import verify
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
 

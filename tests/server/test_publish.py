@@ -11,8 +11,8 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import RedactionFailed
-from tape.journal.entry import Draft, Entry
-from tape.journal.read import EVERYTHING
+from tape.journal.reader import EVERYTHING
+from tape.model.entry import Draft, Entry
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.server.test_stream import MINE

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from tape.engine.ledgers.counts import fold
+from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.journal.retention import prune
-from tape.ledgers.counts import fold
-from tape.security.tokens import SigningKey, jwks_path, load_key
-from tape.server.http.bodies import to_time
+from tape.server.http.request_bodies import to_time
 from tape.server.server import Server
 from tests.conftest import settings_for
+from tests.engine.ledgers.test_counts import roll_up
 from tests.history import Past, write_past
-from tests.ledgers.test_counts import roll_up
 from tests.server.test_stream import MINE, bearer, drafts
 from tests.web import call
 

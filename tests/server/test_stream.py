@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tape.client import AsyncTapeClient
+from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.errors import ScopeRequired, StoreUnavailable, TapeError, TokenRejected
-from tape.journal.entry import Draft
 from tape.journal.retention import prune
-from tape.security.tokens import SigningKey, jwks_path, load_key
+from tape.model.entry import Draft
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.web import Stream, call

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from tape.base.addresses import is_public
 from tape.errors import InvalidInput, RefusedAddress, SinkClosed, SinkHeldBack, SinkRejected, SinkUnavailable
 from tape.sinks import AIPlexSink, WebhookSink
-from tape.sinks.addresses import is_public
 from tape.sinks.http import retry_after
 from tape.sinks.signature import Signer
 from tests.services import free_port, wait_for

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tape.subscriptions.spec import Spec, Subscription
+from tape.subscriptions.document.spec import Spec, Subscription
 
 
 def subscription(path: str = "subscriptions/orders", **spec: Any) -> Subscription:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tape.journal.catalogue import EVENTS
-from tape.journal.entry import checked, type_of
+from tape.model.entry import checked, type_of
+from tape.model.event_types import EVENTS
 from tape.subscriptions import events
-from tape.subscriptions.directives import Applied, Plan, TraceContext
 from tape.subscriptions.events import About, Event
+from tape.subscriptions.routing import Applied, Plan, TraceContext
 
 ABOUT = About("orders", "subscriptions/orders", 7)
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tape.catalog import catalog
-from tape.catalog.document import Document
+from tape.documents.document import Document
+from tape.engine import catalog
 from tape.errors import IllegalAction, NotASubscription, UnknownSubscription
 from tape.store import Database, open_database
 from tape.subscriptions import lifecycle

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from tape.errors import InvalidConfig
 from tape.subscriptions.manifests import TARGETS, render
-from tape.subscriptions.manifests.place import Place, name_of
+from tape.subscriptions.manifests.deployment import Place, name_of
 from tests.subscriptions.specs import subscription
 
 GOLDEN = Path(__file__).parent / "golden"

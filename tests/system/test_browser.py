@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Error, Page, sync_playwright
 
 from tape.client import TapeClient
-from tape.security.tokens import jwks_path, load_key
+from tape.engine.security.tokens import jwks_path, load_key
 from tests.services import ServerProcess, wait_for
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")

@@ -14,7 +14,7 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import TapeError
-from tape.journal.verify import verify
+from tape.journal.verifier import verify
 from tape.store import open_database
 from tests.services import ServerProcess, difference
 

@@ -14,8 +14,8 @@ import pytest
 from tape.client import AsyncTapeClient
 from tape.client.channel import Channel
 from tape.errors import StoreFull, StoreUnavailable
-from tape.journal.entry import Draft
-from tape.journal.verify import verify
+from tape.journal.verifier import verify
+from tape.model.entry import Draft
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
 from tests.conftest import settings_for

@@ -14,22 +14,13 @@ from typing import Any
 
 import pytest
 
+from tape.engine.security.keyfile import KeyFile
 from tape.playbooks.worker import work
-from tape.security.keyfile import KeyFile
 from tape.server.server import Server
-from tape.subscriptions.control import Control
+from tape.subscriptions.api_client import Control
+from tests.brokers.rigs import Headers, Rig, kafka_cluster, kafka_rig, nats_rig, nats_server, pubsub_rig, pubsub_server
 from tests.conftest import settings_for
 from tests.forked import tape
-from tests.subscriptions.sources.rigs import (
-    Headers,
-    Rig,
-    kafka_cluster,
-    kafka_rig,
-    nats_rig,
-    nats_server,
-    pubsub_rig,
-    pubsub_server,
-)
 from tests.web import call
 
 __all__ = ["kafka_cluster", "nats_server", "pubsub_server"]

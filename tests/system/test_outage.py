@@ -15,7 +15,7 @@ import urllib3
 
 from tape import TapeClient
 from tape.cli.outages import read_outages
-from tape.subscriptions.control import Control
+from tape.subscriptions.api_client import Control
 from tests.forked import Forked, tape
 from tests.services import ServerProcess, wait_for
 

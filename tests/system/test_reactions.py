@@ -14,8 +14,8 @@ import pytest
 from tape.client import AsyncTapeClient
 from tape.errors import ServerUnreachable, TapeError
 from tape.store import open_database
+from tests.engine.reactions.helpers import AGENT, DONE, Dispatcher, matched, register, tasks, until
 from tests.forked import Forked
-from tests.reactions.helpers import AGENT, DONE, Dispatcher, matched, register, tasks, until
 from tests.services import ServerProcess, difference
 
 KILLS = 12

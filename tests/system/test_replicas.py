@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tape.client import AsyncTapeClient
-from tape.journal.verify import verify
+from tape.journal.verifier import verify
 from tape.store import open_database
 from tests.services import ServerProcess
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tape import TapeClient, det, durable_run, effect, gate, idempotency_key
+from tape import TapeClient, durable_run, effect, gate, idempotency_key
+from tape.durable import determinism
 from tape.errors import EffectUnknown, RunEnded, ServerUnreachable
 from tape.proto import tape_pb2 as pb
 from tests.forked import Forked
@@ -50,7 +51,7 @@ def agent(url: str, invocation: str, world: World) -> None:
     with durable_run("app", invocation_id=invocation, url=url, lease_owner="agent") as run:
         amount = run.decide(lambda: 40)
         pay(amount)
-        tell(f"paid at {det.now(run)}")
+        tell(f"paid at {determinism.now(run)}")
         assert gate("approval") == {"approved": True}
         pay(2)
 
@@ -76,7 +77,7 @@ MOST = 90  # with what a server commits for itself meanwhile, however long that 
 def test_a_server_killed_at_each_commit_of_a_run_leaves_all_or_nothing(
     store_url: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tape.effect.patience.PATIENCE_S", 0)
+    monkeypatch.setattr("tape.durable.server_retry.PATIENCE_S", 0)
     runs: dict[str, str] = {}
     with ServerProcess(store_url) as server, TapeClient(server.url) as client:
         for number in range(1, MOST + 1):

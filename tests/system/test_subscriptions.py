@@ -17,8 +17,8 @@ from typing import Any
 import apsw
 import pytest
 
-from tape.subscriptions.control import Control
-from tests.brokers import NatsServer
+from tape.subscriptions.api_client import Control
+from tests.broker_services import NatsServer
 from tests.forked import Forked
 from tests.services import ServerProcess, difference, wait_for
 

@@ -14,8 +14,8 @@ import pytest
 import urllib3
 
 from tape import TapeClient
-from tape.subscriptions.control import Control
-from tests.brokers import NatsServer
+from tape.subscriptions.api_client import Control
+from tests.broker_services import NatsServer
 from tests.services import Postgres, ServerProcess, free_port, wait_for
 from tests.system.test_outage import commands
 from tests.system.test_subscriptions import PATH, TOKEN, Stream, register

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tape.budget import Budget
-from tape.effect.call import RunHandle
+from tape.durable.budgets import Budget
+from tape.durable.effect_call import RunHandle
 
 # Where an event carries the index of the decision that it shows (in its custom_metadata).
 MARK = "tape.decision"

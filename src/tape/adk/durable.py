@@ -15,7 +15,7 @@ from google.adk.events.event import Event
 from google.adk.runners import Runner
 
 from tape.adk.identity import RunIdentity
-from tape.adk.looking import meaning_of
+from tape.adk.invocation import meaning_of
 from tape.adk.plugin import TapePlugin
 from tape.adk.session import TapeSessionService
 from tape.client.channel import DEFAULT_URL

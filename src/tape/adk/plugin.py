@@ -30,24 +30,17 @@ from google.adk.tools.tool_context import ToolContext
 
 from tape.adk.drive import MARK, Drive
 from tape.adk.identity import RunIdentity
-from tape.adk.looking import MEANING, calls_of, first_answer, has_answered, model_of, put_question_back
-from tape.adk.recording import (
-    decision_json,
-    is_continuation,
-    joined,
-    response_of,
-    result_from_record,
-    result_to_record,
-)
+from tape.adk.invocation import MEANING, calls_of, first_answer, has_answered, model_of, put_question_back
+from tape.adk.records import decision_json, is_continuation, joined, response_of, result_from_record, result_to_record
 from tape.adk.runs import Runs, refuse_cancelled
-from tape.budget import Budget
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.effect.call import ATTRIBUTE, EffectCall, enter, find_call
-from tape.effect.declaration import EffectMeta, meta_of
-from tape.effect.lease import DEFAULT_TTL_MS
-from tape.effect.patience import patiently
-from tape.effect.perform import Underway
+from tape.durable.budgets import Budget
+from tape.durable.declaration import EffectMeta, meta_of
+from tape.durable.effect_call import ATTRIBUTE, EffectCall, enter, find_call
+from tape.durable.lease import DEFAULT_TTL_MS
+from tape.durable.perform import Underway
+from tape.durable.server_retry import patiently
 from tape.errors import BudgetExceeded, EffectFailed
 
 # Where a tool context carries the effect that is to be settled after its call.

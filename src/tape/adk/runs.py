@@ -10,15 +10,15 @@ from google.adk.agents.invocation_context import InvocationContext
 
 from tape.adk.drive import Drive
 from tape.adk.identity import RunIdentity
-from tape.adk.looking import meaning_of, unanswered_calls
+from tape.adk.invocation import meaning_of, unanswered_calls
 from tape.adk.order import CallsLast
-from tape.budget import KEY, Budget, budget_from_run_config
 from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
-from tape.durable import adopted_owner, ends_run
-from tape.effect.call import RunHandle
-from tape.effect.lease import Lease, new_owner
-from tape.effect.patience import patiently
+from tape.durable.budgets import KEY, Budget, budget_from_run_config
+from tape.durable.effect_call import RunHandle
+from tape.durable.lease import Lease, new_owner
+from tape.durable.runs import adopted_owner, ends_run
+from tape.durable.server_retry import patiently
 from tape.errors import IllegalTransition, RunCancelled, RunEnded
 from tape.proto import tape_pb2 as pb
 

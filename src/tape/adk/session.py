@@ -19,7 +19,7 @@ from tape.adk.events import from_record, to_record
 from tape.client.channel import DEFAULT_URL
 from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
-from tape.effect.patience import patiently
+from tape.durable.server_retry import patiently
 from tape.errors import SessionExists
 from tape.proto import tape_pb2 as pb
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tape.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from tape.archive.past import ArchivedPast
+    from tape.archive.reader import ArchivedPast
 
 __all__ = ["open_past"]
 
@@ -19,7 +19,7 @@ __all__ = ["open_past"]
 def open_past(url: str, options: Mapping[str, str] | None = None) -> ArchivedPast:
     """The archive at a URL for a server to read; it need not be there yet. Raises MissingExtra, PipelineInput."""
     try:
-        from tape.archive.past import ArchivedPast
+        from tape.archive.reader import ArchivedPast
     except ImportError as missing:
         if (missing.name or "").split(".")[0] == "tape":
             raise

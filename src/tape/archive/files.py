@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tape.archive.schema import TYPES, arrow_schema
 from tape.errors import ArchiveDamaged, ArchiveUnreachable
-from tape.journal.entry import type_of
+from tape.model.entry import type_of
 
 PARTITIONS = ("day", "kind")
 FILE_COLUMNS = tuple(name for name in TYPES if name != "kind")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tape.archive.schema import TYPES, arrow_schema
-from tape.journal.entry import COLUMNS, Entry
+from tape.model.entry import COLUMNS, Entry
 from tape.store import Reader
 
 STEP = 20_000

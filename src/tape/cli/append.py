@@ -18,11 +18,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from tape.bus.predicate import compile_predicate
+from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
-from tape.journal.entry import Draft, Entry, checked
+from tape.model.entry import Draft, Entry, checked
 
 BATCH = 512
 BATCH_BYTES = 1 << 20

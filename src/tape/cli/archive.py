@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from tape.base.config import load_pipeline_settings
 from tape.cli.options import Output
 from tape.cli.progress import bar
-from tape.config import load_pipeline_settings
 from tape.errors import ArchiveDamaged, MissingExtra
 
 if TYPE_CHECKING:
-    from tape.pipeline.proving import LakeReport
-    from tape.pipeline.repairing import Repair
+    from tape.pipeline.archive_repair import Repair
+    from tape.pipeline.archive_verifier import LakeReport
 
 MAX_SHOWN = 100
 QUARANTINE = "_quarantine"
@@ -61,8 +61,8 @@ def proven_until(lake: str, store: str) -> int:
 
 
 def _mend(lake: str, store: str, report: LakeReport) -> Repair:
-    from tape.archive.lake import Lake
-    from tape.pipeline.repairing import repair_lake
+    from tape.archive.table import Lake
+    from tape.pipeline.archive_repair import repair_lake
 
     with bar("Repairing the archive") as progress:
         return repair_lake(Lake.open(lake, _options()), store, report, progress)
@@ -74,8 +74,8 @@ def _options() -> dict[str, str]:
 
 def _prove(lake: str, store: str) -> LakeReport:
     try:
-        from tape.archive.lake import Lake
-        from tape.pipeline.proving import verify_lake
+        from tape.archive.table import Lake
+        from tape.pipeline.archive_verifier import verify_lake
     except ImportError as missing:
         raise MissingExtra("An archive", "lake") from missing
     with bar("Verifying the archive") as progress:

@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from tape.bus.predicate import EvaluationError, Explanation, Predicate, Step, compile_predicate
-from tape.bus.predicate.rendering import literal, plain
+from tape.cel import EvaluationError, Explanation, Predicate, Step, compile_predicate
+from tape.cel.display import literal, plain
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.errors import InvalidInput, InvalidPredicate, NotFound
-from tape.journal.entry import Entry
-from tape.journal.read import EVERYTHING, open_cursor
-from tape.journal.subject import kind_of, normalize
+from tape.journal.reader import EVERYTHING, open_cursor
+from tape.model.entry import Entry
+from tape.model.subject import kind_of, normalize
 from tape.store import Reader, open_database
 
 app = typer.Typer(help="Check, evaluate and explain CEL predicates.", no_args_is_help=True)

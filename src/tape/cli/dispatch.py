@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tape.cli.options import DEFAULT_URL, UrlOption
 from tape.errors import InvalidInput
-from tape.reactions.tally import Tally
+from tape.reactions.counters import Tally
 
 REFRESH_S = 0.5
 

@@ -17,10 +17,10 @@ import typer
 from rich.console import Console
 
 from tape import __version__
+from tape.base.config import Settings, load_settings, parse_address
 from tape.cli.options import Output, OutputOption, run
-from tape.config import Settings, load_settings, parse_address
 from tape.errors import JavaMissing, TapeError
-from tape.journal.page import Head, read_head
+from tape.journal.appender import Head, read_head
 from tape.pipeline.java import find_java
 from tape.store import open_database
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import age, as_dict, cut, parse_age, print_json, print_table, state, state_of
+from tape.cli.output import age, as_dict, cut, parse_age, print_json, print_table, state, state_of
 from tape.client import AsyncTapeClient
 from tape.proto import tape_pb2 as pb
 

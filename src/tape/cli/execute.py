@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import print_json, state_of
+from tape.cli.output import print_json, state_of
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
 from tape.proto import tape_pb2 as pb

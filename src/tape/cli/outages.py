@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from tape.cli.showing import age, moment, print_table
+from tape.cli.output import age, moment, print_table
 from tape.client import TapeClient
-from tape.subscriptions.timeline import Moment, Outage, outages
+from tape.subscriptions.outages import Moment, Outage, outages
 
 
 def read_outages(client: TapeClient, path: str) -> list[Outage]:

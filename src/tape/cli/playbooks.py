@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from tape.cli.execute import PayloadOption, read_payload
-from tape.cli.loading import import_modules
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import age, print_json, print_table
+from tape.cli.output import age, print_json, print_table
+from tape.cli.user_code import import_modules
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidDocument, StepFailed, TapeError
 from tape.proto import tape_pb2 as pb
@@ -57,9 +57,9 @@ def run_file(
 
     Playbooks that it calls are looked for in the same folder; events that it publishes are shown, not stored.
     """
+    from tape.model.execution_ids import new_id
     from tape.playbooks.files import from_folder, load_file
     from tape.playbooks.host import LocalHost, RunInfo
-    from tape.playbooks.identifiers import new_id
     from tape.playbooks.runner import run_playbook
 
     async def publish(subject: str, event: Any) -> None:

@@ -14,8 +14,8 @@ from tape.cli import archive
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.progress import bar
 from tape.errors import InvalidInput
-from tape.journal.page import read_head
-from tape.journal.read import position_before
+from tape.journal.appender import read_head
+from tape.journal.reader import position_before
 from tape.journal.retention import prune as prune_journal
 from tape.store import Database, open_database
 

@@ -9,19 +9,19 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from tape.bus.predicate import compile_predicate
-from tape.cli.loading import import_modules
+from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import age, as_dict, console, cut, print_facts, print_json, print_table, state_of
+from tape.cli.output import age, as_dict, console, cut, print_facts, print_json, print_table, state_of
+from tape.cli.user_code import import_modules
 from tape.client import AsyncTapeClient
+from tape.engine.reactions.reaction import Reaction, checked
 from tape.errors import InvalidInput, NotFound
-from tape.journal.pattern import Pattern
+from tape.model.pattern import Pattern
+from tape.model.reaction_states import HandlerKind
 from tape.pipeline.jobs import command
 from tape.proto import tape_pb2 as pb
 from tape.reactions.decorators import get_registry
-from tape.reactions.reaction import Reaction, checked
-from tape.reactions.registering import id_of
-from tape.reactions.states import HandlerKind
+from tape.reactions.registration import id_of
 
 app = typer.Typer(help="List, show, explain, try out and remove reactions.", no_args_is_help=True)
 

@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from tape.cli.loading import import_modules, load_object
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption
-from tape.cli.showing import console, print_json, state
+from tape.cli.output import console, print_json, state
+from tape.cli.user_code import import_modules, load_object
 from tape.connectors import all_registered
 from tape.errors import InvalidInput
 from tape.reactors import run_outbox_dispatcher, run_reactors
-from tape.reactors.looping import stopping
+from tape.reactors.loop import stopping
 
 ImportOption = Annotated[
     list[str],

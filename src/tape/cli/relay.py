@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from tape.bus.predicate import compile_predicate
+from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, UrlOption
 from tape.errors import InvalidInput
 from tape.sinks.metrics import RelayMetrics, RelayStatus
-from tape.sinks.opening import open_sink
+from tape.sinks.names import open_sink
 from tape.sinks.policy import Policy
 from tape.sinks.relay import run_outbox_relay
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from tape.cli.drawing import headline, lease, timeline, tree
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import age, as_dict, console, print_json, print_table, state, state_of
-from tape.cli.story import Story, load
+from tape.cli.output import age, as_dict, console, print_json, print_table, state, state_of
+from tape.cli.run_story import Story, load
+from tape.cli.run_tree import headline, lease, timeline, tree
 from tape.client import AsyncTapeClient
-from tape.ledgers.states import RunStatus
+from tape.model.ledger_states import RunStatus
 from tape.proto import tape_pb2 as pb
 
 app = typer.Typer(help="List runs, and show what one of them did.", no_args_is_help=True)

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from tape.playbooks.schema import playbook_schema
-from tape.subscriptions.schema import subscription_schema
+from tape.subscriptions.document.json_schema import subscription_schema
 
 
 class Kind(StrEnum):

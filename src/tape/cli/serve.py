@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from tape import __version__
-from tape.cli.loading import import_modules
+from tape.base.config import Settings, load_settings
+from tape.base.telemetry.export import start_export
 from tape.cli.options import run
-from tape.config import Settings, load_settings
-from tape.telemetry.export import start_export
+from tape.cli.user_code import import_modules
 
 # The writer's thread and the event loop hand the interpreter to each other many times a batch.
 # With Python's default of 5 ms a busy loop would keep the writer waiting that long each time.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import as_dict, checked_json, print_json
+from tape.cli.output import as_dict, checked_json, print_json
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
 from tape.proto import tape_pb2 as pb

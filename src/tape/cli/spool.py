@@ -10,20 +10,20 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from tape.base.clock import now_ms
+from tape.base.telemetry.metrics import Metrics
 from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption, run
-from tape.cli.showing import age, print_json, print_table
+from tape.cli.output import age, print_json, print_table
 from tape.errors import ApiRefused, DamagedSpoolItem, InvalidInput, NotFound, ServerUnreachable
-from tape.subscriptions.control import TOKEN_VARIABLE, Control, connect
-from tape.subscriptions.dispatching import ServerDispatch
+from tape.subscriptions.api_client import TOKEN_VARIABLE, Control, connect
+from tape.subscriptions.dispatch.assembly import forwarder_of
+from tape.subscriptions.dispatch.http import ServerDispatch
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.events import Event, about
-from tape.subscriptions.forwarders import forwarder_of
-from tape.subscriptions.spec import Subscription
 from tape.subscriptions.spool.backend import Area, Extent
 from tape.subscriptions.spool.item import SpoolItem, decode
 from tape.subscriptions.spool.spool import Spool
-from tape.subscriptions.validation import parse_subscription
-from tape.telemetry.clock import now_ms
-from tape.telemetry.metrics import Metrics
 
 app = typer.Typer(help="See and settle what waits for a downstream.", no_args_is_help=True)
 
@@ -271,7 +271,7 @@ def _check_spool(subscription: Subscription) -> None:
 
 def _found(which: str, server: str, folder: Path | None = None) -> tuple[Subscription, Control | None]:
     if Path(which).is_file():
-        from tape.subscriptions.local_spool import read_local
+        from tape.subscriptions.document.local_spool import read_local
 
         return read_local(Path(which), folder), None
     if folder is not None:

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tape.cli.loading import import_modules
 from tape.cli.options import DEFAULT_SERVER
 from tape.cli.options import run as run_loop
 from tape.cli.subscription import on_signals, set_logging
+from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
 from tape.subscriptions.events import Event
-from tape.subscriptions.runtime import Counts
+from tape.subscriptions.runtime.runtime import Counts
 
 REFRESH_S = 0.5
 
@@ -81,9 +81,9 @@ async def _run(
     max_messages: int | None,
     once: bool,
 ) -> None:
-    from tape.subscriptions.local import Local, read_credential
-    from tape.subscriptions.local_spool import read_local, slug
-    from tape.subscriptions.trail import Trail
+    from tape.subscriptions.document.local_spool import read_local, slug
+    from tape.subscriptions.runtime.local import Local, read_credential
+    from tape.subscriptions.runtime.local_trail import Trail
 
     subscription = read_local(file, spool_dir)
     screen = _Screen()
@@ -122,10 +122,10 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
     """Where plans run, and how many runs have failed there."""
     import os
 
-    from tape.subscriptions.control import TOKEN_VARIABLE, Control
-    from tape.subscriptions.dispatching import ServerDispatch
-    from tape.subscriptions.inprocess import InProcessDispatch, Playbooks
-    from tape.subscriptions.trail import WORKER, ToldDispatch
+    from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
+    from tape.subscriptions.dispatch.http import ServerDispatch
+    from tape.subscriptions.dispatch.in_process import InProcessDispatch, Playbooks
+    from tape.subscriptions.runtime.local_trail import WORKER, ToldDispatch
 
     spec = local.subscription.spec
     if server_url:

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from tape.cli.loading import import_modules
 from tape.cli.options import DEFAULT_SERVER, ServerOption
 from tape.cli.options import run as run_loop
+from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
-from tape.subscriptions.control import TOKEN_VARIABLE, Control
-from tape.subscriptions.runtime import Counts
+from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
+from tape.subscriptions.runtime.runtime import Counts
 
 # Requests to the server at once, at most; `runtime.concurrency` of a spec may ask for fewer.
 MAX_REQUESTS = 64
@@ -63,7 +63,7 @@ def run(
 
 
 async def _run(path: str, control: Control, name: str, metrics_listen: str, keep_active: bool) -> Counts:
-    from tape.subscriptions.elsewhere import Elsewhere
+    from tape.subscriptions.runtime.remote import Elsewhere
 
     # Requests wait for the server on threads: as many as the runtime may have open, and some for everything else.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_REQUESTS + 8, "tape-request"))

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from tape.cli.options import DEFAULT_SERVER, DEFAULT_URL, Output, OutputOption, ServerOption, UrlOption
-from tape.cli.showing import print_facts, print_json, print_table
+from tape.cli.output import print_facts, print_json, print_table
 from tape.errors import InvalidDocument, InvalidInput, UnknownSubscription
-from tape.subscriptions.control import Control, connect
-from tape.subscriptions.spec import Subscription
-from tape.subscriptions.validation import parse_subscription
+from tape.subscriptions.api_client import Control, connect
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.document.validator import parse_subscription
 
 
 class Target(StrEnum):
@@ -177,7 +177,7 @@ def render(
 ) -> None:
     """Write the manifests that run a subscription elsewhere, to be applied by kubectl or gcloud."""
     from tape.subscriptions.manifests import render as written
-    from tape.subscriptions.manifests.place import Place
+    from tape.subscriptions.manifests.deployment import Place
 
     file = Path(which)
     content = _read(file) if file.is_file() else connect(server).document(which)

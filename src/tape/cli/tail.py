@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tape.bus.predicate import compile_predicate
+from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.client.aio import to_entry
 from tape.client.stream import Event, stream
 from tape.errors import InvalidInput
-from tape.journal.entry import Entry
+from tape.model.entry import Entry
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 

@@ -11,11 +11,11 @@ import typer
 from rich.text import Text
 
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import age, as_dict, console, cut, moment, parse_age, print_json, print_table, state, state_of
+from tape.cli.output import age, as_dict, console, cut, moment, parse_age, print_json, print_table, state, state_of
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
+from tape.model.reaction_states import TaskStatus
 from tape.proto import tape_pb2 as pb
-from tape.reactions.states import TaskStatus
 
 app = typer.Typer(help="List and show tasks; redrive and drop dead letters.", no_args_is_help=True)
 

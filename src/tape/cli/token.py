@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tape.engine.security.tokens import jwks_path, load_key
 from tape.errors import InvalidInput
-from tape.security.tokens import jwks_path, load_key
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

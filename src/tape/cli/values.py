@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
-from tape.cli.showing import as_dict, checked_json, console, moment, print_json
+from tape.cli.output import as_dict, checked_json, console, moment, print_json
 from tape.client import AsyncTapeClient
 from tape.errors import NotFound
 from tape.proto import tape_pb2 as pb

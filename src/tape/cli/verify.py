@@ -13,8 +13,8 @@ from tape.cli import archive
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.progress import bar
 from tape.errors import InvalidInput
-from tape.journal.verify import Report
-from tape.journal.verify import verify as verify_journal
+from tape.journal.verifier import Report
+from tape.journal.verifier import verify as verify_journal
 from tape.store import open_database
 
 MAX_SHOWN = 100

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.engine.security.keyfile import KeyFile
+from tape.engine.security.wallet import MAX_BYTES, Held, Secret, Wallet, check_alias, master_keys
 from tape.errors import InvalidInput, WalletLocked
-from tape.security.keyfile import KeyFile
-from tape.security.wallet import MAX_BYTES, Held, Secret, Wallet, check_alias, master_keys
 from tape.store import open_database
 
 app = typer.Typer(help="Secrets by alias, sealed in the database.", no_args_is_help=True)

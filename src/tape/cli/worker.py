@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from tape.cli.dispatch import status_line, summary
-from tape.cli.loading import import_modules
 from tape.cli.options import DEFAULT_URL, UrlOption
+from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
-from tape.reactions.tally import Tally
+from tape.reactions.counters import Tally
 
 ImportOption = Annotated[
     list[str],

@@ -9,19 +9,19 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from tape.client.advancing import Advances
-from tape.client.appending import AppendStream
-from tape.client.batching import Batcher
+from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
+from tape.client.advance_batcher import Advances
+from tape.client.append_batcher import Batcher
+from tape.client.append_stream import AppendStream
 from tape.client.catalog import CatalogCalls
 from tape.client.channel import DEFAULT_URL, Channel
 from tape.client.credentials import Credentials
 from tape.client.ledgers import LedgerCalls
 from tape.client.reactions import ReactionCalls
 from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
-from tape.journal.entry import Draft, Entry
-from tape.journal.payload import to_json
+from tape.model.entry import Draft, Entry
+from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
-from tape.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 
 log = logging.getLogger(__name__)
 

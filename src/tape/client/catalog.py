@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tape.errors import PlaybookError, all_errors
-from tape.journal.payload import to_json
+from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 
 

@@ -10,10 +10,10 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 from tape.client.credentials import Credentials
 from tape.errors import InvalidConfig, NotServed, RpcFailed, ServerUnreachable, TapeError, all_errors
 from tape.proto import tape_pb2
-from tape.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 
 DEFAULT_URL = "tape://localhost:7878"
 ERROR_CODE_KEY = "tape-error-code"

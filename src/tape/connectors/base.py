@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
-from tape.connectors.waiting import run_to_end
+from tape.base.coroutines import run_to_end
 from tape.errors import InvalidConnector
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from tape.effect.lease import new_owner
+from tape.durable.lease import new_owner
 from tape.errors import TapeError
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, observation_of
 from tape.connectors.templates import content_of, fields_of
-from tape.effect.observing import check_status
-from tape.effect.offering import call_offering
+from tape.durable.callback_arguments import call_offering
+from tape.durable.observation import check_status
 
 
 @dataclass

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
-from tape.connectors.sending import DEFAULT_ATTEMPTS, Dispatcher, now_ms
+from tape.connectors.delivery import DEFAULT_ATTEMPTS, Dispatcher, now_ms
 from tape.connectors.templates import content_of, fill_in
-from tape.effect.lease import new_owner
+from tape.durable.lease import new_owner
 from tape.errors import MissingExtra, TapeError
 from tape.proto import tape_pb2 as pb
-from tape.retry import RetryPolicy
 
 try:
     from google.api_core import exceptions as google

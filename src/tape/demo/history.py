@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from tape.journal import subject
-from tape.journal.entry import Draft
-from tape.journal.page import Page
-from tape.ledgers.rows import insert
-from tape.reactions import registry
-from tape.reactions.reaction import Reaction, checked
-from tape.reactions.states import HandlerKind, TaskStatus
-from tape.reactions.tasks import Task
+from tape.engine.reactions import registry
+from tape.engine.reactions.reaction import Reaction, checked
+from tape.engine.reactions.tasks import Task
+from tape.journal.appender import Page
+from tape.model import subject
+from tape.model.entry import Draft
+from tape.model.reaction_states import HandlerKind, TaskStatus
 from tape.store import Transaction
+from tape.store.records import insert
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

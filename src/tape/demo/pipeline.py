@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from tape.demo import history
 from tape.errors import PipelineInput
 from tape.pipeline.batches import transact
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.backtest import backtest, imagined
 from tape.pipeline.jobs.report import report
 from tape.pipeline.jobs.rollup import rollup
-from tape.pipeline.running import Running
 from tape.store import open_database
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tape.errors import ArchiveDamaged, CursorBeyondHead, CursorExpired
-from tape.journal.entry import Entry
-from tape.journal.page import Head, read_head
-from tape.journal.pattern import Pattern
-from tape.journal.read import Limit, Selection, Slice, begins_here, position_before
+from tape.journal.appender import Head, read_head
+from tape.journal.reader import Limit, Selection, Slice, begins_here, position_before
+from tape.model.entry import Entry
+from tape.model.pattern import Pattern
 from tape.store import Database
 
 T = TypeVar("T")

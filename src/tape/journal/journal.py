@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from tape.errors import InvalidInput, PayloadTooLarge
-from tape.journal.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
-from tape.journal.page import Head, Page, read_head
+from tape.journal.appender import Head, Page, read_head
+from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
 from tape.store import Database, Transaction
 
 # Room that an entry takes beside its payload, for the limits of the writer.

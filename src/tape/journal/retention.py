@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 from tape.errors import InvalidInput
-from tape.journal import subject
-from tape.journal.entry import Draft, checked
-from tape.journal.page import append, read_head
-from tape.journal.read import position_before
+from tape.journal.appender import append, read_head
+from tape.journal.reader import position_before
+from tape.model import subject
+from tape.model.entry import Draft, checked
 from tape.store import Database, Transaction
 
 CHUNK = 10_000

@@ -18,9 +18,9 @@ from typing import TypeVar
 import msgspec
 
 from tape.errors import BatchOutOfOrder, PipelineInput, StoreBusy, StoreUnavailable
-from tape.journal.entry import Draft
-from tape.journal.page import Page, append
-from tape.pipeline.hot import PATIENCE_S, PAUSE_S, ask_patiently
+from tape.journal.appender import Page, append
+from tape.model.entry import Draft
+from tape.pipeline.journal_batches import PATIENCE_S, PAUSE_S, ask_patiently
 from tape.pipeline.options import journal_database, shown
 from tape.store import Reader, Transaction
 from tape.store.connection import Connection

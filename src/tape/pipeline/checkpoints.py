@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from tape.archive.places import filesystem_of
+from tape.archive.location import filesystem_of
+from tape.base.clock import now_ms
 from tape.errors import CheckpointRefused
-from tape.journal.entry import check_id
+from tape.model.entry import check_id
 from tape.store import Reader, Transaction
-from tape.telemetry.clock import now_ms
 
 NOTE = "tape.json"
 _COLUMNS = ("job", "name", "version", "options", "position", "state", "ts_ms")

@@ -18,11 +18,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from tape.brokers.log import LOGS, Extent, Log, Placed, open_log, there_from
 from tape.errors import PipelineInput, SourceReplaced
 from tape.pipeline.options import count_option, flag_option, known_options
-from tape.subscriptions.logs import Extent, Log, Placed, open_log
-from tape.subscriptions.logs.log import LOGS, there_from
-from tape.subscriptions.spec import CONNECTION_KEYS
+from tape.subscriptions.document.spec import CONNECTION_KEYS
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from tape.archive.places import resolved
-from tape.bus.predicate import compile_predicate
+from tape.archive.location import resolved
+from tape.cel import compile_predicate
 from tape.errors import PipelineInput
-from tape.journal.pattern import Pattern
+from tape.model.pattern import Pattern
 from tape.store import Database, open_database
 from tape.store.sqlite import SqliteDatabase
 from tape.store.urls import is_memory

@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from tape.engine.executions.execute import Executed, ExecuteRequest, checked_request
+from tape.engine.executions.offsets import Outcome, Record, Stretch, checked_stretch, take
 from tape.errors import ApiRefused, InvalidInput, ServerUnreachable, TapeError
-from tape.journal.entry import checked
+from tape.model.entry import checked
 from tape.pipeline.batches import transact
-from tape.playbooks.executing import Executed, ExecuteRequest, checked_request
-from tape.playbooks.taking import Outcome, Record, Stretch, checked_stretch, take
-from tape.subscriptions.control import Control
-from tape.subscriptions.dispatching import REFUSALS
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.http import REFUSALS
 from tape.subscriptions.events import Event
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 import pyarrow.fs
 
-from tape.archive.places import filesystem_of
+from tape.archive.location import filesystem_of
 
 _encode = msgspec.json.Encoder().encode
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from tape.archive.lake import Lake
-from tape.journal.page import Head, read_head
+from tape.archive.table import Lake
+from tape.journal.appender import Head, read_head
 from tape.pipeline.columns import arrow_schema
-from tape.pipeline.hot import BATCH_ROWS, ask_patiently, lost, read_part
+from tape.pipeline.journal_batches import BATCH_ROWS, ask_patiently, lost, read_part
 from tape.pipeline.options import ReadOptions
-from tape.pipeline.selecting import Selecting
+from tape.pipeline.selection import Selecting
 
 
 def oldest_entry(options: ReadOptions, head: Head) -> int:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, StructType
 
 from tape.errors import InvalidInput, PipelineInput
-from tape.journal.entry import Draft, check_id, checked
+from tape.model.entry import Draft, check_id, checked
 from tape.pipeline.batches import Stage, append_batch, append_once, discard, stage
 from tape.pipeline.columns import COLUMNS
 from tape.pipeline.options import WriteOptions

@@ -24,12 +24,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tape.errors import JournalDataLost, PipelineInput, StoreBusy, StoreUnavailable
-from tape.journal.page import read_head
+from tape.journal.appender import read_head
 from tape.pipeline.columns import full_schema, wanted_columns
-from tape.pipeline.hot import ask, ask_patiently, narrowed, position_of
+from tape.pipeline.journal_batches import ask, ask_patiently, narrowed, position_of
 from tape.pipeline.messages import MessageSource
 from tape.pipeline.options import ReadOptions, read_options, write_options
-from tape.pipeline.selecting import Selecting
+from tape.pipeline.selection import Selecting
 from tape.pipeline.sequence import check_not_lost, oldest_entry, read_stretch
 from tape.pipeline.sink import JournalStreamWriter, JournalWriter, check_columns
 from tape.store import Reader

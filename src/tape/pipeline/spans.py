@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.journal.subject import decode, encode
-from tape.ledgers.histogram import Histogram, bucket_sql
-from tape.ledgers.rollups import Open, Took
+from tape.engine.ledgers.histogram import Histogram, bucket_sql
+from tape.engine.ledgers.rollups import Open, Took
+from tape.model.subject import decode, encode
 
 # What an entry has to have to be one of a span.
 COLUMNS = "global_seq long, ts_ms long, tenant string, run_id string, type string, subject string, payload_json string"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tape.catalog.document import Document, checked_document
+from tape.documents.document import Document, checked_document
 from tape.errors import InvalidDocument, InvalidInput, PlaybookNotFound
+from tape.playbooks.document import Playbook, read_playbook
 from tape.playbooks.functions import declared_playbooks
 from tape.playbooks.host import Load
-from tape.playbooks.spec import Playbook, read_playbook
 
 KINDS = {"playbook": read_playbook}
 

@@ -16,7 +16,7 @@ import msgspec
 from tape.errors import InvalidInput, InvalidPayload
 from tape.playbooks.host import RunInfo
 from tape.playbooks.inputs import Input
-from tape.playbooks.names import POOL_RULE, is_pool
+from tape.playbooks.pools import POOL_RULE, is_pool
 
 __all__ = ["function", "playbook"]
 

@@ -21,7 +21,7 @@ from tape.errors import (
 )
 
 if TYPE_CHECKING:
-    from tape.playbooks.spec import Playbook
+    from tape.playbooks.document import Playbook
 
 # What keeps a run from going on just now, and says nothing about what it does.
 _AWAY = (LeaseHeld, NotServed, Overloaded, RunInterrupted, ServerStopping, ServerUnreachable, StoreError)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tape.catalog.document import Fields, Place
+from tape.documents.document import Fields, Place
 from tape.errors import InvalidPayload
 
 # The names of JSON Schema, and what JSON gives for each.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tape.catalog.document import Document
+from tape.documents.document import Document
 from tape.errors import Problem
-from tape.playbooks.spec import Playbook, read_playbook
+from tape.playbooks.document import Playbook, read_playbook
 
 
 class Known:

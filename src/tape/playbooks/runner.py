@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from tape.bus.predicate.expression import Expression, Scope
+from tape.cel.expression import Expression, Scope
 from tape.errors import PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
 from tape.playbooks import functions
+from tape.playbooks.document import END, GIVEN, Playbook, Step
 from tape.playbooks.host import Host, RunInfo, is_interruption
 from tape.playbooks.inputs import take_inputs
-from tape.playbooks.spec import END, GIVEN, Playbook, Step
 from tape.playbooks.templates import evaluate
 from tape.playbooks.tools import TOOLS, ToolCall
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tape.playbooks.document import MAX_CONCURRENCY
 from tape.playbooks.inputs import TYPES
-from tape.playbooks.spec import MAX_CONCURRENCY
 from tape.playbooks.tools.http import METHODS
 
 _TEXT = {"type": "string", "minLength": 1}

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tape.bus.predicate import EvaluationError
-from tape.bus.predicate.expression import Expression, Scope, compile_expression
+from tape.cel import EvaluationError
+from tape.cel.expression import Expression, Scope, compile_expression
 from tape.errors import InvalidPredicate, TemplateFailed
 
 _OPEN, _CLOSE = "{{", "}}"

@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
+from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
-from tape.effect.patience import patiently_async
+from tape.durable.server_retry import patiently_async
 from tape.errors import (
     IllegalTransition,
     InvalidInput,
@@ -31,22 +32,21 @@ from tape.errors import (
     StepFailed,
     TapeError,
 )
-from tape.journal.payload import to_json
+from tape.model.payload import to_json
+from tape.playbooks.document import Playbook
 from tape.playbooks.functions import declared_playbooks
 from tape.playbooks.host import RunInfo, is_interruption
-from tape.playbooks.leases import Leases
 from tape.playbooks.library import known_playbook
-from tape.playbooks.names import POOL_RULE, SHARED, is_pool, reaction_fields, reaction_id
-from tape.playbooks.remote import RemoteHost
+from tape.playbooks.pools import POOL_RULE, SHARED, is_pool, reaction_fields, reaction_id
+from tape.playbooks.run_leases import Leases
 from tape.playbooks.runner import run_playbook
-from tape.playbooks.spec import Playbook
+from tape.playbooks.worker_host import RemoteHost
 from tape.proto import tape_pb2 as pb
+from tape.reactions.consumer import GiveBack
+from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
 from tape.reactions.envelope import Envelope
-from tape.reactions.line import GiveBack
-from tape.reactions.places import leave_place, take_place
-from tape.reactions.tally import Tally
-from tape.telemetry.export import start_export
+from tape.reactions.slots import leave_place, take_place
 
 __all__ = ["run_worker", "work"]
 

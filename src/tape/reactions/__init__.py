@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from tape.reactions.dispatcher import run_dispatcher
     from tape.reactions.envelope import Envelope
-    from tape.reactions.registering import register_all
+    from tape.reactions.registration import register_all
 
 _HOMES = {
     "Envelope": "envelope",
@@ -41,7 +41,7 @@ _HOMES = {
     "on_run": "decorators",
     "on_value_change": "decorators",
     "on_value_deleted": "decorators",
-    "register_all": "registering",
+    "register_all": "registration",
     "run_bridge": "bridges",
     "run_dispatcher": "dispatcher",
     "run_pubsub_bridge": "bridges",

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tape.errors import DuplicateReaction, InvalidReaction
-from tape.journal.pattern import Pattern
-from tape.journal.subject import encode
+from tape.model.pattern import Pattern
+from tape.model.subject import encode
 
 AGENT, TASK, PUBLISH = 1, 2, 3
 

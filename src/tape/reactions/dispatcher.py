@@ -16,17 +16,17 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient
 from tape.errors import InvalidInput, NothingToDispatch, NotServed, TapeError
-from tape.reactions.calling import Caller, Handler
+from tape.reactions.consumer import MAX_WAIT_S, RENEWALS_PER_LEASE, Line
+from tape.reactions.counters import Tally
 from tape.reactions.decorators import TASK, ReactionDef, get_registry
 from tape.reactions.feeds import Feed, poll
-from tape.reactions.line import MAX_WAIT_S, RENEWALS_PER_LEASE, Line
-from tape.reactions.registering import id_of
-from tape.reactions.registering import register as register_reactions
-from tape.reactions.tally import Tally
+from tape.reactions.invocation import Caller, Handler
+from tape.reactions.registration import id_of
+from tape.reactions.registration import register as register_reactions
 from tape.reactions.threads import Threads
-from tape.telemetry.export import start_export
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ async def dispatch(
                 )
         async with contextlib.AsyncExitStack() as stack:
             if bridges:
-                from tape.reactions.bridges.serving import bridging, by_target
+                from tape.reactions.bridges.bridge import bridging, by_target
 
                 await stack.enter_async_context(bridging(client, dispatcher, by_target()))
             stack.enter_context(stopping(dispatcher.stop, stop))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tape.errors import NeverRetry
-from tape.journal.subject import kind_of
+from tape.model.subject import kind_of
 from tape.proto import tape_pb2 as pb
 
 

@@ -9,12 +9,12 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+from tape.base.clock import now_ms
 from tape.client import AsyncTapeClient
 from tape.errors import NotFound, NotServed, RpcFailed, TapeError, TaskNotHeld
 from tape.proto import tape_pb2 as pb
-from tape.reactions.line import Line, Reports
-from tape.reactions.tally import Tally
-from tape.telemetry.clock import now_ms
+from tape.reactions.consumer import Line, Reports
+from tape.reactions.counters import Tally
 
 log = logging.getLogger(__name__)
 

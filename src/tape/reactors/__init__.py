@@ -11,13 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tape.reactors.compaction import compact_once, run_compactor
+from tape.reactors.compensation import compensate_one
 from tape.reactors.compensations import compensate_once, compensate_run, run_compensations_event_driven
 from tape.reactors.outbox import dispatch_one, outbox_dispatch_once, run_outbox_dispatcher
-from tape.reactors.reconciling import reconcile_once
+from tape.reactors.reconciliation import reconcile_once
 from tape.reactors.recovery import recover_once, resume
-from tape.reactors.running import run_reactors
+from tape.reactors.supervisor import run_reactors
 from tape.reactors.timers import fire_due_timers_once
-from tape.reactors.undoing import compensate_one
 
 if TYPE_CHECKING:
     outbox_relay_tick: Any

@@ -8,11 +8,11 @@ from typing import Any
 
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.sending import now_ms
+from tape.connectors.delivery import now_ms
 from tape.errors import IllegalTransition
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, pages
-from tape.reactors.looping import repeat, stopping
+from tape.reactors.loop import repeat, stopping
 
 
 def compact_once(

@@ -10,15 +10,15 @@ from typing import Any
 
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.sending import now_ms
-from tape.effect.lease import new_owner
+from tape.connectors.delivery import now_ms
+from tape.durable.lease import new_owner
 from tape.errors import IllegalTransition
-from tape.journal.entry import Entry
+from tape.model.entry import Entry
 from tape.proto import tape_pb2 as pb
+from tape.reactors.compensation import compensate_one
 from tape.reactors.connection import Report, connected, for_each, pages
-from tape.reactors.looping import repeat, stopping
-from tape.reactors.undoing import compensate_one
-from tape.reactors.waking import Waker
+from tape.reactors.journal_feed import Waker
+from tape.reactors.loop import repeat, stopping
 
 UNDONE = ("compensated", "skipped")
 UNDOING = (

@@ -9,12 +9,12 @@ from typing import Any
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.connectors.base import all_registered, get
-from tape.connectors.sending import DEFAULT_ATTEMPTS, DEFAULT_LEASE_MS, Dispatcher, report
-from tape.effect.lease import new_owner
+from tape.connectors.delivery import DEFAULT_ATTEMPTS, DEFAULT_LEASE_MS, Dispatcher, report
+from tape.durable.lease import new_owner
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, for_each
-from tape.reactors.looping import repeat, stopping
-from tape.reactors.waking import Waker
+from tape.reactors.journal_feed import Waker
+from tape.reactors.loop import repeat, stopping
 
 __all__ = ["dispatch_one", "outbox_dispatch_once", "run_outbox_dispatcher"]
 

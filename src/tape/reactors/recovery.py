@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tape.base.coroutines import run_to_end
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.connectors.claims import KeptClaim
-from tape.connectors.waiting import run_to_end
-from tape.durable import adopted_owner
-from tape.effect.lease import DEFAULT_TTL_MS, new_owner
-from tape.effect.patience import patiently
+from tape.durable.lease import DEFAULT_TTL_MS, new_owner
+from tape.durable.runs import adopted_owner
+from tape.durable.server_retry import patiently
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunInterrupted, RunParked, TapeError
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, for_each

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tape.base.coroutines import run_to_end
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.connectors.claims import claim_name
-from tape.connectors.waiting import run_to_end
-from tape.effect.lease import DEFAULT_TTL_MS, new_owner
+from tape.durable.lease import DEFAULT_TTL_MS, new_owner
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected

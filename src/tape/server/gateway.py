@@ -14,18 +14,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tape import __version__
-from tape.config import parse_address
+from tape.base.config import parse_address
+from tape.base.telemetry.metrics import Metrics
 from tape.errors import InvalidConfig, TapeError
 from tape.server.http.ingress import IngressDoor
-from tape.server.http.routing import App
+from tape.server.http.router import App
 from tape.server.sockets import bind, join
-from tape.subscriptions.control import Control
-from tape.subscriptions.dispatching import ServerDispatch
-from tape.subscriptions.gateway import EMITTER, FRESH_S, WORKER, Forward, RemoteListeners, tell
-from tape.subscriptions.ingress import Ingress
-from tape.subscriptions.listeners import Listener, Listeners
-from tape.subscriptions.spooling import Spooling
-from tape.telemetry.metrics import Metrics
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.http import ServerDispatch
+from tape.subscriptions.ingress.gateway import EMITTER, FRESH_S, WORKER, Forward, RemoteListeners, tell
+from tape.subscriptions.ingress.ingress import Ingress
+from tape.subscriptions.ingress.listeners import Listener, Listeners
+from tape.subscriptions.ingress.spooled import Spooling
 
 GRACE_S = 10
 

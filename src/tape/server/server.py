@@ -17,29 +17,31 @@ from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
 from tape.archive import open_past
-from tape.bus.hub import Hub
-from tape.bus.live import Broadcast, Limits
-from tape.config import Settings, parse_address
+from tape.base.clock import now_ms
+from tape.base.config import Settings, parse_address
+from tape.base.telemetry.metrics import Metrics
+from tape.engine.executions.dedup import forget_claims
+from tape.engine.fanout.hub import Hub
+from tape.engine.fanout.live import Broadcast, Limits
+from tape.engine.ledgers.counts import fold
+from tape.engine.reactions.matcher import Matcher
+from tape.engine.reactions.retention import purge_tasks
+from tape.engine.reactions.task_broker import Board
+from tape.engine.security.artifacts import Artifacts
+from tape.engine.security.audit import Audit
+from tape.engine.security.identity import Authenticator
+from tape.engine.security.jwks import KeySet
+from tape.engine.security.redaction import Redactor
+from tape.engine.security.screening import Screening
+from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
 from tape.journal.journal import Journal, forget_requests
-from tape.ledgers.counts import fold
-from tape.playbooks.dedup import forget_claims
-from tape.reactions.board import Board
-from tape.reactions.matcher import Matcher
-from tape.reactions.upkeep import purge_tasks
-from tape.security.artifacts import Artifacts
-from tape.security.audit import Audit
-from tape.security.identity import Authenticator
-from tape.security.jwks import KeySet
-from tape.security.redaction import Redactor
-from tape.security.screening import Screening
-from tape.security.wallet import Wallet, master_keys
 from tape.server.grpc.access import Access as GrpcAccess
-from tape.server.grpc.advancing import AdvancingDoor
-from tape.server.grpc.binding import SERVICE, handlers
+from tape.server.grpc.advance import AdvancingDoor
 from tape.server.grpc.catalog import CatalogDoor
 from tape.server.grpc.effects import EffectsDoor
 from tape.server.grpc.journal import JournalDoor
+from tape.server.grpc.methods import SERVICE, handlers
 from tape.server.grpc.reactions import ReactionsDoor
 from tape.server.grpc.runs import RunsDoor
 from tape.server.grpc.sessions import SessionsDoor
@@ -61,13 +63,11 @@ from tape.server.http.stream import EventStream
 from tape.server.sockets import bind, join
 from tape.store import WriterLimits, open_database
 from tape.subscriptions.events import Event
-from tape.subscriptions.hosting import Hosting
-from tape.subscriptions.ingress import Ingress
-from tape.subscriptions.listeners import Listeners
-from tape.subscriptions.registered import Registered
-from tape.subscriptions.spooling import Spooling
-from tape.telemetry.clock import now_ms
-from tape.telemetry.metrics import Metrics
+from tape.subscriptions.ingress.ingress import Ingress
+from tape.subscriptions.ingress.listeners import Listeners
+from tape.subscriptions.ingress.registered_listeners import Registered
+from tape.subscriptions.ingress.spooled import Spooling
+from tape.subscriptions.runtime.supervisor import Hosting
 
 log = logging.getLogger(__name__)
 

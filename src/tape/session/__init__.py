@@ -3,63 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tape.session.backends.chain import ChainBackend
-    from tape.session.backends.jsonl import JsonlBackend
-    from tape.session.backends.memory import InMemoryBackend, NullBackend
-    from tape.session.backends.protocol import TapeBackend
-    from tape.session.backends.server import ServerBackend
-    from tape.session.bus import EventBus, EventDispatcher, active_bus, emit, use_bus
-    from tape.session.cursors import CursorStore, FileCursor
-    from tape.session.effects import EffectCache, EffectEntry, active_cache, use_cache
-    from tape.session.entry import Cursor, EventRecord
-    from tape.session.events import (
-        ArtifactSaved,
-        AttemptFailed,
-        BranchCompleted,
-        BranchStarted,
-        CapabilityLoaded,
-        CompressionTriggered,
-        EffectRecorded,
-        ErrorOccurred,
-        EvalEvent,
-        FileEdited,
-        GitCheckpoint,
-        GuardFired,
-        HarnessEvent,
-        HookFired,
-        Interrupted,
-        IterationCompleted,
-        IterationStarted,
-        ManifoldFinalized,
-        PermissionRequest,
-        PermissionResult,
-        ProcessEvent,
-        SignalChanged,
-        StepCompleted,
-        StepStarted,
-        SubagentCompleted,
-        SubagentStarted,
-        TaskEvent,
-        TextChunk,
-        ToolCallEnd,
-        ToolCallStart,
-        TurnComplete,
-        UsageUpdate,
-    )
-    from tape.session.forks import Branch, ForkManager
-    from tape.session.harness import H
-    from tape.session.lifecycle import WorkflowLifecyclePlugin, subagent
-    from tape.session.mirror import BackendError, BackendHealth
-    from tape.session.predicates import Change, SignalPredicate
-    from tape.session.reactor import Reactor, ReactorPlugin, ReactorRule
-    from tape.session.registry import R, RuleSpec, SignalRegistry
-    from tape.session.signals import Signal, computed, reaction, track_reads
-    from tape.session.store import SessionPlugin, SessionSnapshot, SessionStore
-    from tape.session.tape import SessionTape, stream_from_cursor
-    from tape.session.tokens import AgentToken, CancellationToken, TokenRegistry, make_cancellation_callback
+from typing import Any
 
 __all__ = [
     "AgentToken",
@@ -156,7 +100,6 @@ _HOMES = {
     "NullBackend": "backends.memory",
     "JsonlBackend": "backends.jsonl",
     "ChainBackend": "backends.chain",
-    "ServerBackend": "backends.server",
     "EventBus": "bus",
     "EventDispatcher": "bus",
     "active_bus": "bus",
@@ -230,4 +173,6 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"tape.session.{_HOMES[name]}"), name)
+    if name == "ServerBackend":  # needs the client, which nothing else of a session does
+        return importlib.import_module("tape.client.session_backend").ServerBackend
     raise AttributeError(f"module 'tape.session' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from tape.errors import InvalidRule
-from tape.session.calling import positional_count
+from tape.session.arity import positional_count
 from tape.session.lines import plain
 
 Edge = Literal["leading", "trailing"]

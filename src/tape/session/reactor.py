@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tape.errors import InvalidInput, InvalidRule, UnknownName
-from tape.session.calling import positional_count
+from tape.session.arity import positional_count
 from tape.session.cursors import CursorStore, FileCursor
 from tape.session.events import AttemptFailed, ErrorOccurred, Interrupted
 from tape.session.predicates import Change, SignalPredicate, trailing_ms

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from tape.session.calling import positional_count
+from tape.session.arity import positional_count
 from tape.session.events import SignalChanged
 from tape.session.lines import plain
 from tape.session.predicates import SignalPredicate

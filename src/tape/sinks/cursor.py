@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tape.base.file_lock import lock_file
 from tape.client import AsyncTapeClient
 from tape.errors import CursorFileInUse, InvalidCursorFile, TapeFileUnusable
-from tape.session.locking import lock_file
 
 
 class OldCursor(NamedTuple):

@@ -16,8 +16,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, NewConnectionError
 
+from tape.base.addresses import connect
 from tape.errors import InvalidInput, RefusedAddress, SinkClosed, SinkRejected, SinkUnavailable
-from tape.sinks.addresses import connect
 
 # Statuses below 500 that ask to come again.
 COME_AGAIN = frozenset({408, 425, 429})

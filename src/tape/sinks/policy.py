@@ -12,9 +12,9 @@ import msgspec
 
 from tape.client import TapeClient
 from tape.errors import InvalidInput
-from tape.journal.entry import Draft
-from tape.journal.pattern import Pattern
-from tape.journal.subject import normalize
+from tape.model.entry import Draft
+from tape.model.pattern import Pattern
+from tape.model.subject import normalize
 from tape.sinks.sink import Body, event_id_of
 
 log = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+from tape.base.telemetry.metrics import Metrics
 from tape.errors import SchemaOutdated
 from tape.store.connection import Connection, Dialect, Reader
 from tape.store.migrations import Migration, migrate, pending_migrations
 from tape.store.readers import Readers
 from tape.store.writer import Bulk, Item, Single, Writer, WriterLimits
-from tape.telemetry.metrics import Metrics
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from tape.base.telemetry.metrics import Metrics
 from tape.errors import Overloaded, ServerStopping, StoreUnavailable, TapeError
 from tape.store.connection import Connection
 from tape.store.transaction import Transaction
-from tape.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

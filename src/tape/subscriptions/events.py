@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from tape.journal import subject
-from tape.journal.entry import Draft
-from tape.journal.payload import to_json
-from tape.subscriptions.directives import Plan, TraceContext
-from tape.telemetry.tracing import NO_TRACE, parse_traceparent
+from tape.base.telemetry.tracing import NO_TRACE, parse_traceparent
+from tape.model import subject
+from tape.model.entry import Draft
+from tape.model.payload import to_json
+from tape.subscriptions.routing import Plan, TraceContext
 
 STEP = "ingress"
 

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from tape.catalog import catalog
+from tape.engine import catalog
 from tape.errors import IllegalAction, NotASubscription, UnknownSubscription
-from tape.journal.entry import checked
-from tape.journal.page import append
-from tape.playbooks.identifiers import MAX_ID, new_id
+from tape.journal.appender import append
+from tape.model.entry import checked
+from tape.model.execution_ids import MAX_ID, new_id
 from tape.store import Reader, Transaction
 from tape.subscriptions import events
+from tape.subscriptions.document.validator import KIND
 from tape.subscriptions.events import Verb, about
-from tape.subscriptions.validation import KIND
 
 MAX_LIST = 1_000
 

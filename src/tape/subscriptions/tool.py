@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-from tape.catalog.document import Fields
+from tape.brokers import Delivery, Source, known_sources, open_source
+from tape.documents.document import Fields
 from tape.errors import SourceError, SourceMisconfigured, StepFailed
 from tape.playbooks.templates import is_template
 from tape.playbooks.tools import ToolCall
-from tape.subscriptions.assembling import Reveal
-from tape.subscriptions.control import TOKEN_VARIABLE, Control
-from tape.subscriptions.envelope import message_of
-from tape.subscriptions.sources import Delivery, Source, known_sources, open_source
-from tape.subscriptions.sources.receiving import envelope_of
-from tape.subscriptions.spec import CONNECTION_KEYS, MAX_BATCH, Headers
+from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
+from tape.subscriptions.document.spec import CONNECTION_KEYS, MAX_BATCH, Headers
+from tape.subscriptions.message import message_of
+from tape.subscriptions.received import envelope_of
+from tape.subscriptions.runtime.assembly import Reveal
 
 OPERATIONS = ("poll", "ack", "nack", "term")
 MAX_WAIT_MS = 60_000

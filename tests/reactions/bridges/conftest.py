@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.brokers import KafkaCluster, NatsServer
+from tests.broker_services import KafkaCluster, NatsServer
 from tests.pubsub import PubSub, emulator
 from tests.reactions.bridges.outside import Outside, kafka_outside, nats_outside, pubsub_outside
 

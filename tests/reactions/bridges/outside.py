@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from tests.brokers import KafkaCluster, NatsServer
+from tests.broker_services import KafkaCluster, NatsServer
 from tests.pubsub import PROJECT, PubSub
 
 

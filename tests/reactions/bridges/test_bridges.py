@@ -19,13 +19,13 @@ from tape.errors import InvalidTarget, MissingExtra
 from tape.reactions import ReactionDef, run_bridge, run_pubsub_bridge
 from tape.reactions.bridges.broker import open_broker
 from tape.reactions.bridges.target import parse_target
+from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import dispatch
-from tape.reactions.tally import Tally
 from tape.server.server import Server
-from tests.brokers import NatsServer
+from tests.broker_services import NatsServer
+from tests.engine.reactions.helpers import DLQ, DONE, PUBLISH, matched, register, tasks, until
 from tests.pubsub import PubSub
 from tests.reactions.bridges.outside import Outside, Received, nats_outside, pubsub_outside
-from tests.reactions.helpers import DLQ, DONE, PUBLISH, matched, register, tasks, until
 
 SPAN = SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False, trace_flags=TraceFlags(1))
 

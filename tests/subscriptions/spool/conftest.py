@@ -12,7 +12,7 @@ from tape.subscriptions.spool.backend import SpoolBackend
 from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.nats import NatsBackend
 from tape.subscriptions.spool.objects import BucketBackend
-from tests.brokers import NatsServer
+from tests.broker_services import NatsServer
 from tests.objects import S3Server
 
 

@@ -17,10 +17,10 @@ from tape.subscriptions.events import About, Event
 from tape.subscriptions.spool import pace
 from tape.subscriptions.spool.backend import Area, Stored
 from tape.subscriptions.spool.disk import DiskBackend
-from tape.subscriptions.spool.draining import drain
+from tape.subscriptions.spool.drain import drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.replaying import Replayed
+from tape.subscriptions.spool.replay import Replayed
 from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool
 
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from tape.archive.compacting import compact
+from tape.archive.compaction import compact
 from tape.archive.files import File, write_files
-from tape.archive.lake import Lake
-from tape.archive.places import filesystem_of, resolved
+from tape.archive.location import filesystem_of, resolved
 from tape.archive.schema import TYPES, arrow_schema
+from tape.archive.table import Lake
 from tape.errors import ArchiveDamaged
-from tape.journal.page import Head, read_head
-from tape.pipeline.hot import ask_patiently
+from tape.journal.appender import Head, read_head
+from tape.pipeline.archive_verifier import disagreement, last_chain
+from tape.pipeline.job_context import Running
+from tape.pipeline.journal_batches import ask_patiently
 from tape.pipeline.options import resolve_store
-from tape.pipeline.proving import disagreement, last_chain
-from tape.pipeline.running import Running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

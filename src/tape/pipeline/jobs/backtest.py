@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from tape.archive.places import resolved
+from tape.archive.location import resolved
+from tape.engine.reactions.reaction import Reaction, checked
+from tape.engine.reactions.simulation import Counting, Fired, Queue, Rehearsal
+from tape.model.reaction_states import HandlerKind
 from tape.pipeline.options import resolve_store
-from tape.pipeline.searching import LEAN_COLUMNS, search
-from tape.reactions.reaction import Reaction, checked
-from tape.reactions.rehearsal import Counting, Fired, Queue, Rehearsal
-from tape.reactions.states import HandlerKind
+from tape.pipeline.reaction_search import LEAN_COLUMNS, search
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from tape.config import load_pipeline_settings
+from tape.base.config import load_pipeline_settings
 from tape.errors import MissingExtra, PipelineInput, TapeError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tape.engine.reactions.reaction import Reaction
     from tape.pipeline.jobs.backtest import Backtest
-    from tape.reactions.reaction import Reaction
 
 app = typer.Typer(no_args_is_help=True, help="Run one job on Spark.")
 
@@ -55,11 +55,11 @@ def archive(
     metrics_listen: MetricsListen = "",
 ) -> None:
     """Copy the journal into an archive of Parquet files (a Delta table), each entry once."""
-    from tape.archive import compacting
-    from tape.archive.lake import Lake
-    from tape.archive.places import resolved
+    from tape.archive import compaction
+    from tape.archive.location import resolved
+    from tape.archive.table import Lake
+    from tape.pipeline.job_context import running
     from tape.pipeline.jobs import archive as job
-    from tape.pipeline.running import running
 
     configured = load_pipeline_settings()
     lake, options = resolved(lake or configured.lake), dict(configured.lake_options)
@@ -70,7 +70,7 @@ def archive(
         count = job.archive(spark, store, lake, now, follow=follow, round_entries=round_entries, options=options)
     archived = Lake.open(lake, options)
     if compact:
-        compacting.compact(archived)
+        compaction.compact(archived)
         archived.tidy()
     typer.echo(f"Archived {count:,} entries; {archived.url} has {archived.begin} to {archived.until}.")
 
@@ -91,10 +91,10 @@ def rollup(
     Entries and bytes by tenant, type and tool; outcomes and durations (with percentiles) of effects, from pending to
     settled, by tool, and of runs, from start to end. POST /v1/events/aggregate answers from them.
     """
-    from tape.ledgers.rollups import read_position
-    from tape.pipeline.hot import ask_patiently
+    from tape.engine.ledgers.rollups import read_position
+    from tape.pipeline.job_context import running
     from tape.pipeline.jobs import rollup as job
-    from tape.pipeline.running import running
+    from tape.pipeline.journal_batches import ask_patiently
 
     with (
         session("rollup", master, conf) as spark,
@@ -165,9 +165,9 @@ def planned(registered: str, store: str, given: Described) -> Reaction:
     from tape.pipeline.jobs.backtest import imagined
 
     if registered:
-        from tape.pipeline.hot import ask_patiently
+        from tape.engine.reactions.backfill import named
+        from tape.pipeline.journal_batches import ask_patiently
         from tape.pipeline.options import resolve_store
-        from tape.reactions.backfill import named
 
         if given != Described():
             raise PipelineInput("--reaction says what to match; leave out --subject, --where and the limits, or it.")
@@ -239,8 +239,8 @@ def match(
     metrics_listen: MetricsListen = "",
 ) -> None:
     """Make tasks of what a reaction would have fired on before it was registered, each once."""
+    from tape.pipeline.job_context import running
     from tape.pipeline.jobs import match as job
-    from tape.pipeline.running import running
 
     with (
         session("match", master, conf) as spark,
@@ -287,8 +287,8 @@ def fanout(
     metrics_listen: MetricsListen = "",
 ) -> None:
     """Hand entries to a sink from many tasks, at least once, each run in order."""
+    from tape.pipeline.job_context import running
     from tape.pipeline.jobs import fanout as job
-    from tape.pipeline.running import running
 
     # A mistake in the address or the policy is told before Spark is started.
     target = job.sink_named(sink, headers=header or [], secret=secret, allow_private=allow_private)
@@ -346,9 +346,9 @@ def ingest(
     metrics_listen: MetricsListen = "",
 ) -> None:
     """Append the rows of files or any other source to the journal, once."""
+    from tape.pipeline.job_context import running
     from tape.pipeline.jobs import ingest as job
-    from tape.pipeline.mapping import FieldMapping, read_mapping
-    from tape.pipeline.running import running
+    from tape.pipeline.row_mapping import FieldMapping, read_mapping
 
     if (watermark or follow or checkpoint) and not stream:
         raise PipelineInput("--watermark, --follow and --checkpoint are for --stream.")
@@ -411,8 +411,8 @@ def subscription(
 
     The subscription must be in the server's catalog. Pausing, draining and deactivating it there are heeded.
     """
+    from tape.pipeline.job_context import running
     from tape.pipeline.jobs import subscription as job
-    from tape.pipeline.running import running
 
     folder = checkpoint or f"tape-checkpoint-{path.replace('/', '-')}"
     how = job.How(folder, follow, store, batch_messages, skip_lost)

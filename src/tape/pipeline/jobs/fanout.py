@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tape.errors import FanoutBlocked
-from tape.journal.page import read_head
+from tape.journal.appender import read_head
 from tape.pipeline.batches import transact
 from tape.pipeline.checkpoints import Checkpoint, find_checkpoint, save_checkpoint
-from tape.pipeline.handing import hand_over
-from tape.pipeline.hot import ask_patiently
-from tape.pipeline.letters import Letters
+from tape.pipeline.dead_letters import Letters
+from tape.pipeline.job_context import Running
+from tape.pipeline.journal_batches import ask_patiently
 from tape.pipeline.options import resolve_store, shown
-from tape.pipeline.running import Running
-from tape.sinks.opening import open_sink
+from tape.pipeline.sink_task import hand_over
+from tape.sinks.names import open_sink
 from tape.sinks.policy import Policy, checked_place
 
 if TYPE_CHECKING:

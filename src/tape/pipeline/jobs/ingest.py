@@ -17,17 +17,17 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.places import resolved
+from tape.archive.location import resolved
+from tape.base.clock import now_ms
+from tape.engine.security.redaction import Redactor
 from tape.errors import PipelineInput, TapeError
-from tape.journal.entry import Draft, checked, type_of
+from tape.model.entry import Draft, checked, type_of
 from tape.pipeline.batches import Stage, append_batch, find_batch, finish_batches, forget_ids, stage_known
-from tape.pipeline.hot import ask_patiently
-from tape.pipeline.mapping import CORRUPT, FieldMapping, fields_of
+from tape.pipeline.journal_batches import ask_patiently
 from tape.pipeline.options import resolve_store
 from tape.pipeline.rejects import Rejects
+from tape.pipeline.row_mapping import CORRUPT, FieldMapping, fields_of
 from tape.pipeline.sink import FIELDS
-from tape.security.redaction import Redactor
-from tape.telemetry.clock import now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.places import resolved
+from tape.archive.location import resolved
 from tape.errors import PipelineInput
 from tape.pipeline.batches import finish_batches
 from tape.pipeline.checkpoints import Checkpoint, begun_with
+from tape.pipeline.job_context import Running
 from tape.pipeline.jobs.ingest import Ingested, Ingesting, readable
-from tape.pipeline.listening import listening, wait_for_end
-from tape.pipeline.mapping import WATERMARK
 from tape.pipeline.options import shown
-from tape.pipeline.running import Running
+from tape.pipeline.row_mapping import WATERMARK
+from tape.pipeline.stream_progress import listening, wait_for_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.places import resolved
+from tape.archive.location import resolved
+from tape.engine.reactions import backfill
+from tape.engine.reactions.matches import Match
+from tape.engine.reactions.reaction import Reaction
+from tape.engine.reactions.registry import matched_by_servers
+from tape.engine.reactions.simulation import Fired, Rehearsal
 from tape.errors import InvalidReaction
 from tape.pipeline.batches import transact
 from tape.pipeline.checkpoints import Checkpoint, find_checkpoint, save_checkpoint
-from tape.pipeline.hot import ask_patiently
+from tape.pipeline.job_context import Running
+from tape.pipeline.journal_batches import ask_patiently
 from tape.pipeline.options import read_options, resolve_store
-from tape.pipeline.running import Running
-from tape.pipeline.searching import search
-from tape.pipeline.selecting import entries_of
+from tape.pipeline.reaction_search import search
+from tape.pipeline.selection import entries_of
 from tape.pipeline.source import JournalReader
-from tape.reactions import backfill
-from tape.reactions.matching import Match
-from tape.reactions.reaction import Reaction
-from tape.reactions.registry import matched_by_servers
-from tape.reactions.rehearsal import Fired, Rehearsal
 from tape.store import Reader, Transaction
 
 if TYPE_CHECKING:

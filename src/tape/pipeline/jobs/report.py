@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tape.errors import PipelineInput
 from tape.pipeline.report.facts import Facts
-from tape.pipeline.report.looking import find_facts
 from tape.pipeline.report.page import render
+from tape.pipeline.report.queries import find_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.lake import Lake
-from tape.archive.places import resolved
-from tape.journal.page import Head, read_head
-from tape.ledgers.rollups import (
+from tape.archive.location import resolved
+from tape.archive.table import Lake
+from tape.engine.ledgers.rollups import (
     MINUTE_MS,
     Counted,
     Open,
@@ -24,11 +23,12 @@ from tape.ledgers.rollups import (
     read_open,
     read_position,
 )
+from tape.journal.appender import Head, read_head
 from tape.pipeline import spans
 from tape.pipeline.batches import transact
-from tape.pipeline.hot import ask_patiently
+from tape.pipeline.job_context import Running
+from tape.pipeline.journal_batches import ask_patiently
 from tape.pipeline.options import resolve_store
-from tape.pipeline.running import Running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

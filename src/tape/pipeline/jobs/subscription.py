@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.errors import PySparkException
 
-from tape.archive.places import resolved
+from tape.archive.location import resolved
+from tape.base.telemetry.metrics import Metrics
+from tape.brokers.log import Log, open_log
 from tape.errors import OrderNotKept, ServerUnreachable, SourceError, TapeError
 from tape.pipeline.checkpoints import Checkpoint, begun_with
 from tape.pipeline.failures import raised_in
-from tape.pipeline.listening import listening, wait_for_end
+from tape.pipeline.job_context import Running
 from tape.pipeline.messages import NAME
 from tape.pipeline.options import resolve_store
 from tape.pipeline.outlets import ServerOutlet, StoreOutlet
-from tape.pipeline.running import Running
-from tape.pipeline.steering import PATIENCE, Steering
-from tape.pipeline.taking import REPORT, Report, Taking, total
+from tape.pipeline.stream_progress import listening, wait_for_end
+from tape.pipeline.subscription_control import PATIENCE, Steering
+from tape.pipeline.subscription_task import REPORT, Report, Taking, total
 from tape.subscriptions import events
-from tape.subscriptions.control import Control
-from tape.subscriptions.governor import LEAST_WAIT_S, Governor
-from tape.subscriptions.logs import Log, open_log
-from tape.subscriptions.spec import Subscription
-from tape.telemetry.metrics import Metrics
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.runtime.flow_limits import LEAST_WAIT_S, Governor
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

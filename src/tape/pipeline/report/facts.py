@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tape.ledgers.histogram import Histogram
-from tape.ledgers.rollups import Took
+from tape.engine.ledgers.histogram import Histogram
+from tape.engine.ledgers.rollups import Took
 
 # What went wrong, of all that ended.
 FAILED = frozenset({"failed", "stuck"})

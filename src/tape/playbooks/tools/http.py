@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 import urllib3
 
-from tape.catalog.document import Fields
+from tape.documents.document import Fields
 from tape.errors import StepRefused, ToolFailed
 from tape.playbooks.templates import is_template
 from tape.playbooks.tools.tool import ToolCall

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tape.catalog.document import Fields
+from tape.documents.document import Fields
 from tape.errors import StepRefused
-from tape.playbooks.names import POOL_RULE, is_pool
+from tape.playbooks.pools import POOL_RULE, is_pool
 from tape.playbooks.templates import is_template
 from tape.playbooks.tools.tool import ToolCall
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tape.catalog.document import Fields
+from tape.documents.document import Fields
 from tape.errors import InvalidSubject
-from tape.journal import subject
+from tape.model import subject
 from tape.playbooks.templates import is_template
 from tape.playbooks.tools.tool import ToolCall
 

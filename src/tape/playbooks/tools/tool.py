@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tape.catalog.document import Fields
+from tape.documents.document import Fields
 from tape.playbooks.host import Host, RunInfo
 
 

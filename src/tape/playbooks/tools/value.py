@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tape.catalog.document import Fields
+from tape.documents.document import Fields
 from tape.playbooks.tools.tool import ToolCall
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 
+from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient
-from tape.reactions.bridges.serving import Choice, bridging, by_target, to_topic
+from tape.reactions.bridges.bridge import Choice, bridging, by_target, to_topic
+from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
-from tape.reactions.tally import Tally
-from tape.telemetry.export import start_export
 
 __all__ = ["run_bridge", "run_pubsub_bridge"]
 

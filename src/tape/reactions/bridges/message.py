@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from tape.base.telemetry.tracing import current_trace, to_traceparent
 from tape.reactions.envelope import Envelope
-from tape.telemetry.tracing import current_trace, to_traceparent
 
 EVENT_ID = "tape-event-id"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from tape.engine.security.audit import Audit
+from tape.engine.security.identity import ADMIN, SERVICE, Authenticator, Caller
 from tape.errors import IdentityRequired, ScopeRequired, TokenRejected
-from tape.journal.entry import Draft
-from tape.security.audit import Audit
-from tape.security.identity import ADMIN, SERVICE, Authenticator, Caller
+from tape.model.entry import Draft
 
 # The door serves whole tenants: runs, leases, values. That needs one of these scopes.
 SCOPES = frozenset({ADMIN, SERVICE})

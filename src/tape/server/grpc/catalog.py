@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tape.catalog import catalog
-from tape.catalog.catalog import Resource
-from tape.catalog.document import Check, checked_document
-from tape.errors import InvalidInput, InvalidJson, ResourceNotFound, TapeError
-from tape.journal.journal import Journal
-from tape.playbooks.executing import (
+from tape.documents.document import Check, checked_document
+from tape.engine import catalog
+from tape.engine.catalog import Resource
+from tape.engine.executions.execute import (
     MAX_BATCH,
     Dedup,
     Executed,
@@ -20,9 +18,11 @@ from tape.playbooks.executing import (
     checked_request,
     execute_batch,
 )
+from tape.errors import InvalidInput, InvalidJson, ResourceNotFound, TapeError
+from tape.journal.journal import Journal
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.binding import Context
 from tape.server.grpc.messages import to_message
+from tape.server.grpc.methods import Context
 from tape.store import Reader
 
 MAX_LISTED = 1_000

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from tape.engine.ledgers import effects, obligations, runs
+from tape.engine.ledgers.effects import Denied, Effect
+from tape.engine.ledgers.obligations import Obligation
 from tape.journal.journal import Journal
-from tape.ledgers import effects, obligations, runs
-from tape.ledgers.effects import Denied, Effect
-from tape.ledgers.obligations import Obligation
-from tape.ledgers.states import DispatchMode, EffectSemantics, EffectStatus
+from tape.model.ledger_states import DispatchMode, EffectSemantics, EffectStatus
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.binding import Context, owner_of, trace_of
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import state, to_message
+from tape.server.grpc.methods import Context, owner_of, trace_of
 from tape.store import Transaction
 
 

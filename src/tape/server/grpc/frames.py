@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tape.journal.entry import Entry
+from tape.model.entry import Entry
 from tape.proto import tape_pb2 as pb
 
 # Entries this close to the head are worth keeping encoded: other subscribers are about to get them too.

@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from tape.bus.hub import Hub
-from tape.bus.predicate import compile_predicate
-from tape.bus.subscription import Subscription
+from tape.base.telemetry.tracing import NO_TRACE
+from tape.cel import compile_predicate
+from tape.engine.fanout.hub import Hub
+from tape.engine.fanout.subscription import Subscription
 from tape.errors import InvalidInput, NotFound, TapeError
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
-from tape.journal.pattern import Pattern
-from tape.journal.read import RunCursor, Selection, has_run
+from tape.journal.reader import RunCursor, Selection, has_run
+from tape.model.entry import Draft
+from tape.model.pattern import Pattern
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.access import own
-from tape.server.grpc.binding import INTERNAL_ERROR, Context, trace_of
 from tape.server.grpc.frames import Frames, encode_journal_entry
-from tape.telemetry.tracing import NO_TRACE
+from tape.server.grpc.methods import INTERNAL_ERROR, Context, trace_of
 
 log = logging.getLogger(__name__)
 

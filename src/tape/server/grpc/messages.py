@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from google.protobuf.message import Message
 
-from tape.ledgers.states import parse
+from tape.model.ledger_states import parse
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=IntEnum)

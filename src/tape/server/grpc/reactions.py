@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
+from tape.engine.reactions import registry
+from tape.engine.reactions.dry_run import try_out
+from tape.engine.reactions.explanation import explain
+from tape.engine.reactions.reaction import Reaction, checked
+from tape.engine.reactions.statistics import read_statistics
 from tape.errors import InvalidReaction
 from tape.journal.journal import Journal
-from tape.ledgers.states import parse
+from tape.model.ledger_states import parse
+from tape.model.reaction_states import HandlerKind
 from tape.proto import tape_pb2 as pb
-from tape.reactions import registry
-from tape.reactions.explaining import explain
-from tape.reactions.reaction import Reaction, checked
-from tape.reactions.states import HandlerKind
-from tape.reactions.statistics import read_statistics
-from tape.reactions.trial import try_out
-from tape.server.grpc.binding import Context
 from tape.server.grpc.frames import encode_event
 from tape.server.grpc.messages import to_message
+from tape.server.grpc.methods import Context
 from tape.server.grpc.tasks import task_message
 
 

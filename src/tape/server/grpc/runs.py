@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
+from tape.engine.ledgers import budgets, compaction, decisions, gates, runs, timers
+from tape.engine.ledgers.decisions import Decision
+from tape.engine.ledgers.timers import Timer
 from tape.journal.journal import Journal
-from tape.ledgers import budgets, compaction, decisions, gates, runs, timers
-from tape.ledgers.decisions import Decision
-from tape.ledgers.states import RunStatus
-from tape.ledgers.timers import Timer
+from tape.model.ledger_states import RunStatus
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.binding import Context, owner_of, trace_of
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import to_message
+from tape.server.grpc.methods import Context, owner_of, trace_of
 from tape.store import Transaction
 
 

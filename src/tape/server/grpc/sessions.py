@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from tape.engine.ledgers import sessions
+from tape.engine.ledgers.sessions import Event, Session
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
-from tape.ledgers import sessions
-from tape.ledgers.sessions import Event, Session
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.binding import Context, trace_of
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import to_message
+from tape.server.grpc.methods import Context, trace_of
 from tape.store import Reader, Transaction
 
 

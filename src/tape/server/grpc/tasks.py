@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from tape.engine.reactions import claims, dead_letters, registry, tasks
+from tape.engine.reactions.claims import ANY_SHARD, Want
+from tape.engine.reactions.dead_letters import Filter
+from tape.engine.reactions.task_broker import Board, Delivery, Seat
+from tape.engine.reactions.tasks import Failure, Refusal, Report, Settled, Task
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.proto import tape_pb2 as pb
-from tape.reactions import claiming, letters, registry, tasks
-from tape.reactions.board import Board, Delivery, Seat
-from tape.reactions.claiming import ANY_SHARD, Want
-from tape.reactions.letters import Filter
-from tape.reactions.tasks import Failure, Refusal, Report, Settled, Task
-from tape.server.grpc.binding import Context
 from tape.server.grpc.messages import to_message
+from tape.server.grpc.methods import Context
 from tape.store import Reader
 
 DONE = pb.TASK_STATUS_DONE
@@ -42,7 +42,7 @@ class TasksDoor:
             _raise_first(extended.refused)
             return pb.ClaimTasksResponse(tasks=map(task_message, extended.tasks))
         want = Want(request.reaction_id, request.owner, request.lease_ms, request.max, request.shard)
-        claimed = await self._database.write(lambda tx: claiming.claim(tx, want, now))
+        claimed = await self._database.write(lambda tx: claims.claim(tx, want, now))
         self._metrics.tasks_claimed.inc(len(claimed.tasks))
         self._metrics.tasks_settled.labels("DLQ").inc(claimed.buried)
         return pb.ClaimTasksResponse(tasks=map(task_message, claimed.tasks))
@@ -136,7 +136,7 @@ class TasksDoor:
     async def list_tasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         """A reaction's tasks, the newest first."""
         found = await self._database.read(
-            lambda reader: letters.listed(
+            lambda reader: dead_letters.listed(
                 reader,
                 request.reaction_id,
                 status=request.status,
@@ -153,7 +153,7 @@ class TasksDoor:
     async def redrive_tasks(self, request: pb.RedriveTasksRequest, context: Context) -> pb.RedriveTasksResponse:
         """Try dead letters again."""
         moved = await self._database.write(
-            lambda tx: letters.redrive(
+            lambda tx: dead_letters.redrive(
                 tx,
                 task_ids=request.task_ids,
                 which=_filter(request.filter),
@@ -167,7 +167,7 @@ class TasksDoor:
     async def drop_tasks(self, request: pb.DropTasksRequest, context: Context) -> pb.DropTasksResponse:
         """Give dead letters up for good."""
         moved = await self._database.write(
-            lambda tx: letters.drop(
+            lambda tx: dead_letters.drop(
                 tx,
                 task_ids=request.task_ids,
                 which=_filter(request.filter),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tape.bus.hub import Hub
-from tape.journal import subject
-from tape.journal.entry import check_id
+from tape.engine.fanout.hub import Hub
+from tape.engine.ledgers import values
+from tape.journal.appender import read_head
 from tape.journal.journal import Journal
-from tape.journal.page import read_head
-from tape.journal.pattern import Pattern
-from tape.journal.read import ExactCursor, Selection
-from tape.ledgers import values
+from tape.journal.reader import ExactCursor, Selection
+from tape.model import subject
+from tape.model.entry import check_id
+from tape.model.pattern import Pattern
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.binding import Context, trace_of
+from tape.server.grpc.methods import Context, trace_of
 
 
 class ValuesDoor:

@@ -6,11 +6,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from tape.config import is_loopback
+from tape.base.config import is_loopback
+from tape.engine.security.audit import Audit
+from tape.engine.security.identity import SCOPES, Authenticator, Caller
 from tape.errors import IdentityRequired, InvalidRequest, ScopeRequired, TokenRejected
-from tape.journal.entry import check_id
-from tape.security.audit import Audit
-from tape.security.identity import SCOPES, Authenticator, Caller
+from tape.model.entry import check_id
 
 SESSION = "x-harbor-session"
 

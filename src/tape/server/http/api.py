@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from tape.catalog.document import Check
+from tape.documents.document import Check
+from tape.engine.security.wallet import Wallet
 from tape.journal.journal import Journal
-from tape.playbooks.spec import read_playbook
-from tape.security.wallet import Wallet
+from tape.playbooks.document import read_playbook
 from tape.server.http.catalog import CatalogDoor
 from tape.server.http.credentials import CredentialDoor
 from tape.server.http.execute import ExecuteDoor
 from tape.server.http.internal import Internal
 from tape.server.http.listeners import ListenerDoor
+from tape.server.http.offsets import TakingDoor
 from tape.server.http.pools import PoolDoor
-from tape.server.http.routing import App
+from tape.server.http.router import App
 from tape.server.http.subscriptions import SubscriptionsDoor
-from tape.server.http.taking import TakingDoor
-from tape.subscriptions.listeners import Source
-from tape.subscriptions.validation import read_subscription
+from tape.subscriptions.document.validator import read_subscription
+from tape.subscriptions.ingress.listeners import Source
 
 # The kinds of documents, and what checks each.
 KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subscription}

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
+from tape.base.telemetry.metrics import Metrics
 from tape.errors import TapeError
 from tape.journal.journal import Journal
 from tape.server.http.artifacts import ArtifactDoor
@@ -19,9 +20,8 @@ from tape.server.http.info import RuntimeInfo
 from tape.server.http.ingress import IngressDoor
 from tape.server.http.publish import Publishing
 from tape.server.http.queries import Queries
-from tape.server.http.routing import App
+from tape.server.http.router import App
 from tape.server.http.stream import EventStream
-from tape.telemetry.metrics import Metrics
 
 
 class Doors(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.security.artifacts import Artifacts
-from tape.security.audit import Audit
+from tape.engine.security.artifacts import Artifacts
+from tape.engine.security.audit import Audit
 from tape.server.http.access import Access, require_widening
 
 

@@ -9,12 +9,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.catalog import catalog
-from tape.catalog.catalog import Resource
-from tape.catalog.document import Check, checked_document
+from tape.documents.document import Check, checked_document
+from tape.engine import catalog
+from tape.engine.catalog import Resource
 from tape.errors import InvalidInput
-from tape.server.http.bodies import to_time
 from tape.server.http.internal import answer, read_request
+from tape.server.http.request_bodies import to_time
 from tape.store import Database
 
 LATEST = "latest"

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from tape.journal.entry import Entry
-from tape.journal.subject import decode
+from tape.base.telemetry.tracing import Trace, to_traceparent
+from tape.model.entry import Entry
+from tape.model.subject import decode
 from tape.server.http.frames import moment
-from tape.telemetry.tracing import Trace, to_traceparent
 
 BATCH = "application/cloudevents-batch+json"
 

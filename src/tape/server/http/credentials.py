@@ -9,9 +9,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.security.wallet import Wallet
-from tape.server.http.bodies import to_time
+from tape.engine.security.wallet import Wallet
 from tape.server.http.internal import Internal, answer
+from tape.server.http.request_bodies import to_time
 
 
 class CredentialDoor:

@@ -8,19 +8,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.executions.execute import MAX_BATCH, Executed, ExecuteRequest, Result, checked_request, execute_batch
+from tape.engine.ledgers import runs
 from tape.errors import ExecutionSkipped, InvalidInput, NotFound, TapeError
 from tape.journal.journal import Journal
-from tape.ledgers import runs
-from tape.playbooks.executing import (
-    MAX_BATCH,
-    Executed,
-    ExecuteRequest,
-    Result,
-    checked_request,
-    execute_batch,
-)
-from tape.server.http.bodies import read_body, to_time
 from tape.server.http.internal import MAX_BODY_BYTES, answer, decode
+from tape.server.http.request_bodies import read_body, to_time
 
 # Room that a run takes beside its payload, for the limits of the writer.
 RUN_OVERHEAD_BYTES = 2_048

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tape.journal.entry import Entry
+from tape.model.entry import Entry
 
 RETRY = b"retry: 3000\n\n"
 KEEPALIVE = b": keepalive\n\n"

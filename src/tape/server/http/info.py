@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from tape import __version__
 from tape.server.http.access import Access
-from tape.server.http.bodies import read_json
 from tape.server.http.queries import PROTOCOL_VERSION, Identity
+from tape.server.http.request_bodies import read_json
 
 CAPABILITIES = (
     "artifacts_get",

@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tape.errors import InvalidRequest
-from tape.subscriptions.ingress import Answer, Ingress
+from tape.subscriptions.ingress.ingress import Answer, Ingress
 
 # A body that nobody has read is not waited for if it is larger than this: the connection ends instead.
 SMALL_BODY_BYTES = 64 << 10

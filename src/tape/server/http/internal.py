@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.security.identity import ADMIN
 from tape.errors import (
     InternalTokenUnset,
     InvalidDocument,
@@ -18,11 +19,10 @@ from tape.errors import (
     ScopeRequired,
     TapeError,
 )
-from tape.security.identity import ADMIN
 from tape.server.http.access import Access, bearer_of
-from tape.server.http.bodies import read_body
 from tape.server.http.problems import status_of
-from tape.server.http.routing import Handler
+from tape.server.http.request_bodies import read_body
+from tape.server.http.router import Handler
 
 log = logging.getLogger(__name__)
 

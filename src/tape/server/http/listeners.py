@@ -9,16 +9,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.executions.execute import ExecuteRequest, checked_request, execute_batch
+from tape.engine.security.wallet import Wallet
 from tape.errors import NotFound, TapeError
 from tape.journal.journal import Journal
-from tape.playbooks.executing import ExecuteRequest, checked_request, execute_batch
-from tape.security.wallet import Wallet
 from tape.server.http.execute import RUN_OVERHEAD_BYTES
 from tape.server.http.internal import answer
-from tape.subscriptions.ingress import Admitted, Taken
-from tape.subscriptions.listeners import Listener, Source
-from tape.subscriptions.requesting import request_of
-from tape.subscriptions.writing import WriterDispatch
+from tape.subscriptions.dispatch.in_server import WriterDispatch
+from tape.subscriptions.dispatch.request import request_of
+from tape.subscriptions.ingress.ingress import Admitted, Taken
+from tape.subscriptions.ingress.listeners import Listener, Source
 
 # That the same secrets are given to gateways is on the journal this often.
 NOTE_S = 3_600.0

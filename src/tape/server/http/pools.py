@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.reactions.statistics import read_statistics
 from tape.errors import NotFound
-from tape.playbooks.names import reaction_id
-from tape.reactions.statistics import read_statistics
+from tape.playbooks.pools import reaction_id
 from tape.server.http.internal import answer
 from tape.store import Database
 

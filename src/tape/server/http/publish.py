@@ -12,14 +12,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.base.telemetry.tracing import parse_traceparent
+from tape.engine.security.identity import Caller
 from tape.errors import InvalidInput, InvalidRequest
-from tape.journal import subject as subjects
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
-from tape.security.identity import Caller
+from tape.model import subject as subjects
+from tape.model.entry import Draft
 from tape.server.http.access import Access
-from tape.server.http.bodies import read_body
-from tape.telemetry.tracing import parse_traceparent
+from tape.server.http.request_bodies import read_body
 
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"

@@ -9,18 +9,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.ledgers import counts
+from tape.engine.ledgers.window import MS, Window
+from tape.engine.security.audit import Audit
+from tape.engine.security.identity import Caller
 from tape.errors import InvalidRequest
 from tape.journal.history import History
-from tape.journal.listing import Question, list_history
-from tape.journal.whose import Whose
-from tape.ledgers import counts
-from tape.ledgers.window import MS, Window
-from tape.security.audit import Audit
-from tape.security.identity import Caller
+from tape.journal.identity_filter import Whose
+from tape.journal.pages import Question, list_history
 from tape.server.http.access import Access, require_widening
-from tape.server.http.bodies import parse_time, read_json, to_time
 from tape.server.http.cloudevents import BATCH, to_batch
 from tape.server.http.frames import event_json
+from tape.server.http.request_bodies import parse_time, read_json, to_time
 
 PROTOCOL_VERSION = "0.1.0"
 MAX_AGGREGATE_BYTES = 32 << 10

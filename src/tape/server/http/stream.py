@@ -14,15 +14,15 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from tape.bus.audience import Scope
-from tape.bus.live import Broadcast, LiveSubscription
+from tape.engine.fanout.audience import Scope
+from tape.engine.fanout.live import Broadcast, LiveSubscription
+from tape.engine.security.audit import Audit
+from tape.engine.security.identity import Caller
 from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
-from tape.journal.entry import check_id
+from tape.journal.appender import Head, read_head
 from tape.journal.history import History, PastCursor, Wanted
-from tape.journal.page import Head, read_head
-from tape.journal.read import Cursor, Slice, open_identity_cursor
-from tape.security.audit import Audit
-from tape.security.identity import Caller
+from tape.journal.reader import Cursor, Slice, open_identity_cursor
+from tape.model.entry import check_id
 from tape.server.http.access import Access, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
 from tape.server.http.protocol import KEY, Connection

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.errors import InvalidInput, UnknownEvent, UnknownSubscription
-from tape.journal.catalogue import EVENTS
-from tape.journal.entry import Draft
 from tape.journal.journal import Journal
-from tape.playbooks.identifiers import MAX_ID
-from tape.server.http.bodies import parse_time, to_time
+from tape.model.entry import Draft
+from tape.model.event_types import EVENTS
+from tape.model.execution_ids import MAX_ID
 from tape.server.http.internal import answer, read_request
+from tape.server.http.request_bodies import parse_time, to_time
 from tape.store import Reader
 from tape.subscriptions import lifecycle
 from tape.subscriptions.events import Event, about

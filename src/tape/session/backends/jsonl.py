@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tape.base.file_lock import lock_file
 from tape.errors import InvalidInput, TapeFileInUse, TapeFileUnusable
 from tape.session.lines import BadLine, parse, quick_seq, read_entries, segments, to_line
-from tape.session.locking import lock_file
 
 Fsync = Literal["never", "interval", "always"]
 BLOCK = 1 << 16

@@ -9,9 +9,9 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tape.errors import InvalidConfig
+from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.manifests import cloud_run, kubernetes
-from tape.subscriptions.manifests.place import Place
-from tape.subscriptions.spec import Subscription
+from tape.subscriptions.manifests.deployment import Place
 
 TARGETS: dict[str, Callable[[Subscription, Place], list[dict[str, Any]]]] = {
     "kubernetes": kubernetes.documents,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tape.subscriptions.manifests.place import Place, command_of, labels_of, name_of, probe
-from tape.subscriptions.spec import Subscription
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.manifests.deployment import Place, command_of, labels_of, name_of, probe
 
 
 def documents(subscription: Subscription, place: Place) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from tape.base.file_lock import lock_file
 from tape.errors import SpoolUnavailable
-from tape.session.locking import lock_file
 from tape.subscriptions.spool.backend import Area, Extent, Stored
 
 P = ParamSpec("P")

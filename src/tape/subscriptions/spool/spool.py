@@ -13,10 +13,10 @@ import msgspec
 from tape.errors import DamagedSpoolItem, SpoolFull, SpoolUnavailable
 from tape.subscriptions import events
 from tape.subscriptions.events import About, Event
+from tape.subscriptions.spool.arrival_numbers import Numbers
 from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
 from tape.subscriptions.spool.front import Front
 from tape.subscriptions.spool.item import SpoolItem, decode, digest, sequence_of
-from tape.subscriptions.spool.numbering import Numbers
 from tape.subscriptions.spool.pace import Pace
 from tape.subscriptions.spool.retention import expire, make_room
 

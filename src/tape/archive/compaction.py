@@ -1,0 +1,76 @@
+"""Keeping the archive's files few: small ones of a day and kind become larger ones, and what nobody needs goes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import pyarrow as pa
+
+from tape.archive.files import FILE_COLUMNS, File, read_footer, read_group, write_file
+from tape.archive.table import Lake
+from tape.errors import ArchiveBusy
+
+log = logging.getLogger(__name__)
+
+SMALL_BYTES = 32 << 20
+LARGE_BYTES = 128 << 20
+
+
+def compact(lake: Lake, at_least: int = 2) -> int:
+    """Rewrite neighbouring small files as one, where there are so many of them; the number of files that went.
+
+    The entries and their order stay. Readers see the old files or the new one; the old ones stay where they are
+    until `Lake.tidy`.
+    """
+    files = sorted(lake.files(), key=lambda file: (file.day, file.kind, file.first))
+    small = [
+        neighbours
+        for _, same in groupby(files, key=lambda file: (file.day, file.kind))
+        for neighbours in _neighbours(list(same))
+        if len(neighbours) >= at_least
+    ]
+    if not small:
+        return 0
+    large = [_joined(lake, neighbours) for neighbours in small]
+    old = [file for neighbours in small for file in neighbours]
+    try:
+        lake.replace(old, large, "compaction")
+    except ArchiveBusy as error:
+        log.warning("small files of the archive stay as they are for now: %s", error)
+        for file in large:
+            lake.filesystem.delete_file(file.path)
+        lake.refresh()
+        return 0
+    return len(old)
+
+
+def _neighbours(files: Sequence[File]) -> Iterator[list[File]]:
+    """Small files that follow each other and together are not too large."""
+    found: list[File] = []
+    size = 0
+    for file in files:
+        is_small = file.size < SMALL_BYTES and (not found or found[-1].last < file.first)
+        if found and (not is_small or size + file.size > LARGE_BYTES):
+            yield found
+            found, size = [], 0
+        if file.size < SMALL_BYTES:
+            found.append(file)
+            size += file.size
+    if found:
+        yield found
+
+
+def _joined(lake: Lake, files: Sequence[File]) -> File:
+    first = next(_parts(lake, files[:1]))
+    last = deque(_parts(lake, files[-1:]), maxlen=1).pop()
+    return write_file(lake.filesystem, _parts(lake, files), first, last, files[0].day, files[0].kind)
+
+
+def _parts(lake: Lake, files: Sequence[File]) -> Iterator[pa.Table]:
+    for file in files:
+        facts, groups = read_footer(lake.filesystem, file)
+        for group in sorted(groups, key=lambda group: group.first):
+            yield read_group(lake.filesystem, facts, group, FILE_COLUMNS).sort_by("global_seq")

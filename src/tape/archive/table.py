@@ -1,0 +1,177 @@
+"""The archive: a Delta table of Parquet files, partitioned by day and kind.
+
+Whoever writes files adds them to the table in one commit that also holds how far the journal is archived (an
+application transaction whose version is a `global_seq`). So there is no second place that could disagree: files
+without their commit were never there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from tape.archive import files as parquet
+from tape.archive.files import FILE_COLUMNS, PARTITIONS, READ_COLUMNS, File
+from tape.archive.location import filesystem_of, resolved
+from tape.archive.schema import arrow_schema
+from tape.errors import ArchiveBusy, PipelineInput
+from tape.journal.appender import Head
+
+APP = "tape-archive"
+REPLACING = "tape-archive-replacing"
+# Whoever has begun to read a file that was replaced meanwhile has this long to finish.
+KEPT_HOURS = 168
+_BEGIN, _ANCHOR = "tape.begin", "tape.anchor"
+
+
+class Lake:
+    """An archive at a folder or an object store's URL."""
+
+    def __init__(self, url: str, table: DeltaTable, options: Mapping[str, str] | None = None) -> None:
+        self.url = url
+        self.filesystem = filesystem_of(url, options)
+        self._table = table
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, str] | None = None) -> Lake:
+        """An archive that exists. Raises PipelineInput."""
+        url = resolved(url)
+        if not DeltaTable.is_deltatable(url, dict(options or {})):
+            raise PipelineInput(f"There is no archive at {url}. Make one with: tape pipeline run archive --lake {url}")
+        lake = cls(url, DeltaTable(url, storage_options=dict(options or {})), options)
+        if _BEGIN not in lake._settings:
+            raise PipelineInput(f"The table at {url} is no archive of a journal; choose another folder.")
+        return lake
+
+    @classmethod
+    def open_or_create(cls, url: str, head: Head, options: Mapping[str, str] | None = None) -> Lake:
+        """The archive at a URL; a new one begins with the oldest entry of the journal."""
+        if DeltaTable.is_deltatable(resolved(url), dict(options or {})):
+            return cls.open(url, options)
+        fields = [*arrow_schema(FILE_COLUMNS), pa.field("day", pa.string()), pa.field("kind", pa.string())]
+        DeltaTable.create(
+            resolved(url),
+            pa.schema(fields),
+            mode="ignore",
+            partition_by=list(PARTITIONS),
+            name="tape journal",
+            configuration={_BEGIN: str(head.oldest), _ANCHOR: head.anchor.hex()},
+            storage_options=dict(options or {}),
+            raise_if_key_not_exists=False,
+        )
+        return cls.open(url, options)
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return self._table.metadata().configuration
+
+    @property
+    def begin(self) -> int:
+        """The first global_seq of the archive."""
+        return int(self._settings[_BEGIN])
+
+    @property
+    def anchor(self) -> bytes:
+        """The chain value just before the first entry."""
+        return bytes.fromhex(self._settings[_ANCHOR])
+
+    @property
+    def until(self) -> int:
+        """The last global_seq that is archived."""
+        return self._table.transaction_version(APP) or self.begin - 1
+
+    @property
+    def version(self) -> int:
+        """The number of the commit that is seen."""
+        return self._table.version()
+
+    def refresh(self) -> None:
+        """See what others have committed."""
+        self._table.update_incremental()
+
+    def files(self) -> list[File]:
+        """The files of the archive, by their first entry."""
+        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        found = [
+            File(
+                path=action["path"],
+                size=action["size_bytes"],
+                entries=action["num_records"],
+                first=action["min.global_seq"],
+                last=action["max.global_seq"],
+                first_ms=action["min.ts_ms"],
+                last_ms=action["max.ts_ms"],
+                day=action["partition.day"],
+                kind=action["partition.kind"],
+            )
+            for action in actions
+        ]
+        return sorted(found, key=lambda file: (file.first, file.path))
+
+    def add(self, written: Sequence[File], until: int) -> None:
+        """Make files part of the archive, together with how far it now reaches.
+
+        Raises ArchiveBusy if another job has added something since the table was last looked at.
+        """
+        note = {"tape.after": str(self.until), "tape.until": str(until)}
+        self._commit([_adding(file, changes_data=True) for file in written], note, [Transaction(APP, until)])
+
+    def replace(self, old: Sequence[File], new: Sequence[File], why: str) -> None:
+        """Put files in the place of others that have the same entries, at once for every reader.
+
+        Raises ArchiveBusy if somebody else has replaced any since the table was last looked at.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        gone = [RemoveAction(file.path, False, now_ms, file.size, {"day": file.day, "kind": file.kind}) for file in old]
+        # A commit of the same application that was not seen is a conflict, and only one replaces files at a time.
+        turn = Transaction(REPLACING, (self._table.transaction_version(REPLACING) or 0) + 1)
+        self._commit([*gone, *(_adding(file, changes_data=False) for file in new)], {"tape.why": why}, [turn])
+
+    def read_file(self, file: File, after: int, until: int, columns: Sequence[str] = READ_COLUMNS) -> pa.Table:
+        """The entries of one file within a stretch. Raises ArchiveDamaged, naming the file."""
+        return parquet.read_file(self.filesystem, file, after, until, columns)
+
+    def tidy(self) -> int:
+        """Delete files that have been no part of the archive for a week; the number of those."""
+        return len(self._table.vacuum(KEPT_HOURS, dry_run=False, full=True))
+
+    def _commit(
+        self, actions: list[AddAction | RemoveAction], note: dict[str, str], transactions: list[Transaction]
+    ) -> None:
+        try:
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                partition_by=list(PARTITIONS),
+                commit_properties=CommitProperties(custom_metadata=note, app_transactions=transactions),
+                post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
+            )
+        except CommitFailedError as error:
+            raise ArchiveBusy(
+                f"The archive at {self.url} was changed by somebody else meanwhile, so nothing was: {error}"
+            ) from error
+        self.refresh()
+
+
+def _adding(file: File, *, changes_data: bool) -> AddAction:
+    facts = {
+        "numRecords": file.entries,
+        "minValues": {"global_seq": file.first, "ts_ms": file.first_ms},
+        "maxValues": {"global_seq": file.last, "ts_ms": file.last_ms},
+        "nullCount": {"global_seq": 0, "ts_ms": 0},
+    }
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values={"day": file.day, "kind": file.kind},
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=changes_data,
+        stats=msgspec.json.encode(facts).decode(),
+    )

@@ -1,0 +1,305 @@
+"""NATS JetStream: a durable pull consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tape.brokers.settings import Settings
+from tape.brokers.source import Delivery, Patience, Source
+from tape.brokers.tls import tls_of
+from tape.errors import MissingExtra, SourceError, SourceMissing, SourceUnavailable
+
+CONNECT_S = 5.0
+FAREWELL_S = 1.0
+NANOSECONDS = 1_000_000_000
+# No messages, and none in time.
+_ORDINARY_ENDS = ("404", "408")
+
+
+class NatsSource(Source):
+    """Reads `stream` through the durable `consumer`, which is made if the spec says `create: true`.
+
+    One pull is open at a time. It hands over what is there at once, so a batch that is not full waits for nobody; what
+    comes later belongs to the next poll. Needs `pip install 'tape[nats]'`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        try:
+            import nats
+            import nats.aio.client
+        except ImportError as error:
+            raise MissingExtra("subscriptions to NATS", "nats") from error
+        self._nats = nats
+        self.stream = settings.required("stream")
+        self.consumer = settings.required("consumer")
+        self._servers = settings.texts("url")
+        if not self._servers:
+            raise settings.wrong("requires 'url', or an 'auth' credential with a 'url'")
+        self._should_create = settings.flag("create")
+        self._filter = settings.text("subject")
+        self._options = login_of(settings, nats)
+        self._place = place_of(self._servers)
+        self._client_class = client_class(nats.aio.client.Client)
+        self._connection: Any = None
+        self._inbox = ""
+        self._arrived: deque[Any] = deque()
+        self._news = asyncio.Event()
+        self._pulls = 0
+        self._to_come = 0
+        self._refusal = ""
+        self._max_deliver = 0
+        self._max_age_ms = 0
+
+    async def open(self) -> None:
+        """Connect, and find the consumer."""
+        await self._disconnect()
+        self._connection = connection = self._client_class()
+        try:
+            with self._told("cannot be reached"):
+                # Whoever polls waits and opens again: a client that reconnects by itself would hide an outage.
+                await asyncio.wait_for(
+                    connection.connect(
+                        self._servers,
+                        name="tape-subscription",
+                        allow_reconnect=False,
+                        max_reconnect_attempts=1,
+                        reconnect_time_wait=0,
+                        connect_timeout=CONNECT_S,
+                        error_cb=self._wake,
+                        closed_cb=self._wake,
+                        **self._options,
+                    ),
+                    2 * CONNECT_S,
+                )
+            await self._find_consumer()
+        except SourceError:
+            await self._disconnect()
+            raise
+        with self._told("lost"):
+            self._inbox = connection.new_inbox()
+            # Never more than one pull of a thousand messages is on its way.
+            await connection.subscribe(f"{self._inbox}.*", cb=self._take, pending_msgs_limit=0, pending_bytes_limit=0)
+
+    async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
+        """What has arrived of the open pull, else of a new one."""
+        if not self._arrived:
+            await self._pull(limit, wait_s)
+        found = [self._delivery(self._arrived.popleft()) for _ in range(min(limit, len(self._arrived)))]
+        if not found and self._refusal:
+            raise SourceUnavailable(f"NATS at {self._place} ended the pull: {self._refusal}.")
+        if not found and not self._is_connected:
+            raise SourceUnavailable(f"NATS at {self._place}: the connection was lost.")
+        return found
+
+    async def ack(self, receipts: Sequence[str]) -> None:
+        await self._answer(receipts, b"+ACK")
+
+    async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
+        delay = json.dumps({"delay": int(delay_s * NANOSECONDS)}) if delay_s > 0 else ""
+        await self._answer(receipts, f"-NAK {delay}".strip().encode())
+
+    async def term(self, receipts: Sequence[str]) -> None:
+        await self._answer(receipts, b"+TERM")
+
+    async def release(self) -> None:
+        """Hand back what has arrived and was not polled."""
+        waiting = [message.reply for message in self._arrived]
+        self._arrived.clear()
+        if waiting and self._is_connected:
+            await self.nack(waiting)
+
+    async def lag(self) -> int | None:
+        """Messages that the consumer has not delivered yet."""
+        with self._told("does not answer"):
+            info = await self._connection.jetstream().consumer_info(self.stream, self.consumer)
+        self._max_deliver = int(info.config.max_deliver or 0)
+        return int(info.num_pending)
+
+    async def close(self) -> None:
+        with contextlib.suppress(SourceUnavailable):
+            await self.release()
+        await self._disconnect()
+
+    async def _find_consumer(self) -> None:
+        jetstream, api = self._connection.jetstream(), self._nats.js.api
+        errors = self._nats.js.errors
+        try:
+            with self._told("does not answer"):
+                stream = await jetstream.stream_info(self.stream)
+                self.keeps_settled = stream.config.retention == api.RetentionPolicy.LIMITS
+                self._max_age_ms = int((stream.config.max_age or 0) * 1_000)
+        except errors.NotFoundError as error:
+            raise SourceMissing(
+                f"subscription[nats]: stream {self.stream!r} not found at {self._place}. Make it, or correct 'stream'."
+            ) from error
+        try:
+            with self._told("does not answer"):
+                info = await jetstream.consumer_info(self.stream, self.consumer)
+        except errors.NotFoundError as error:
+            if not self._should_create:
+                raise SourceMissing(
+                    f"subscription[nats]: consumer {self.consumer!r} on stream {self.stream!r} not found. Make a"
+                    " durable pull consumer, or let the spec say 'create: true'."
+                ) from error
+            config = api.ConsumerConfig(
+                durable_name=self.consumer,
+                ack_policy=api.AckPolicy.EXPLICIT,
+                filter_subject=self._filter or None,
+            )
+            with self._told("does not answer"):
+                info = await jetstream.add_consumer(self.stream, config)
+        config = info.config
+        self._max_deliver = int(config.max_deliver or 0)
+        if config.deliver_subject or config.ack_policy != api.AckPolicy.EXPLICIT:
+            raise SourceMissing(
+                f"subscription[nats]: consumer {self.consumer!r} on stream {self.stream!r} is not a pull consumer with"
+                " explicit acknowledgement, so messages could be lost. Make another one and name it in 'consumer'."
+            )
+
+    async def _pull(self, limit: int, wait_s: float) -> None:
+        self._news.clear()
+        if self._to_come == 0:
+            request = {"batch": limit, "expires": max(int(wait_s * NANOSECONDS), 1_000_000)}
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+            self._pulls += 1
+            self._to_come, self._refusal = limit, ""
+            with self._told("lost"):
+                await self._connection.publish(subject, json.dumps(request).encode(), reply=self._reply)
+        with contextlib.suppress(TimeoutError):
+            while not self._arrived and self._to_come and self._is_connected:
+                self._news.clear()
+                await asyncio.wait_for(self._news.wait(), wait_s)
+        if not self._arrived:
+            # The server forgets the pull at this moment; what it sent before that is taken by the next poll.
+            self._to_come = 0
+
+    async def _take(self, message: Any) -> None:
+        if message.reply.startswith("$JS.ACK."):
+            self._to_come = max(self._to_come - 1, 0)
+            self._arrived.append(message)
+        elif message.subject == self._reply:  # a status: this pull is over
+            self._to_come = 0
+            status = message.headers or {}
+            if status.get("Status") not in _ORDINARY_ENDS:
+                self._refusal = f"{status.get('Status', '')} {status.get('Description', '')}".strip()
+        self._news.set()
+
+    async def _wake(self, *_: object) -> None:
+        self._news.set()
+
+    async def _answer(self, receipts: Sequence[str], word: bytes) -> None:
+        for receipt in receipts:
+            if not receipt.startswith("$JS.ACK."):
+                raise SourceMissing(f"subscription[nats]: {receipt!r} is not a receipt; those begin with $JS.ACK.")
+        if not receipts:
+            return
+        with self._told("lost"):
+            for receipt in receipts:
+                await self._connection.publish(receipt, word)
+            await self._connection.flush(int(CONNECT_S))
+
+    def _delivery(self, message: Any) -> Delivery:
+        about = message.metadata
+        return Delivery(
+            message_id=str(about.sequence.stream),
+            body=message.data,
+            receipt=message.reply,
+            headers=pairs_of(message),
+            metadata={
+                "subject": message.subject,
+                "stream_seq": about.sequence.stream,
+                "consumer_seq": about.sequence.consumer,
+                "delivered": about.num_delivered,
+                "pending": about.num_pending,
+            },
+            deliveries=about.num_delivered,
+            patience=Patience(
+                self._max_deliver - about.num_delivered if self._max_deliver > 0 else None,
+                int(about.timestamp.timestamp() * 1_000) + self._max_age_ms if self._max_age_ms else None,
+            ),
+        )
+
+    @property
+    def _reply(self) -> str:
+        """Where the open pull is answered: the end of an earlier one is told apart from its own."""
+        return f"{self._inbox}.{self._pulls}"
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._connection is not None and bool(self._connection.is_connected)
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._arrived.clear()
+        self._to_come = 0
+        if connection is not None and not connection.is_closed:
+            with contextlib.suppress(Exception):  # it may be broken in any way; nothing depends on a farewell
+                await asyncio.wait_for(connection.close(), FAREWELL_S)
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn what the client raises into an error that says where."""
+        if self._connection is None:
+            raise SourceUnavailable(f"NATS at {self._place} is not connected.")
+        try:
+            yield
+        except self._nats.js.errors.NotFoundError:
+            raise
+        except (self._nats.errors.Error, OSError, TimeoutError) as error:
+            raise SourceUnavailable(f"NATS at {self._place} {what}: {str(error) or type(error).__name__}.") from error
+
+
+def place_of(servers: Sequence[str]) -> str:
+    """Where servers are, for messages: a url may hold a password, which is left out."""
+    return ", ".join(server.rpartition("@")[2].removeprefix("nats://") for server in servers)
+
+
+def pairs_of(message: Any) -> tuple[tuple[str, str], ...]:
+    """The headers of a message, every pair that was sent."""
+    headers = message.headers or {}
+    return getattr(headers, "pairs", None) or tuple(headers.items())
+
+
+def login_of(settings: Settings, nats: Any) -> dict[str, Any]:
+    """How to prove who we are: `creds`, else `nkey`, else `token`, else `user` and `password`."""
+    options: dict[str, Any] = {}
+    if (tls := tls_of(settings)) is not None:
+        options["tls"] = tls.context()
+    if creds := settings.text("creds"):
+        held = "-----BEGIN" in creds
+        options["user_credentials"] = nats.aio.client.RawCredentials(creds) if held else creds
+    elif nkey := settings.text("nkey"):
+        options["nkeys_seed_str"] = nkey
+    elif token := settings.text("token"):
+        options["token"] = token
+    elif user := settings.text("user"):
+        options |= {"user": user, "password": settings.text("password")}
+    return options
+
+
+class _Headers(dict[str, str]):
+    """Headers as the client reads them, and beside them every pair that was sent."""
+
+    pairs: tuple[tuple[str, str], ...] = ()
+
+
+def client_class(client: Any) -> Any:
+    """A client that keeps headers with several values, of which nats-py keeps one."""
+
+    class Client(client):  # type: ignore[misc]  # the class is an optional dependency's
+        async def _process_headers(self, headers: bytes) -> Any:
+            found = await super()._process_headers(headers)
+            if found is None:
+                return None
+            kept = _Headers(found)
+            lines = bytes(headers).split(b"\r\n")[1:]
+            pairs = (line.decode(errors="replace").partition(":") for line in lines if line)
+            kept.pairs = tuple((name, value.strip()) for name, colon, value in pairs if colon)
+            return kept
+
+    return Client

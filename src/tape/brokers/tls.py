@@ -1,0 +1,61 @@
+"""Certificates of a connection: PEM text out of the wallet, or the path of a file."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tape.brokers.settings import Settings
+
+_PARTS = ("ca", "cert", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates to trust (`ca`; the machine's own if empty), and our own `cert` with its `key`, as PEM text."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        """The same for Python's ssl."""
+        context = ssl.create_default_context(cadata=self.ca or None)
+        if self.cert:
+            # The ssl module reads a key from a file only: one that nobody else may read, for a moment.
+            handle, path = tempfile.mkstemp(prefix="tape-tls-")
+            try:
+                os.write(handle, f"{self.cert}\n{self.key}".encode())
+                os.close(handle)
+                context.load_cert_chain(path)
+            finally:
+                Path(path).unlink()
+        return context
+
+
+def tls_of(settings: Settings) -> Tls | None:
+    """What `tls` of the spec says, or `ca`, `cert` and `key` of the credential; None if neither says anything."""
+    given = settings.mapping("tls", _PARTS)
+    spec = Settings(f"{settings.source}.tls", given)
+    wanted = {name: spec.text(name) or settings.text(name) for name in _PARTS}
+    if settings.raw("tls") is None and not any(wanted.values()):
+        return None
+    try:
+        parts = {name: _pem(value) for name, value in wanted.items()}
+    except OSError as error:
+        raise settings.wrong(f"'tls' names a file that cannot be read: {error.strerror}: {error.filename}") from error
+    if bool(parts["cert"]) != bool(parts["key"]):
+        raise settings.wrong("'tls' must have both 'cert' and 'key', or neither")
+    tls = Tls(**parts)
+    try:
+        tls.context()
+    except (ssl.SSLError, ValueError) as error:
+        raise settings.wrong(f"'tls' has a certificate or key that is no PEM: {error}") from error
+    return tls
+
+
+def _pem(value: str) -> str:
+    return value if not value or "-----BEGIN" in value else Path(value).expanduser().read_text(encoding="ascii")

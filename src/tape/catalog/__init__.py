@@ -1,1 +1,0 @@
-"""Documents that users register: playbooks and subscriptions, in YAML, versioned in the store."""

@@ -1,0 +1,91 @@
+"""Code for the macros. Each element costs as many steps as its expression has nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tape.cel.envelope import Envelope, Run, raise_exhausted
+from tape.cel.values import Fault, elements_of
+
+
+def every(source: Run, slot: int, condition: Run, cost: int, at: int) -> Run:
+    """`source.all(x, condition)`: one false decides, whatever errors there are beside it."""
+    return _until(source, slot, condition, cost, at, decisive=False)
+
+
+def some(source: Run, slot: int, condition: Run, cost: int, at: int) -> Run:
+    """`source.exists(x, condition)`: one true decides, whatever errors there are beside it."""
+    return _until(source, slot, condition, cost, at, decisive=True)
+
+
+def _until(source: Run, slot: int, condition: Run, cost: int, at: int, *, decisive: bool) -> Run:
+    def run(envelope: Envelope) -> bool:
+        elements = _elements(source, envelope, at)
+        places = envelope.locals
+        reason = ""
+        reason_at = at
+        result: bool
+        for element in elements:
+            envelope.steps -= cost
+            if envelope.steps < 0:
+                raise_exhausted(at)
+            places[slot] = element
+            try:
+                result = condition(envelope)
+                if result is decisive:
+                    return decisive
+            except Fault as fault:
+                reason, reason_at = fault.reason, fault.at
+        if reason:
+            raise Fault(reason, reason_at)
+        return not decisive
+
+    return run
+
+
+def exactly_one(source: Run, slot: int, condition: Run, cost: int, at: int) -> Run:
+    """`source.exists_one(x, condition)`; any error is one."""
+
+    def run(envelope: Envelope) -> bool:
+        elements = _elements(source, envelope, at)
+        places = envelope.locals
+        count = 0
+        for element in elements:
+            envelope.steps -= cost
+            if envelope.steps < 0:
+                raise_exhausted(at)
+            places[slot] = element
+            if condition(envelope):
+                count += 1
+        return count == 1
+
+    return run
+
+
+def transformed(source: Run, slot: int, condition: Run | None, transform: Run | None, cost: int, at: int) -> Run:
+    """`source.map(x, transform)`, `source.map(x, condition, transform)` and `source.filter(x, condition)`."""
+
+    def run(envelope: Envelope) -> list[Any]:
+        elements = _elements(source, envelope, at)
+        places = envelope.locals
+        made: list[Any] = []
+        for element in elements:
+            envelope.steps -= cost
+            if envelope.steps < 0:
+                raise_exhausted(at)
+            places[slot] = element
+            if condition is None or condition(envelope):
+                made.append(element if transform is None else transform(envelope))
+        return made
+
+    return run
+
+
+def _elements(source: Run, envelope: Envelope, at: int) -> Iterable[Any]:
+    value = source(envelope)
+    try:
+        return elements_of(value)
+    except Fault as fault:
+        fault.at = at
+        raise

@@ -1,0 +1,95 @@
+"""A run's story: everything the server knows about it, gathered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from tape.cli.output import as_dict
+from tape.client import AsyncTapeClient
+from tape.client.aio import to_entry
+from tape.model.entry import Entry
+from tape.proto import tape_pb2 as pb
+
+ASKED_AT_ONCE = 16
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Story(msgspec.Struct, frozen=True):
+    """A run with what belongs to it; `entries` is what the journal still has of it."""
+
+    run: pb.RunState
+    decisions: list[pb.DecisionRecord]
+    effects: list[pb.EffectRecord]
+    obligations: list[pb.ObligationRecord]
+    budget: pb.BudgetState
+    entries: list[Entry]
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole story for programs; payloads are plain JSON."""
+        return {
+            "run": as_dict(self.run),
+            "decisions": [as_dict(decision) for decision in self.decisions],
+            "effects": [as_dict(effect) for effect in self.effects],
+            "obligations": [as_dict(obligation) for obligation in self.obligations],
+            "budget": as_dict(self.budget),
+            "journal": [
+                {
+                    "global_seq": entry.global_seq,
+                    "seq": entry.seq,
+                    "ts_ms": entry.ts_ms,
+                    "subject": entry.subject,
+                    "payload": msgspec.Raw(entry.payload_json.encode()),
+                    "trace_id": entry.trace_id,
+                    "span_id": entry.span_id,
+                }
+                for entry in self.entries
+            ],
+        }
+
+
+async def load(client: AsyncTapeClient, run_id: str) -> Story:
+    """Ask for everything about a run; NotFound if there is none."""
+    run, head = await asyncio.gather(client.get_run(run_id), client.head())
+    entries: list[Entry] = []
+    async for batch in client.follow_batches(run_id=run_id, reconnect=False):
+        entries += map(to_entry, batch.entries)
+        if batch.position >= head.global_seq:
+            break
+    indices = _told(entries, "decision", "decision_index", int)
+    keys = _told(entries, "effect", "idempotency_key", str)
+    decisions = await _all(indices, lambda index: client.get_decision(run_id=run_id, decision_index=index))
+    effects = await _all(keys, lambda key: client.get_effect(run_id=run_id, idempotency_key=key))
+    obligations, admitted = await asyncio.gather(
+        client.list_obligations(run_id=run_id, only_unresolved=False), client.admit_budget(run_id=run_id)
+    )
+    return Story(
+        run,
+        [answer.decision for answer in decisions if answer.found],
+        [answer.effect for answer in effects if answer.found],
+        list(obligations.obligations),
+        admitted.budget,
+        entries,
+    )
+
+
+def _told(entries: Iterable[Entry], kind: str, field: str, type_: type[K]) -> list[K]:
+    """What the entries of a kind say in a field, each once, in order."""
+    payloads = (entry.payload for entry in entries if entry.kind == kind)
+    values = (payload.get(field) for payload in payloads if isinstance(payload, dict))
+    return list(dict.fromkeys(value for value in values if type(value) is type_))
+
+
+async def _all(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> list[T]:
+    room = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def asked(key: K) -> T:
+        async with room:
+            return await ask(key)
+
+    return await asyncio.gather(*map(asked, keys))

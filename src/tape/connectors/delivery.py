@@ -1,0 +1,189 @@
+"""Sending one effect of the outbox: claimed, sent, and on record, so that it is never sent blindly twice.
+
+    claim ─► (somebody vanished with it? look first) ─► send ─► record
+
+A dispatcher that dies anywhere on this way leaves a claim behind that runs out. Whoever claims the effect next is
+told, and asks the other side before it sends what must not be repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tape.base.retry import RetryPolicy
+from tape.client.sync import TapeClient
+from tape.connectors.base import DispatchResult, EffectConnector, ObservationResult, call_dispatch, call_observe
+from tape.connectors.claims import KeptClaim, claim_name
+from tape.durable.registry import get_tool_compensator
+from tape.durable.server_retry import patiently
+from tape.errors import IllegalTransition, InvalidInput, InvalidJson, LeaseHeld
+from tape.model.payload import to_json
+from tape.proto import tape_pb2 as pb
+
+DEFAULT_LEASE_MS = 60_000
+DEFAULT_ATTEMPTS = 5
+LONGEST_ERROR = 20_000
+DOUBT = "unknown: "  # how an attempt is put on record that may have come through
+# 1 s, 2 s, 4 s, … up to a minute, each up to a fifth shorter or longer.
+PAUSES = RetryPolicy(jitter=0.2)
+
+RESOLUTIONS = {
+    "confirmed": pb.EFFECT_RESOLUTION_CONFIRMED,
+    "failed": pb.EFFECT_RESOLUTION_FAILED,
+    "absent": pb.EFFECT_RESOLUTION_ABSENT,
+    "duplicate": pb.EFFECT_RESOLUTION_DUPLICATE,
+    "stuck": pb.EFFECT_RESOLUTION_STUCK,
+}
+
+
+@dataclass(frozen=True)
+class Dispatcher:
+    """Who sends: a name for the claims, and how patient it is."""
+
+    client: TapeClient
+    claimer: str
+    max_attempts: int = DEFAULT_ATTEMPTS
+    lease_ttl_ms: int = DEFAULT_LEASE_MS
+    pauses: RetryPolicy = field(default=PAUSES)
+
+    def send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
+        """Send an effect if it is free; says what became of it: `outcome` and `reason`."""
+        return replace(self, claimer=claim_name(self.claimer))._send(effect, connector)
+
+    def _send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
+        claimed_at = time.monotonic()
+        claim = self._claim(effect)
+        if not claim.acquired:
+            return report(effect, "held", "another dispatcher has it, or it is not due")
+        try:
+            with KeptClaim(
+                lambda: self._claim(effect, renew=True).acquired, self.lease_ttl_ms, claimed_at=claimed_at
+            ) as kept:
+                return self._carry_out(claim.effect, connector, claim.previous_claimer, kept)
+        except (LeaseHeld, IllegalTransition) as error:
+            return report(effect, "lost", str(error))
+
+    def _claim(self, effect: pb.EffectRecord, *, renew: bool = False) -> pb.ClaimEffectDispatchResponse:
+        return self.client.claim_effect_dispatch(
+            run_id=effect.run_id,
+            idempotency_key=effect.idempotency_key,
+            claimer=self.claimer,
+            lease_ttl_ms=self.lease_ttl_ms,
+            renew=renew,
+        )
+
+    def _carry_out(
+        self, effect: pb.EffectRecord, connector: EffectConnector, previous: str, kept: KeptClaim
+    ) -> dict[str, Any]:
+        # An earlier attempt may have come through, whatever becomes of this one.
+        in_doubt = bool(previous) or effect.last_dispatch_error.startswith(DOUBT)
+        if previous and effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
+            seen = call_observe(connector, effect)
+            if seen.status != "absent":
+                return self._record_seen(effect, seen, f"{previous} vanished with it")
+            in_doubt = False
+        if not kept.holds():
+            return report(effect, "lost", "the claim ran out before the effect was sent")
+        result = call_dispatch(connector, effect)
+        if result.status == "confirmed":
+            observed = ObservationResult("confirmed", result.external_ref, result.response)
+            record_observation(self.client, effect, observed)
+            return report(effect, "confirmed", result.external_ref)
+        reason = recordable(result.error, LONGEST_ERROR)
+        is_last = effect.dispatch_attempts + 1 >= self.max_attempts
+        if result.status == "unknown":
+            if is_last or effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
+                return self._attempted(effect, DOUBT + reason, 0)
+            pause_ms = int(self.pauses.delay(effect.dispatch_attempts + 1) * 1000)
+            return self._attempted(effect, DOUBT + reason, result.retry_at_ms or now_ms() + pause_ms)
+        if result.retry_at_ms and not is_last:
+            return self._attempted(effect, (DOUBT if in_doubt else "") + reason, result.retry_at_ms)
+        if in_doubt and (seen := call_observe(connector, effect)).status != "absent":
+            return self._record_seen(effect, seen, f"this attempt failed ({reason}), an earlier one may not have")
+        self._observe(effect, pb.EFFECT_RESOLUTION_FAILED, result)
+        return report(effect, "failed", reason)
+
+    def _record_seen(self, effect: pb.EffectRecord, seen: ObservationResult, why: str) -> dict[str, Any]:
+        if seen.status == "stuck":
+            said = recordable(seen.response, LONGEST_ERROR)
+            return self._attempted(effect, f"{DOUBT}{why}, and nobody can tell whether it was sent: {said}", 0)
+        record_observation(self.client, effect, seen)
+        return report(effect, seen.status, f"{why}; the other side was asked")
+
+    def _attempted(self, effect: pb.EffectRecord, reason: str, next_at_ms: int) -> dict[str, Any]:
+        patiently(
+            self.client.record_dispatch_attempt,
+            run_id=effect.run_id,
+            idempotency_key=effect.idempotency_key,
+            error=reason,
+            next_dispatch_at_ms=next_at_ms,
+            claimer=self.claimer,
+        )
+        outcome = "retry" if next_at_ms else "unknown"
+        return report(effect, outcome, reason) | ({"next_dispatch_at_ms": next_at_ms} if next_at_ms else {})
+
+    def _observe(self, effect: pb.EffectRecord, resolution: Any, result: DispatchResult) -> None:
+        patiently(
+            self.client.record_external_observation,
+            run_id=effect.run_id,
+            idempotency_key=effect.idempotency_key,
+            resolution=resolution,
+            external_ref=result.external_ref,
+            response_json=recordable(result.response, LONGEST_ERROR) if result.response else "",
+            error_json=recordable(result.error, LONGEST_ERROR),
+            claimer=self.claimer,
+        )
+
+
+def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: ObservationResult) -> pb.EffectRecord:
+    """Record what the other side shows. That something happened is a fact, whoever has the claim."""
+    declared = get_tool_compensator(effect.tool_name) if seen.status == "duplicate" else None
+    is_negative = seen.status in ("failed", "absent")
+    why = {"type": "Observed", "message": seen.status, **seen.response}
+    fields: dict[str, Any] = {
+        "run_id": effect.run_id,
+        "idempotency_key": effect.idempotency_key,
+        "resolution": RESOLUTIONS[seen.status],
+        "external_ref": seen.external_ref,
+        "response_json": "" if is_negative else recordable(seen.response),
+        "error_json": recordable(why, LONGEST_ERROR) if is_negative else "",
+        "compensate_on_duplicate_kind": getattr(declared["fn"], "__name__", "") if declared else "",
+    }
+    record: pb.EffectRecord
+    try:
+        record = patiently(client.record_external_observation, **fields)
+    except InvalidInput as error:
+        # That it happened must be on record, whatever is wrong with what the other side said about it.
+        fields |= {"response_json": recordable({"unrecorded": str(error)}), "external_ref": ""}
+        record = patiently(client.record_external_observation, **fields)
+    return record
+
+
+def recordable(value: Any, longest: int = 0) -> str:
+    """A value as JSON, also if it is none: a record must not fail because of what somebody answered."""
+    try:
+        text = to_json(value)
+    except InvalidJson:
+        text = to_json({"unrecorded": repr(value)[: longest or LONGEST_ERROR]})
+    if longest and len(text) > longest:
+        text = to_json({"unrecorded": text[:longest]})
+    return text
+
+
+def report(effect: pb.EffectRecord, outcome: str, reason: str) -> dict[str, Any]:
+    """What is told about an effect that was touched."""
+    return {
+        "run_id": effect.run_id,
+        "idempotency_key": effect.idempotency_key,
+        "tool_name": effect.tool_name,
+        "connector": effect.connector,
+        "outcome": outcome,
+        "reason": reason,
+    }
+
+
+def now_ms() -> int:
+    """The time, in milliseconds."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""YAML documents: parsing with line numbers, field declarations, and all problems of a document at once."""

@@ -1,0 +1,268 @@
+"""Documents with their problems: everything that is wrong is found in one reading, each with path, line and remedy.
+
+A validator asks a `Fields` for what it expects and gets a value of that type in any case; whatever was wrong is
+noted on the way, and `Document.check()` raises it all at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from tape.documents.yaml import Path, load, render
+from tape.errors import InvalidDocument, Problem
+
+T = TypeVar("T")
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+
+MAX_PATH = 400
+_PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")
+
+
+class Document:
+    """A document as it was written, what it says, and what is wrong with it."""
+
+    def __init__(self, content: str, default_kind: str = "Playbook") -> None:
+        self.content = _plain(content)
+        self.value, self._lines = load(self.content)
+        self.problems: list[Problem] = []
+        self.root = Place(self, self.value, ())
+        if not isinstance(self.value, dict):
+            raise InvalidDocument(
+                [Problem("", 1, "a document is a mapping with kind, metadata and what the kind needs")]
+            )
+        kind = self.value.get("kind", default_kind)
+        self.kind = kind.lower() if isinstance(kind, str) else ""
+        metadata = self.value.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else {}
+        self.name = str(metadata.get("name") or metadata.get("path") or "")
+        self.path = str(metadata.get("path") or metadata.get("name") or "")
+        self.labels: Any = metadata.get("labels") or {}
+
+    def fields(self, *known: str) -> Fields:
+        """The document's own keys: `apiVersion`, `kind`, `metadata` and these; what all kinds share is checked here."""
+        fields = self.root.mapping("apiVersion", "kind", "metadata", *known)
+        metadata = fields.section("metadata", "name", "path", "labels", "description", "annotations")
+        if "metadata" not in fields:
+            self.wrong(("metadata",), "Missing 'metadata' section")
+        if metadata.is_given:
+            for name in ("name", "path", "description"):
+                metadata.text(name, "")
+            if not self.path:
+                self.wrong(
+                    ("metadata",),
+                    "Missing 'path' or 'name' in metadata; give the document a path like domain/ingest_order",
+                )
+            elif len(self.path) > MAX_PATH or not _PATH.fullmatch(self.path):
+                where = "path" if "path" in metadata else "name"
+                metadata.at(where).wrong("must be words of letters, digits, _ . and - with / between them")
+        return fields
+
+    def line_of(self, path: Path) -> int:
+        """The line of a path, or of the nearest part around it."""
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, 1)
+
+    def wrong(self, path: Path, message: str, value: Any = REQUIRED) -> None:
+        """Note a problem."""
+        shown = None if value is REQUIRED else value
+        self.problems.append(Problem(render(path), self.line_of(path), message, shown))
+
+    def check(self) -> None:
+        """Raise InvalidDocument with everything that was noted, in the order of the lines."""
+        if self.problems:
+            raise InvalidDocument(sorted(self.problems, key=lambda problem: problem.line))
+
+
+class Place:
+    """A value in a document and where it stands."""
+
+    def __init__(self, document: Document, value: Any, path: Path) -> None:
+        self.document = document
+        self.value = value
+        self.path = path
+
+    @property
+    def line(self) -> int:
+        """Its line in the text."""
+        return self.document.line_of(self.path)
+
+    def wrong(self, message: str) -> None:
+        """Note that this value is wrong; the message goes on from its path and value."""
+        self.document.wrong(self.path, message, self.value)
+
+    def mapping(self, *known: str) -> Fields:
+        """The fields of a mapping. A key that is not known is a problem, with the nearest known one; no keys is any."""
+        fields = self.value
+        if not isinstance(fields, dict):
+            self.wrong("must be a mapping")
+            return Fields(Place(self.document, {}, self.path), is_given=False)
+        for key in fields if known else ():
+            if key not in known:
+                self.document.wrong((*self.path, key), "is not a known key" + nearest(key, known))
+        return Fields(self, is_given=True)
+
+    def items(self) -> list[Place]:
+        """The places of a list's items."""
+        if not isinstance(self.value, list):
+            self.wrong("must be a list")
+            return []
+        return [Place(self.document, item, (*self.path, index)) for index, item in enumerate(self.value)]
+
+    def text(self) -> str:
+        """A text that is not empty."""
+        return self._typed(lambda value: isinstance(value, str) and value != "", "must be a text", "")
+
+    def choice(self, allowed: Sequence[str]) -> str:
+        """One of these texts."""
+        if self.value in allowed and isinstance(self.value, str):
+            return self.value
+        self.wrong(f"must be one of {', '.join(allowed)}" + nearest(self.value, allowed, listed=False))
+        return allowed[0]
+
+    def whole(self, least: int = 0, most: int | None = None) -> int:
+        """A whole number within bounds."""
+        bounds = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+        good = (
+            isinstance(self.value, int)
+            and not isinstance(self.value, bool)
+            and self.value >= least
+            and (most is None or self.value <= most)
+        )
+        return self._typed(lambda _: good, f"must be {bounds}", least)
+
+    def number(self, least: float = 0.0) -> float:
+        """A number of at least so much."""
+        good = isinstance(self.value, int | float) and not isinstance(self.value, bool) and self.value >= least
+        return float(self._typed(lambda _: good, f"must be a number of at least {least:g}", least))
+
+    def flag(self) -> bool:
+        """true or false."""
+        return self._typed(lambda value: isinstance(value, bool), "must be true or false", False)
+
+    def texts(self) -> list[str]:
+        """A list of texts."""
+        return [item.text() for item in self.items()]
+
+    def _typed(self, is_good: Callable[[Any], bool], message: str, otherwise: T) -> T:
+        if is_good(self.value):
+            return self.value  # type: ignore[no-any-return]  # `is_good` has just said so
+        self.wrong(message)
+        return otherwise
+
+
+class Fields:
+    """The keys of a mapping. Each question names a key; REQUIRED as its default makes the key necessary."""
+
+    def __init__(self, place: Place, *, is_given: bool) -> None:
+        self.place = place
+        self.is_given = is_given
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.place.value
+
+    def keys(self) -> list[str]:
+        """The keys that are there."""
+        return list(self.place.value)
+
+    def at(self, key: str) -> Place:
+        """The place of a key, also of one that is missing."""
+        return Place(self.place.document, self.place.value.get(key), (*self.place.path, key))
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Whatever stands there."""
+        return self._ask(key, default, lambda place: place.value, None)
+
+    def text(self, key: str, default: str = REQUIRED) -> str:
+        """A text that is not empty."""
+        return self._ask(key, default, Place.text, "")
+
+    def choice(self, key: str, allowed: Sequence[str], default: str = REQUIRED) -> str:
+        """One of these texts."""
+        return self._ask(key, default, lambda place: place.choice(allowed), allowed[0])
+
+    def whole(self, key: str, default: int = REQUIRED, *, least: int = 0, most: int | None = None) -> int:
+        """A whole number within bounds."""
+        return self._ask(key, default, lambda place: place.whole(least, most), least)
+
+    def number(self, key: str, default: float = REQUIRED, *, least: float = 0.0) -> float:
+        """A number of at least so much."""
+        return self._ask(key, default, lambda place: place.number(least), least)
+
+    def flag(self, key: str, default: bool = REQUIRED) -> bool:
+        """true or false."""
+        return self._ask(key, default, Place.flag, False)
+
+    def texts(self, key: str, default: list[str] = REQUIRED) -> list[str]:
+        """A list of texts."""
+        return self._ask(key, default, Place.texts, [])
+
+    def items(self, key: str, *, required: bool = False) -> list[Place]:
+        """The places of a list's items; none if the key is not there."""
+        return self._ask(key, REQUIRED if required else [], Place.items, [])
+
+    def section(self, key: str, *known: str, required: bool = False) -> Fields:
+        """A mapping under a key; `is_given` tells whether it is there."""
+        absent = Fields(Place(self.place.document, {}, (*self.place.path, key)), is_given=False)
+        return self._ask(key, REQUIRED if required else absent, lambda place: place.mapping(*known), absent)
+
+    def _ask(self, key: str, default: T, read: Callable[[Place], T], otherwise: T) -> T:
+        if key in self.place.value:
+            return read(self.at(key))
+        if default is not REQUIRED:
+            return default
+        if self.is_given:
+            self.place.document.wrong((*self.place.path, key), "is missing; it is required")
+        return otherwise
+
+
+# What makes sure that a document of a kind is right: notes what is wrong with it.
+Check = Callable[[Document], object]
+
+
+def checked_document(content: str, kinds: Mapping[str, Check], default_kind: str = "Playbook") -> Document:
+    """A document of one of these kinds with nothing wrong with it; InvalidDocument otherwise."""
+    document = Document(content, default_kind)
+    check = kinds.get(document.kind)
+    if check is None:
+        document.root.mapping().at("kind").choice([kind.capitalize() for kind in kinds])
+    else:
+        check(document)
+    document.check()
+    return document
+
+
+def _plain(content: str) -> str:
+    """The YAML text itself: base64 is tried first, and no YAML mapping can be taken for it, as that has a colon."""
+    packed = "".join(content.split())
+    try:
+        return base64.b64decode(packed, validate=True).decode() if packed else content
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return content
+
+
+def nearest(given: Any, known: Sequence[str], *, listed: bool = True) -> str:
+    """The end of a sentence about something unknown: the nearest known, or all of them."""
+    close = difflib.get_close_matches(given, known, n=1, cutoff=0.5) if isinstance(given, str) else []
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known here are {', '.join(known)}" if listed else ""
+
+
+def to_json(value: Any) -> str:
+    """A value of a document as JSON."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,1 @@
+"""Durable runs in the caller's process: effects, gates, determinism and budgets."""

@@ -1,0 +1,384 @@
+"""The life of one effect: on record before the act, settled after it, never twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tape.durable.callback_arguments import call_offering, finish, names
+from tape.durable.effect_call import EffectCall, within
+from tape.durable.observation import observe_unknown
+from tape.durable.registry import compensator_ref_of, get_tool_compensator
+from tape.durable.server_retry import patiently
+from tape.errors import (
+    AckLost,
+    EffectFailed,
+    EffectUnknown,
+    InvalidJson,
+    ResultNotRecorded,
+    RunInterrupted,
+    ScopeDenied,
+    TapeError,
+)
+from tape.model.payload import to_json
+from tape.proto import tape_pb2 as pb
+
+if TYPE_CHECKING:
+    from tape.durable.declaration import EffectMeta
+
+_SEMANTICS = {
+    "idempotent": pb.EFFECT_SEMANTICS_IDEMPOTENT,
+    "non_idempotent": pb.EFFECT_SEMANTICS_NON_IDEMPOTENT,
+    "observe_only": pb.EFFECT_SEMANTICS_OBSERVE_ONLY,
+}
+_DISPATCH = {"inline": pb.EFFECT_DISPATCH_MODE_INLINE, "outbox": pb.EFFECT_DISPATCH_MODE_OUTBOX}
+
+
+class Underway:
+    """An effect that was begun. Either it is to be done now, or its outcome is known."""
+
+    def __init__(self, meta: EffectMeta, call: EffectCall, arguments: dict[str, Any], begun: pb.BeginEffectResponse):
+        self.meta = meta
+        self.call = call
+        self.arguments = arguments
+        self._status = begun.status
+        self._response_json = begun.response_json
+        self._error_json = begun.error_json
+
+    @classmethod
+    def begin(
+        cls,
+        meta: EffectMeta,
+        parent: EffectCall,
+        arguments: dict[str, Any],
+        *,
+        call_index: int | None = None,
+        key: str = "",
+    ) -> Underway:
+        """Put an effect on record, or find it there.
+
+        `call_index` numbers the calls of a tool that one decision asks for, where the caller knows better
+        than to count; `key` is the idempotency key where the place of the call was taken before.
+        """
+        request_json = _to_json(arguments, f"The arguments of {meta.name!r}")
+        return cls._begin(meta, parent, arguments, request_json, key or _key(meta, parent, arguments, call_index))
+
+    @classmethod
+    def _begin(
+        cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request_json: str, key: str
+    ) -> Underway:
+        business_key = meta.business_key_for(arguments)
+        call = EffectCall(
+            parent.run,
+            decision_index=parent.decision_index,
+            tool_name=meta.name,
+            idempotency_key=key,
+            semantics=meta.semantics,
+            business_key=business_key,
+            parent=parent,
+        )
+        if meta.dispatch == "outbox":
+            _promise_compensation(call, arguments)  # a dispatcher may send it as soon as it is there
+        # The server takes nothing non-idempotent inline; who insists gets it recorded, and never repeated.
+        is_unsafe = meta.semantics == "non_idempotent" and meta.dispatch == "inline"
+        try:
+            begun = patiently(
+                parent.run.client.begin_effect,
+                run_id=parent.run_id,
+                decision_index=parent.decision_index,
+                tool_name=meta.name,
+                request_json=request_json,
+                custom_key=call.idempotency_key,
+                semantics=_SEMANTICS["idempotent" if is_unsafe else meta.semantics],
+                dispatch_mode=_DISPATCH[meta.dispatch],
+                business_key=business_key,
+                connector=meta.connector,
+                scope=meta.scope,
+            )
+        except ScopeDenied as error:
+            _drop_compensation(call, "the effect was refused")
+            raise ScopeDenied(str(error), scope=meta.scope, tool=meta.name) from error
+        underway = cls(meta, call, arguments, begun)
+        if begun.idempotency_key != call.idempotency_key:
+            underway._leave_to_other_run(begun.idempotency_key)
+        elif underway._status == pb.EFFECT_STATUS_UNKNOWN or (is_unsafe and begun.existing):
+            underway._look()
+        if underway.is_to_be_done:
+            _promise_compensation(call, arguments)
+        return underway
+
+    @property
+    def is_to_be_done(self) -> bool:
+        """Whether the act is still to be carried out here."""
+        return bool(self._status == pb.EFFECT_STATUS_PENDING) and self.meta.dispatch == "inline"
+
+    def outcome(self) -> Any:
+        """The recorded result; EffectFailed or EffectUnknown if that is what is on record."""
+        if self._status == pb.EFFECT_STATUS_CONFIRMED:
+            return _from_json(self._response_json, self.meta.result_type)
+        if self._status == pb.EFFECT_STATUS_FAILED:
+            raise _failure(self.meta.name, self._error_json)
+        if self._status == pb.EFFECT_STATUS_PENDING:  # the dispatcher has it
+            return {
+                "status": "pending",
+                "idempotency_key": self.call.idempotency_key,
+                "business_key": self.call.business_key,
+            }
+        raise EffectUnknown(
+            f"Nobody knows whether the effect {self.call.idempotency_key!r} happened; it is not repeated."
+            " A status check lets a reactor find out; see also: tape effects --unknown"
+        )
+
+    def confirm(self, result: Any) -> Any:
+        """Record that it happened; the result, as every later drive of the run will get it too."""
+        _promise_compensation(self.call, self.arguments, result=result)
+        try:
+            response_json = "null" if result is None else _to_json(result, f"The result of {self.meta.name!r}")
+        except InvalidJson as error:
+            # It did happen, and that must be on record, whatever is wrong with what it returned.
+            self._complete(pb.EFFECT_STATUS_CONFIRMED, response_json=json.dumps({"unrecorded": repr(result)}))
+            raise ResultNotRecorded(
+                f"{error} The effect is confirmed; let it return something JSON can say."
+            ) from error
+        self._complete(pb.EFFECT_STATUS_CONFIRMED, response_json=response_json)
+        return self.outcome()
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Record what an exception means for the effect; the exception to raise instead of it."""
+        if isinstance(error, RunInterrupted) or (isinstance(error, TapeError) and error.retryable):
+            return error  # not the effect failed: the run was stopped, and the effect is left as it is
+        error_json = json.dumps({"type": type(error).__name__, "message": str(error)})
+        if isinstance(error, (AckLost, TimeoutError)):
+            self._complete(pb.EFFECT_STATUS_UNKNOWN, error_json=error_json)
+            return EffectUnknown(
+                f"The effect {self.call.idempotency_key!r} may have happened: {type(error).__name__}: {error}"
+            )
+        self._complete(pb.EFFECT_STATUS_FAILED, error_json=error_json)
+        _drop_compensation(self.call, "the effect failed")
+        return _failure(self.meta.name, self._error_json)
+
+    def _complete(self, status: int, *, response_json: str = "", error_json: str = "") -> None:
+        record = patiently(
+            self.call.run.client.complete_effect,
+            run_id=self.call.run_id,
+            idempotency_key=self.call.idempotency_key,
+            status=status,
+            response_json=response_json,
+            error_json=error_json,
+        )
+        self._take(record)
+
+    def _take(self, record: pb.EffectRecord) -> None:
+        """What is on record is what counts, also if somebody else was there first."""
+        self._status = record.status
+        self._response_json = record.response_json
+        self._error_json = record.error_json
+
+    def _look(self) -> None:
+        """Ask the status check what became of an effect that an earlier drive left open."""
+        client = self.call.run.client
+        found = patiently(client.get_effect, run_id=self.call.run_id, idempotency_key=self.call.idempotency_key)
+        self._take(found.effect)
+        record = observe_unknown(client, found.effect, self.meta.status_check)
+        if record is not None:
+            self._take(record)
+        elif self._status == pb.EFFECT_STATUS_PENDING:
+            self._complete(pb.EFFECT_STATUS_UNKNOWN, error_json=json.dumps({"message": "its process died"}))
+
+    def _leave_to_other_run(self, key: str) -> None:
+        """The same business was begun by another run: its outcome counts, and it is not done here."""
+        _drop_compensation(self.call, "another run has the effect")
+        self.call.idempotency_key = key
+        if self.is_to_be_done:
+            raise EffectUnknown(
+                f"Another run is carrying out {self.meta.name!r} for business key {self.call.business_key!r}"
+                f" (effect {key!r}); its outcome is not known yet."
+            )
+
+
+def _key(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None = None) -> str:
+    """The idempotency key: what `key_from` says, or the place of the call in the run, as the server writes it."""
+    if meta.key_from is not None:
+        return str(call_offering(meta.key_from, {**arguments, "args": arguments}, arguments))
+    if parent.idempotency_key:
+        return parent.inner_key(meta.name)
+    place = f"decision-{parent.decision_index}" if parent.decision_index >= 0 else "no-decision"
+    number = parent.number_of(meta.name) if call_index is None else call_index
+    return f"{parent.run_id}/{place}/{meta.name}/{number}"
+
+
+# ── compensation ─────────────────────────────────────────────────────────────────────────────────
+
+_NOT_YET = object()
+
+
+def _promise_compensation(call: EffectCall, arguments: dict[str, Any], result: Any = _NOT_YET) -> None:
+    """Register what undoes an effect: before the act, so that no crash can lose it; where the payload is made of
+    the result, between the act and its confirmation."""
+    declared = get_tool_compensator(call.tool_name)
+    if declared is None:
+        return
+    make_payload = declared["compensation_payload"]
+    if (make_payload is not None and names(make_payload, "result")) == (result is _NOT_YET):
+        return
+    payload = arguments
+    if make_payload is not None:
+        offered = {**arguments, "args": arguments, "idempotency_key": call.idempotency_key, "result": result}
+        payload = finish(call_offering(make_payload, offered, arguments))
+    patiently(
+        call.run.client.register_compensation,
+        run_id=call.run_id,
+        effect_key=call.idempotency_key,
+        kind=_kind_of(declared["fn"]),
+        payload_json=_to_json(payload, f"The compensation payload of {call.tool_name!r}"),
+        compensator_ref=declared["compensator_ref"],
+        max_attempts=declared["max_attempts"],
+    )
+
+
+def _drop_compensation(call: EffectCall, reason: str) -> None:
+    """What did not happen need not be undone."""
+    if get_tool_compensator(call.tool_name) is None:
+        return
+    client = call.run.client
+    for obligation in patiently(client.list_obligations, run_id=call.run_id).obligations:
+        if obligation.effect_key == call.idempotency_key:
+            patiently(
+                client.resolve_obligation,
+                run_id=call.run_id,
+                obligation_seq=obligation.seq,
+                status=pb.OBLIGATION_STATUS_COMPENSATED,
+                result_json=json.dumps({"skipped": reason}),
+            )
+
+
+# ── a tool, from its call to its result ──────────────────────────────────────────────────────────
+
+Body = Callable[[EffectCall], Any]
+
+
+def is_begun(call: EffectCall, meta: EffectMeta) -> bool:
+    """Whether a plugin has begun this very effect already and will settle it; true once per call."""
+    if call.is_entered or call.tool_name != meta.name or meta.dispatch == "outbox":
+        return False
+    call.is_entered = True
+    return True
+
+
+def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
+    """Carry out an effect from within a run."""
+    if meta.dispatch == "outbox":
+        key = _key(meta, parent, arguments)
+        with within(parent):
+            return _send(meta, parent, arguments, body(parent), key)
+    underway = Underway.begin(meta, parent, arguments)
+    if not underway.is_to_be_done:
+        return underway.outcome()
+    underway.call.is_entered = True
+    with within(underway.call):
+        try:
+            result = attempt(meta, lambda: body(underway.call))
+        except Exception as error:
+            if (meant := underway.fail(error)) is error:
+                raise
+            raise meant from error
+    return underway.confirm(result)
+
+
+async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
+    """Carry out an effect whose function is a coroutine."""
+    # Calls that run at the same time get their places in the order in which they were made, in every drive.
+    key = _key(meta, parent, arguments)
+    if meta.dispatch == "outbox":
+        with within(parent):
+            request = await body(parent)
+        return await asyncio.to_thread(_send, meta, parent, arguments, request, key)
+    underway = await asyncio.to_thread(Underway.begin, meta, parent, arguments, key=key)
+    if not underway.is_to_be_done:
+        return underway.outcome()
+    underway.call.is_entered = True
+    with within(underway.call):
+        try:
+            result = await attempt_async(meta, lambda: body(underway.call))
+        except Exception as error:
+            if (meant := await asyncio.to_thread(underway.fail, error)) is error:
+                raise
+            raise meant from error
+    return await asyncio.to_thread(underway.confirm, result)
+
+
+def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, key: str) -> Any:
+    """Leave a prepared request in the outbox; its outcome if there is one already."""
+    request_json = _to_json(arguments if request is None else request, f"The request of {meta.name!r}")
+    return Underway._begin(meta, parent, arguments, request_json, key).outcome()
+
+
+def attempt(meta: EffectMeta, act: Callable[[], Any]) -> Any:
+    """Act, and act again as the retry policy allows."""
+    number = 1
+    while True:
+        try:
+            return act()
+        except Exception as error:
+            if not _is_retried(meta, error, number):
+                raise
+            time.sleep(meta.retry.delay(number) if meta.retry else 0)
+        number += 1
+
+
+async def attempt_async(meta: EffectMeta, act: Callable[[], Awaitable[Any]]) -> Any:
+    """Act, and act again as the retry policy allows."""
+    number = 1
+    while True:
+        try:
+            return await act()
+        except Exception as error:
+            if not _is_retried(meta, error, number):
+                raise
+            await asyncio.sleep(meta.retry.delay(number) if meta.retry else 0)
+        number += 1
+
+
+def _is_retried(meta: EffectMeta, error: Exception, number: int) -> bool:
+    if meta.retry is None or isinstance(error, RunInterrupted):
+        return False
+    return meta.retry.should_retry(error, number)
+
+
+# ── to the record and back ───────────────────────────────────────────────────────────────────────
+
+
+def _to_json(value: Any, what: str) -> str:
+    try:
+        return to_json(value)
+    except InvalidJson as error:
+        raise InvalidJson(f"{what} cannot be written as JSON: {error.__cause__ or error}.") from error
+
+
+def _from_json(text: str, kind: Any) -> Any:
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (TypeError, msgspec.ValidationError):
+        # The function returns something that JSON cannot be turned back into: everybody gets the plain form.
+        return msgspec.json.decode(text)
+
+
+def _kind_of(compensator: Callable[..., Any]) -> str:
+    return getattr(compensator, "__name__", "") or compensator_ref_of(compensator)
+
+
+def _failure(tool: str, error_json: str) -> EffectFailed:
+    try:
+        error = json.loads(error_json or "{}")
+    except ValueError:
+        error = {"message": error_json}
+    if not isinstance(error, dict):
+        error = {"message": error}
+    return EffectFailed(tool, str(error.get("type", "")), str(error.get("message", "")))

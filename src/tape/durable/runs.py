@@ -1,0 +1,275 @@
+"""Runs of your own code, without any framework: `with tape.durable_run("treasury", …) as run`.
+
+Within the block every `@tape.effect` is recorded, every `run.decide(…)` is made once, and the lease is kept. If the
+process dies, the same block run again by anyone, anywhere, goes the same way and acts where it had not acted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from tape.client.channel import DEFAULT_URL
+from tape.client.sync import TapeClient
+from tape.durable.budgets import Budget
+from tape.durable.callback_arguments import finish
+from tape.durable.effect_call import EffectCall, RunHandle, within
+from tape.durable.lease import DEFAULT_TTL_MS, Lease, new_owner
+from tape.durable.server_retry import patiently
+from tape.errors import BudgetExceeded, LeaseHeld, RunEnded, RunInterrupted, TapeError
+from tape.model.payload import to_json
+from tape.proto import tape_pb2 as pb
+
+_LEASE_LOOK_S = 0.2
+
+# Recovery has taken the lease already when it re-drives a run: whoever carries it on does so under that name.
+adopted_owner: contextvars.ContextVar[str] = contextvars.ContextVar("tape_adopted_owner", default="")
+
+
+class DurableRun:
+    """A run that this process carries on; made by `durable_run`, used in a `with` or `async with` block.
+
+    When the block ends, so does the run: TERMINAL, or FAILED if it raised. It is left to be carried on when it
+    parked at a gate, when an outcome is unknown, when the server is gone, or when the process is told to stop.
+    """
+
+    def __init__(
+        self,
+        identity: dict[str, Any],
+        *,
+        url: str,
+        client: TapeClient | None,
+        budget: Budget | None,
+        lease_ttl_ms: int,
+        lease_wait_s: float,
+    ) -> None:
+        self._identity = identity
+        self._lease_ttl_ms = lease_ttl_ms
+        self._lease_wait_s = lease_wait_s
+        self._budget = budget
+        self._owns_client = client is None
+        self._url = url
+        self._client = client
+        self._within: Any = None
+        self.resumed = False
+
+    # ── the block ────────────────────────────────────────────────────────────────────────────────
+
+    def __enter__(self) -> DurableRun:
+        self._begin()
+        self._within = within(self._tape_call)
+        self._within.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._within.__exit__(None, None, None)
+        self._end(error)
+
+    async def __aenter__(self) -> DurableRun:
+        await asyncio.to_thread(self._begin)
+        self._within = within(self._tape_call)
+        self._within.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._within.__exit__(None, None, None)
+        await asyncio.to_thread(self._end, error)
+
+    def _begin(self) -> None:
+        owner = adopted_owner.get() or self._identity["lease_owner"] or new_owner()
+        client = self._client or TapeClient(self._url, lease_owner=owner)
+        try:
+            begun = self._take(client, owner)
+            ids = ("app_name", "user_id", "session_id", "invocation_id")
+            handle = RunHandle(client, begun.run_id, owner, *(self._identity[name] for name in ids))
+            self._tape_call = EffectCall(handle)
+            self.resumed = begun.resumed
+            if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
+                raise RunEnded(
+                    f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: nothing is left to do."
+                )
+            if self._budget is not None:
+                caps = {"usd_cap": self._budget.usd_cap, "token_cap": self._budget.token_cap}
+                patiently(client.set_budget, run_id=begun.run_id, **caps)
+        except BaseException:
+            if self._owns_client:
+                client.close()
+            raise
+        handle.lease = Lease(client, begun.run_id, owner, self._lease_ttl_ms)
+        handle.lease.keep()
+
+    def _take(self, client: TapeClient, owner: str) -> pb.BeginRunResponse:
+        """Begin the run, or get its lease from whoever had it, as soon as that has run out."""
+        deadline = time.monotonic() + self._lease_wait_s
+        wanted = {**self._identity, "lease_owner": owner, "lease_ttl_ms": self._lease_ttl_ms}
+        while True:
+            try:
+                begun: pb.BeginRunResponse = patiently(client.begin_run, **wanted)
+                return begun
+            except LeaseHeld:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_LEASE_LOOK_S)
+
+    def _end(self, error: BaseException | None) -> None:
+        handle = self._tape_call.run
+        try:
+            if handle.lease is not None:
+                handle.lease.let_go()
+            if error is None:
+                patiently(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_TERMINAL)
+            elif ends_run(error):
+                detail = json.dumps({"error": type(error).__name__, "message": str(error)})
+                patiently(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_FAILED, detail_json=detail)
+        finally:
+            if self._owns_client:
+                handle.client.close()
+
+    # ── what a run can do ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self._tape_call.run_id
+
+    @property
+    def client(self) -> TapeClient:
+        """The client that speaks for the run; it carries the lease."""
+        client: TapeClient = self._tape_call.run.client
+        return client
+
+    def decide(
+        self,
+        make: Callable[[], Any],
+        *,
+        model: str = "",
+        request: Any = None,
+        rationale: str = "",
+        policy_version: str = "",
+    ) -> Any:
+        """The next decision: what `make()` says the first time, and what is on record ever after."""
+        if (known := self._next_decision()).found:
+            return _decided(known.decision)
+        return self._record_decision(finish(make()), model, request, rationale, policy_version)
+
+    async def decide_async(
+        self,
+        make: Callable[[], Awaitable[Any]],
+        *,
+        model: str = "",
+        request: Any = None,
+        rationale: str = "",
+        policy_version: str = "",
+    ) -> Any:
+        """`decide` for a coroutine function, such as a call of a model."""
+        if (known := await asyncio.to_thread(self._next_decision)).found:
+            return _decided(known.decision)
+        made = await make()
+        return await asyncio.to_thread(self._record_decision, made, model, request, rationale, policy_version)
+
+    def _next_decision(self) -> pb.GetDecisionResponse:
+        call = self._tape_call
+        call.decision_index += 1
+        found: pb.GetDecisionResponse = patiently(
+            self.client.get_decision, run_id=self.run_id, decision_index=call.decision_index
+        )
+        return found
+
+    def _record_decision(self, made: Any, model: str, request: Any, rationale: str, policy_version: str) -> Any:
+        recorded = patiently(
+            self.client.record_decision,
+            run_id=self.run_id,
+            decision_index=self._tape_call.decision_index,
+            model=model,
+            request_json="" if request is None else to_json(request),
+            response_json=to_json({"decision": made}),
+            rationale=rationale,
+            policy_version=policy_version,
+        )
+        return _decided(recorded)
+
+    def admit(self, *, usd: float = 0.0, tokens: int = 0) -> None:
+        """Raise BudgetExceeded if that much more does not fit into the budget."""
+        answer = patiently(self.client.admit_budget, run_id=self.run_id, usd_estimate=usd, token_estimate=tokens)
+        if not answer.admitted:
+            raise BudgetExceeded(f"The budget of run {self.run_id!r} does not allow it: {answer.reason}.")
+
+    def charge(self, *, usd: float = 0.0, tokens: int = 0) -> None:
+        """Add to what the run has spent."""
+        self.client.charge_budget(run_id=self.run_id, usd=usd, tokens=tokens)
+
+
+def _decided(record: pb.DecisionRecord) -> Any:
+    return msgspec.json.decode(record.response_json)["decision"]
+
+
+def ends_run(error: BaseException) -> bool:
+    """Whether an exception is the run's own failure, and not something that keeps it from going on just now."""
+    if not isinstance(error, Exception) or isinstance(error, RunInterrupted):
+        return False
+    return not (isinstance(error, TapeError) and error.retryable)
+
+
+def durable_run(
+    app_name: str,
+    *,
+    user_id: str = "",
+    session_id: str = "",
+    invocation_id: str = "",
+    url: str = DEFAULT_URL,
+    client: TapeClient | None = None,
+    budget: Budget | None = None,
+    lease_owner: str = "",
+    lease_ttl_ms: int = DEFAULT_TTL_MS,
+    lease_wait_s: float = 0.0,
+    tenant_id: str = "",
+    actor: str = "",
+    subject: str = "",
+    agent_id: str = "",
+    scopes: Sequence[str] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> DurableRun:
+    """A run to be carried on in a `with` block; the same four ids are the same run, however often.
+
+    Without an `invocation_id` it is a new run each time. A `client` of yours should have a `lease_owner`.
+    RunEnded if the run is over already. LeaseHeld if another process has it; one that died has it until its lease
+    runs out, and `lease_wait_s` waits for that.
+    """
+    identity = {
+        "app_name": app_name,
+        "user_id": user_id,
+        "session_id": session_id,
+        "invocation_id": invocation_id or str(uuid.uuid4()),
+        "lease_owner": lease_owner,
+        "tenant_id": tenant_id,
+        "actor": actor,
+        "subject": subject,
+        "agent_id": agent_id,
+        "scopes": scopes,
+        "labels": labels,
+    }
+    return DurableRun(
+        identity, url=url, client=client, budget=budget, lease_ttl_ms=lease_ttl_ms, lease_wait_s=lease_wait_s
+    )
+
+
+def continue_run(run: pb.RunState, *, url: str = DEFAULT_URL, client: TapeClient | None = None) -> DurableRun:
+    """A run that was begun before, to be carried on in a `with` block: for `redrive_fn` of recovery."""
+    return durable_run(
+        run.app_name,
+        user_id=run.user_id,
+        session_id=run.session_id,
+        invocation_id=run.invocation_id,
+        url=url,
+        client=client,
+    )

@@ -1,0 +1,276 @@
+"""Executing playbooks: a request becomes a run and a command to its pool, or is found to have its run already.
+
+Plain functions on a transaction. `execute_batch` is made for many at once: one look into the catalog, one at the
+claims, one insert for each table; what is wrong with one request is its own result and stops no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from tape.base.clock import now_ms
+from tape.base.telemetry.tracing import parse_traceparent
+from tape.engine.catalog import Resource, fetch_many
+from tape.engine.executions.dedup import Claims
+from tape.engine.executions.pools import command_subject, ensure_pool
+from tape.engine.ledgers.run_batches import Opening, open_runs, taken_ids
+from tape.engine.ledgers.runs import PLAYBOOKS, Run
+from tape.errors import ExecutionSkipped, InvalidInput, PlaybookNotFound, TapeError
+from tape.journal.appender import append
+from tape.model import subject
+from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, check_payload, checked
+from tape.model.execution_ids import MAX_ID, new_id
+from tape.model.ledger_states import RunStatus
+from tape.model.payload import to_json
+from tape.playbooks.inputs import take_inputs
+from tape.playbooks.library import known_playbook
+from tape.playbooks.pools import POOL_RULE, default_pool, is_pool
+from tape.store import Transaction
+
+MAX_BATCH = 1_000
+KIND = "playbook"
+
+
+class Dedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request is recognized by when it comes again, and for how many seconds."""
+
+    key: str
+    window_secs: int = 300
+
+
+class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An event for the journal of the new run, appended with it; `execution_id` is added to its payload."""
+
+    subject: str
+    payload: dict[str, Any] = {}
+
+
+class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A playbook to run. `workload` is another name of `payload`; a message that became this says so.
+
+    In a batch, those of one `lane` are begun in their order, and behind one that fails the others are skipped.
+    """
+
+    path: str = ""
+    catalog_id: str | int = ""
+    payload: dict[str, Any] | None = None
+    workload: dict[str, Any] | None = None
+    parent_execution_id: int | str | None = None
+    execution_pool: str | None = None
+    trace: dict[str, Any] | None = None
+    dedup: Dedup | None = None
+    subscription: str = ""
+    message_id: str = ""
+    priority: str = ""
+    events: tuple[Attached, ...] = ()
+    resource_kind: str = KIND
+    lane: str = ""
+
+    @property
+    def parent(self) -> int:
+        """The execution, or the subscription, that this one comes from; 0 without one."""
+        return int(self.parent_execution_id or 0)
+
+    @property
+    def scope(self) -> str:
+        """Where its dedup key has to be unique: in its subscription, else below its parent."""
+        return f"subscription:{self.subscription}" if self.subscription else str(self.parent)
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """What the playbook is given."""
+        return (self.payload if self.payload is not None else self.workload) or {}
+
+
+class Executed(msgspec.Struct, frozen=True):
+    """What became of a request: a new run, or the one that it has already."""
+
+    execution_id: str
+    status: Literal["started", "duplicate"]
+    commands_generated: int = 0
+
+
+Result: TypeAlias = "Executed | TapeError"
+
+
+def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> ExecuteRequest:
+    """The request, if what it says can be written at all; an InvalidInput that names the field otherwise."""
+    if not request.path and request.catalog_id in ("", 0):
+        raise InvalidInput("Either 'path' or 'catalog_id' must be provided")
+    _check_number("catalog_id", request.catalog_id)
+    _check_number("parent_execution_id", request.parent_execution_id)
+    for name in ("path", "subscription", "message_id", "priority", "lane"):
+        check_id(name, getattr(request, name))
+    if request.execution_pool and not is_pool(request.execution_pool):
+        raise InvalidInput(f"execution_pool {request.execution_pool!r} {POOL_RULE}.")
+    if request.payload is not None and request.workload is not None:
+        raise InvalidInput("payload and workload are the same; send one of them.")
+    if request.dedup is not None:
+        check_id("dedup.key", request.dedup.key)
+        if not request.dedup.key or request.dedup.window_secs < 1:
+            raise InvalidInput(
+                f"dedup needs a key and a window_secs of at least 1; it is {request.dedup.key!r},"
+                f" {request.dedup.window_secs}."
+            )
+    check_payload(to_json(request.input), max_payload_bytes)
+    return request
+
+
+def execute(tx: Transaction, request: ExecuteRequest) -> Executed:
+    """Begin the run of a checked request; raises what is wrong with it."""
+    result = execute_batch(tx, [request])[0]
+    if isinstance(result, TapeError):
+        raise result
+    return result
+
+
+def execute_batch(tx: Transaction, requests: Sequence[ExecuteRequest], *, until_refused: bool = False) -> list[Result]:
+    """Begin the runs of checked requests, in order; each has its own result, up to the first refusal if asked so."""
+    found = fetch_many(tx, {each.path for each in requests}, {int(each.catalog_id or 0) for each in requests})
+    claims = Claims(tx, [(each.scope, each.dedup.key) for each in requests if each.dedup])
+    batch = _Batch(tx, found, claims, _new_ids(tx, len(requests)))
+    results: list[Result] = []
+    for request in requests:
+        results.append(batch.add(request))
+        if until_refused and isinstance(results[-1], TapeError):
+            break
+    batch.write()
+    return results
+
+
+class _Batch:
+    """The runs of one transaction: gathered, then written together."""
+
+    def __init__(
+        self, tx: Transaction, found: Mapping[str | int, Resource], claims: Claims, ids: Sequence[str]
+    ) -> None:
+        self._tx = tx
+        self._stopped: set[str] = set()
+        self._ids = iter(ids)
+        self._found = found
+        self._claims = claims
+        self._now = now_ms()
+        self._pools: set[str] = set()
+        self._openings: list[Opening] = []
+        self._others: list[list[Draft]] = []  # what follows the first entry of each run
+        self._audits: list[Draft] = []
+
+    def add(self, request: ExecuteRequest) -> Result:
+        if request.lane in self._stopped:
+            return ExecutionSkipped(f"not tried: an execution before it in lane {request.lane!r} failed.")
+        result = self._add(request)
+        if request.lane and isinstance(result, TapeError):
+            self._stopped.add(request.lane)
+        return result
+
+    def _add(self, request: ExecuteRequest) -> Result:
+        dedup, window_ms = request.dedup, request.dedup.window_secs * 1_000 if request.dedup else 0
+        if dedup and (holder := self._claims.holder(request.scope, dedup.key, window_ms, self._now)):
+            self._audits.append(_deduplicated(request, dedup.key, holder, next(self._ids)))
+            return Executed(holder, "duplicate")
+        try:
+            run_id = self._begin(request)
+        except TapeError as error:
+            return error
+        if dedup:
+            self._claims.claim(request.scope, dedup.key, run_id, window_ms, self._now)
+        return Executed(run_id, "started", 1)
+
+    def _begin(self, request: ExecuteRequest) -> str:
+        resource = self._resource(request)
+        playbook = known_playbook(resource.content).playbook
+        if not request.subscription:
+            # Whoever asks directly is told at once; a message is begun in any case, and its run says what is wrong.
+            take_inputs(playbook.inputs, playbook.workload, request.input)
+        pool = request.execution_pool or playbook.pool or default_pool(resource.path)
+        run_id = next(self._ids)
+        trace = parse_traceparent(str((request.trace or {}).get("traceparent", "")))
+        about: dict[str, Any] = {
+            "path": resource.path,
+            "version": resource.version,
+            "catalog_id": str(resource.catalog_id),
+            "pool": pool,
+            **({"parent_execution_id": str(request.parent)} if request.parent else {}),
+            **{name: value for name in _SHOWN if (value := getattr(request, name))},
+        }
+        command = {"execution_id": run_id, **about, "payload": request.input}
+        run = Run(
+            run_id=run_id,
+            app_name=PLAYBOOKS,
+            user_id="",
+            session_id=request.subscription,
+            invocation_id=run_id,
+            status=RunStatus.RUNNABLE,
+            agent_id=resource.path,
+            labels_json=to_json({f"tape.{name}": str(about[name]) for name in _LABELS if name in about}),
+        )
+        whose = {"run_id": run_id, "tenant": run.app_name, "session": run.session_id, **trace._asdict()}
+        name = command_subject(pool, run_id)
+        drafts = [Draft(subject=name, kind="command", payload_json=to_json(command), **whose)]
+        for event in request.events:
+            payload_json = to_json({**event.payload, "execution_id": run_id})
+            drafts.append(checked(Draft(subject=event.subject, payload_json=payload_json, **whose)))
+        self._pools.add(pool)
+        self._openings.append(Opening(run, about, trace))
+        self._others.append(drafts)
+        return run_id
+
+    def _resource(self, request: ExecuteRequest) -> Resource:
+        wanted = int(request.catalog_id) if request.catalog_id else request.path
+        resource = self._found.get(wanted)
+        if resource is None or (request.path and resource.path != request.path):
+            raise PlaybookNotFound(f"Playbook not found: {wanted}")
+        if resource.kind != KIND:
+            raise InvalidInput(f"Catalog entry '{resource.path}' is kind '{resource.kind}', not '{KIND}'")
+        return resource
+
+    def write(self) -> None:
+        """Write everything, each kind of row in one go. Pools come first: they begin before their commands."""
+        for pool in sorted(self._pools):
+            ensure_pool(self._tx, pool)
+        self._claims.write()
+        if self._openings:
+            drafts = []
+            for first, others in zip(open_runs(self._tx, self._openings), self._others, strict=True):
+                drafts += [first, *others]
+            append(self._tx, drafts)
+        if self._audits:
+            append(self._tx, self._audits)
+
+
+_SHOWN = ("subscription", "message_id", "priority", "trace")
+_LABELS = ("path", "version", "catalog_id", "pool", "parent_execution_id", "subscription", "message_id")
+
+
+def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: str) -> Draft:
+    """What tells of a request that became no run; `suppressed` is the id that its run would have had."""
+    payload = {
+        "subscription": request.subscription,
+        "execution_id": original,
+        "status": "DEDUPLICATED",
+        "emitter": "control_plane",
+        "subscription_id": str(request.parent),
+        "dedup_key": key,
+        "original_execution_id": original,
+        "suppressed_execution_id": suppressed,
+        "duplicate_suppressed": True,
+    }
+    name = subject.build("subscription", "message.deduplicated", request.subscription.rpartition("/")[2])
+    return Draft(subject=name, kind="subscription", payload_json=to_json(payload), run_id=original, tenant=PLAYBOOKS)
+
+
+def _new_ids(tx: Transaction, count: int) -> list[str]:
+    """Ids that no run has. Another process can have made the same one: then it is the later one's to change."""
+    ids = [str(new_id()) for _ in range(count)]
+    while taken := taken_ids(tx, ids):
+        ids = [str(new_id()) if each in taken else each for each in ids]
+    return ids
+
+
+def _check_number(name: str, value: int | str | None) -> None:
+    text = str(value or 0)
+    if not (text.isascii() and text.isdecimal() and int(text) <= MAX_ID):
+        raise InvalidInput(f"{name} {value!r} must be a whole number, as a number or as a text.")

@@ -1,0 +1,218 @@
+"""The hub: hands committed entries to the subscriptions of this process, strictly in order.
+
+Entries of this process arrive from memory right after their commit. When another process wrote in
+between, or calls for a look, the hub reads what it has not seen from the journal. `head` only ever
+grows by one entry at a time, so a subscription sees each entry once and in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from tape.base.telemetry.metrics import Metrics
+from tape.cel import Envelope, Predicate
+from tape.engine.fanout.ring import Ring
+from tape.engine.fanout.subscription import Subscription
+from tape.errors import CursorExpired, ServerStopping, StoreError, TapeError
+from tape.journal.appender import read_head
+from tape.journal.history import History, Past
+from tape.journal.reader import EVERYTHING, Cursor, Selection, SubjectCursor
+from tape.model.entry import Entry
+from tape.model.pattern import PatternSet
+from tape.store import Database
+
+log = logging.getLogger(__name__)
+
+RING_ENTRIES = 16_384
+RING_BYTES = 32 << 20
+RETRY_S = 0.2
+
+
+class Follower(Protocol):
+    """Somebody who takes every entry as it comes, on the event loop."""
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """New entries, in order, without a gap."""
+
+    def restarted(self, position: int) -> None:
+        """Entries up to a position were pruned before they could be passed on."""
+
+    def closed(self) -> None:
+        """Nothing more comes."""
+
+
+class Hub:
+    """One per process. `start()` it after the database is open."""
+
+    def __init__(self, database: Database, metrics: Metrics | None = None, past: Past | None = None) -> None:
+        self.database = database
+        self.history = History(database, past)
+        self.metrics = metrics or database.metrics
+        self.ring = Ring(RING_ENTRIES, RING_BYTES)
+        self.head = 0
+        self._by_subject: PatternSet[Subscription] = PatternSet()
+        self._by_run: dict[str, dict[Subscription, None]] = {}
+        self._open: dict[Subscription, None] = {}
+        self._followers: list[Follower] = []
+        self._cursor = SubjectCursor(EVERYTHING)
+        self._stale = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: TapeError | None = None
+
+    async def start(self) -> None:
+        """Begin at the journal's present head and follow it from there."""
+        self.head = (await self.database.read(read_head)).global_seq
+        self.metrics.head.set(self.head)
+        self.database.on_commit(self._committed)
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._catch_up())]
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the hub takes leave of everyone."""
+        return self._closing is not None
+
+    async def close(self) -> None:
+        """End every subscription with ServerStopping and stop following."""
+        self._closing = ServerStopping("The server is shutting down; resume from the last global_seq you have seen.")
+        for subscription in list(self._open):
+            subscription.fail(self._closing)
+        for follower in self._followers:
+            follower.closed()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.history.close()
+
+    async def subscribe(
+        self,
+        selection: Selection,
+        after: int,
+        cursor: Cursor | None = None,
+        predicate: Predicate | None = None,
+    ) -> Subscription:
+        """Follow a selection after a global_seq: 0 is the oldest entry, -1 is from now on.
+
+        What the journal no longer has is read from the archive, if there is one.
+        With a predicate, only entries that it is true of; one it fails on is passed over and counted.
+        """
+        if self._closing is not None:
+            raise self._closing
+        if after < 0:
+            after = self.head
+        else:
+            after = await self.history.start(after, selection.run_id)
+        subscription = Subscription(self, selection, after, cursor, predicate)
+        self._open[subscription] = None
+        self.metrics.subscriptions.set(len(self._open))
+        return subscription
+
+    def add_follower(self, follower: Follower) -> None:
+        """Hand every entry to somebody, whatever it is about."""
+        self._followers.append(follower)
+
+    # ── subscriptions come and go ────────────────────────────────────────────────────────────────
+
+    def attach(self, subscription: Subscription) -> None:
+        """Push matching entries from now on."""
+        selection = subscription.selection
+        if selection.run_id:
+            self._by_run.setdefault(selection.run_id, {})[subscription] = None
+        else:
+            self._by_subject.add(selection.pattern, subscription)
+
+    def detach(self, subscription: Subscription) -> None:
+        """Push no more: the subscription reads for itself until it has caught up."""
+        selection = subscription.selection
+        if not selection.run_id:
+            self._by_subject.discard(selection.pattern, subscription)
+        elif (followers := self._by_run.get(selection.run_id)) is not None:
+            followers.pop(subscription, None)
+            if not followers:
+                del self._by_run[selection.run_id]
+
+    def leave(self, subscription: Subscription) -> None:
+        """Forget a subscription; leaves nothing behind."""
+        self.detach(subscription)
+        self._open.pop(subscription, None)
+        self.metrics.subscriptions.set(len(self._open))
+
+    # ── entries come in ──────────────────────────────────────────────────────────────────────────
+
+    def _committed(self, entries: list[Entry]) -> None:
+        """Entries of this process, in commit order. A gap before them means that others wrote too."""
+        self.metrics.entries.inc(len(entries))
+        self._pass_on(entries)
+
+    def _pass_on(self, entries: Sequence[Entry]) -> bool:
+        new = entries[max(self.head + 1 - entries[0].global_seq, 0) :] if entries else ()
+        if not new:
+            return False
+        if new[0].global_seq != self.head + 1:
+            self._stale.set()
+            return False
+        self.ring.extend(new)
+        matching, by_run = self._by_subject.matching, self._by_run
+        delivered = 0
+        for entry in new if self._open else ():
+            # The walk must be over before anything is pushed: a full subscription leaves the set.
+            candidates = [s for s in matching(entry.subject) if not s.selection.kind or s.selection.kind == entry.kind]
+            if by_run and (followers := by_run.get(entry.run_id)) is not None:
+                candidates += [s for s in followers if s.selection.matches(entry)]
+            envelope: Envelope | None = None  # one for all predicates: the payload is parsed once
+            for subscription in candidates:
+                if subscription.predicate is not None:
+                    envelope = envelope or Envelope(entry)
+                    if not subscription.predicate.matches(envelope):
+                        continue
+                subscription.push(entry)
+                delivered += 1
+        self.head = new[-1].global_seq
+        for follower in self._followers:
+            follower.committed(new)
+        self.metrics.delivered.inc(delivered)
+        self.metrics.head.set(self.head)
+        return True
+
+    async def _listen(self) -> None:
+        async for _ in self.database.changes():
+            self._stale.set()
+
+    async def _catch_up(self) -> None:
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                while await self._read_on():
+                    pass
+            except CursorExpired as error:
+                self._restart_at(error.oldest - 1)
+            except StoreError as error:
+                log.warning("following the journal failed, trying again: %s", error)
+                self.metrics.read_retries.inc()
+                await asyncio.sleep(RETRY_S)
+                self._stale.set()
+
+    async def _read_on(self) -> bool:
+        """Read what follows the head from the journal; False when there is nothing."""
+        found = await self.database.read(lambda reader: self._cursor.read(reader, self.head))
+        if found.entries and found.entries[0].global_seq > self.head + 1:
+            self._restart_at(found.entries[0].global_seq - 1)
+        before = self.head
+        if self._pass_on(found.entries):
+            self.metrics.foreign_entries.inc(self.head - before)
+            return True
+        return False
+
+    def _restart_at(self, position: int) -> None:
+        """Retention removed entries before they could be passed on; whoever still needed them is told."""
+        log.warning("retention removed entries %d to %d before they were passed on", self.head + 1, position)
+        self.ring.clear()
+        self.head = position
+        for subscription in list(self._open):
+            subscription.fall_behind()
+        for follower in self._followers:
+            follower.restarted(position)
+        self._stale.set()

@@ -1,0 +1,336 @@
+"""Live subscriptions: whoever keeps up sees everything; whoever does not loses its oldest and is told exactly what.
+
+Subscribers that may see the same entries form one *audience*. An entry is encoded once, an audience keeps
+the frames of a burst once, and what goes to a socket is joined once: the work that remains for one more
+subscriber is one write a wake-up. A subscriber whose outlet is full stays where it is; when the audience has
+kept as many frames as a buffer may hold, the oldest goes, and with it is lost to everyone still before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from tape.engine.fanout.audience import Audience, Scope
+from tape.engine.fanout.hub import Hub
+from tape.errors import ServerStopping, TooManySubscribers
+from tape.model.entry import Entry
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much a slow subscriber may cost."""
+
+    buffer_size: int = 256
+    per_session: int = 16
+    idle_timeout_s: float = 60.0
+    drop_window_s: float = 1.0
+
+
+class Outlet(Protocol):
+    """Where a subscription's frames go: a socket."""
+
+    def write(self, data: bytes) -> None:
+        """Take bytes now. When that was too much, call the subscription's `pause()`, and later its `resume()`."""
+
+    def end(self) -> None:
+        """Nothing more will come."""
+
+
+class Format(Protocol):
+    """How entries and notices look on the wire."""
+
+    def entry(self, entry: Entry) -> bytes:
+        """One entry."""
+
+    def notice(self, kind: str, payload: dict[str, Any]) -> bytes:
+        """Something about the stream itself."""
+
+    def join(self, frames: Sequence[bytes]) -> bytes:
+        """Frames as one piece to write."""
+
+
+class Broadcast:
+    """Every live subscription of this process. A follower of the hub."""
+
+    def __init__(self, hub: Hub, format_: Format, limits: Limits) -> None:
+        self.hub = hub
+        self.limits = limits
+        self.format = format_
+        self._metrics = hub.metrics
+        self._audiences: dict[Scope, Audience] = {}
+        self._by_identity: dict[tuple[str, str, str] | None, dict[Audience, None]] = {}
+        self._per_session: dict[tuple[str, str, str], int] = {}
+        self._open: dict[LiveSubscription, None] = {}
+        self._blocked: dict[LiveSubscription, None] = {}
+        self._numbers = 0
+        self._tick: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        hub.add_follower(self)
+
+    def open(self, scope: Scope, outlet: Outlet) -> LiveSubscription:
+        """A new subscription, counted from now on; nothing comes until it is attached."""
+        if self._is_closed:
+            raise ServerStopping("event bus closed: the server is shutting down; resume after the last id you have.")
+        if scope.identity is not None:
+            open_now = self._per_session.get(scope.identity, 0)
+            if open_now >= self.limits.per_session:
+                raise TooManySubscribers(
+                    "event subscriber limit reached: events: per-session subscriber limit reached"
+                    f" ({self.limits.per_session}, max_subscribers_per_session)"
+                )
+            self._per_session[scope.identity] = open_now + 1
+        self._numbers += 1
+        subscription = LiveSubscription(self, self._numbers, scope, outlet)
+        self._open[subscription] = None
+        self._metrics.live_subscriptions.set(len(self._open))
+        return subscription
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # ── the hub calls ────────────────────────────────────────────────────────────────────────────
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """New entries, in order."""
+        if not self._audiences:
+            return
+        by_identity, encode = self._by_identity, self.format.entry
+        everybody = list(self._by_identity.get(None, ()))
+        delivered = 0
+        for entry in entries:
+            theirs = by_identity.get((entry.tenant, entry.user, entry.session))
+            if theirs is None and not everybody:
+                continue
+            frame = b""
+            for audience in (*theirs, *everybody) if theirs else everybody:
+                if audience.takes_all or audience.scope.narrows(entry):
+                    frame = frame or encode(entry)
+                    audience.append(entry.global_seq, frame)
+                    delivered += len(audience.members)
+        self._metrics.live_delivered.inc(delivered)
+
+    def restarted(self, position: int) -> None:
+        """Entries were pruned before they could be passed on: every stream ends, and learns why as it resumes."""
+        for subscription in list(self._open):
+            subscription.end()
+
+    def closed(self) -> None:
+        """The server is stopping."""
+        self._is_closed = True
+        for subscription in list(self._open):
+            subscription.end()
+        if self._tick is not None:
+            self._tick.cancel()
+
+    # ── subscriptions call ───────────────────────────────────────────────────────────────────────
+
+    def join(self, subscription: LiveSubscription) -> Audience:
+        """The audience that sees what the subscription may see."""
+        scope = subscription.scope
+        audience = self._audiences.get(scope)
+        if audience is None:
+            audience = self._audiences[scope] = Audience(scope, self.limits.buffer_size, self.format.join)
+            self._by_identity.setdefault(scope.identity, {})[audience] = None
+        audience.members[subscription] = None
+        audience.ready[subscription] = None
+        return audience
+
+    def leave(self, subscription: LiveSubscription, audience: Audience | None) -> None:
+        """Forget a subscription; leaves nothing behind."""
+        if self._open.pop(subscription, self) is self:
+            return
+        self._blocked.pop(subscription, None)
+        self._metrics.live_subscriptions.set(len(self._open))
+        identity = subscription.scope.identity
+        if identity is not None:
+            self._per_session[identity] -= 1
+            if not self._per_session[identity]:
+                del self._per_session[identity]
+        if audience is not None:
+            audience.members.pop(subscription, None)
+            audience.ready.pop(subscription, None)
+            if not audience.members:
+                del self._audiences[audience.scope]
+                others = self._by_identity[identity]
+                del others[audience]
+                if not others:
+                    del self._by_identity[identity]
+
+    def block(self, subscription: LiveSubscription) -> None:
+        """A subscription's outlet is full: look after it until it is not."""
+        self._blocked[subscription] = None
+        if self._tick is None:
+            self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._look_after)
+
+    def unblock(self, subscription: LiveSubscription) -> None:
+        """It takes more again."""
+        self._blocked.pop(subscription, None)
+
+    def count_dropped(self, entries: int) -> None:
+        """Entries that a slow subscription lost."""
+        self._metrics.live_dropped.inc(entries)
+
+    def count_reaped(self) -> None:
+        """A subscription was ended because nobody read it."""
+        self._metrics.live_reaped.inc()
+
+    @property
+    def _tick_s(self) -> float:
+        return min(self.limits.drop_window_s, self.limits.idle_timeout_s / 4)
+
+    def _look_after(self) -> None:
+        self._tick = None
+        now = asyncio.get_running_loop().time()
+        audiences: dict[Audience, None] = {}
+        for subscription in list(self._blocked):
+            subscription.look_after(now)
+            if subscription.audience is not None:
+                audiences[subscription.audience] = None
+        for audience in audiences:
+            audience.forget_lost()
+        if self._blocked and self._tick is None:
+            self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._look_after)
+
+
+class LiveSubscription:
+    """One subscriber. `attach()` it when it has what is older; it ends by `end()` or `close()`."""
+
+    def __init__(self, broadcast: Broadcast, number: int, scope: Scope, outlet: Outlet) -> None:
+        self.number = number
+        self.scope = scope
+        self.outlet = outlet
+        self.audience: Audience | None = None
+        self.index = 0
+        self.after = 0
+        self._broadcast = broadcast
+        self._is_paused = False
+        self._paused_at = 0.0
+        self._lost: tuple[int, int, int] | None = None
+        self._told_at = 0.0
+        self._telling: asyncio.TimerHandle | None = None
+
+    def attach(self, position: int) -> bool:
+        """Get everything after a position from now on; False if the hub is already further."""
+        if position < self._broadcast.hub.head:
+            return False
+        self.audience = self._broadcast.join(self)
+        self.index = self.audience.end
+        self.after = position if position > self._broadcast.hub.head else 0
+        if self._is_paused:
+            self._block()
+        return True
+
+    @property
+    def position(self) -> int | None:
+        """Up to where nothing matched since the last entry; None if that was the newest, or one is on its way."""
+        audience, head = self.audience, self._broadcast.hub.head
+        if audience is None or self._is_paused or self._lost or self.index < audience.end or audience.last_id >= head:
+            return None
+        return max(head, self.after)
+
+    def close(self) -> None:
+        """The subscriber went away."""
+        if self._telling is not None:
+            self._telling.cancel()
+        self._broadcast.leave(self, self.audience)
+        self.audience = None
+
+    def end(self) -> None:
+        """Nothing more comes; the outlet is told."""
+        self.close()
+        self.outlet.end()
+
+    # ── the outlet calls ─────────────────────────────────────────────────────────────────────────
+
+    def pause(self) -> None:
+        """The outlet is full."""
+        if not self._is_paused:
+            self._is_paused = True
+            self._paused_at = asyncio.get_running_loop().time()
+            if self.audience is not None:
+                self._block()
+
+    def resume(self) -> None:
+        """The outlet takes more: say what was lost, then send what is left."""
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        self._broadcast.unblock(self)
+        audience = self.audience
+        if audience is None:
+            return
+        audience.ready[self] = None
+        self._note_lost()
+        behind = audience.end - self.index
+        if self._lost is not None:
+            self._tell_lost()
+        elif behind >= max(self._broadcast.limits.buffer_size // 2, 1):
+            self._notice("bus.lag", {"Behind": behind, "BufferSize": self._broadcast.limits.buffer_size})
+        audience.send_to(self)
+
+    # ── the broadcast calls ──────────────────────────────────────────────────────────────────────
+
+    def look_after(self, now: float) -> None:
+        """Note what was lost meanwhile; end the subscription if nobody has read it for too long."""
+        self._note_lost()
+        audience = self.audience
+        if audience is None or now - self._paused_at < self._broadcast.limits.idle_timeout_s:
+            return
+        if self.index < audience.end or self._lost is not None:
+            self._broadcast.count_reaped()
+            self._tell_now()
+            audience.send_to(self)
+            idle = round(now - self._paused_at, 3)
+            self._notice("bus.subscription_idle_closed", {"SubscriberID": self.number, "IdleSeconds": idle})
+            self.end()
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    def _block(self) -> None:
+        assert self.audience is not None
+        self.audience.ready.pop(self, None)
+        self._broadcast.block(self)
+
+    def _note_lost(self) -> None:
+        audience = self.audience
+        if audience is None or (lost := audience.lost_before(self.index)) is None:
+            return
+        first, last, count = lost
+        if self._lost is not None:
+            first, count = self._lost[0], self._lost[2] + count
+        self._lost = (first, last, count)
+        self._broadcast.count_dropped(lost[2])
+        self.index = audience.start
+
+    def _tell_lost(self) -> None:
+        """Say what was lost, at most once a window: by a timer, if the last has not passed."""
+        if self._telling is not None:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._told_at + self._broadcast.limits.drop_window_s
+        if self._told_at and loop.time() < due:
+            self._telling = loop.call_at(due, self._tell_when_due)
+        else:
+            self._tell_now()
+
+    def _tell_when_due(self) -> None:
+        self._telling = None
+        if not self._is_paused:  # otherwise it is told when the outlet takes something again
+            self._tell_now()
+
+    def _tell_now(self) -> None:
+        if self._lost is None:
+            return
+        first, last, count = self._lost
+        self._lost = None
+        self._told_at = asyncio.get_running_loop().time()
+        self._notice(
+            "bus.dropped", {"FromSeq": first, "ToSeq": last, "DroppedCount": count, "SubscriberID": self.number}
+        )
+
+    def _notice(self, kind: str, payload: dict[str, Any]) -> None:
+        format_ = self._broadcast.format
+        self.outlet.write(format_.join([format_.notice(kind, payload)]))

@@ -1,0 +1,199 @@
+"""Durable subscriptions: every matching entry after a cursor, in order, none missing, none twice.
+
+A subscription that keeps up is handed entries from memory. One that does not is never waited for
+and never loses anything: it goes back to reading from its position, first from the hub's ring, then
+from the journal, then from its archive, and becomes live again when it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tape.cel import Predicate
+from tape.errors import CursorExpired, StoreError, TapeError
+from tape.journal.appender import Head
+from tape.journal.history import PastCursor, Wanted
+from tape.journal.reader import Cursor, Selection, Slice, open_cursor
+from tape.model.entry import Entry
+from tape.store import Reader
+
+if TYPE_CHECKING:
+    from tape.engine.fanout.hub import Hub
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 4_096
+MAX_PENDING_BYTES = 8 << 20
+RING_STEP = 2_048
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 1.0
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """The next entries, perhaps none, and the position to resume from afterwards."""
+
+    entries: list[Entry]
+    position: int
+
+
+class Subscription:
+    """One reader of the journal. Take batches with `next()`, and `close()` when done."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        selection: Selection,
+        after: int,
+        cursor: Cursor | None = None,
+        predicate: Predicate | None = None,
+    ) -> None:
+        self.selection = selection
+        self.predicate = predicate
+        self.position = after
+        self._hub = hub
+        self._cursor = cursor or open_cursor(selection)
+        self._past: PastCursor | None = None
+        self._pending: deque[Entry] = deque()
+        self._pending_bytes = 0
+        self._live = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: TapeError | None = None
+        self._counted_errors = 0
+        self._is_nudged = False
+
+    async def next(self, max_entries: int = MAX_PENDING, timeout: float | None = None) -> Batch:  # noqa: ASYNC109
+        """The next entries as soon as there are any; an empty batch after `timeout` seconds without."""
+        while True:
+            self._count_errors()
+            if self._error is not None:
+                raise self._error
+            if self._is_nudged:
+                self._is_nudged = False
+                return Batch([], self.position)
+            if not self._live:
+                if self.position >= self._hub.head:
+                    self._live = True
+                    self._hub.attach(self)
+                    continue
+                found = await self._read_behind()
+                self.position = found.position
+                if found.entries:
+                    return Batch(found.entries, self.position)
+            elif self._pending:
+                return self._take(max_entries)
+            elif not await self._woken(timeout):
+                return self._take(0)
+
+    def close(self) -> None:
+        """Leave the hub; nothing is delivered any more."""
+        self._count_errors()
+        self._hub.leave(self)
+
+    def nudge(self) -> None:
+        """Let whoever waits in `next()` come back at once, with nothing."""
+        self._is_nudged = True
+        self._wake()
+
+    # ── called by the hub, on the event loop ─────────────────────────────────────────────────────
+
+    def push(self, entry: Entry) -> None:
+        """An entry that matches, right after its commit."""
+        if entry.global_seq <= self.position or not self._live:
+            return  # already read from the journal, which is ahead of the hub for a moment
+        if len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES:
+            self.fall_behind()
+            self._hub.metrics.fell_behind.inc()
+        else:
+            self._pending.append(entry)
+            self._pending_bytes += len(entry.payload_json)
+        self._wake()
+
+    def fall_behind(self) -> None:
+        """Give up what is pending and read it again from the position."""
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._live = False
+        self._hub.detach(self)
+        self._wake()
+
+    def fail(self, error: TapeError) -> None:
+        """End the subscription with an error."""
+        self._error = error
+        self._wake()
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, count: int) -> Batch:
+        if len(self._pending) <= count:
+            entries = list(self._pending)
+            self._pending.clear()
+            self._pending_bytes = 0
+            # Whatever did not match up to the hub's head was passed over for good.
+            self.position = max(self.position, self._hub.head) if self._live else self.position
+        else:
+            entries = [self._pending.popleft() for _ in range(count)]
+            self._pending_bytes -= sum(len(entry.payload_json) for entry in entries)
+            self.position = entries[-1].global_seq if entries else self.position
+        return Batch(entries, self.position)
+
+    async def _read_behind(self) -> Slice:
+        recent = self._hub.ring.after(self.position, RING_STEP)
+        if recent:
+            wanted = [entry for entry in recent if self.selection.matches(entry)]
+            return Slice(self._judged(wanted), recent[-1].global_seq, self._hub.head)
+        pause = FIRST_RETRY_S
+        while True:
+            try:
+                return await self._hub.database.read(self._read_journal)
+            except CursorExpired as expired:
+                return await self._hub.history.beyond(expired, self._read_past)
+            except StoreError as error:
+                if not error.retryable or self._error is not None:
+                    raise
+                self._hub.metrics.read_retries.inc()
+                log.warning("reading the journal failed, trying again in %.2f s: %s", pause, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LAST_RETRY_S)
+
+    def _read_journal(self, reader: Reader) -> Slice:
+        found = self._cursor.read(reader, self.position)
+        return Slice(self._judged(found.entries), found.position, found.head)
+
+    def _read_past(self, head: Head) -> Slice:
+        if self._past is None:
+            self._past = self._hub.history.open_past(Wanted.of(self.selection))
+        found = self._past.read(self.position, head)
+        return Slice(self._judged(found.entries), found.position, found.head)
+
+    def _judged(self, entries: list[Entry]) -> list[Entry]:
+        """Those that the predicate is true of; the thread that reads does the judging."""
+        if self.predicate is None:
+            return entries
+        return [entry for entry in entries if self.predicate.matches(entry)]
+
+    def _count_errors(self) -> None:
+        if self.predicate is not None and self.predicate.errors > self._counted_errors:
+            self._hub.metrics.predicate_errors.inc(self.predicate.errors - self._counted_errors)
+            self._counted_errors = self.predicate.errors
+
+    async def _woken(self, timeout: float | None) -> bool:  # noqa: ASYNC109
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            if timeout is None:
+                await self._waiter
+            else:
+                await asyncio.wait_for(self._waiter, timeout)
+        except TimeoutError:
+            return False
+        finally:
+            self._waiter = None
+        return True
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

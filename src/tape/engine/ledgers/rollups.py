@@ -1,0 +1,196 @@
+"""Rollups: how much happened, how it ended and how long it took, per minute, hour and day.
+
+A round adds a stretch of the journal to the tables in the same transaction that moves the position, so that each
+entry is counted once, whoever is killed and however many jobs run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from tape.engine.ledgers.histogram import Histogram, pack, unpack
+from tape.store import Reader, Transaction
+from tape.store.connection import Row
+
+WIDTHS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+MINUTE_MS = WIDTHS_MS["minute"]
+
+_COUNTS = ("width_ms", "start_ms", "tenant", "type", "tool", "entries", "bytes")
+_DURATIONS = (
+    *("width_ms", "start_ms", "tenant", "measure", "tool", "outcome"),
+    *("entries", "total_ms", "least_ms", "most_ms", "unpaired", "histogram"),
+)
+_OPEN = ("run_id", "measure", "name", "tenant", "tool", "global_seq", "ts_ms")
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The entries of one tenant, type and tool in one window, and the bytes of their payloads."""
+
+    start_ms: int
+    tenant: str
+    type: str
+    tool: str
+    entries: int
+    bytes: int
+
+
+class Took(msgspec.Struct, frozen=True):
+    """What effects of one tool, or runs, of one tenant took that ended one way in one window.
+
+    `unpaired` ended, too, but nobody knows when they began.
+    """
+
+    start_ms: int
+    tenant: str
+    measure: str
+    tool: str
+    outcome: str
+    histogram: Histogram
+    unpaired: int = 0
+
+
+class Open(msgspec.Struct, frozen=True):
+    """An effect or a run that has begun and not ended yet; `name` tells the effects of a run apart."""
+
+    run_id: str
+    measure: str
+    name: str
+    tenant: str
+    tool: str
+    global_seq: int
+    ts_ms: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What is the same in all entries about it."""
+        return self.run_id, self.measure, self.name
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far the journal is counted, from and up to which time windows are complete, and what came late."""
+
+    global_seq: int = 0
+    since_ms: int = 0
+    watermark_ms: int = 0
+    late: int = 0
+
+    @property
+    def complete(self) -> tuple[int, int]:
+        """From when until when every minute has all of its entries.
+
+        Time never runs backwards along the journal, so what is not counted yet is not older than the watermark.
+        """
+        if self.late:  # a journal that was put together by other means: nothing is sure
+            return 0, 0
+        return self.since_ms, self.watermark_ms // MINUTE_MS * MINUTE_MS
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """What was found between two places of the journal: its minutes, and what has begun and ended in it."""
+
+    after: int
+    position: Position
+    counts: list[Counted]
+    durations: list[Took]
+    opened: list[Open]
+    closed: list[tuple[str, str, str]]
+
+
+def read_position(reader: Reader | Transaction) -> Position:
+    """How far the journal is counted."""
+    row = reader.one("SELECT global_seq, since_ms, watermark_ms, late FROM tape_rollup_position WHERE id = 1")
+    assert row is not None, "the migration puts the row there"
+    return Position(*row)
+
+
+def read_counts(reader: Reader | Transaction, width: str, since_ms: int, until_ms: int) -> list[Counted]:
+    """The counts of the windows of a width that begin within a time, in order."""
+    rows = _within(reader, "tape_rollups", _COUNTS, WIDTHS_MS[width], since_ms, until_ms)
+    return [Counted(*row[1:]) for row in rows]
+
+
+def read_durations(reader: Reader | Transaction, width: str, since_ms: int, until_ms: int) -> list[Took]:
+    """The durations of the windows of a width that begin within a time, in order."""
+    rows = _within(reader, "tape_rollup_durations", _DURATIONS, WIDTHS_MS[width], since_ms, until_ms)
+    return [_took(row) for row in rows]
+
+
+def _took(row: Row) -> Took:
+    _, start_ms, tenant, measure, tool, outcome, entries, total_ms, least_ms, most_ms, unpaired, histogram = row
+    found = Histogram(entries, total_ms, least_ms, most_ms, unpack(histogram))
+    return Took(start_ms, tenant, measure, tool, outcome, found, unpaired)
+
+
+def read_open(reader: Reader) -> list[Open]:
+    """Everything that has begun and not ended yet."""
+    return [Open(*row) for row in reader.query(f"SELECT {','.join(_OPEN)} FROM tape_rollup_open ORDER BY global_seq")]
+
+
+def add_stretch(tx: Transaction, stretch: Stretch) -> bool:
+    """Add a stretch to all widths; does nothing if another job has counted from there."""
+    if read_position(tx).global_seq != stretch.after:
+        return False
+    _add_counts(tx, stretch.counts)
+    _add_durations(tx, stretch.durations)
+    for key in stretch.closed:
+        tx.execute("DELETE FROM tape_rollup_open WHERE run_id = ? AND measure = ? AND name = ?", *key)
+    tx.upsert("tape_rollup_open", _OPEN[:3], _OPEN, [msgspec.structs.astuple(one) for one in stretch.opened])
+    tx.execute(
+        "UPDATE tape_rollup_position SET global_seq = ?, since_ms = ?, watermark_ms = ?, late = ? WHERE id = 1",
+        *msgspec.structs.astuple(stretch.position),
+    )
+    return True
+
+
+def _add_counts(tx: Transaction, minutes: Iterable[Counted]) -> None:
+    for width, start_ms, rows in _by_width(minutes, lambda one: one.start_ms):
+        sums: dict[Row, list[int]] = {}
+        for one in (*rows, *read_counts(tx, width, *start_ms)):
+            start = one.start_ms // WIDTHS_MS[width] * WIDTHS_MS[width]
+            total = sums.setdefault((WIDTHS_MS[width], start, one.tenant, one.type, one.tool), [0, 0])
+            total[0] += one.entries
+            total[1] += one.bytes
+        tx.upsert("tape_rollups", _COUNTS[:5], _COUNTS, [(*key, *total) for key, total in sums.items()])
+
+
+def _add_durations(tx: Transaction, minutes: Iterable[Took]) -> None:
+    for width, start_ms, rows in _by_width(minutes, lambda one: one.start_ms):
+        sums: dict[Row, tuple[Histogram, list[int]]] = {}
+        for one in (*rows, *read_durations(tx, width, *start_ms)):
+            start = one.start_ms // WIDTHS_MS[width] * WIDTHS_MS[width]
+            key = (WIDTHS_MS[width], start, one.tenant, one.measure, one.tool, one.outcome)
+            histogram, unpaired = sums.setdefault(key, (Histogram(), [0]))
+            histogram.add(one.histogram)
+            unpaired[0] += one.unpaired
+        changed = [
+            (*key, one.entries, one.total_ms, one.least_ms, one.most_ms, unpaired[0], pack(one.buckets))
+            for key, (one, unpaired) in sums.items()
+        ]
+        tx.upsert("tape_rollup_durations", _DURATIONS[:6], _DURATIONS, changed)
+
+
+T = TypeVar("T")
+
+
+def _by_width(minutes: Iterable[T], start_of: Callable[[T], int]) -> Iterable[tuple[str, tuple[int, int], list[T]]]:
+    """For each width, the windows that minutes fall into, from the first to after the last, and the minutes."""
+    found = list(minutes)
+    starts = [start_of(one) for one in found]
+    for name, width in WIDTHS_MS.items() if found else ():
+        yield name, (min(starts) // width * width, max(starts) + 1), found
+
+
+def _within(
+    reader: Reader | Transaction, table: str, columns: tuple[str, ...], width_ms: int, since_ms: int, until_ms: int
+) -> list[Row]:
+    keys = ", ".join(columns[1 : columns.index("entries")])
+    return reader.query(
+        f"SELECT {', '.join(columns)} FROM {table} WHERE width_ms = ? AND start_ms >= ? AND start_ms < ?"
+        f" ORDER BY {keys}",
+        width_ms,
+        since_ms,
+        until_ms,
+    )

@@ -1,0 +1,435 @@
+"""Runs: durable, multi-step work that one owner at a time carries on, under a lease."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tape.base.clock import now_ms
+from tape.base.telemetry.tracing import NO_TRACE, Trace
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
+from tape.journal.appender import Page
+from tape.model import subject
+from tape.model.entry import Draft, Entry, check_id
+from tape.model.ledger_states import ObligationStatus, RunStatus, check_transition, parse
+from tape.store import Reader, Transaction
+from tape.store.records import Record, columns, insert, load, load_all
+
+DEFAULT_LEASE_MS = 120_000
+DEFAULT_LIMIT = 100
+# The app of runs that workers of a pool carry on: their tasks bring them back, so recovery leaves them alone.
+PLAYBOOKS = "playbooks"
+
+ENDED = frozenset({RunStatus.TERMINAL, RunStatus.FAILED, RunStatus.STUCK, RunStatus.CANCELLED})
+_ENDINGS = ENDED | {RunStatus.COMPENSATING}
+# What a run has registered to be undone is owed while it is one of these.
+UNDOING = frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.COMPENSATING, RunStatus.STUCK})
+
+# How a run may end, from where it stands. A run that is ended may still have to undo what it did.
+ENDING: Mapping[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.RUNNABLE: _ENDINGS,
+    RunStatus.RUNNING: _ENDINGS,
+    RunStatus.WAITING: _ENDINGS,
+    RunStatus.COMPENSATING: _ENDINGS,
+    RunStatus.TERMINAL: frozenset({RunStatus.TERMINAL}),
+    RunStatus.FAILED: frozenset({RunStatus.FAILED, RunStatus.COMPENSATING, RunStatus.STUCK}),
+    RunStatus.STUCK: frozenset({RunStatus.STUCK, RunStatus.COMPENSATING, RunStatus.FAILED, RunStatus.CANCELLED}),
+    RunStatus.CANCELLED: frozenset({RunStatus.CANCELLED, RunStatus.COMPENSATING}),
+}
+
+
+class Run(Record, frozen=True):
+    """A row of tape_runs."""
+
+    run_id: str
+    app_name: str
+    user_id: str
+    session_id: str
+    invocation_id: str
+    status: RunStatus
+    seq_cursor: int = 0
+    lease_owner: str = ""
+    lease_expires_at_ms: int = 0
+    waiting_on_gate: str = ""
+    detail_json: str = ""
+    started_at_ms: int = 0
+    ended_at_ms: int = 0
+    tenant_id: str = ""
+    actor: str = ""
+    subject: str = ""
+    agent_id: str = ""
+    aiplex_instance_id: str = ""
+    gateway_route: str = ""
+    scopes_json: str = "[]"
+    labels_json: str = "{}"
+    compacted_at_ms: int = 0
+    former_status: int = 0
+
+    @property
+    def scopes(self) -> list[str]:
+        """What the run may do."""
+        return msgspec.json.decode(self.scopes_json, type=list[str])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the run was labelled with."""
+        return msgspec.json.decode(self.labels_json, type=dict[str, str])
+
+
+COLUMNS = columns(Run)
+
+
+def find(reader: Reader | Transaction, run_id: str) -> Run | None:
+    """The run with that id, or None."""
+    return load(Run, reader.one(f"SELECT {COLUMNS} FROM tape_runs WHERE run_id = ?", run_id))
+
+
+def get(reader: Reader | Transaction, run_id: str) -> Run:
+    """The run with that id; NotFound if there is none."""
+    run = find(reader, run_id)
+    if run is None:
+        raise NotFound(f"no such run: {run_id!r}.")
+    return run
+
+
+def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
+    """The run, if this owner may write to it: nobody else holds an unexpired lease on it.
+
+    A caller that does not name itself is let through: older clients never do.
+    """
+    run = get(tx, run_id)
+    check_lease(run, owner)
+    return run
+
+
+def check_lease(run: Run, owner: str) -> None:
+    """Raise LeaseHeld if somebody else than this owner has the run."""
+    if owner and run.lease_owner and run.lease_owner != owner and run.lease_expires_at_ms > now_ms():
+        raise LeaseHeld(
+            f"The run {run.run_id!r} is leased to {run.lease_owner!r} for another"
+            f" {run.lease_expires_at_ms - now_ms()} ms; {owner!r} may not write to it until then."
+        )
+
+
+def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Entry:
+    """Append an entry to a run's journal; it carries whose run it is."""
+    page = tx.enlist(Page)
+    page.know(run.run_id, run.seq_cursor)
+    return page.append([draft_of(run, subject, payload, trace)])[0]
+
+
+def draft_of(run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Draft:
+    """What `journal` appends."""
+    return Draft(
+        subject=subject,
+        kind=subject.split("/", 3)[2],
+        run_id=run.run_id,
+        payload_json=msgspec.json.encode({"run_id": run.run_id, **payload}).decode(),
+        tenant=run.app_name,
+        user=run.user_id,
+        session=run.session_id,
+        **trace._asdict(),
+    )
+
+
+def with_cursor(tx: Transaction, run: Run) -> Run:
+    """The run with the seq it has reached within this transaction."""
+    page = tx.enlist(Page)
+    page.know(run.run_id, run.seq_cursor)
+    return msgspec.structs.replace(run, seq_cursor=page.run_seq(run.run_id))
+
+
+# ── life of a run ────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(
+    tx: Transaction,
+    wanted: Run,
+    *,
+    owner: str,
+    lease_ms: int,
+    trace: Trace = NO_TRACE,
+    about: Mapping[str, Any] | None = None,
+    is_recoverable: bool = False,
+) -> tuple[Run, bool]:
+    """Begin a run, or take it up again: the same invocation is the same run. True if it was there already.
+
+    `wanted` carries the four ids and who the run acts for; the rest is filled in here. `about` goes into
+    the entry of a new run; one that is recoverable is free for whoever comes first.
+    """
+    for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
+        check_id(name, getattr(wanted, name))
+    row = tx.one(
+        f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ?",
+        wanted.app_name,
+        wanted.user_id,
+        wanted.session_id,
+        wanted.invocation_id,
+    )
+    if (existing := load(Run, row)) is not None:
+        return _take_up(tx, existing, owner, lease_ms), True
+    now = now_ms()
+    run = msgspec.structs.replace(
+        wanted,
+        run_id=str(uuid.uuid4()),
+        status=RunStatus.RUNNING,
+        lease_owner=owner,
+        lease_expires_at_ms=now - 1 if is_recoverable else now + _lease(lease_ms),
+        started_at_ms=now,
+    )
+    insert(tx, "tape_runs", run)
+    payload = {
+        "app": run.app_name,
+        "user": run.user_id,
+        "session": run.session_id,
+        "invocation_id": run.invocation_id,
+        "status": "running",
+        "tenant_id": run.tenant_id,
+        "actor": run.actor,
+        "subject": run.subject,
+        "agent_id": run.agent_id,
+        "aiplex_instance_id": run.aiplex_instance_id,
+        **(about or {}),
+    }
+    journal(tx, run, subject_of(run, "running"), payload, trace)
+    return run, False
+
+
+def _take_up(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+    """Begin of a run that exists: it runs again, unless it has come to its end or is stuck."""
+    check_lease(run, owner)
+    if run.status in (RunStatus.TERMINAL, RunStatus.STUCK):
+        return with_cursor(tx, run)
+    return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
+
+
+def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bool = False) -> Run:
+    """Take a run's lease, or renew it: the way to recover a run, and its heartbeat.
+
+    With `renew` the lease must be this owner's still: a heartbeat that comes late does not wake a parked run.
+    """
+    run = get_writable(tx, run_id, owner)
+    if renew and (run.status != RunStatus.RUNNING or run.lease_owner != owner):
+        raise IllegalTransition(
+            f"The run {run_id!r} is {run.status.name} and not leased to {owner!r}: nothing to renew."
+        )
+    if run.status in ENDED:
+        allowed = ", ".join(sorted(status.name for status in RunStatus if status not in ENDED))
+        raise IllegalTransition(f"The run {run_id!r} is {run.status.name} and cannot be resumed; allowed: {allowed}.")
+    return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
+
+
+def _lease_to(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+    if run.status in UNDOING:
+        _owe_nothing(tx, run)
+    run = leased(run, owner, lease_ms)
+    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    return run
+
+
+def leased(run: Run, owner: str, lease_ms: int) -> Run:
+    """The run as it is when somebody has taken it."""
+    return msgspec.structs.replace(
+        run,
+        status=RunStatus.RUNNING,
+        lease_owner=owner,
+        lease_expires_at_ms=now_ms() + _lease(lease_ms),
+        waiting_on_gate="",
+        former_status=0,
+    )
+
+
+# The columns that tell how a run stands.
+STANDING = (
+    "run_id",
+    "status",
+    "lease_owner",
+    "lease_expires_at_ms",
+    "waiting_on_gate",
+    "former_status",
+    "ended_at_ms",
+    "detail_json",
+)
+
+
+def standing(run: Run) -> tuple[Any, ...]:
+    """How a run stands, as a row of these columns."""
+    return (
+        run.run_id,
+        int(run.status),
+        run.lease_owner,
+        run.lease_expires_at_ms,
+        run.waiting_on_gate,
+        run.former_status,
+        run.ended_at_ms,
+        run.detail_json,
+    )
+
+
+def _owe_nothing(tx: Transaction, run: Run) -> None:
+    """Let a run that failed go on, unless what it did is being undone: it would build on what is no longer there."""
+    row = tx.one(
+        "SELECT count(*) FROM tape_obligations WHERE run_id = ? AND owed = 1 AND (status <> 1 OR attempts > 0)",
+        run.run_id,
+    )
+    if row and row[0]:
+        raise IllegalTransition(
+            f"The run {run.run_id!r} is {run.status.name} and what it did is being undone ({row[0]} obligation(s) so"
+            " far), so it cannot go on. Begin a new one, with another invocation_id."
+        )
+    tx.execute("UPDATE tape_obligations SET owed = 0 WHERE run_id = ? AND owed = 1", run.run_id)
+
+
+def end(
+    tx: Transaction, run_id: str, status: int, *, detail_json: str = "", owner: str = "", trace: Trace = NO_TRACE
+) -> Run:
+    """End a run, or let it go over to compensating. Ending it the same way again changes nothing."""
+    after = parse(RunStatus, "status", status)
+    if after not in _ENDINGS:
+        allowed = ", ".join(sorted(state.name for state in _ENDINGS))
+        raise InvalidInput(f"status {after.name} does not end a run; use one of {allowed}.")
+    run = get_writable(tx, run_id, owner)
+    check_transition(f"The run {run_id!r}", ENDING, run.status, after)
+    if run.former_status and after not in (run.former_status, RunStatus.COMPENSATING, RunStatus.STUCK):
+        was = RunStatus(run.former_status).name
+        raise IllegalTransition(
+            f"The run {run_id!r} is {run.status.name} because it was {was} and is being undone, and cannot become"
+            f" {after.name}; allowed: COMPENSATING, STUCK, {was}."
+        )
+    if run.status == after:
+        return with_cursor(tx, run)
+    before, run = run, ended(run, after, detail_json)
+    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    if after in UNDOING:
+        tx.execute(
+            "UPDATE tape_obligations SET owed = 1 WHERE run_id = ? AND owed = 0 AND status <> ?",
+            run_id,
+            int(ObligationStatus.COMPENSATED),
+        )
+    elif before.status in UNDOING:  # it was compensating by itself, and says that all is well now
+        tx.execute("UPDATE tape_obligations SET owed = 0 WHERE run_id = ? AND owed = 1", run_id)
+    journal(tx, run, *ending(run), trace)
+    return with_cursor(tx, run)
+
+
+def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
+    """The run as it is when it has ended like this."""
+    return msgspec.structs.replace(
+        run,
+        status=after,
+        ended_at_ms=now_ms(),
+        detail_json=detail_json,
+        lease_owner="",
+        lease_expires_at_ms=0,
+        waiting_on_gate="",
+        former_status=_former(run, after),
+    )
+
+
+def ending(run: Run) -> tuple[str, dict[str, Any]]:
+    """What the journal says of a run that has ended: subject and payload."""
+    verb = run.status.name.lower()
+    payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": verb}
+    return subject_of(run, verb), payload
+
+
+def reopen(tx: Transaction, run: Run, *, trace: Trace = NO_TRACE) -> None:
+    """Let a run that failed be taken up by whoever comes first, unless what it did is being undone."""
+    _owe_nothing(tx, run)
+    run = msgspec.structs.replace(run, status=RunStatus.RUNNABLE, ended_at_ms=0, detail_json="", former_status=0)
+    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": "runnable"}
+    journal(tx, run, subject_of(run, "running"), payload, trace)
+
+
+def _former(run: Run, after: RunStatus) -> int:
+    """What a run will be again when all it did is undone."""
+    if after not in (RunStatus.COMPENSATING, RunStatus.STUCK):
+        return 0
+    return int(run.status) if run.status in (RunStatus.FAILED, RunStatus.CANCELLED) else run.former_status
+
+
+def subject_of(run: Run, verb: str) -> str:
+    """The subject of what happened to a run."""
+    return subject.run(verb, run.app_name, run.user_id, run.session_id, run.run_id)
+
+
+def _lease(lease_ms: int) -> int:
+    return lease_ms if lease_ms > 0 else DEFAULT_LEASE_MS
+
+
+# ── looking for runs ─────────────────────────────────────────────────────────────────────────────
+
+
+def to_recover(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
+    """Runs that somebody should carry on: runnable, abandoned, or waiting for a signal that has come."""
+    narrowed, params = (" AND app_name = ?", [app_name]) if app_name else (f" AND app_name <> '{PLAYBOOKS}'", [])
+    # SQLite would go through every execution that waits for a worker to find the few runs that are meant.
+    by = " INDEXED BY tape_runs_to_recover" if reader.dialect == "sqlite" and not app_name else ""
+    rows = reader.query(
+        f"SELECT {COLUMNS} FROM tape_runs{by} WHERE status IN (1, 2, 3)"
+        " AND (status = ? OR (status = ? AND lease_expires_at_ms < ?)"
+        " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"
+        f"     AND s.gate_name = tape_runs.waiting_on_gate AND s.delivered = 1 AND s.consumed = 0))){narrowed}"
+        " ORDER BY started_at_ms, run_id LIMIT ?",
+        int(RunStatus.RUNNABLE),
+        int(RunStatus.RUNNING),
+        now or now_ms(),
+        int(RunStatus.WAITING),
+        *params,
+        limit if limit > 0 else DEFAULT_LIMIT,
+    )
+    return load_all(Run, rows)
+
+
+def newest_first(
+    reader: Reader,
+    *,
+    app_name: str = "",
+    user_id: str = "",
+    session_id: str = "",
+    status: int = 0,
+    before: tuple[int, str] = (0, ""),
+    limit: int = 0,
+) -> list[Run]:
+    """Runs of everybody, an app, a user or a session, the newest first; `before` is where a page ended."""
+    place = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+    for outer, inner in (("app_name", "user_id"), ("user_id", "session_id")):
+        if place[inner] and not place[outer]:
+            raise InvalidInput(f"{inner} {place[inner]!r} needs the {outer} it belongs to.")
+    conditions = [f"{name} = ?" for name, value in place.items() if value]
+    params: list[Any] = [value for value in place.values() if value]
+    if before[0] > 0:
+        conditions.append("(started_at_ms, run_id) < (?, ?)")
+        params += before
+    statuses: list[RunStatus | None] = [parse(RunStatus, "status", status)] if status else [None]
+    # A user's runs are walked by time. An app's may be many and the state wanted rare, so its index has
+    # the state before the time; without a state it is asked for each.
+    by_status = "+status = ?" if user_id else "status = ?"
+    if app_name and not user_id and not status:
+        statuses = list(RunStatus)
+    count = limit if limit > 0 else DEFAULT_LIMIT
+    parts, values = [], []
+    for number, each in enumerate(statuses):
+        wanted = conditions if each is None else [*conditions, by_status]
+        where = f" WHERE {' AND '.join(wanted)}" if wanted else ""
+        parts.append(f"SELECT * FROM (SELECT {COLUMNS} FROM tape_runs{where}{_NEWEST_FIRST} LIMIT ?) AS part{number}")
+        values += [*params, *([] if each is None else [int(each)]), count]
+    return load_all(Run, reader.query(f"{' UNION ALL '.join(parts)}{_NEWEST_FIRST} LIMIT ?", *values, count))
+
+
+_NEWEST_FIRST = " ORDER BY started_at_ms DESC, run_id DESC"
+
+
+def newest_of_session(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Run | None:
+    """The run of a session that began last."""
+    row = reader.one(
+        f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?{_NEWEST_FIRST} LIMIT 1",
+        app_name,
+        user_id,
+        session_id,
+    )
+    return load(Run, row)

@@ -1,0 +1,81 @@
+"""State that sessions share: keys that begin with `app:` belong to the app, those with `user:` to one user of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tape.store import Reader, Transaction
+from tape.store.records import Record, columns, load_all, store
+
+APP, USER = "app", "user"
+
+
+class Scoped(Record, frozen=True):
+    """A row of tape_scoped_state."""
+
+    app_name: str
+    scope: str
+    scope_key: str  # the user, "" for the app
+    key: str
+    value_json: str
+
+
+_COLUMNS = columns(Scoped)
+_KEYS = ("app_name", "scope", "scope_key", "key")
+
+
+def own(state: dict[str, Any]) -> dict[str, Any]:
+    """What of some state belongs to the session alone."""
+    return {key: value for key, value in state.items() if _scope_of(key) is None}
+
+
+def share(tx: Transaction, app_name: str, user_id: str, state: dict[str, Any]) -> None:
+    """Lay the shared part of some state over what the app and the user have; null deletes a key."""
+    for key, value in state.items():
+        scope = _scope_of(key)
+        if scope is None:
+            continue
+        place = (app_name, scope, user_id if scope == USER else "", key.partition(":")[2])
+        if value is None:
+            tx.execute(
+                "DELETE FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ? AND key = ?", *place
+            )
+        else:
+            store(tx, "tape_scoped_state", _KEYS, Scoped(*place, msgspec.json.encode(value).decode()))
+
+
+def shared(
+    reader: Reader | Transaction, app_name: str, user_ids: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What all sessions of an app see, and what those of each of these users see, by its full key."""
+    rows = load_all(
+        Scoped,
+        reader.query(
+            f"SELECT {_COLUMNS} FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ?",
+            app_name,
+            APP,
+            "",
+        ),
+    )
+    of_users: dict[str, dict[str, Any]] = {}
+    for user_id in set(user_ids):
+        found = reader.query(
+            f"SELECT {_COLUMNS} FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ?",
+            app_name,
+            USER,
+            user_id,
+        )
+        of_users[user_id] = _state(load_all(Scoped, found))
+    return _state(rows), of_users
+
+
+def _state(rows: list[Scoped]) -> dict[str, Any]:
+    return {f"{row.scope}:{row.key}": msgspec.json.decode(row.value_json) for row in rows}
+
+
+def _scope_of(key: str) -> str | None:
+    scope, separator, _ = key.partition(":")
+    return scope if separator and scope in (APP, USER) else None

@@ -1,0 +1,215 @@
+"""Sessions: a conversation's state and its events. Every event is on the journal too.
+
+Keys of the state that begin with `app:` or `user:` are shared by the sessions of the app, or of the user.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+
+from tape.base.clock import now_ms
+from tape.base.telemetry.tracing import NO_TRACE, Trace
+from tape.engine.ledgers import scoped_state
+from tape.errors import InvalidJson, SessionExists
+from tape.journal.appender import append
+from tape.model import subject
+from tape.model.entry import Draft, check_id
+from tape.store import Reader, Transaction
+from tape.store.records import Record, columns, insert, load, load_all, store
+
+
+class Session(Record, frozen=True):
+    """A row of tape_sessions."""
+
+    app_name: str
+    user_id: str
+    session_id: str
+    state_json: str = "{}"
+    last_update_time_ms: int = 0
+
+
+class Event(Record, frozen=True):
+    """A row of tape_events."""
+
+    app_name: str
+    user_id: str
+    session_id: str
+    ord: int
+    event_id: str
+    invocation_id: str
+    author: str
+    branch: str
+    content_json: str
+    actions_json: str
+    timestamp_ms: int
+
+
+_SESSION = columns(Session)
+_EVENT = columns(Event)
+_IS_SESSION = "app_name = ? AND user_id = ? AND session_id = ?"
+_KEYS = ("app_name", "user_id", "session_id")
+
+
+def find(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Session | None:
+    """The session, or None."""
+    row = reader.one(f"SELECT {_SESSION} FROM tape_sessions WHERE {_IS_SESSION}", app_name, user_id, session_id)
+    return load(Session, row)
+
+
+def events(reader: Reader, app_name: str, user_id: str, session_id: str, *, newest: int = 0) -> list[Event]:
+    """A session's events in order; with `newest`, only so many of the latest."""
+    limit = newest if newest > 0 else 1 << 62
+    rows = reader.query(
+        f"SELECT {_EVENT} FROM tape_events WHERE {_IS_SESSION} ORDER BY ord DESC LIMIT ?",
+        app_name,
+        user_id,
+        session_id,
+        limit,
+    )
+    return load_all(Event, rows)[::-1]
+
+
+def of_app(reader: Reader, app_name: str, user_id: str = "") -> list[Session]:
+    """An app's sessions, of one user or of all, the latest first."""
+    narrowed, params = (" AND user_id = ?", [user_id]) if user_id else ("", [])
+    rows = reader.query(
+        f"SELECT {_SESSION} FROM tape_sessions WHERE app_name = ?{narrowed}"
+        " ORDER BY last_update_time_ms DESC, session_id",
+        app_name,
+        *params,
+    )
+    return load_all(Session, rows)
+
+
+def with_shared(reader: Reader | Transaction, found: list[Session]) -> list[Session]:
+    """Sessions of one app, each with what it shares with others laid over its own state."""
+    if not found:
+        return []
+    of_app, of_users = scoped_state.shared(reader, found[0].app_name, (session.user_id for session in found))
+    return [
+        msgspec.structs.replace(session, state_json=_joined(session.state_json, of_app | of_users[session.user_id]))
+        for session in found
+    ]
+
+
+def _joined(state_json: str, shared: dict[str, Any]) -> str:
+    return msgspec.json.encode(parse_object("state_json", state_json) | shared).decode() if shared else state_json
+
+
+def create(
+    tx: Transaction, app_name: str, user_id: str, session_id: str, state_json: str, *, if_absent: bool = False
+) -> Session:
+    """Create a session, or replace the state of the one that is there; without an id it gets one.
+
+    With `if_absent`, one that is there is left alone: SessionExists.
+    """
+    for name, value in (("app_name", app_name), ("user_id", user_id), ("session_id", session_id)):
+        check_id(name, value)
+    state = parse_object("state_json", state_json)
+    own_json = msgspec.json.encode(scoped_state.own(state)).decode()
+    session = Session(app_name, user_id, session_id or str(uuid.uuid4()), own_json, now_ms())
+    if not if_absent:
+        store(tx, "tape_sessions", _KEYS, session)
+    elif not _add(tx, session):
+        raise SessionExists(f"The session {session_id!r} of {app_name}/{user_id} is there already.")
+    scoped_state.share(tx, app_name, user_id, state)
+    return session
+
+
+def _add(tx: Transaction, session: Session) -> bool:
+    """Add a session unless it is there; of several who try at once, one does."""
+    values = msgspec.structs.astuple(session)
+    marks = ", ".join("?" for _ in values)
+    return tx.execute(f"INSERT INTO tape_sessions ({_SESSION}) VALUES ({marks}) ON CONFLICT DO NOTHING", *values) > 0
+
+
+def delete(tx: Transaction, app_name: str, user_id: str, session_id: str) -> bool:
+    """Remove a session and its events; the journal keeps what it has. False if there is none."""
+    tx.execute(f"DELETE FROM tape_events WHERE {_IS_SESSION}", app_name, user_id, session_id)
+    return tx.execute(f"DELETE FROM tape_sessions WHERE {_IS_SESSION}", app_name, user_id, session_id) > 0
+
+
+def append_event(
+    tx: Transaction, wanted: Event, *, state_delta_json: str = "", trace: Trace = NO_TRACE
+) -> tuple[Event, int]:
+    """Append an event and merge its state delta, in one step; the event and the session's new time.
+
+    A delta's null deletes its key. An event whose id is there already is the answer, and changes nothing.
+    """
+    delta = parse_object("state_delta_json", state_delta_json)
+    place = (wanted.app_name, wanted.user_id, wanted.session_id)
+    session = find(tx, *place) or create(tx, *place, "{}")
+    if wanted.event_id:
+        row = tx.one(f"SELECT {_EVENT} FROM tape_events WHERE {_IS_SESSION} AND event_id = ?", *place, wanted.event_id)
+        if (existing := load(Event, row)) is not None:
+            return existing, session.last_update_time_ms
+    row = tx.one(f"SELECT COALESCE(max(ord), 0) FROM tape_events WHERE {_IS_SESSION}", *place)
+    now = now_ms()
+    event = msgspec.structs.replace(
+        wanted,
+        ord=row[0] + 1 if row else 1,
+        event_id=wanted.event_id or str(uuid.uuid4()),
+        timestamp_ms=wanted.timestamp_ms or now,
+    )
+    insert(tx, "tape_events", event)
+    state = merged(parse_object("state_json", session.state_json), scoped_state.own(delta))
+    scoped_state.share(tx, wanted.app_name, wanted.user_id, delta)
+    store(
+        tx,
+        "tape_sessions",
+        _KEYS,
+        msgspec.structs.replace(session, state_json=msgspec.json.encode(state).decode(), last_update_time_ms=now),
+    )
+    _journal(tx, event, delta, trace)
+    return event, now
+
+
+def merged(state: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
+    """State with a delta laid over it, key by key; null deletes."""
+    together = state | delta
+    return {key: value for key, value in together.items() if value is not None or key not in delta}
+
+
+def run_of(app_name: str, user_id: str, session_id: str) -> str:
+    """The run that a session's entries belong to."""
+    return "session:" + "/".join(map(subject.encode, (app_name, user_id, session_id)))
+
+
+def parse_object(name: str, text: str) -> dict[str, Any]:
+    """A JSON object; empty text is the empty one."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise InvalidJson(f"{name} {text[:80]!r} is not a JSON object: {error}.") from error
+
+
+def _journal(tx: Transaction, event: Event, delta: dict[str, Any], trace: Trace) -> None:
+    run_id = run_of(event.app_name, event.user_id, event.session_id)
+    payload = {
+        "run_id": run_id,
+        "app": event.app_name,
+        "user": event.user_id,
+        "session": event.session_id,
+        "event_id": event.event_id,
+        "invocation_id": event.invocation_id,
+        "author": event.author,
+        "branch": event.branch,
+        "content_json": event.content_json,
+        "actions_json": event.actions_json,
+        "timestamp_ms": event.timestamp_ms,
+        "state_delta": delta,
+    }
+    draft = Draft(
+        subject=subject.event_appended(event.app_name, event.user_id, event.session_id),
+        kind="event",
+        run_id=run_id,
+        payload_json=msgspec.json.encode(payload).decode(),
+        tenant=event.app_name,
+        user=event.user_id,
+        session=event.session_id,
+        **trace._asdict(),
+    )
+    append(tx, [draft])

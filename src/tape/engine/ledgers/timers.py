@@ -1,0 +1,106 @@
+"""Timers: something is due at a time.
+
+Claiming one marks it fired, so that nobody else gets it. Leasing one keeps others away until whoever
+leased it says that it is done, or vanishes: then it comes again.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+
+from tape.base.clock import now_ms
+from tape.engine.ledgers import runs
+from tape.errors import InvalidInput
+from tape.model.entry import check_id
+from tape.store import Reader, Transaction
+from tape.store.records import Record, columns, load, load_all, store
+
+DEFAULT_LIMIT = 200
+DEFAULT_CLAIM_MS = 60_000
+
+
+class Timer(Record, frozen=True):
+    """A row of tape_timers."""
+
+    run_id: str
+    timer_id: str
+    fire_at_ms: int
+    kind: str
+    payload_json: str
+    fired: bool
+    created_at_ms: int
+    claimed_by: str = ""
+    claim_expires_at_ms: int = 0
+
+
+_COLUMNS = columns(Timer)
+
+
+def set_timer(tx: Transaction, wanted: Timer, *, owner: str = "") -> Timer:
+    """Set a timer, or set it anew; without an id it gets one."""
+    check_id("timer_id", wanted.timer_id)
+    if wanted.fire_at_ms < 0:
+        raise InvalidInput(f"fire_at_ms {wanted.fire_at_ms} must not be negative.")
+    runs.get_writable(tx, wanted.run_id, owner)
+    timer_id = wanted.timer_id or str(uuid.uuid4())
+    row = tx.one(f"SELECT {_COLUMNS} FROM tape_timers WHERE run_id = ? AND timer_id = ?", wanted.run_id, timer_id)
+    before = load(Timer, row)
+    created = before.created_at_ms if before else now_ms()
+    timer = msgspec.structs.replace(wanted, timer_id=timer_id, fired=False, created_at_ms=created)
+    store(tx, "tape_timers", ("run_id", "timer_id"), timer)
+    return timer
+
+
+def cancel(tx: Transaction, run_id: str, timer_id: str) -> bool:
+    """Remove a timer; False if there is none."""
+    return tx.execute("DELETE FROM tape_timers WHERE run_id = ? AND timer_id = ?", run_id, timer_id) > 0
+
+
+def due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
+    """Timers that are due, have not fired and are leased to nobody, the longest due first."""
+    rows = reader.query(
+        f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? AND claim_expires_at_ms <= ?"
+        " ORDER BY fire_at_ms, timer_id LIMIT ?",
+        now or now_ms(),
+        now_ms(),
+        limit if limit > 0 else DEFAULT_LIMIT,
+    )
+    return load_all(Timer, rows)
+
+
+def claim_due(tx: Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
+    """Due timers, marked as fired: nobody else gets them."""
+    claimed = due(tx, now=now, limit=limit)
+    for timer in claimed:
+        tx.execute("UPDATE tape_timers SET fired = 1 WHERE run_id = ? AND timer_id = ?", timer.run_id, timer.timer_id)
+    return [msgspec.structs.replace(timer, fired=True) for timer in claimed]
+
+
+def lease_due(tx: Transaction, *, claimer: str, lease_ms: int = 0, now: int = 0, limit: int = 0) -> list[Timer]:
+    """Due timers, leased to this claimer: they come again unless it completes them in time."""
+    expires = now_ms() + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS)
+    leased = [
+        msgspec.structs.replace(timer, claimed_by=claimer, claim_expires_at_ms=expires)
+        for timer in due(tx, now=now, limit=limit)
+    ]
+    for timer in leased:
+        store(tx, "tape_timers", ("run_id", "timer_id"), timer)
+    return leased
+
+
+def complete(tx: Transaction, run_id: str, timer_id: str, *, claimer: str) -> bool:
+    """Mark a leased timer as fired; False if it is no longer this claimer's."""
+    if not claimer:
+        raise InvalidInput("claimer is empty; only who leased a timer can complete it.")
+    return (
+        tx.execute(
+            "UPDATE tape_timers SET fired = 1, claimed_by = '', claim_expires_at_ms = 0"
+            " WHERE run_id = ? AND timer_id = ? AND fired = 0 AND claimed_by = ?",
+            run_id,
+            timer_id,
+            claimer,
+        )
+        > 0
+    )

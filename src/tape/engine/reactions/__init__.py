@@ -1,0 +1,1 @@
+"""The server's side of reactions: registry, matcher, tasks and dead letters."""

@@ -1,0 +1,192 @@
+"""Looking at tasks, and what people do with dead letters: try them again, or give them up for good."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tape.base.clock import now_ms
+from tape.engine.reactions import commands, tasks
+from tape.engine.reactions.enqueue import CHANNEL
+from tape.engine.reactions.tasks import COLUMNS, DLQ, FAILED, Task
+from tape.errors import IllegalTransition, InvalidInput
+from tape.model.ledger_states import parse
+from tape.model.pattern import Pattern
+from tape.model.reaction_states import TaskStatus
+from tape.store import Reader, Transaction
+from tape.store.records import load_all
+
+DEFAULT_LIMIT = 200
+MAX_LIMIT = 10_000
+DEFAULT_BULK = 1_000
+# Rows looked through at a time for a filter that the index knows nothing of.
+PAGE = 1_000
+
+_PARTIAL = {TaskStatus.PENDING: "1", TaskStatus.CLAIMED: "2", TaskStatus.DLQ: "5"}
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which dead letters: all conditions must hold, an empty one always does."""
+
+    reaction_id: str = ""
+    error_contains: str = ""
+    subject_pattern: str = ""
+    created_after_ms: int = 0
+    created_before_ms: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was said: that is more likely a mistake than a wish for all."""
+        return self == Filter()
+
+    def matches(self, task: Task, pattern: Pattern) -> bool:
+        """Whether a task fits."""
+        return (
+            self.error_contains in task.last_error
+            and pattern.matches(task.subject)
+            and task.created_at_ms > self.created_after_ms
+            and (not self.created_before_ms or task.created_at_ms < self.created_before_ms)
+        )
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """How many tasks were moved, of which reactions, and whether the limit left some."""
+
+    count: int
+    reaction_ids: frozenset[str]
+    more: bool
+
+
+def listed(reader: Reader, reaction_id: str, *, status: int = 0, before: int = 0, limit: int = 0) -> list[Task]:
+    """A reaction's tasks, those of the newest entries first. Claimed and dead ones also of all reactions."""
+    wanted = parse(TaskStatus, "status", status) if status else None
+    if not 0 <= limit <= MAX_LIMIT:
+        raise InvalidInput(f"limit {limit} must lie between 0 and {MAX_LIMIT}; 0 means {DEFAULT_LIMIT}.")
+    if not reaction_id and wanted not in (TaskStatus.CLAIMED, DLQ):
+        raise InvalidInput("reaction_id is empty; only CLAIMED and DLQ tasks are listed for all reactions together.")
+    conditions = ["reaction_id = ?"] if reaction_id else []
+    params: list[Any] = [reaction_id] if reaction_id else []
+    if wanted in (TaskStatus.DONE, FAILED):
+        conditions += ["status IN (3, 4)", f"status = {int(wanted)}"]
+    elif wanted is not None:
+        conditions.append(f"status = {_PARTIAL[wanted]}")
+    if before > 0:
+        conditions.append("source_global_seq < ?")
+        params.append(before)
+    rows = reader.query(
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE {' AND '.join(conditions)}"
+        " ORDER BY source_global_seq DESC, task_id DESC LIMIT ?",
+        *params,
+        limit or DEFAULT_LIMIT,
+    )
+    return load_all(Task, rows)
+
+
+def redrive(
+    tx: Transaction,
+    *,
+    task_ids: Sequence[str] = (),
+    which: Filter | None = None,
+    everything: bool = False,
+    limit: int = 0,
+) -> Moved:
+    """Let dead letters be tried again from the first attempt, due now.
+
+    They come after what is due already. With strict order they take their old place in their shard and hold
+    up what follows. A dropped task can be named by its id and comes back too. The run of a command comes back with it.
+    """
+    chosen, more = _chosen(tx, task_ids, which, everything, limit)
+    now = now_ms()
+    for task in chosen:
+        commands.bring_back_run(tx, task)
+    condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
+    tx.execute(
+        "UPDATE tape_tasks SET status = 1, attempts = 0, next_attempt_at_ms = ?, completed_at_ms = 0,"
+        # A task on its way again is not to be coalesced into, nor to coalesce.
+        f" redriven = redriven + 1, debounced = 0 WHERE {condition}",
+        now,
+        ids,
+    )
+    tx.notify(CHANNEL)
+    return Moved(len(chosen), frozenset(task.reaction_id for task in chosen), more)
+
+
+def drop(
+    tx: Transaction,
+    *,
+    task_ids: Sequence[str] = (),
+    which: Filter | None = None,
+    everything: bool = False,
+    limit: int = 0,
+    reason: str = "",
+) -> Moved:
+    """Give dead letters up: they become FAILED, with the reason, and are removed when done tasks are."""
+    chosen, more = _chosen(tx, task_ids, which, everything, limit)
+    note = f"dropped: {reason}" if reason else "dropped"
+    for task in chosen:
+        error = f"{note[:500]}; before that: {task.last_error}" if task.last_error else note[:500]
+        tx.execute(
+            "UPDATE tape_tasks SET status = 4, last_error = ?, completed_at_ms = ? WHERE task_id = ?",
+            error.replace("\0", ""),
+            now_ms(),
+            task.task_id,
+        )
+    return Moved(len(chosen), frozenset(task.reaction_id for task in chosen), more)
+
+
+def purge(tx: Transaction, before_ms: int, limit: int = 5_000) -> int:
+    """Remove tasks that were done or dropped before a time; how many, at most `limit`."""
+    return tx.execute(
+        "DELETE FROM tape_tasks WHERE task_id IN (SELECT task_id FROM tape_tasks"
+        " WHERE status IN (3, 4) AND completed_at_ms < ? ORDER BY completed_at_ms LIMIT ?)",
+        before_ms,
+        limit,
+    )
+
+
+def _chosen(
+    tx: Transaction, task_ids: Sequence[str], which: Filter | None, everything: bool, limit: int
+) -> tuple[list[Task], bool]:
+    which = which or Filter()
+    if sum((bool(task_ids), not which.is_empty, everything)) != 1:
+        raise InvalidInput("Say which dead letters: task_ids, or a filter with at least one condition, or everything.")
+    if not 0 <= limit <= MAX_LIMIT:
+        raise InvalidInput(f"limit {limit} must lie between 0 and {MAX_LIMIT}; 0 means {DEFAULT_BULK}.")
+    if task_ids:
+        return [_dead(tx, task_id) for task_id in dict.fromkeys(task_ids)], False
+    limit = limit or DEFAULT_BULK
+    pattern = Pattern(which.subject_pattern)
+    found: list[Task] = []
+    place: tuple[int, str] = (0, "")
+    while True:
+        page = _page(tx, which.reaction_id, place)
+        for task in page:
+            if which.matches(task, pattern):
+                if len(found) == limit:
+                    return found, True
+                found.append(task)
+        if len(page) < PAGE:
+            return found, False
+        place = (page[-1].source_global_seq, page[-1].task_id)
+
+
+def _page(tx: Transaction, reaction_id: str, place: tuple[int, str]) -> list[Task]:
+    condition, params = ("reaction_id = ? AND ", [reaction_id]) if reaction_id else ("", [])
+    arguments: list[Any] = [*params, *place, PAGE]
+    return load_all(
+        Task,
+        tx.query(
+            f"SELECT {COLUMNS} FROM tape_tasks WHERE {condition}status = 5 AND (source_global_seq, task_id) > (?, ?)"
+            " ORDER BY source_global_seq, task_id LIMIT ?",
+            *arguments,
+        ),
+    )
+
+
+def _dead(tx: Transaction, task_id: str) -> Task:
+    task = tasks.get(tx, task_id)
+    if task.status not in (DLQ, FAILED):
+        raise IllegalTransition(f"The task {task_id!r} is {task.status.name}, not a dead letter (DLQ or FAILED).")
+    return task

@@ -1,0 +1,155 @@
+"""Matches become tasks; with a debounce, those of one subject that come close together become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tape.engine.reactions.matches import Match
+from tape.engine.reactions.reaction import Reaction
+from tape.engine.reactions.simulation import Fired
+from tape.engine.reactions.tasks import COLUMNS, Task, new_task_id
+from tape.model.reaction_states import TaskStatus
+from tape.store import Transaction
+from tape.store.records import load_all
+
+# Where servers tell each other that there are new tasks.
+CHANNEL = "tape_tasks"
+_NAMES = Task.__struct_fields__
+
+
+def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
+    """Make tasks of matches, in the order of the journal; how many there are more than before."""
+    rows = []
+    debounced: dict[str, list[Match]] = {}
+    for match in matches:
+        reaction = match.watch.reaction
+        if reaction.debounce_ms:
+            debounced.setdefault(reaction.reaction_id, []).append(match)
+        else:
+            # A task is due since its entry: so the order of the journal is the order of the queue, and a
+            # task that is tried again is not overtaken for ever by new ones.
+            rows.append(_row(match, min(match.entry.ts_ms, now), now))
+    for group in debounced.values():
+        rows += _coalesce(tx, group[0].watch.reaction, group, now)
+    if rows:
+        tx.insert("tape_tasks", _NAMES, rows)
+        tx.notify(CHANNEL)
+    return len(rows)
+
+
+def enqueue_past(tx: Transaction, fired: Sequence[Fired[Match]], now: int) -> int:
+    """Make tasks of what would have fired in the past. They are due, and nothing new takes their place."""
+    rows = [
+        _row(one.newest, min(one.due_ms, now), now, one.first.entry.global_seq, one.coalesced, is_open=False)
+        for one in fired
+    ]
+    if rows:
+        tx.insert("tape_tasks", _NAMES, rows)
+        tx.notify(CHANNEL)
+    return len(rows)
+
+
+def _row(
+    match: Match, due: int, now: int, first: int = 0, coalesced: int = 0, *, is_open: bool = True
+) -> tuple[object, ...]:
+    """A row of tape_tasks; while it `is_open`, a newer entry of its subject takes its place."""
+    entry, reaction = match.entry, match.watch.reaction
+    return (
+        new_task_id(now),
+        reaction.reaction_id,
+        match.shard,
+        entry.run_id,
+        entry.global_seq,
+        entry.subject,
+        entry.payload_json,
+        int(TaskStatus.PENDING),
+        0,
+        due,
+        "",
+        0,
+        "",
+        now,
+        0,
+        entry.trace_id,
+        entry.span_id,
+        first or entry.global_seq,
+        coalesced,
+        0,
+        int(is_open and reaction.debounce_ms > 0),
+        int(reaction.strict_order),
+        entry.seq,
+        entry.ts_ms,
+        entry.schema_version,
+    )
+
+
+def _coalesce(tx: Transaction, reaction: Reaction, matches: Sequence[Match], now: int) -> list[tuple[object, ...]]:
+    """Trailing edge: the newest entry of a subject replaces what nobody has claimed yet, and the wait begins anew."""
+    by_subject: dict[str, list[Match]] = {}
+    for match in matches:
+        by_subject.setdefault(match.entry.subject, []).append(match)
+    condition, subjects = tx.is_any("subject", list(by_subject))
+    rows = tx.query(
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND {condition} AND debounced = 1 AND status = 1"
+        " AND attempts = 0 ORDER BY source_global_seq",
+        reaction.reaction_id,
+        subjects,
+    )
+    waiting = {task.subject: task for task in load_all(Task, rows)}
+    due = now + reaction.debounce_ms
+    new = []
+    for subject, group in by_subject.items():
+        task = waiting.get(subject)
+        if task is None:
+            first = group[0].entry.global_seq
+            new.append(_row(group[-1], due, now, first, len(group) - 1))
+        else:
+            _replace(tx, task, group, due)
+    return new
+
+
+def _replace(tx: Transaction, task: Task, group: Sequence[Match], due: int) -> None:
+    newest = group[-1]
+    entry = newest.entry
+    if entry.global_seq < task.source_global_seq:
+        # A shard that catches up brings an entry older than the one that waits: that one stays.
+        tx.execute(
+            "UPDATE tape_tasks SET coalesced = coalesced + ?, first_global_seq = ? WHERE task_id = ?",
+            len(group),
+            min(task.first_global_seq, group[0].entry.global_seq),
+            task.task_id,
+        )
+        return
+    task = msgspec.structs.replace(
+        task,
+        shard=newest.shard,
+        source_run_id=entry.run_id,
+        source_global_seq=entry.global_seq,
+        payload_json=entry.payload_json,
+        next_attempt_at_ms=due,
+        trace_id=entry.trace_id,
+        parent_span_id=entry.span_id,
+        coalesced=task.coalesced + len(group),
+        source_seq=entry.seq,
+        source_ts_ms=entry.ts_ms,
+        schema_version=entry.schema_version,
+    )
+    tx.execute(
+        "UPDATE tape_tasks SET shard = ?, source_run_id = ?, source_global_seq = ?, payload_json = ?,"
+        " next_attempt_at_ms = ?, trace_id = ?, parent_span_id = ?, coalesced = ?, source_seq = ?, source_ts_ms = ?,"
+        " schema_version = ? WHERE task_id = ?",
+        task.shard,
+        task.source_run_id,
+        task.source_global_seq,
+        task.payload_json,
+        task.next_attempt_at_ms,
+        task.trace_id,
+        task.parent_span_id,
+        task.coalesced,
+        task.source_seq,
+        task.source_ts_ms,
+        task.schema_version,
+        task.task_id,
+    )

@@ -1,0 +1,191 @@
+"""Why a reaction did or did not fire on an entry, and what became of the work."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tape.base.clock import now_ms
+from tape.cel import Envelope, Explanation, compile_predicate
+from tape.engine.reactions import agent_runs, registry, tasks
+from tape.engine.reactions.reaction import Reaction
+from tape.engine.reactions.shards import shard_of
+from tape.engine.reactions.tasks import Task
+from tape.errors import NotFound
+from tape.model.entry import COLUMNS as ENTRY_COLUMNS
+from tape.model.entry import Entry
+from tape.model.pattern import ONE, REST, Pattern, split
+from tape.model.reaction_states import HandlerKind, TaskStatus
+from tape.store import Reader
+from tape.store.records import load
+
+
+class Account(msgspec.Struct):
+    """What happened between one reaction and one entry."""
+
+    reaction: Reaction
+    entry: Entry
+    matched: bool = False
+    verdict: str = ""
+    decided_by: str = ""
+    predicate: Explanation | None = None
+    outcome: str = ""
+    task: Task | None = None
+    run_id: str = ""
+
+
+def explain(reader: Reader, reaction_id: str, global_seq: int) -> Account:
+    """Judge the entry by the reaction as it is registered now, and look for what it has become."""
+    reaction = registry.get(reader, reaction_id)
+    row = reader.one(f"SELECT {','.join(ENTRY_COLUMNS)} FROM tape_journal WHERE global_seq = ?", global_seq)
+    if row is None:
+        raise NotFound(f"There is no entry {global_seq}: it was never written, or retention has removed it.")
+    account = Account(reaction, Entry(*row))
+    _judge(account)
+    _trace(reader, account)
+    return account
+
+
+def why_not(pattern: Pattern, subject: str) -> str:
+    """The segment at which a subject leaves a pattern, or an empty text if it fits."""
+    segments = split(subject)
+    for position, wanted in enumerate(pattern.segments):
+        if wanted is REST:
+            return ""
+        if position == len(segments):
+            return f"the subject ends before segment {position + 1} of the pattern, {wanted!r}"
+        if wanted is not ONE and wanted != segments[position]:
+            return f"segment {position + 1} is {segments[position]!r}, the pattern wants {wanted!r}"
+    if len(segments) > len(pattern.segments):
+        return f"the subject goes on with {segments[len(pattern.segments)]!r} where the pattern ends"
+    return ""
+
+
+def _judge(account: Account) -> None:
+    reaction, entry = account.reaction, account.entry
+    if reason := why_not(Pattern(reaction.subject_pattern), entry.subject):
+        account.decided_by = reason
+        account.verdict = f"No match: {reason}."
+        return
+    if reaction.predicate_cel:
+        account.predicate = explanation = compile_predicate(reaction.predicate_cel).explain(Envelope(entry))
+        decided = explanation.decided
+        account.decided_by = f"{' '.join(decided.expression.split())} → {decided.outcome()}"
+        if not explanation.matched:
+            has_failed = explanation.root.error is not None
+            what = "the predicate fails on this entry" if has_failed else "the predicate is not true"
+            account.verdict = f"No match: {what}: {account.decided_by}."
+            return
+    else:
+        account.decided_by = reaction.subject_pattern
+    account.matched = True
+    account.verdict = "Match: the subject fits" + (" and the predicate is true." if reaction.predicate_cel else ".")
+
+
+def _trace(reader: Reader, account: Account) -> None:
+    reaction, entry = account.reaction, account.entry
+    account.task = task = _task_of(reader, reaction, entry)
+    if reaction.handler_kind == HandlerKind.AGENT:
+        account.run_id = _run_of(reader, reaction, task.source_global_seq if task else entry.global_seq)
+    if task is not None:
+        account.outcome = _fate(reader, reaction, entry, task)
+        if account.run_id:
+            account.outcome += f" It became the run {account.run_id}."
+    elif account.run_id:
+        account.outcome = f"The run {account.run_id} was begun for it."
+    elif account.matched:
+        account.outcome = _why_nothing(reader, reaction, entry)
+
+
+def _task_of(reader: Reader, reaction: Reaction, entry: Entry) -> Task | None:
+    """The task made of the entry, also if later entries of its subject were coalesced into it."""
+    row = reader.one(
+        f"SELECT {tasks.COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND source_global_seq >= ?"
+        " AND subject = ? AND first_global_seq <= ? ORDER BY source_global_seq LIMIT 1",
+        reaction.reaction_id,
+        entry.global_seq,
+        entry.subject,
+        entry.global_seq,
+    )
+    return load(Task, row)
+
+
+def _run_of(reader: Reader, reaction: Reaction, global_seq: int) -> str:
+    row = reader.one(
+        "SELECT run_id FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = '' AND invocation_id = ?",
+        reaction.agent_app,
+        agent_runs.invocation_id(reaction.reaction_id, global_seq),
+    )
+    return str(row[0]) if row else ""
+
+
+def _fate(reader: Reader, reaction: Reaction, entry: Entry, task: Task) -> str:
+    told = ""
+    if task.source_global_seq != entry.global_seq:
+        told = f"Debounced into the task of entry {task.source_global_seq} ({task.coalesced} earlier entries went in). "
+    return told + _state(reader, reaction, task)
+
+
+def _state(reader: Reader, reaction: Reaction, task: Task) -> str:
+    now = now_ms()
+    match task.status:
+        case TaskStatus.PENDING:
+            return _waiting(reader, reaction, task, now)
+        case TaskStatus.CLAIMED:
+            left = task.lease_expires_at_ms - now
+            until = f"its lease lasts another {left} ms" if left > 0 else f"its lease ran out {-left} ms ago"
+            return f"Claimed by {task.lease_owner!r} (attempt {task.attempts}); {until}."
+        case TaskStatus.DONE:
+            return f"Done by {task.lease_owner!r} at attempt {task.attempts}."
+        case TaskStatus.DLQ:
+            return f"A dead letter after {task.attempts} attempts, because: {task.last_error or 'no reason was given'}."
+        case TaskStatus.FAILED:
+            return f"Given up: {task.last_error}."
+
+
+def _waiting(reader: Reader, reaction: Reaction, task: Task, now: int) -> str:
+    wait = task.next_attempt_at_ms - now
+    if wait > 0 and task.attempts:
+        return f"Attempt {task.attempts} failed ({task.last_error}); tried again in {wait} ms."
+    if wait > 0:
+        return f"Held by the debounce of {reaction.debounce_ms} ms for another {wait} ms."
+    running = _count(reader, reaction.reaction_id, now)
+    if reaction.handler_kind != HandlerKind.AGENT and running >= reaction.max_concurrency:
+        return f"Waits for a place: {running} of {reaction.max_concurrency} tasks are claimed (max_concurrency)."
+    pace = reader.one("SELECT next_us FROM tape_reaction_pace WHERE reaction_id = ?", reaction.reaction_id)
+    if reaction.rate_limit_per_s and pace is not None and pace[0] > now * 1_000:
+        ahead = (pace[0] - now * 1_000) // 1_000
+        return f"Rate limited to {reaction.rate_limit_per_s} a second: the next place is within {ahead + 1} ms."
+    return "Due now: it waits for a dispatcher to claim it."
+
+
+def _count(reader: Reader, reaction_id: str, now: int) -> int:
+    row = reader.one(
+        "SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms > ?",
+        reaction_id,
+        now,
+    )
+    return int(row[0]) if row else 0
+
+
+def _why_nothing(reader: Reader, reaction: Reaction, entry: Entry) -> str:
+    if reaction.deleted:
+        return "The reaction is deregistered."
+    shard = shard_of(entry.run_id, reaction.num_shards)
+    row = reader.one(
+        "SELECT c.last_global_seq, c.behind, l.position FROM tape_reaction_cursors c JOIN tape_reaction_lanes l"
+        " ON l.lane = c.lane WHERE c.reaction_id = ? AND c.shard = ?",
+        reaction.reaction_id,
+        shard,
+    )
+    position = 0 if row is None else row[0] if row[1] else max(row[0], row[2])
+    if position < entry.global_seq:
+        return f"Not matched yet: shard {shard} of the reaction stands at entry {position}."
+    cause = reader.one("SELECT reaction_id FROM tape_entry_causes WHERE global_seq = ?", entry.global_seq)
+    run = reader.one("SELECT app_name, invocation_id FROM tape_runs WHERE run_id = ?", entry.run_id)
+    own_run = run is not None and run[0] == reaction.agent_app and agent_runs.is_begun_by(reaction.reaction_id, run[1])
+    if not reaction.allow_self and ((cause is not None and cause[0] == reaction.reaction_id) or own_run):
+        return "Passed over: the reaction's own work wrote the entry, and allow_self is off."
+    return (
+        "Nothing was made of it: the reaction was registered or changed after the entry was matched, or its task was"
+        " done and removed since."
+    )

@@ -1,0 +1,103 @@
+"""How reactions stand, for people and dashboards."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tape.engine.reactions import registry
+from tape.journal.appender import read_head
+from tape.store import Reader
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """One reaction: how far it is, what it found, what waits."""
+
+    reaction_id: str
+    position: int
+    lag: int
+    matched: int
+    suppressed: int
+    predicate_errors: int
+    last_predicate_error: str
+    last_error_global_seq: int
+    pending: int
+    claimed: int
+    dlq: int
+    oldest_pending_ms: int
+    is_catching_up: bool
+
+
+def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Statistics], int]:
+    """The statistics of one reaction or of all that are registered, and the journal's head."""
+    head = read_head(reader).global_seq
+    ids = [registry.get(reader, reaction_id).reaction_id] if reaction_id else _registered(reader)
+    lanes: dict[int, int] = dict(reader.query("SELECT lane, position FROM tape_reaction_lanes"))
+    condition, values = reader.is_any("reaction_id", ids)
+    cursors: dict[str, list[tuple[int, ...]]] = {}
+    for row in reader.query(
+        "SELECT reaction_id, last_global_seq, lane, behind, matched, suppressed, errors, last_error_seq"
+        f" FROM tape_reaction_cursors WHERE {condition}",
+        values,
+    ):
+        cursors.setdefault(row[0], []).append(row[1:])
+    errors = _last_errors(reader, condition, values)
+    open_tasks = _open_tasks(reader, condition, values)
+    found = []
+    for each in ids:
+        rows = cursors.get(each, [])
+        position = min((last if behind else max(last, lanes[lane]) for last, lane, behind, *_ in rows), default=head)
+        counts = open_tasks.get(each, {})
+        found.append(
+            Statistics(
+                each,
+                position,
+                max(head - position, 0),
+                sum(row[3] for row in rows),
+                sum(row[4] for row in rows),
+                sum(row[5] for row in rows),
+                errors.get(each, ""),
+                max((row[6] for row in rows), default=0),
+                counts.get(1, 0),
+                counts.get(2, 0),
+                counts.get(5, 0),
+                _oldest_pending(reader, each) if counts.get(1) else 0,
+                any(row[2] for row in rows),
+            )
+        )
+    return found, head
+
+
+def _registered(reader: Reader) -> list[str]:
+    return [reaction.reaction_id for reaction in registry.registered(reader)]
+
+
+def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, str]:
+    rows = reader.query(
+        f"SELECT reaction_id, last_error FROM tape_reaction_cursors WHERE {condition} AND last_error_seq > 0"
+        " ORDER BY last_error_seq",
+        values,
+    )
+    return dict(rows)
+
+
+def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dict[int, int]]:
+    """Number of tasks by reaction and state; the oldest of those that are pending is a matter of its own."""
+    found: dict[str, dict[int, int]] = {}
+    # One question a state: each is answered from the index of that state.
+    for status in (1, 2, 5):
+        for reaction_id, number in reader.query(
+            f"SELECT reaction_id, count(*) FROM tape_tasks WHERE {condition} AND status = {status}"
+            " GROUP BY reaction_id",
+            values,
+        ):
+            found.setdefault(reaction_id, {})[status] = number
+    return found
+
+
+def _oldest_pending(reader: Reader, reaction_id: str) -> int:
+    row = reader.one(
+        "SELECT created_at_ms FROM tape_tasks WHERE reaction_id = ? AND status = 1"
+        " ORDER BY next_attempt_at_ms, source_global_seq LIMIT 1",
+        reaction_id,
+    )
+    return int(row[0]) if row else 0

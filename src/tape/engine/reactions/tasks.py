@@ -1,0 +1,300 @@
+"""Tasks: the work that reactions make, claimed under a lease and settled by whoever holds it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tape.engine.reactions import commands
+from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
+from tape.engine.reactions.reaction import Reaction
+from tape.errors import InvalidInput, NotFound, TapeError, TaskNotHeld
+from tape.model.reaction_states import TaskStatus
+from tape.model.task_pacing import backoff_ms
+from tape.store import Reader, Transaction
+from tape.store.records import Record, columns, load, load_all
+
+DEFAULT_LEASE_MS = 60_000
+MAX_LEASE_MS = 24 * 3_600_000
+MAX_ERROR_CHARS = 4_000
+
+PENDING, CLAIMED, DONE, FAILED, DLQ = TaskStatus
+
+
+class Task(Record, frozen=True):
+    """A row of tape_tasks."""
+
+    task_id: str
+    reaction_id: str
+    shard: int
+    source_run_id: str
+    source_global_seq: int
+    subject: str
+    payload_json: str
+    status: TaskStatus
+    attempts: int
+    next_attempt_at_ms: int
+    lease_owner: str
+    lease_expires_at_ms: int
+    last_error: str
+    created_at_ms: int
+    completed_at_ms: int
+    trace_id: str
+    parent_span_id: str
+    first_global_seq: int
+    coalesced: int
+    redriven: int
+    debounced: bool
+    strict_order: bool
+    source_seq: int
+    source_ts_ms: int
+    schema_version: int
+
+
+COLUMNS = columns(Task)
+# What settling looks at: a payload may be large and is of no interest then.
+LIGHT_COLUMNS = COLUMNS.replace("payload_json", "'' AS payload_json")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What a handler says about a task that it could not do."""
+
+    task_id: str
+    error: str = ""
+    permanent: bool = False
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What somebody says about the tasks it holds: done, failed, or given back unbegun."""
+
+    completed: Sequence[str] = ()
+    failed: Sequence[Failure] = ()
+    released: Sequence[str] = ()
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A task that was left as it is, and why."""
+
+    task_id: str
+    error: TapeError
+
+
+class Done(msgspec.Struct, frozen=True, gc=False):
+    """A task that is done: who asks briefly is told no more of it."""
+
+    task_id: str
+    reaction_id: str
+
+
+class Settled(msgspec.Struct):
+    """What became of tasks that somebody reported on."""
+
+    tasks: list[Task] = []
+    refused: list[Refusal] = []
+    done: list[Done] = []
+
+
+def new_task_id(now_ms: int) -> str:
+    """An id that sorts by time: new tasks lie side by side in the index (a UUID of version 7)."""
+    noise = random.getrandbits(74)
+    number = (now_ms << 80) | (0x7 << 76) | ((noise >> 62) << 64) | (0b10 << 62) | (noise & ((1 << 62) - 1))
+    text = f"{number:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def find(reader: Reader | Transaction, task_id: str) -> Task | None:
+    """The task with that id, or None."""
+    return load(Task, reader.one(f"SELECT {COLUMNS} FROM tape_tasks WHERE task_id = ?", task_id))
+
+
+def get(reader: Reader | Transaction, task_id: str) -> Task:
+    """The task with that id; NotFound if there is none."""
+    task = find(reader, task_id)
+    if task is None:
+        raise _unknown(task_id)
+    return task
+
+
+def check_owner(owner: str) -> None:
+    """Raise unless the caller says who it is."""
+    if not owner:
+        raise InvalidInput("owner is empty; a lease needs a name, for example that of the host and process.")
+
+
+def lease(lease_ms: int) -> int:
+    """How long a lease lasts if it was asked for like this."""
+    if not 0 <= lease_ms <= MAX_LEASE_MS:
+        raise InvalidInput(f"lease_ms {lease_ms} must lie between 0 and {MAX_LEASE_MS}; 0 means {DEFAULT_LEASE_MS}.")
+    return lease_ms or DEFAULT_LEASE_MS
+
+
+def settle(tx: Transaction, owner: str, report: Report, now: int = 0, *, briefly: bool = False) -> Settled:
+    """Write down what became of tasks that the owner holds, in one go. What it does not hold is named and left alone.
+
+    A lease that ran out still counts while nobody else has claimed the task, and completing twice is
+    completing once: a report that was sent again does no harm. `briefly`, what is done by this is named only.
+    """
+    now = now or time.time_ns() // 1_000_000
+    done = dict.fromkeys(report.completed)
+    settled = Settled([], [], _finish(tx, owner, list(done), now) if briefly and done else [])
+    for each in settled.done:
+        del done[each.task_id]
+    failures = {failure.task_id: failure for failure in report.failed if failure.task_id not in done}
+    released = [task_id for task_id in dict.fromkeys(report.released) if task_id not in done | failures]
+    found = _light(tx, [*done, *failures, *released])
+    finished = []
+    for task_id in done:
+        task = found.get(task_id)
+        if task is not None and task.status == DONE and task.lease_owner == owner:
+            settled.tasks.append(task)
+        elif (refusal := _refusal(task, task_id, owner)) is not None:
+            settled.refused.append(refusal)
+        else:
+            assert task is not None
+            finished.append(task_id)
+            settled.tasks.append(msgspec.structs.replace(task, status=DONE, completed_at_ms=now))
+    if finished:
+        condition, ids = tx.is_any("task_id", finished)
+        tx.execute(f"UPDATE tape_tasks SET status = 3, completed_at_ms = ? WHERE {condition}", now, ids)
+    if failures:
+        _nack(tx, owner, found, failures.values(), settled, now)
+    for task_id in released:
+        _release(tx, owner, found.get(task_id), task_id, settled)
+    return settled
+
+
+def _finish(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[Done]:
+    """Those of the tasks that the owner held, done by now, without a look at what they were."""
+    condition, ids = tx.is_any("task_id", task_ids)
+    rows = tx.query(
+        f"UPDATE tape_tasks SET status = 3, completed_at_ms = ? WHERE {condition} AND status = 2 AND lease_owner = ?"
+        " RETURNING task_id, reaction_id",
+        now,
+        ids,
+        owner,
+    )
+    return [Done(*row) for row in rows]
+
+
+def _release(tx: Transaction, owner: str, task: Task | None, task_id: str, settled: Settled) -> None:
+    if (refusal := _refusal(task, task_id, owner)) is not None:
+        settled.refused.append(refusal)
+        return
+    assert task is not None
+    task = msgspec.structs.replace(
+        task, status=PENDING, attempts=task.attempts - 1, lease_owner="", lease_expires_at_ms=0
+    )
+    _move(tx, task)
+    tx.execute("UPDATE tape_tasks SET attempts = ? WHERE task_id = ?", task.attempts, task_id)
+    settled.tasks.append(task)
+
+
+def _nack(
+    tx: Transaction, owner: str, found: dict[str, Task], failures: Iterable[Failure], settled: Settled, now: int
+) -> None:
+    policies = _reactions(tx, {task.reaction_id for task in found.values()})
+    for failure in failures:
+        task = found.get(failure.task_id)
+        if (refusal := _refusal(task, failure.task_id, owner)) is not None:
+            settled.refused.append(refusal)
+            continue
+        assert task is not None
+        reaction = policies[task.reaction_id]
+        error = failure.error[:MAX_ERROR_CHARS].replace("\0", "\\u0000")
+        is_dead = failure.permanent or task.attempts >= reaction.max_attempts
+        task = msgspec.structs.replace(
+            task,
+            status=DLQ if is_dead else PENDING,
+            next_attempt_at_ms=0 if is_dead else now + backoff_ms(reaction.retry_backoff_ms, task.attempts),
+            lease_owner="",
+            lease_expires_at_ms=0,
+            last_error=error,
+            completed_at_ms=now if is_dead else 0,
+        )
+        _move(tx, task)
+        if is_dead:
+            commands.fail_run(tx, task)
+        settled.tasks.append(task)
+
+
+def bury(tx: Transaction, task: Task, error: str, now: int) -> None:
+    """Make a dead letter of a task whose last allowed attempt never came to an end."""
+    task = msgspec.structs.replace(
+        task,
+        status=DLQ,
+        next_attempt_at_ms=0,
+        lease_owner="",
+        lease_expires_at_ms=0,
+        last_error=error,
+        completed_at_ms=now,
+    )
+    _move(tx, task)
+    commands.fail_run(tx, task)
+
+
+def _move(tx: Transaction, task: Task) -> None:
+    tx.execute(
+        "UPDATE tape_tasks SET status = ?, next_attempt_at_ms = ?, lease_owner = ?, lease_expires_at_ms = ?,"
+        " last_error = ?, completed_at_ms = ? WHERE task_id = ?",
+        int(task.status),
+        task.next_attempt_at_ms,
+        task.lease_owner,
+        task.lease_expires_at_ms,
+        task.last_error,
+        task.completed_at_ms,
+        task.task_id,
+    )
+
+
+def extend(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms: int, now: int = 0) -> Settled:
+    """Let the lease of tasks begin anew for the owner that holds them; no attempt is counted."""
+    now = now or time.time_ns() // 1_000_000
+    wanted = dict.fromkeys(task_ids)
+    condition, ids = tx.is_any("task_id", list(wanted))
+    found = {
+        task.task_id: task
+        for task in load_all(Task, tx.query(f"SELECT {COLUMNS} FROM tape_tasks WHERE {condition}", ids))
+    }
+    extended = Settled([], [])
+    expires = now + lease(lease_ms)
+    for task_id in wanted:
+        task = found.get(task_id)
+        if (refusal := _refusal(task, task_id, owner)) is not None:
+            extended.refused.append(refusal)
+        else:
+            assert task is not None
+            extended.tasks.append(msgspec.structs.replace(task, lease_expires_at_ms=expires))
+    if extended.tasks:
+        condition, ids = tx.is_any("task_id", [task.task_id for task in extended.tasks])
+        tx.execute(f"UPDATE tape_tasks SET lease_expires_at_ms = ? WHERE {condition}", expires, ids)
+    return extended
+
+
+def _light(tx: Transaction, task_ids: Sequence[str]) -> dict[str, Task]:
+    if not task_ids:
+        return {}
+    condition, ids = tx.is_any("task_id", task_ids)
+    rows = tx.query(f"SELECT {LIGHT_COLUMNS} FROM tape_tasks WHERE {condition}", ids)
+    return {task.task_id: task for task in load_all(Task, rows)}
+
+
+def _reactions(tx: Transaction, reaction_ids: set[str]) -> dict[str, Reaction]:
+    condition, ids = tx.is_any("reaction_id", list(reaction_ids))
+    rows = tx.query(f"SELECT {REACTION_COLUMNS} FROM tape_reactions WHERE {condition}", ids)
+    return {reaction.reaction_id: reaction for reaction in load_all(Reaction, rows)}
+
+
+def _refusal(task: Task | None, task_id: str, owner: str) -> Refusal | None:
+    if task is None:
+        return Refusal(task_id, _unknown(task_id))
+    if task.status == CLAIMED and task.lease_owner == owner:
+        return None
+    holder = f"leased to {task.lease_owner!r}" if task.status == CLAIMED else task.status.name
+    return Refusal(task_id, TaskNotHeld(f"lease mismatch: the task {task_id!r} is {holder}, not leased to {owner!r}."))
+
+
+def _unknown(task_id: str) -> NotFound:
+    return NotFound(f"no such task: {task_id!r}.")

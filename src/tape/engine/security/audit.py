@@ -1,0 +1,93 @@
+"""What the server itself puts on the journal about who was let in, who was not, and what was withheld."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from tape.engine.security.identity import Caller
+from tape.errors import TapeError
+from tape.journal.journal import Journal
+from tape.model.entry import Draft
+from tape.model.subject import build
+
+log = logging.getLogger(__name__)
+
+# Refused tokens are journaled at most this often, with their number: a flood of them must not fill the journal.
+REJECTION_WINDOW_S = 1.0
+NOBODY = Caller("tape-auth", "auth-edge", "auth-edge")
+RUN = "audit"
+
+
+class Audit:
+    """Appends audit entries."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._rejections: Counter[str] = Counter()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def admin_scope_used(self, caller: Caller, method: str, subscriber_id: int = 0) -> None:
+        """A caller looked beyond its own session; durable before it sees anything."""
+        payload = {
+            "Tenant": caller.tenant,
+            "User": caller.user,
+            "Session": caller.session,
+            "SubscriberID": subscriber_id,
+            "Method": method,
+        }
+        await self._journal.append([_draft("audit", "admin_scope_used", caller, payload)])
+
+    async def redaction_failed(self, draft: Draft, reason: str) -> None:
+        """A payload was refused because it could not be searched for secrets; it is not repeated here."""
+        whose = Caller(draft.tenant, draft.user, draft.session)
+        payload = {"OriginalSubject": draft.subject, "Reason": reason}
+        await self._journal.append([_draft("audit", "redaction_failed", whose, payload)])
+
+    def auth_rejected(self, reason: str) -> None:
+        """A token was refused. Written soon, together with others like it."""
+        self._rejections[reason] += 1
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_rejections())
+
+    async def close(self) -> None:
+        """Write what has not been written."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+        await self._append_rejections()
+
+    async def _write_rejections(self) -> None:
+        try:
+            while self._rejections:
+                await self._append_rejections()
+                await asyncio.sleep(REJECTION_WINDOW_S)
+        finally:
+            self._writing = None
+
+    async def _append_rejections(self) -> None:
+        counts, self._rejections = self._rejections, Counter()
+        drafts = [
+            _draft("auth", "rejected", NOBODY, {"Reason": reason, "Count": count}) for reason, count in counts.items()
+        ]
+        if not drafts:
+            return
+        try:
+            await self._journal.append(drafts)
+        except TapeError as error:
+            log.warning("%d refused tokens could not be journaled: %s", counts.total(), error)
+
+
+def _draft(kind: str, verb: str, caller: Caller, payload: dict[str, Any]) -> Draft:
+    return Draft(
+        subject=build(kind, verb),
+        run_id=RUN,
+        payload_json=msgspec.json.encode(payload).decode(),
+        tenant=caller.tenant,
+        user=caller.user,
+        session=caller.session,
+    )

@@ -1,0 +1,38 @@
+"""What every appended draft goes through before it is stored: secrets out, large fields to the object store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tape.engine.security.artifacts import Artifacts
+from tape.engine.security.audit import Audit
+from tape.engine.security.redaction import Redactor
+from tape.errors import RedactionFailed
+from tape.model.entry import Draft, type_of
+
+
+class Screening:
+    """A screen for `Journal`. A draft that cannot be screened refuses its whole request."""
+
+    def __init__(self, redactor: Redactor, artifacts: Artifacts, audit: Audit) -> None:
+        self._redactor = redactor
+        self._artifacts = artifacts
+        self._audit = audit
+
+    async def __call__(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """The drafts as they may be stored."""
+        return [await self._screened(draft) for draft in drafts]
+
+    async def _screened(self, draft: Draft) -> Draft:
+        payload = draft.payload_json
+        if not self._redactor.is_safe(type_of(draft.kind, draft.subject)):
+            try:
+                payload = self._redactor.redact(payload)
+            except RedactionFailed as error:
+                await self._audit.redaction_failed(draft, str(error))
+                raise
+        if len(payload) * 4 > self._artifacts.threshold_bytes:
+            payload = await self._artifacts.offload((draft.tenant, draft.user, draft.session), payload)
+        return draft if payload is draft.payload_json else msgspec.structs.replace(draft, payload_json=payload)

@@ -1,0 +1,301 @@
+"""The wallet: secrets by alias, sealed in the database, opened for those who need them and shown to nobody else.
+
+Who changes or is given a secret is on the journal; what it says is nowhere: not in entries, logs, errors or reprs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from tape.engine.security.envelope_encryption import MasterKeys, Sealed, seal, unseal
+from tape.engine.security.keyfile import KeyFile
+from tape.engine.security.kms import GoogleKms
+from tape.errors import InvalidInput, SecretDamaged, SecretNotFound, TapeError
+from tape.journal.appender import append
+from tape.model.entry import Draft
+from tape.model.subject import build
+from tape.store import Database, Reader, Transaction
+
+KEY_FILE = "tape-wallet.key"
+KMS = "gcp-kms://"
+MAX_BYTES = 64 << 10
+RUN = "wallet"
+
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Where the text of a secret with several fields is looked for, in this order.
+TEXT_FIELDS = ("secret", "token", "value", "key", "password")
+
+Secret = str | dict[str, Any]
+
+
+class Secrets(Protocol):
+    """Whoever gives secrets out: the wallet, or a server that has one."""
+
+    async def reveal(self, alias: str) -> Secret:
+        """The secret of an alias: a text, or fields such as `{"url": …, "token": …}`. Raises SecretNotFound."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What may be told about a secret."""
+
+    alias: str
+    version: int
+    master_key: str
+    set_at_ms: int
+    sealed_at_ms: int
+    retires_at_ms: int
+
+
+class Wallet:
+    """The secrets of one database."""
+
+    def __init__(self, database: Database, keys: MasterKeys) -> None:
+        self._database = database
+        self._keys = keys
+
+    async def reveal(self, alias: str) -> Secret:
+        """The secret of an alias."""
+        return (await self.reveal_all(alias))[0]
+
+    async def reveal_all(self, alias: str) -> list[Secret]:
+        """The secret, and those before it that may still be used: a sender changes over when it can."""
+        try:
+            rows = await self._database.read(lambda reader: _rows(reader, alias, _now_ms()))
+            if not rows:
+                raise await self._missing(alias)
+            found = [await asyncio.to_thread(self._open, alias, version, sealed) for version, sealed in rows]
+        except TapeError as error:
+            self._database.metrics.wallet_reveals.labels(error.code).inc()
+            raise
+        self._database.metrics.wallet_reveals.labels("ok").inc()
+        return found
+
+    async def versions(self, alias: str) -> tuple[tuple[int, int], ...]:
+        """Which versions may be used and when each was sealed: as long as that stays, so do the secrets."""
+        now = _now_ms()
+        return await self._database.read(lambda reader: _usable(reader, alias, now))
+
+    async def set(self, alias: str, secret: Secret, *, keep_previous_s: float = 0, by: str = "") -> Held:
+        """Store a secret; those before it leave, at once or after so many seconds at most."""
+        check_alias(alias)
+        plain = _encoded(secret)
+        while True:
+            now = _now_ms()
+            version = await self._database.read(lambda reader: _version(reader, alias)) + 1
+            sealed = await asyncio.to_thread(seal, plain, _place(alias, version), self._keys)
+            held = Held(alias, version, sealed.master_key, now, now, 0)
+            retires_at_ms = now + int(keep_previous_s * 1000)
+
+            def store(tx: Transaction, held: Held = held, sealed: Sealed = sealed, until: int = retires_at_ms) -> bool:
+                return _store(tx, held, sealed, until, by)
+
+            # Somebody else may have set it since we looked; what we sealed is good for one version only.
+            if await self._database.write(store, size=len(plain)):
+                return held
+
+    async def find(self, alias: str) -> Held:
+        """What may be told about the secret of an alias. Raises SecretNotFound."""
+        held = [each for each in await self.list() if each.alias == alias and not each.retires_at_ms]
+        if not held:
+            raise await self._missing(alias)
+        return held[0]
+
+    async def note(self, alias: str, to: str) -> None:
+        """Put on the journal that a secret is about to be given out, and to whom."""
+        await self._database.write(lambda tx: _tell(tx, "revealed", alias, {"alias": alias, "to": to}))
+
+    async def list(self) -> list[Held]:
+        """What the wallet holds, by alias."""
+        return await self._database.read(_list)
+
+    async def delete(self, alias: str, *, by: str = "") -> None:
+        """Remove a secret for good."""
+        if not await self._database.write(lambda tx: _delete(tx, alias, by)):
+            raise await self._missing(alias)
+
+    async def rotate(self, *, new_master_key: bool = True, by: str = "") -> tuple[int, str]:
+        """Seal every secret anew: with a data key of its own, and a new master key. How many, and which key.
+
+        Can be stopped anywhere and begun again; readers are not disturbed.
+        """
+        await self.forget_retired()
+        held = await self.list()
+        if new_master_key:
+            await asyncio.to_thread(self._keys.renew, frozenset(each.master_key for each in held))
+        count, master_key = 0, ""
+        for each in held:
+            resealed = await self._reseal(each)
+            if resealed is not None:
+                count, master_key = count + 1, resealed.master_key
+        payload = {"resealed": count, "master_key": master_key, "by": by}
+        await self._database.write(lambda tx: _tell(tx, "rotated", "", payload))
+        return count, master_key
+
+    async def forget_retired(self) -> None:
+        """Remove the secrets that were replaced and whose time is up."""
+        now = _now_ms()
+        await self._database.write(lambda tx: _forget(tx, now))
+
+    def close(self) -> None:
+        """Let go of what holds the master key."""
+        self._keys.close()
+
+    async def _reseal(self, held: Held) -> Sealed | None:
+        place = _place(held.alias, held.version)
+        row = await self._database.read(lambda reader: _row(reader, held.alias, held.version))
+        if row is None:
+            return None  # replaced or removed since; what replaced it is sealed with the new key
+        plain = await asyncio.to_thread(unseal, row, place, self._keys)
+        sealed = await asyncio.to_thread(seal, plain, place, self._keys)
+        return sealed if await self._database.write(lambda tx: _replace(tx, held, row, sealed)) else None
+
+    def _open(self, alias: str, version: int, sealed: Sealed) -> Secret:
+        plain = unseal(sealed, _place(alias, version), self._keys)
+        try:
+            secret: Secret = msgspec.json.decode(plain, type=Secret)
+        except msgspec.DecodeError:
+            raise SecretDamaged(f"The secret {alias!r} opens, but is neither text nor fields. Set it again.") from None
+        return secret
+
+    async def _missing(self, alias: str) -> SecretNotFound:
+        aliases = {held.alias for held in await self.list()}
+        near = difflib.get_close_matches(alias, aliases, n=1)
+        hint = f"The nearest is {near[0]!r}. " if near else ""
+        return SecretNotFound(f"The wallet has no secret {alias!r}. {hint}Set it with: tape wallet set {alias}")
+
+
+def master_keys(location: str, store: str) -> MasterKeys:
+    """The master keys that `wallet_key` names: gcp-kms://projects/…, or a file, by default beside the database's."""
+    if location.startswith(KMS):
+        return GoogleKms(location.removeprefix(KMS))
+    scheme, _, path = store.partition(":")
+    beside = Path(path).with_name(KEY_FILE) if scheme == "sqlite" and path else Path(KEY_FILE)
+    return KeyFile(Path(location) if location else beside)
+
+
+def text_of(alias: str, secret: Secret) -> str:
+    """The one text of a secret; of fields, the first of secret, token, value, key, password."""
+    found = secret if isinstance(secret, str) else next(filter(None, map(secret.get, TEXT_FIELDS)), None)
+    if not isinstance(found, str):
+        raise InvalidInput(f"The secret {alias!r} has none of the fields {', '.join(TEXT_FIELDS)}; one is needed here.")
+    return found
+
+
+def check_alias(alias: str) -> None:
+    """Raise unless the text can be an alias."""
+    if not _ALIAS.fullmatch(alias):
+        raise InvalidInput(
+            f"alias {alias[:200]!r} must be letters, digits, '.', '_' or '-', at most 128, not beginning with a sign."
+        )
+
+
+def _encoded(secret: Secret) -> bytes:
+    if not secret:
+        raise InvalidInput("The secret is empty; nothing was stored.")
+    plain = msgspec.json.encode(secret)
+    if len(plain) > MAX_BYTES:
+        raise InvalidInput(f"The secret has {len(plain)} bytes; the wallet takes {MAX_BYTES} at most.")
+    return plain
+
+
+def _place(alias: str, version: int) -> str:
+    return f"{alias}/{version}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# ── what is stored ───────────────────────────────────────────────────────────────────────────────
+
+_SEALED = "master_key, wrapped_key, sealed"
+_HELD = "alias, version, master_key, set_at_ms, sealed_at_ms, retires_at_ms"
+
+
+def _version(reader: Reader, alias: str) -> int:
+    row = reader.one("SELECT MAX(version) FROM tape_secrets WHERE alias = ?", alias)
+    return (row[0] or 0) if row else 0
+
+
+def _list(reader: Reader) -> list[Held]:
+    return [Held(*row) for row in reader.query(f"SELECT {_HELD} FROM tape_secrets ORDER BY alias, version")]
+
+
+def _usable(reader: Reader, alias: str, now_ms: int) -> tuple[tuple[int, int], ...]:
+    rows = reader.query(
+        "SELECT version, sealed_at_ms FROM tape_secrets WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)"
+        " ORDER BY version DESC",
+        alias,
+        now_ms,
+    )
+    return tuple((version, sealed_at_ms) for version, sealed_at_ms in rows)
+
+
+def _rows(reader: Reader, alias: str, now_ms: int) -> Sequence[tuple[int, Sealed]]:
+    rows = reader.query(
+        f"SELECT version, {_SEALED} FROM tape_secrets WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)"
+        " ORDER BY version DESC",
+        alias,
+        now_ms,
+    )
+    return [(version, Sealed(key, bytes(wrapped), bytes(sealed))) for version, key, wrapped, sealed in rows]
+
+
+def _row(reader: Reader | Transaction, alias: str, version: int) -> Sealed | None:
+    row = reader.one(f"SELECT {_SEALED} FROM tape_secrets WHERE alias = ? AND version = ?", alias, version)
+    return Sealed(row[0], bytes(row[1]), bytes(row[2])) if row else None
+
+
+def _store(tx: Transaction, held: Held, sealed: Sealed, until_ms: int, by: str) -> bool:
+    row = tx.one("SELECT MAX(version) FROM tape_secrets WHERE alias = ?", held.alias)
+    if row is not None and (row[0] or 0) != held.version - 1:
+        return False
+    tx.execute(
+        "UPDATE tape_secrets SET retires_at_ms = ? WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)",
+        until_ms,
+        held.alias,
+        until_ms,
+    )
+    _forget(tx, held.set_at_ms)
+    columns = ("alias", "version", "master_key", "wrapped_key", "sealed", "set_at_ms", "sealed_at_ms", "retires_at_ms")
+    tx.insert("tape_secrets", columns, [(held.alias, held.version, *sealed, held.set_at_ms, held.sealed_at_ms, 0)])
+    _tell(tx, "set", held.alias, {"alias": held.alias, "version": held.version, "by": by})
+    return True
+
+
+def _forget(tx: Transaction, now_ms: int) -> None:
+    tx.execute("DELETE FROM tape_secrets WHERE retires_at_ms > 0 AND retires_at_ms <= ?", now_ms)
+
+
+def _replace(tx: Transaction, held: Held, before: Sealed, sealed: Sealed) -> bool:
+    if _row(tx, held.alias, held.version) != before:
+        return False
+    tx.execute(
+        "UPDATE tape_secrets SET master_key = ?, wrapped_key = ?, sealed = ?, sealed_at_ms = ?"
+        " WHERE alias = ? AND version = ?",
+        *sealed,
+        _now_ms(),
+        held.alias,
+        held.version,
+    )
+    return True
+
+
+def _delete(tx: Transaction, alias: str, by: str) -> bool:
+    if not tx.execute("DELETE FROM tape_secrets WHERE alias = ?", alias):
+        return False
+    _tell(tx, "deleted", alias, {"alias": alias, "by": by})
+    return True
+
+
+def _tell(tx: Transaction, verb: str, alias: str, payload: dict[str, Any]) -> None:
+    subject = build("wallet", verb, *([alias] if alias else []))
+    append(tx, [Draft(subject=subject, kind="wallet", run_id=RUN, payload_json=msgspec.json.encode(payload).decode())])

@@ -1,0 +1,299 @@
+"""Reading the journal: after a cursor by subject, one run from a seq, a moment in time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from tape.errors import CursorBeyondHead, CursorExpired
+from tape.journal.appender import Head, read_head
+from tape.model.entry import COLUMNS, Entry
+from tape.model.pattern import Pattern
+from tape.store import Reader
+from tape.store.connection import Row
+
+# One question to the database looks at this many entries at most, so that none takes long.
+WINDOW = 20_000
+# A pattern with no more subjects in the index than this is looked up there instead of scanned for.
+SPARSE = 5_000
+FIRST_LIMIT = 128
+MAX_LIMIT = 2_048
+COMFORTABLE_BYTES = 2 << 20
+
+_SELECT = f"SELECT {','.join(COLUMNS)} FROM tape_journal"
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which entries somebody wants to see: all conditions must hold."""
+
+    pattern: Pattern
+    run_id: str = ""
+    kind: str = ""
+
+    def matches(self, entry: Entry) -> bool:
+        """Whether the entry is wanted."""
+        return (
+            (not self.run_id or entry.run_id == self.run_id)
+            and (not self.kind or entry.kind == self.kind)
+            and self.pattern.matches(entry.subject)
+        )
+
+
+EVERYTHING = Selection(Pattern(""))
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Some entries, and how far the journal has been looked through to find them."""
+
+    entries: list[Entry]
+    position: int
+    head: int
+
+
+class Cursor(Protocol):
+    """Reads one selection step by step."""
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        """The next entries after a global_seq; perhaps none, but the position moves on unless at head."""
+
+
+def open_cursor(selection: Selection) -> Cursor:
+    """The cursor that reads a selection with the index that suits it."""
+    return RunCursor(selection) if selection.run_id else SubjectCursor(selection)
+
+
+class Limit:
+    """How many entries to read at once: more while they are small, fewer when they are large."""
+
+    def __init__(self) -> None:
+        self.value = FIRST_LIMIT
+
+    def learn(self, entries: list[Entry]) -> None:
+        """What the last read gave."""
+        size = sum(len(entry.payload_json) for entry in entries)
+        if size > 2 * COMFORTABLE_BYTES:
+            self.value = max(self.value // 4, 8)
+        elif len(entries) == self.value and size < COMFORTABLE_BYTES:
+            self.value = min(self.value * 2, MAX_LIMIT)
+
+
+class SubjectCursor:
+    """Reads by subject: from the index where few entries can match, else straight through."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._pattern = selection.pattern
+        self._is_everything = selection.pattern.matches_everything and not selection.kind
+        self._limit = Limit()
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        head = read_head(reader)
+        check_cursor(after, head)
+        limit = self._limit.value
+        if after >= head.global_seq:
+            return Slice([], after, head.global_seq)
+        if head.global_seq - after > WINDOW and not self._is_everything and self._is_sparse(reader):
+            until = head.global_seq
+            rows = self._look_up(reader, after, until, limit)
+        else:
+            until = min(head.global_seq, after + WINDOW)
+            rows = self._scan(reader, after, until, limit)
+        found = [Entry(*row) for row in rows]
+        position = found[-1].global_seq if len(found) == limit else until
+        self._limit.learn(found)
+        if not self._is_everything:
+            matches = self._selection.matches
+            found = [entry for entry in found if matches(entry)]
+        return Slice(found, position, head.global_seq)
+
+    def _is_sparse(self, reader: Reader) -> bool:
+        if self._pattern.is_literal:
+            return True
+        condition, params = self._subject_condition("subject")
+        count = reader.one(
+            f"SELECT count(*) FROM (SELECT 1 FROM tape_journal WHERE {condition} LIMIT ?) AS few",
+            *params,
+            SPARSE + 1,
+        )
+        return count is not None and count[0] <= SPARSE
+
+    def _look_up(self, reader: Reader, after: int, until: int, limit: int) -> list[Row]:
+        condition, params = self._subject_condition("subject")
+        # Under one subject the index is in the order wanted. Over a range of subjects it is not, and the
+        # sign keeps planners from scanning the journal in order instead of sorting a few numbers.
+        number = "global_seq" if self._pattern.is_literal else "+global_seq"
+        return reader.query(
+            f"{_SELECT} WHERE global_seq IN (SELECT global_seq FROM tape_journal WHERE {condition}"
+            f" AND {number} > ? AND {number} <= ? ORDER BY {number} LIMIT ?) ORDER BY global_seq",
+            *params,
+            after,
+            until,
+            limit,
+        )
+
+    def _scan(self, reader: Reader, after: int, until: int, limit: int) -> list[Row]:
+        if self._pattern.matches_everything:
+            condition = ""
+            params: list[str] = []
+        else:
+            # The concatenation keeps planners from the subject's index: the window is short already.
+            condition, params = self._subject_condition("(subject || '')")
+            condition = f"{condition} AND "
+        return reader.query(
+            f"{_SELECT} WHERE {condition}global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?",
+            *params,
+            after,
+            until,
+            limit,
+        )
+
+    def _subject_condition(self, subject: str) -> tuple[str, list[str]]:
+        prefix = self._pattern.prefix
+        if self._pattern.is_literal:
+            return f"{subject} = ?", [prefix]
+        # "0" is the character after "/": the range holds the prefix and everything below it.
+        return f"{subject} >= ? AND {subject} < ?", [prefix, prefix + "0"]
+
+
+class ExactCursor:
+    """Reads a few exact subjects, each from the index."""
+
+    def __init__(self, subjects: Sequence[str]) -> None:
+        self._subjects = subjects
+        self._limit = Limit()
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        head = read_head(reader)
+        check_cursor(after, head)
+        limit = self._limit.value
+        condition = "subject = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?"
+        one = f"SELECT * FROM ({_SELECT} WHERE {condition})"
+        union = " UNION ALL ".join(f"{one} AS s{index}" for index in range(len(self._subjects)))
+        params: list[object] = []
+        for subject in self._subjects:
+            params += (subject, after, head.global_seq, limit)
+        entries = [Entry(*row) for row in reader.query(f"{union} ORDER BY 1 LIMIT ?", *params, limit)]
+        self._limit.learn(entries)
+        position = entries[-1].global_seq if len(entries) == limit else max(after, head.global_seq)
+        return Slice(entries, position, head.global_seq)
+
+
+class RunCursor:
+    """Reads one run in its own order, which is also the global one."""
+
+    def __init__(self, selection: Selection, from_seq: int = 0) -> None:
+        self._selection = selection
+        self._next_seq = from_seq
+        self._limit = Limit()
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        head = read_head(reader)
+        check_cursor(after, head)
+        limit = self._limit.value
+        rows = reader.query(
+            f"{_SELECT} WHERE run_id = ? AND seq >= ? AND global_seq > ? AND global_seq <= ? ORDER BY seq LIMIT ?",
+            self._selection.run_id,
+            self._next_seq,
+            after,
+            head.global_seq,
+            limit,
+        )
+        entries = [Entry(*row) for row in rows]
+        if entries:
+            self._next_seq = entries[-1].seq + 1
+        self._limit.learn(entries)
+        position = entries[-1].global_seq if len(entries) == limit else max(after, head.global_seq)
+        return Slice([entry for entry in entries if self._selection.matches(entry)], position, head.global_seq)
+
+
+class IdentityCursor:
+    """Reads the entries of one tenant, user and session, however many others there are in between."""
+
+    def __init__(self, identity: tuple[str, str, str]) -> None:
+        self._identity = identity
+        self._limit = Limit()
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        head = read_head(reader)
+        check_cursor(after, head)
+        limit = self._limit.value
+        condition, is_indexed = identity_condition(self._identity)
+        until = head.global_seq if is_indexed else min(head.global_seq, after + WINDOW)
+        rows = reader.query(
+            f"{_SELECT} WHERE {condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?",
+            *self._identity,
+            after,
+            until,
+            limit,
+        )
+        entries = [Entry(*row) for row in rows]
+        self._limit.learn(entries)
+        position = entries[-1].global_seq if len(entries) == limit else max(after, until)
+        return Slice(entries, position, head.global_seq)
+
+
+class _OwnRunCursor(RunCursor):
+    """One run, as far as it is of one identity."""
+
+    def __init__(self, identity: tuple[str, str, str], run_id: str) -> None:
+        super().__init__(Selection(EVERYTHING.pattern, run_id))
+        self._identity = identity
+
+    def read(self, reader: Reader, after: int) -> Slice:
+        found = super().read(reader, after)
+        own = [entry for entry in found.entries if (entry.tenant, entry.user, entry.session) == self._identity]
+        return Slice(own, found.position, found.head)
+
+
+def open_identity_cursor(identity: tuple[str, str, str] | None, run_id: str = "") -> Cursor:
+    """The cursor for what one identity may see, or everybody, in one run or in all."""
+    if identity is None:
+        return open_cursor(Selection(EVERYTHING.pattern, run_id))
+    return _OwnRunCursor(identity, run_id) if run_id else IdentityCursor(identity)
+
+
+def identity_condition(identity: tuple[str, str, str]) -> tuple[str, bool]:
+    """The condition for entries of one identity (its parameters are the three), and whether an index has them."""
+    condition = 'tenant = ? AND "user" = ? AND session = ?'
+    # Entries without a session are not in the index: most journals without identities would pay for nothing.
+    return (f"{condition} AND session <> ''", True) if identity[2] else (condition, False)
+
+
+def checked_cursor(after: int, head: Head) -> int:
+    """The cursor where the journal begins to be read; 0 is the oldest entry, whatever was pruned."""
+    after = after or head.oldest - 1
+    check_cursor(after, head)
+    return after
+
+
+def check_cursor(after: int, head: Head) -> None:
+    """Raise CursorBeyondHead or CursorExpired unless the journal has what follows a position."""
+    if after > head.global_seq:
+        raise CursorBeyondHead(after, head.global_seq)
+    if after < head.oldest - 1:
+        raise CursorExpired(after, head.oldest)
+
+
+def position_before(reader: Reader, ts_ms: int) -> int:
+    """The global_seq just before the first entry at or after a time. Entries never go back in time."""
+    head = read_head(reader)
+
+    def time_of(global_seq: int) -> int:
+        row = reader.one("SELECT ts_ms FROM tape_journal WHERE global_seq = ?", global_seq)
+        return int(row[0]) if row else 0
+
+    return bisect_left(range(head.oldest, head.global_seq + 1), ts_ms, key=time_of) + head.oldest - 1
+
+
+def has_run(reader: Reader, run_id: str) -> bool:
+    """Whether anything was ever appended to the run."""
+    return reader.one("SELECT 1 FROM tape_run_heads WHERE run_id = ?", run_id) is not None
+
+
+def begins_here(reader: Reader, run_id: str, first_seq: int = 1) -> bool:
+    """Whether the journal still has a run from a seq on."""
+    row = reader.one("SELECT min(seq) FROM tape_journal WHERE run_id = ?", run_id)
+    return row is not None and row[0] is not None and int(row[0]) <= max(first_seq, 1)

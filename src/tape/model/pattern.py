@@ -1,0 +1,216 @@
+"""Subject patterns: `*` is exactly one segment, `**` at the end is zero or more.
+
+Both sides are compared without their percent-encoding, so that a client that encodes more
+than it has to still matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from tape.errors import InvalidPattern, InvalidSubject
+from tape.model.subject import ROOT, encode, unescape
+
+T = TypeVar("T")
+
+
+class Wildcard:
+    """A segment of a pattern that is not text: a key that is itself `*` must not be taken for one."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+ONE = Wildcard("*")
+REST = Wildcard("**")
+_WILDCARDS = {wildcard.text: wildcard for wildcard in (ONE, REST)}
+Segments = tuple["str | Wildcard", ...]
+
+
+class Pattern:
+    """A compiled pattern. The empty text, `**` and `/**` match every subject."""
+
+    __slots__ = ("_literal", "segments", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.segments = _compile(text)
+        # A pattern without wildcards is compared as one string.
+        is_literal = not any(isinstance(segment, Wildcard) or segment == "_" for segment in self.segments)
+        self._literal = self.prefix if is_literal else None
+
+    @property
+    def prefix(self) -> str:
+        """The beginning that every matching subject shares, spelt as the journal spells it."""
+        prefix = ""
+        for segment in self.segments:
+            if isinstance(segment, Wildcard) or segment == "_":  # `_` has two spellings in the journal
+                break
+            prefix += f"/{encode(segment)}"
+        return prefix
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether the pattern names exactly one subject."""
+        return self._literal is not None
+
+    @property
+    def matches_everything(self) -> bool:
+        """Whether no subject is left out."""
+        return self.segments in ((REST,), (ROOT, REST))
+
+    def matches(self, subject: str) -> bool:
+        """Whether a subject fits the pattern."""
+        if self._literal == subject:
+            return True
+        segments = split(subject)
+        for position, wanted in enumerate(self.segments):
+            if wanted is REST:
+                return True
+            if position == len(segments) or (wanted is not ONE and wanted != segments[position]):
+                return False
+        return len(segments) == len(self.segments)
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and other.segments == self.segments
+
+    def __hash__(self) -> int:
+        return hash(self.segments)
+
+
+def split(subject: str) -> list[str]:
+    """The segments of a subject as patterns compare them."""
+    segments = subject.split("/")
+    del segments[0]  # what stands before the first slash
+    return list(map(unescape, segments)) if "%" in subject else segments
+
+
+def _compile(text: str) -> Segments:
+    if text in ("", REST.text):
+        return (REST,)
+    if not text.startswith("/"):
+        raise InvalidPattern(f"The pattern {text!r} must begin with '/', for example /tape/effect/**.")
+    segments = text.split("/")[1:]
+    for position, segment in enumerate(segments, start=1):
+        if segment == REST.text and position < len(segments):
+            raise InvalidPattern(
+                f"The pattern {text!r} has ** as segment {position} of {len(segments)}; ** may only stand at the end."
+                " Use * for exactly one segment."
+            )
+        if not segment:
+            raise InvalidPattern(f"The pattern {text!r} has an empty segment at position {position}.")
+        if "*" in segment and segment not in _WILDCARDS:
+            raise InvalidPattern(
+                f"The pattern {text!r} has {segment!r} as segment {position}; a wildcard stands for a whole segment."
+                " A literal * is written %2A."
+            )
+    try:
+        return tuple(_WILDCARDS.get(segment) or unescape(segment) for segment in segments)
+    except InvalidSubject as error:
+        raise InvalidPattern(f"The pattern {text!r}: {error}") from error
+
+
+class _Node(Generic[T]):
+    __slots__ = ("children", "ends", "one", "rest")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[T]] = {}
+        self.one: _Node[T] | None = None
+        self.ends: dict[T, None] = {}
+        self.rest: dict[T, None] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.children or self.one or self.ends or self.rest)
+
+
+class PatternSet(Generic[T]):
+    """Many patterns, each standing for something; one walk finds all that match a subject.
+
+    A trie over segments: the cost of a walk depends on the subject and on how many patterns match
+    it, not on how many there are.
+    """
+
+    def __init__(self, items: Iterable[tuple[Pattern, T]] = ()) -> None:
+        self._root: _Node[T] = _Node()
+        self._size = 0
+        for pattern, value in items:
+            self.add(pattern, value)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, pattern: Pattern, value: T) -> None:
+        """Let `value` stand for `pattern`; the same value may stand for several."""
+        node = self._root
+        for segment in pattern.segments:
+            if segment is REST:
+                break
+            if isinstance(segment, Wildcard):
+                node.one = node.one or _Node()
+                node = node.one
+            else:
+                node = node.children.setdefault(segment, _Node())
+        bucket = node.rest if pattern.segments[-1] is REST else node.ends
+        self._size += value not in bucket
+        bucket[value] = None
+
+    def discard(self, pattern: Pattern, value: T) -> None:
+        """Undo `add`; nodes that nobody needs go away."""
+        path: list[tuple[_Node[T], str | Wildcard]] = []
+        node = self._root
+        for segment in pattern.segments:
+            if segment is REST:
+                break
+            following = node.one if isinstance(segment, Wildcard) else node.children.get(segment)
+            if following is None:
+                return
+            path.append((node, segment))
+            node = following
+        bucket = node.rest if pattern.segments[-1] is REST else node.ends
+        if value not in bucket:
+            return
+        del bucket[value]
+        self._size -= 1
+        for parent, segment in reversed(path):
+            if not node.is_empty:
+                break
+            if isinstance(segment, Wildcard):
+                parent.one = None
+            else:
+                del parent.children[segment]
+            node = parent
+
+    def matching(self, subject: str) -> list[T]:
+        """Everything that stands for a pattern that the subject fits."""
+        found = list(self._root.rest)
+        nodes = [self._root]
+        for segment in split(subject):
+            following = []
+            for node in nodes:
+                child = node.children.get(segment)
+                if child is not None:
+                    following.append(child)
+                    if child.rest:
+                        found += child.rest
+                child = node.one
+                if child is not None:
+                    following.append(child)
+                    if child.rest:
+                        found += child.rest
+            if not following:
+                return found
+            nodes = following
+        for node in nodes:
+            if node.ends:
+                found += node.ends
+        return found

@@ -1,0 +1,125 @@
+"""Repairing the archive: what its good files lack is taken from the journal, and damaged files are put aside.
+
+All or nothing: unless everything can be rebuilt and proven, the archive stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tape.archive.files import File, intersecting, write_files
+from tape.archive.rows import read_rows
+from tape.archive.table import Lake
+from tape.errors import ArchiveBeyondRepair, ArchiveBusy
+from tape.journal.appender import read_head
+from tape.journal.verifier import Finding
+from tape.pipeline.archive_verifier import WINDOW, LakeReport, verify_lake
+from tape.pipeline.journal_batches import ask_patiently
+
+QUARANTINE = "_quarantine"
+NUMBER = ("global_seq",)
+
+
+class Repair(msgspec.Struct):
+    """What was done: the entries that were rebuilt, and the files that were replaced."""
+
+    entries: int
+    replaced: list[str]
+
+
+def repair_lake(
+    lake: Lake, store: str, report: LakeReport, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Repair:
+    """Rebuild from the journal what a report found damaged or missing. Raises ArchiveBeyondRepair, changing nothing."""
+    files = lake.files()
+    wrong = [finding.global_seq for finding in report.findings if finding.problem == "altered"]
+    bad = [file for file in files if file.path in report.damaged or _has_any(lake, file, wrong)]
+    good = [file for file in files if file not in bad]
+    missing = _missing(lake, good)
+    if not bad and not missing:
+        raise ArchiveBeyondRepair(f"The archive at {lake.url} cannot be repaired: {_described(report.findings)}.")
+    oldest = ask_patiently(store, read_head).oldest
+    if missing and missing[0] < oldest:
+        gone = sum(number < oldest for number in missing)
+        raise ArchiveBeyondRepair(
+            f"{gone:,} of {len(missing):,} damaged entries, from {missing[0]} on, are no longer in the journal, which"
+            f" begins with {oldest}. Nothing was changed. Restore from a backup: {', '.join(_names(bad))}"
+        )
+    new: list[File] = []
+    try:
+        for start in range(0, len(missing), WINDOW):
+            new += _rebuild(lake, store, missing[start : start + WINDOW])
+        proof = verify_lake(lake, store, progress, [*good, *new])
+        if not proof.ok:
+            raise ArchiveBeyondRepair(
+                f"What the journal has does not fit into the archive's chain: {_described(proof.findings)}. Nothing was"
+                " changed. See: tape verify"
+            )
+    except BaseException:
+        _delete(lake, new)
+        raise
+    try:
+        lake.replace(bad, new, "repair")
+    except ArchiveBusy:  # of any other failure nobody knows whether it came before the commit or after
+        _delete(lake, new)
+        raise
+    for file in bad:
+        if lake.filesystem.get_file_info(file.path).is_file:
+            lake.filesystem.create_dir(QUARANTINE, recursive=True)
+            lake.filesystem.move(file.path, f"{QUARANTINE}/{file.path.replace('/', ',')}")
+    return Repair(len(missing), _names(bad))
+
+
+def _rebuild(lake: Lake, store: str, numbers: Sequence[int]) -> list[File]:
+    """New files with these entries, as the journal has them."""
+    tables = []
+    wanted = pa.array(numbers, pa.int64())
+    for start in range(numbers[0] - 1, numbers[-1], WINDOW):
+        until = min(start + WINDOW, numbers[-1])
+        rows = ask_patiently(store, lambda reader: read_rows(reader, start, until))  # noqa: B023  (asked at once)
+        tables.append(rows.filter(pc.is_in(rows.column("global_seq"), wanted)))
+    found = pa.concat_tables(tables)
+    if found.num_rows != len(numbers):
+        raise ArchiveBeyondRepair(
+            f"{len(numbers) - found.num_rows:,} damaged entries went from the journal meanwhile, or are missing there."
+            " Nothing was changed. See: tape verify"
+        )
+    return write_files(lake.filesystem, found)
+
+
+def _missing(lake: Lake, files: Sequence[File]) -> list[int]:
+    """The entries that the archive should have and these files don't, in order."""
+    found: list[int] = []
+    for after in range(lake.begin - 1, lake.until, WINDOW):
+        until = min(after + WINDOW, lake.until)
+        there: set[int] = set()
+        for file in intersecting(files, after, until):
+            there.update(lake.read_file(file, after, until, NUMBER).column("global_seq").to_pylist())
+        found += [number for number in range(after + 1, until + 1) if number not in there]
+    return found
+
+
+def _has_any(lake: Lake, file: File, numbers: Sequence[int]) -> bool:
+    near = [number for number in numbers if file.first <= number <= file.last]
+    if not near:
+        return False
+    there = lake.read_file(file, near[0] - 1, near[-1], NUMBER).column("global_seq")
+    return bool(pc.any(pc.is_in(there, pa.array(near, pa.int64()))).as_py())
+
+
+def _delete(lake: Lake, files: Sequence[File]) -> None:
+    for file in files:
+        lake.filesystem.delete_file(file.path)
+
+
+def _names(files: Sequence[File]) -> list[str]:
+    return [file.path for file in files]
+
+
+def _described(findings: Sequence[Finding]) -> str:
+    first = findings[0] if findings else None
+    return f"entry {first.global_seq} is {first.problem}, {first.detail}" if first else "a file cannot be read"

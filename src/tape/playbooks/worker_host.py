@@ -1,0 +1,188 @@
+"""A worker as the host of playbooks: every step is an effect on the run's journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import msgspec
+
+from tape.base.telemetry.tracing import current_trace, to_traceparent
+from tape.client import AsyncTapeClient, TapeClient
+from tape.durable.effect_call import EffectCall, RunHandle, within
+from tape.durable.server_retry import patiently_async
+from tape.errors import EffectUnknown, InvalidInput, InvalidJson, PayloadTooLarge, StepFailed, TapeError
+from tape.model.entry import Draft
+from tape.model.payload import to_json
+from tape.playbooks.document import Playbook
+from tape.playbooks.host import Act, RunInfo, is_interruption
+from tape.playbooks.pools import APP
+from tape.proto import tape_pb2 as pb
+from tape.reactions.slots import take_place
+
+# A child that was started for a step is the same one for as long as a run may reasonably take.
+CHILD_WINDOW_S = 30 * 24 * 3600
+# A larger result is recorded at once, so that a refusal is the step's own failure.
+DEFERRED_BYTES = 64 << 10
+
+Load = Callable[[str], Awaitable[Playbook]]
+
+
+class RemoteHost:
+    """Records the steps of one run on a server, in the name of whoever has the run's lease.
+
+    What is known of a step travels with the next call: the lease with the first step, a result with the step after it
+    or with the end. Nothing acts before its own record and those before it are durable.
+    """
+
+    def __init__(
+        self, run: RunInfo, owner: str, lease_ms: int, client: AsyncTapeClient, blocking: TapeClient, load: Load
+    ) -> None:
+        self._run = run
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._client = client
+        self._load = load
+        self._handle = RunHandle(blocking, run.id, owner, APP, "", run.subscription, run.id)
+        self._settled: list[pb.CompleteEffectRequest] = []
+        self.has_lease = False
+
+    async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
+        """The recorded result of a step; if there is none, act and record what came of it."""
+        begin = pb.BeginEffectRequest(
+            run_id=self._run.id,
+            decision_index=-1,
+            tool_name=step,
+            request_json=to_json(request),
+            custom_key=key,
+            semantics=pb.EFFECT_SEMANTICS_IDEMPOTENT,
+        )
+        begun = (await self.advance(begin=begin)).begun
+        if begun.status != pb.EFFECT_STATUS_PENDING:
+            return _outcome(step, key, begun)
+        await take_place()
+        try:
+            result = _plain(await act())
+        except Exception as error:
+            if is_interruption(error):
+                raise  # not the step failed: whoever takes over will try it
+            raise await self._failed(step, key, error) from error
+        self._settled.append(self._completion(key, pb.EFFECT_STATUS_CONFIRMED, response_json=result))
+        if not may_wait or len(result) > DEFERRED_BYTES:
+            try:
+                await self.advance()
+            except PayloadTooLarge as error:
+                self._settled = [each for each in self._settled if each.idempotency_key != key]
+                raise await self._failed(step, key, error) from error
+        return msgspec.json.decode(result)
+
+    async def _failed(self, step: str, key: str, error: Exception) -> StepFailed:
+        # A step within a step tells what failed in there.
+        kind = error.error_type if isinstance(error, StepFailed) else type(error).__name__
+        message = f"{error.step}: {error.error_message}" if isinstance(error, StepFailed) else str(error)
+        error_json = json.dumps({"type": kind, "message": message})
+        self._settled.append(self._completion(key, pb.EFFECT_STATUS_FAILED, error_json=error_json))
+        await self.advance()
+        return StepFailed(step, kind, message)
+
+    def _completion(self, key: str, status: int, **texts: str) -> pb.CompleteEffectRequest:
+        return pb.CompleteEffectRequest(
+            run_id=self._run.id,
+            idempotency_key=key,
+            status=status,  # type: ignore[arg-type]  # the enum's numbers are ints
+            **texts,
+        )
+
+    async def advance(self, **parts: Any) -> pb.AdvanceRunResponse:
+        """Record what is known by now, and whatever else is asked for, in one commit."""
+        settled, self._settled = self._settled, []
+        lease = {} if self.has_lease else {"lease_owner": self._owner, "lease_ttl_ms": self._lease_ms}
+        try:
+            answer: pb.AdvanceRunResponse = await patiently_async(
+                self._client.advance_run, run_id=self._run.id, complete=settled, **lease, **parts
+            )
+        except BaseException as error:
+            self._settled = settled + self._settled
+            if isinstance(error, asyncio.CancelledError):
+                self.has_lease = True  # perhaps: it may be on its way
+            if settled and parts and isinstance(error, TapeError):
+                # The rest was refused, for example because the run was cancelled; what happened, happened.
+                with contextlib.suppress(TapeError):
+                    await self.advance()
+            raise
+        self.has_lease = True
+        return answer
+
+    async def end(self, status: int, detail_json: str) -> None:
+        """End the run."""
+        await self.advance(end=pb.EndRunRequest(run_id=self._run.id, status=status, detail_json=detail_json))  # type: ignore[arg-type]  # the enum's numbers are ints
+
+    async def let_go(self) -> None:
+        """Record what is known, and give the lease back: whoever gets the task next need not wait for it to run out."""
+        if self.has_lease:
+            if self._settled:
+                await self.advance()
+            await self._client.resume_run(run_id=self._run.id, lease_owner=self._owner, lease_ttl_ms=1, renew=True)
+
+    async def publish(self, subject: str, payload: Any, key: str) -> None:
+        """Append an event to the run's journal, once for a key."""
+        draft = Draft(
+            subject=subject,
+            payload_json=to_json(payload),
+            run_id=self._run.id,
+            tenant=APP,
+            session=self._run.subscription,
+            **current_trace()._asdict(),
+        )
+        await self._client.append_many([draft], request_id=key)
+
+    async def load(self, path: str) -> Playbook:
+        """A playbook of the catalog, as it is now."""
+        return await self._load(path)
+
+    async def start(self, path: str, payload: dict[str, Any], pool: str, key: str) -> str:
+        """Start another execution below this one, once for a key; it goes on with this one's trace."""
+        trace = current_trace()
+        result = await patiently_async(
+            self._client.execute,
+            path=path,
+            payload=payload,
+            pool=pool,
+            parent_execution_id=int(self._run.id),
+            traceparent=to_traceparent(trace) if trace.trace_id and trace.span_id else "",
+            dedup_key=key,
+            dedup_window_secs=CHILD_WINDOW_S,
+        )
+        return str(result.execution_id)
+
+    def within(self, key: str, step: str) -> AbstractContextManager[Any]:
+        """Effects declared by code in this block are recorded below the step's key, or the run's own."""
+        return _within(EffectCall(self._handle, tool_name=step if key else "", idempotency_key=key))
+
+
+@contextmanager
+def _within(call: EffectCall) -> Iterator[EffectCall]:
+    with within(call):
+        yield call
+
+
+def _outcome(step: str, key: str, record: Any) -> Any:
+    """What is on record is what counts, also if somebody else was there first."""
+    if record.status == pb.EFFECT_STATUS_CONFIRMED:
+        return msgspec.json.decode(record.response_json or "null")
+    if record.status == pb.EFFECT_STATUS_FAILED:
+        error = msgspec.json.decode(record.error_json or "{}", type=dict)
+        raise StepFailed(step, str(error.get("type", "")), str(error.get("message", "")))
+    raise EffectUnknown(f"Nobody knows whether the effect {key!r} happened; see: tape effects --unknown")
+
+
+def _plain(result: Any) -> str:
+    """A result as JSON; dataclasses, structs and times become what JSON has for them."""
+    try:
+        return "null" if result is None else to_json(result)
+    except InvalidJson as error:
+        raise InvalidInput(f"the result cannot be written as JSON: {error.__cause__ or error}.") from error

@@ -1,0 +1,160 @@
+"""Binds the methods of `tape.v1.Tape` to the functions that serve them.
+
+Every RPC of the proto is known; one without a function answers UNIMPLEMENTED. Functions may
+return a message or bytes that are one already: entries are encoded once and shared.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, Protocol
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tape.base.telemetry import spans
+from tape.base.telemetry.metrics import Metrics
+from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
+from tape.errors import TapeError
+from tape.model.entry import check_id
+from tape.proto import tape_pb2
+from tape.server.grpc.access import Access, check_expiry
+
+log = logging.getLogger(__name__)
+
+SERVICE = "tape.v1.Tape"
+ERROR_CODE_KEY = "tape-error-code"
+OWNER_KEY = "tape-lease-owner"
+CAUSE_KEY = "tape-cause"
+INTERNAL_ERROR = "An error of Tape itself; the server's log has the details."
+
+Reply = Message | bytes
+
+
+class Context(Protocol):
+    """What the functions use of a gRPC call."""
+
+    def invocation_metadata(self) -> Any: ...
+    def set_code(self, code: Any) -> None: ...
+    async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn: ...
+
+
+def handlers(doors: list[Any], metrics: Metrics, access: Access) -> Any:
+    """A generic gRPC handler for the service, served by the `snake_case` methods of the doors."""
+    bound = {}
+    for method in tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+        function = next((getattr(door, name) for door in doors if hasattr(door, name)), None)
+        bound[method.name] = _handler(method, function, metrics, access)
+    return grpc.method_handlers_generic_handler(SERVICE, bound)
+
+
+def trace_of(context: Context) -> Trace:
+    """The caller's span, from the `traceparent` metadata, and the reaction it works for, from `tape-cause`."""
+    trace, cause = NO_TRACE, ""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent":
+            trace = parse_traceparent(value)
+        elif key == CAUSE_KEY:
+            cause = str(value)
+            check_id(CAUSE_KEY, cause)
+    return trace._replace(cause=cause) if cause else trace
+
+
+def owner_of(context: Context) -> str:
+    """Who the caller says it is, from the `tape-lease-owner` metadata; empty if it does not say."""
+    for key, value in context.invocation_metadata() or ():
+        if key == OWNER_KEY:
+            return str(value)
+    return ""
+
+
+def _handler(method: Any, function: Any, metrics: Metrics, access: Access) -> Any:
+    options = {
+        "request_deserializer": GetMessageClass(method.input_type).FromString,
+        "response_serializer": _to_bytes,
+    }
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(_stream(method.name, function, metrics, access), **options)
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(_stream(method.name, function, metrics, access), **options)
+    return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics, access), **options)
+
+
+def _to_bytes(reply: Reply) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.SerializeToString()
+
+
+def _unary(
+    name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics, access: Access
+) -> Callable[[Any, Context], Awaitable[Reply]]:
+    succeeded = metrics.rpcs.labels(name, "OK")
+    if function is not None and spans.are_recorded():
+        function = _in_span(name, function)
+
+    async def call(request: Any, context: Context) -> Reply:
+        if function is None:
+            await _not_served(context, name, metrics)
+        try:
+            if access.is_restricted:
+                await access.admit(name, context.invocation_metadata())
+            reply = await function(request, context)
+        except Exception as error:
+            await _fail(context, error, name, metrics)
+        succeeded.inc()
+        return reply
+
+    return call
+
+
+def _in_span(
+    name: str, function: Callable[[Any, Context], Awaitable[Reply]]
+) -> Callable[[Any, Context], Awaitable[Reply]]:
+    """The same function in a span of its own, below the caller's."""
+    attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
+
+    async def call(request: Any, context: Context) -> Reply:
+        trace = trace_of(context)
+        with spans.child_span(f"{SERVICE}/{name}", trace.trace_id, trace.span_id, attributes, "SERVER"):
+            return await function(request, context)
+
+    return call
+
+
+def _stream(
+    name: str, function: Callable[[Any, Context], AsyncIterator[Reply]] | None, metrics: Metrics, access: Access
+) -> Callable[[Any, Context], AsyncIterator[Reply]]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Reply]:
+        if function is None:
+            await _not_served(context, name, metrics)
+        try:
+            caller = await access.admit(name, context.invocation_metadata()) if access.is_restricted else None
+            async for reply in function(request, context):
+                check_expiry(caller)
+                yield reply
+        except Exception as error:
+            await _fail(context, error, name, metrics)
+        metrics.rpcs.labels(name, "OK").inc()
+
+    return call
+
+
+async def _not_served(context: Context, name: str, metrics: Metrics) -> NoReturn:
+    metrics.rpcs.labels(name, "UNIMPLEMENTED").inc()
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not served by this version of Tape.")
+
+
+async def _fail(context: Context, error: Exception, name: str, metrics: Metrics) -> NoReturn:
+    if isinstance(error, TapeError):
+        status, text = error.status, str(error)
+        trailers: tuple[tuple[str, str], ...] = ((ERROR_CODE_KEY, error.code),)
+    elif isinstance(error, grpc.aio.AbortError):
+        raise error
+    else:
+        log.exception("%s failed", name)
+        status, trailers, text = "INTERNAL", (), INTERNAL_ERROR
+    metrics.rpcs.labels(name, status).inc()
+    await context.abort(grpc.StatusCode[status], text, trailers)

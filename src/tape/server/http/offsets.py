@@ -1,0 +1,89 @@
+"""`/api/taken`: records of a source that is read by offset become runs, each once; and what was taken so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tape.engine.executions.execute import MAX_BATCH, Executed
+from tape.engine.executions.offsets import Outcome, Record, Stretch, checked_stretch, take, taken_of
+from tape.errors import InvalidInput, TapeError
+from tape.journal.journal import Journal
+from tape.model.entry import check_payload, checked
+from tape.server.http.execute import RUN_OVERHEAD_BYTES, read_request
+from tape.server.http.internal import MAX_BODY_BYTES, answer, decode
+from tape.server.http.request_bodies import read_body
+from tape.server.http.subscriptions import EventBody, draft_of
+
+
+class RecordBody(msgspec.Struct):
+    """What stands at an offset: an execution as for `/api/execute`, or the dead letter that stands for it."""
+
+    offset: int
+    execution: msgspec.Raw = msgspec.Raw(b"")
+    letter: EventBody | None = None
+
+
+class TakeBody(msgspec.Struct):
+    """A stretch of a part, with its records in the order of their offsets."""
+
+    subscription: str
+    part: str
+    begin: int
+    end: int
+    records: list[RecordBody] = []
+
+
+class TakingDoor:
+    """Serves what was taken."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._database = journal.database
+        self._max_bytes = journal.max_payload_bytes
+        self._outcomes = journal.database.metrics.executes
+
+    async def take(self, request: Request) -> Response:
+        """Begin the runs of records that were not taken before, in order and in one commit, up to the first refusal."""
+        content = await read_body(request, MAX_BODY_BYTES)
+        body: TakeBody = decode(content or b"{}", TakeBody)
+        if len(body.records) > MAX_BATCH:
+            raise InvalidInput(f"{len(body.records)} records exceed the {MAX_BATCH} of one request.")
+        stretch = Stretch(body.subscription, body.part, body.begin, body.end)
+        checked_stretch(stretch, [record.offset for record in body.records])
+        records = [self._read(body.subscription, record) for record in body.records]
+        size = len(content) + RUN_OVERHEAD_BYTES * len(records)
+        took = await self._database.write(lambda tx: take(tx, stretch, records), size)
+        results = [
+            {"offset": record.offset, **self._shown(outcome)}
+            for record, outcome in zip(records, took.outcomes, strict=True)
+        ]
+        return answer({"end": took.end, "results": results})
+
+    async def show(self, request: Request) -> Response:
+        """What was taken of each part of a subscription's source: pairs of the first offset and the next one."""
+        subscription = request.query_params.get("subscription", "")
+        if not subscription:
+            raise InvalidInput("say whose: /api/taken?subscription=PATH.")
+        return answer({"parts": await self._database.read(lambda reader: taken_of(reader, subscription))})
+
+    def _read(self, subscription: str, record: RecordBody) -> Record:
+        try:
+            if record.letter is None:
+                return Record(record.offset, read_request(record.execution, self._max_bytes))
+            draft = checked(draft_of(record.letter, subscription))
+            check_payload(draft.payload_json, self._max_bytes)
+            return Record(record.offset, draft)
+        except TapeError as error:
+            return Record(record.offset, error)
+
+    def _shown(self, outcome: Outcome) -> dict[str, Any]:
+        if isinstance(outcome, Executed):
+            self._outcomes.labels("batch", "new" if outcome.status == "started" else "duplicate").inc()
+            return {"status": outcome.status, "execution_id": outcome.execution_id}
+        if isinstance(outcome, TapeError):
+            self._outcomes.labels("batch", "error").inc()
+            return {"status": "refused", "error": str(outcome)}
+        return {"status": outcome}

@@ -1,0 +1,84 @@
+"""Paths and what answers them; every request is counted, and every error is an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tape.base.telemetry.metrics import Metrics
+from tape.server.http.problems import not_found, refusal, wrong_method
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class App:
+    """An ASGI application with a handful of exact paths."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._routes: dict[str, dict[str, ASGIApp]] = {}
+        self._prefixes: dict[str, dict[str, ASGIApp]] = {}
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Answer a path. One that ends with a slash has a `name` after it; a part `{}` before that is its `owner`."""
+        table = self._prefixes if path.endswith("/") and path != "/" else self._routes
+        methods = table.setdefault(path, {})
+        methods[method] = _answering(handler)
+        if method == "GET":
+            methods["HEAD"] = methods[method]
+
+    def add_raw(self, method: str, path: str, app: ASGIApp) -> None:
+        """Answer a path with an ASGI application."""
+        self._routes.setdefault(path, {})[method] = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status = 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        route, methods = self._find(scope)
+        handler = (methods or {}).get(scope["method"])
+        try:
+            if methods is None:
+                await not_found()(scope, receive, noted)
+            elif handler is None:
+                await wrong_method(*sorted(methods))(scope, receive, noted)
+            else:
+                await handler(scope, receive, noted)
+        except Exception as error:
+            answer = refusal(error)
+            if status == 0:
+                await answer(scope, receive, noted)
+        finally:
+            self._metrics.http_requests.labels(route, str(status)).inc()
+
+    def _find(self, scope: Scope) -> tuple[str, dict[str, ASGIApp] | None]:
+        path = scope["path"]
+        if (methods := self._routes.get(path)) is not None:
+            return path, methods
+        before, slash, name = path.rpartition("/")
+        if name and (methods := self._prefixes.get(before + slash)) is not None:
+            scope["path_params"] = {"name": name}
+            return before + slash, methods
+        above, _, owner = before.rpartition("/")
+        nested = f"{above}/{{}}/"
+        if name and owner and (methods := self._prefixes.get(nested)) is not None:
+            scope["path_params"] = {"name": name, "owner": owner}
+            return nested, methods
+        return "other", None
+
+
+def _answering(handler: Handler) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (await handler(Request(scope, receive)))(scope, receive, send)
+
+    return app

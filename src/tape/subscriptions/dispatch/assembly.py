@@ -1,0 +1,79 @@
+"""The forwarder that a subscription asks for: its spool, where that lies, and who counts what happens there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tape.base.clock import steady_ms
+from tape.base.telemetry.metrics import Metrics
+from tape.subscriptions.dispatch.forwarder import Forwarder
+from tape.subscriptions.dispatch.ordered import Dispatch
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.events import About, Event
+from tape.subscriptions.spool.backend import SpoolBackend
+from tape.subscriptions.spool.credential_renewal import RenewedPlace, fields_of
+from tape.subscriptions.spool.locations import open_place
+from tape.subscriptions.spool.metrics import SpoolCounts
+from tape.subscriptions.spool.pending_events import Telling
+from tape.subscriptions.spool.spool import Rules, Spool, Tell
+
+
+def forwarder_of(
+    subscription: Subscription,
+    about: About,
+    dispatch: Dispatch,
+    tell: Tell,
+    *,
+    metrics: Metrics,
+    credential: Any = None,
+    reveal: Callable[[str], Awaitable[Any]] | None = None,
+    redelivers: bool = True,
+) -> Forwarder:
+    """The forwarder that a subscription asks for: with a spool, at the place its block names, unless that is off.
+
+    `credential` is what the wallet holds for that place; with `reveal` it is looked up again when the place refuses.
+    """
+    spec = subscription.spec.spool
+    counting = SpoolCounts(metrics, subscription.spec.source, subscription.path)
+    if spec.mode == "off":
+
+        async def counted(told: Sequence[Event]) -> None:
+            counting.see(told)
+            await tell(told)
+
+        clock = steady_ms()
+        return Forwarder(subscription, about, dispatch, spool=None, tell=counted, redelivers=redelivers, now_ms=clock)
+    fields = fields_of(spec.credential, credential) if credential is not None else None
+    place: SpoolBackend
+    if reveal is not None and spec.credential:
+        place = RenewedPlace(spec, subscription.path, fields, reveal)
+    else:
+        place = open_place(spec, subscription.path, fields)
+    telling = Telling(place, tell, counting.see)
+    clock = steady_ms()
+    spool = Spool(about, subscription.spec.source, place, rules_of(subscription), tell=telling, now_ms=clock)
+    counting.watch(spool)
+    return Forwarder(
+        subscription,
+        about,
+        dispatch,
+        spool=spool,
+        tell=telling,
+        redelivers=redelivers,
+        now_ms=clock,
+        closed=counting.forget,
+    )
+
+
+def rules_of(subscription: Subscription) -> Rules:
+    """What the `spool` block says to the engine."""
+    spec = subscription.spec.spool
+    return Rules(
+        ordering=spec.ordering,
+        max_bytes=spec.retention.max_bytes,
+        max_age_hours=spec.retention.max_age_hours,
+        on_full=spec.retention.on_full,
+        rate_per_sec=spec.drain.rate_per_sec,
+        max_replay_attempts=spec.drain.max_replay_attempts,
+    )

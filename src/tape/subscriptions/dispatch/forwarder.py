@@ -1,0 +1,393 @@
+"""Between a source and its runs: what can go is dispatched, what cannot waits, only what is safe is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from tape.base.clock import now_ms
+from tape.brokers.source import ENDLESS, Patience
+from tape.errors import SpoolFull, SpoolUnavailable
+from tape.subscriptions import events
+from tape.subscriptions.dispatch import probes
+from tape.subscriptions.dispatch.circuit import Circuits, Decision, Phase, Transition
+from tape.subscriptions.dispatch.ordered import Dispatch, Sender
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.events import About, Event
+from tape.subscriptions.message import Envelope
+from tape.subscriptions.routing import Plan
+from tape.subscriptions.spool.backend import Area
+from tape.subscriptions.spool.drain import Report, drain
+from tape.subscriptions.spool.pending_events import Telling
+from tape.subscriptions.spool.spool import Arrival, Spool, Tell
+
+log = logging.getLogger(__name__)
+
+_CIRCUITS = "circuit-state"
+_LOOK_AGAIN_S = 30.0
+
+
+class Forwarded(NamedTuple):
+    """What became of a message. `started`, `duplicate` and `spooled` are safe; the others stay with the source."""
+
+    outcome: Literal["started", "duplicate", "spooled", "held", "refused"]
+    execution_id: int = 0
+    spool_ref: str = ""
+    error: str = ""
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the source may forget the message."""
+        return self.outcome in ("started", "duplicate", "spooled")
+
+
+class Forwarder:
+    """The way of one subscription's messages to their runs, with a circuit per downstream and perhaps a spool.
+
+    `redelivers` says whether the source brings a message again that is not acknowledged; a push source does not, so
+    that `hybrid` buffers at once.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        about: About,
+        dispatch: Dispatch,
+        *,
+        spool: Spool | None,
+        tell: Tell | Telling,
+        redelivers: bool = True,
+        now_ms: Callable[[], int] = now_ms,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._spec = subscription.spec.spool
+        self._about = about
+        self._spool = spool
+        self._tell = tell
+        self._redelivers = redelivers
+        self._now_ms = now_ms
+        self._closed = closed
+        self._pending: list[Event] = []
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._probed_at = 0.0
+        self._looked_at = time.monotonic()
+        self._held_until_ms: int | None = None  # when the first that was left to its source is forgotten there
+        self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
+        declared = self._spec.circuit
+        self.circuits = Circuits(
+            [each.name for each in declared.downstream],
+            trip_after=declared.trip_after,
+            probe_after_ms=declared.probe_after_ms,
+            changed=self._changed,
+        )
+        self._sender = Sender(dispatch, self.circuits, spool.rules if spool else None, now_ms, self._probing.discard)
+
+    async def start(self) -> None:
+        """Find out what an earlier process left: where its circuits stood, and what waits."""
+        if self._spool is None:
+            return
+        if isinstance(self._tell, Telling):
+            await self._tell.open()
+        if state := await self._spool.backend.get(Area.CONTROL, _CIRCUITS):
+            try:
+                self.circuits.restore(state, self._now_ms())
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                log.warning("%s: where circuits stood cannot be read, all begin closed: %s", self._about.path, error)
+        if waiting := await self._spool.open():
+            await self._spool.tell_again()
+            await self._tell([events.spool_recovered(self._about, waiting, self._spool.high_water, self._spec.backend)])
+
+    def may_fetch(self) -> int | None:
+        """How many messages a pull source should be asked for: None for any number, 0 to let them wait there."""
+        is_urgent = Patience(expires_at_ms=self._held_until_ms).is_ending(self._now_ms())
+        is_draining = self._has_backlog and self.circuits.are_closed
+        if is_draining and self._spec.drain.on_recovery == "ordered_then_live" and not is_urgent:
+            return 0
+        if self.circuits.are_closed or self._may_buffer(self._now_ms()):
+            return None
+        # One message, if a circuit would let it pass as its probe.
+        return int(any(self._is_probe_due(name) for name, _ in self.circuits))
+
+    async def forward(
+        self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience] = ()
+    ) -> list[Forwarded]:
+        """Dispatch or keep messages, in their order; the answers are in the same order.
+
+        `patience` is that of their source: what it is about to give up on does not stay there.
+        """
+        patience = patience or [ENDLESS] * len(messages)
+        answers: list[Forwarded | None] = [None] * len(messages)
+        waiting: list[int] = []
+        going: list[int] = []
+        for index, (_, plan) in enumerate(messages):
+            downstream = self.circuits.route(plan.pool or None)
+            if self._must_queue(downstream, plan):
+                waiting.append(index)
+                continue
+            match self.circuits.decide(downstream, self._now_ms()):
+                case Decision.DISPATCH:
+                    going.append(index)
+                case Decision.PROBE:
+                    try:
+                        (answer,) = await self._send([messages[index][1]])
+                    except BaseException:
+                        self.circuits[downstream].abandon_probe(self._now_ms())
+                        raise
+                    answers[index] = answer
+                    if answer.outcome == "held":
+                        waiting.append(index)
+                case Decision.SPOOL:
+                    waiting.append(index)
+        for index, answer in zip(going, await self._send([messages[index][1] for index in going]), strict=True):
+            answers[index] = answer
+            # The failure that opened the circuit takes its message with it into the spool; so does every failure
+            # of a message that comes no more.
+            is_open = self._circuit_of(messages[index][1]) is not Phase.CLOSED
+            if answer.outcome == "held" and (
+                is_open or not self._redelivers or patience[index].is_ending(self._now_ms())
+            ):
+                waiting.append(index)
+        waiting.sort()
+        kept = await self._keep([messages[index] for index in waiting], [patience[index] for index in waiting])
+        for index, answer in zip(waiting, kept, strict=True):
+            answers[index] = answer
+        self._note_held(answers, patience)
+        await self._tell_changes()
+        return [answer or Forwarded("held") for answer in answers]
+
+    async def run(self) -> None:
+        """Probe, drain, expire, until stopped."""
+        while not self._is_stopping:
+            try:
+                await self._upkeep()
+            except SpoolUnavailable as error:
+                log.warning("%s", error)
+            except Exception:
+                # Whatever it is, what waits must not wait for ever because of it.
+                log.exception("%s: the spool is looked after again in a moment", self._about.path)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def close(self) -> None:
+        """Let go of the spool's connections."""
+        self._closed()
+        if self._spool is not None:
+            await self._spool.backend.close()
+
+    @property
+    def spool(self) -> Spool | None:
+        """Where messages wait, if they may."""
+        return self._spool
+
+    def stop(self) -> None:
+        """End `run` after the round it is in; what waits stays in the spool."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def drain(self) -> Report:
+        """Replay what waits, as far as the circuits let it pass."""
+        if self._spool is None:
+            return Report()
+        if not any(circuit.phase is Phase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
+            return Report(remaining=self._spool.items)  # nothing would pass: not worth a look
+        try:
+            report = await drain(
+                self._spool, self._sender.replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping
+            )
+        finally:
+            self._abandon_probes()
+        await self._tell_changes()
+        return report
+
+    # -- dispatching ---------------------------------------------------------------------------
+
+    async def _send(self, plans: Sequence[Plan]) -> list[Forwarded]:
+        if not plans:
+            return []
+        found = []
+        for answer in await self._sender.send(plans):
+            if answer.outcome == "away":
+                found.append(Forwarded("held", error=answer.error))
+            elif answer.outcome == "skipped":
+                found.append(Forwarded("held", error="one before it could not go"))
+            else:
+                found.append(Forwarded(answer.outcome, answer.execution_id, error=answer.error))
+        return found
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    @property
+    def _has_backlog(self) -> bool:
+        return self._spool is not None and self._spool.items > 0
+
+    def _must_queue(self, downstream: str, plan: Plan) -> bool:
+        """Whether a message has to go behind those that wait already."""
+        if self._spool is None or not self._spool.items:
+            return False
+        if self._spec.drain.on_recovery == "ordered_then_live":
+            return True
+        return self._spool.has_waiting(downstream, plan.ordering_key or None)
+
+    def _may_buffer(self, now_ms: int) -> bool:
+        if self._spool is None or self._spec.mode == "off":
+            return False
+        if self._spec.mode == "buffer_and_ack" or not self._redelivers or self._has_backlog:
+            return True
+        if Patience(expires_at_ms=self._held_until_ms).is_ending(now_ms):
+            return True
+        down_ms = max(circuit.down_for_ms(now_ms) for _, circuit in self.circuits)
+        return not self.circuits.are_closed and down_ms >= self._spec.hybrid_escalate_after_ms
+
+    def _note_held(self, answers: Sequence[Forwarded | None], patience: Sequence[Patience]) -> None:
+        """Remember when the first of those is forgotten that stay with their source: nothing may be fetched by then."""
+        held = [
+            each for answer, each in zip(answers, patience, strict=True) if answer is None or answer.outcome == "held"
+        ]
+        if not held and self.circuits.are_closed:
+            self._held_until_ms = None
+        for _, expires_at_ms in held:
+            if expires_at_ms is not None:
+                self._held_until_ms = min(self._held_until_ms or expires_at_ms, expires_at_ms)
+
+    async def _keep(self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience]) -> list[Forwarded]:
+        if not messages:
+            return []
+        # Where one has to be kept all are, or it would overtake those that come again later.
+        now_ms = self._now_ms()
+        is_needed = self._may_buffer(now_ms) or any(each.is_ending(now_ms) for each in patience)
+        if self._spool is None or not is_needed:
+            return self._left(messages, patience, "the circuit is open")
+        arrivals = [self._arrival(plan) for _, plan in messages]
+        try:
+            kept = await self._spool.take(arrivals)
+        except SpoolUnavailable as error:
+            log.warning("%s", error)
+            return self._left(messages, patience, str(error))
+        if any(self.circuits[arrival.downstream].phase is Phase.CLOSED for arrival in arrivals):
+            self._wake.set()
+        answers = []
+        for arrival, item in zip(arrivals, kept, strict=True):
+            if isinstance(item, SpoolFull):
+                # Not acknowledged, so that the source still has it: told, because nobody else would know.
+                self._pending.append(
+                    events.dropped(self._about, arrival.message_id, arrival.downstream, "retention_full")
+                )
+                answers.append(Forwarded("held", error=str(item)))
+            else:
+                answers.append(Forwarded("spooled", spool_ref=item.ref))
+        return answers
+
+    def _left(
+        self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience], why: str
+    ) -> list[Forwarded]:
+        """Leave messages to their source. What that brings no more is told: nobody else would know."""
+        for (_, plan), each in zip(messages, patience, strict=True):
+            if each.deliveries_left == 0:
+                downstream = self.circuits.route(plan.pool or None)
+                self._pending.append(events.dropped(self._about, plan.message_id, downstream, "source_gives_up"))
+        return [Forwarded("held", error=why)] * len(messages)
+
+    def _arrival(self, plan: Plan) -> Arrival:
+        downstream = self.circuits.route(plan.pool or None)
+        is_open = self.circuits[downstream].phase is not Phase.CLOSED
+        # The message is the larger part of its payload; it is written once.
+        message, rest = plan.payload["message"], {**plan.payload, "message": None}
+        return Arrival(
+            message_id=plan.message_id,
+            message=message,
+            plan=msgspec.to_builtins(msgspec.structs.replace(plan, payload=rest)),
+            downstream=downstream,
+            reason="circuit_open" if is_open else "behind_backlog" if self._has_backlog else "source_gives_up",
+            idempotency_key=plan.idempotency_key or None,
+            ordering_key=plan.ordering_key or None,
+        )
+
+    # -- recovering ----------------------------------------------------------------------------
+
+    async def _upkeep(self) -> None:
+        await self._probe()
+        if isinstance(self._tell, Telling):
+            await self._tell.catch_up()
+        if self._spool is not None:
+            await self._look_again(self._spool)
+            await self._spool.expire()
+            report = await self.drain()
+            while report.replayed and report.remaining and not self._is_stopping:
+                report = await self.drain()
+
+    async def _look_again(self, spool: Spool) -> None:
+        """Find what others put into an empty spool: somebody who requeues, or a process that died."""
+        now = time.monotonic()
+        if not spool.items and now - self._looked_at >= _LOOK_AGAIN_S:
+            self._looked_at = now
+            if await spool.open():
+                await spool.tell_again()
+
+    async def _probe(self) -> None:
+        declared = [each for each in self._spec.circuit.downstream if each.type != "passive"]
+        now = time.monotonic()
+        if not declared or now - self._probed_at < self._spec.circuit.probe_interval_ms / 1000:
+            return
+        self._probed_at = now
+        for each, is_up in zip(declared, await asyncio.gather(*map(probes.is_up, declared)), strict=True):
+            self.circuits.record(each.name, succeeded=is_up, now_ms=self._now_ms())
+        await self._tell_changes()
+
+    def _may_pass(self, downstream: str) -> bool:
+        decision = self.circuits.decide(downstream, self._now_ms())
+        if decision is Decision.PROBE:
+            self._probing.add(downstream)
+        return decision is not Decision.SPOOL
+
+    def _abandon_probes(self) -> None:
+        """A probe that was let pass and never left (something else failed before) must not be waited for."""
+        for downstream in self._probing:
+            self.circuits[downstream].abandon_probe(self._now_ms())
+        self._probing.clear()
+
+    def _is_probe_due(self, downstream: str) -> bool:
+        return self.circuits[downstream].is_probe_due(self._now_ms())
+
+    def _circuit_of(self, plan: Plan) -> Phase:
+        return self.circuits[self.circuits.route(plan.pool or None)].phase
+
+    def _pause(self) -> float:
+        """Seconds until something may be due: the next probe, or the next try of what is stalled."""
+        declared = self._spec.circuit
+        if self._has_backlog or not self.circuits.are_closed:
+            return min(declared.probe_interval_ms, max(declared.probe_after_ms, 50)) / 1000
+        return declared.probe_interval_ms / 1000
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def _changed(self, transition: Transition) -> None:
+        log.warning("The circuit of %s to %s is %s.", self._about.name, transition.downstream, transition.phase)
+        if transition.phase is Phase.OPEN:
+            self._pending.append(
+                events.circuit_opened(
+                    self._about, transition.downstream, transition.consecutive_failures, transition.trips
+                )
+            )
+        else:
+            self._pending.append(events.circuit_closed(self._about, transition.downstream))
+            self._wake.set()
+
+    async def _tell_changes(self) -> None:
+        told, self._pending = self._pending, []  # at once: several of us may come here at the same time
+        if not told:
+            return
+        try:
+            if self._spool is not None:
+                await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
+        finally:
+            await self._tell(told)

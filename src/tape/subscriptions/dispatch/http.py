@@ -1,0 +1,111 @@
+"""Plans become runs on a server, over HTTP. `writing` does the same in the server's own process.
+
+Both answer for each plan: `started` and `duplicate` are durable, `refused` is the plan's own fault and will not get
+better, `away` means that nobody could say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import msgspec
+
+from tape.errors import ApiRefused, ServerUnreachable
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.request import request_of
+from tape.subscriptions.events import About
+from tape.subscriptions.routing import Plan
+from tape.subscriptions.spool.replay import Replayed, batched, in_batches, in_turns, named
+
+EMITTER = "subscription_runtime"
+# A batch request of more than this is sent in several; the server takes 2 MiB.
+BATCH_BYTES = 1_500_000
+REPLAYED_AT_ONCE = 500
+CONCURRENCY = 16
+# What the server says of a request that no repetition makes better.
+REFUSALS = frozenset({400, 404, 409, 413, 422})
+
+
+class ServerDispatch:
+    """Begins runs on a server, through `POST /api/execute` or, in batches, `POST /api/execute/batch`."""
+
+    def __init__(
+        self,
+        control: Control,
+        about: About,
+        *,
+        batch_max: int = 1,
+        concurrency: int | None = None,
+        worker_id: str = "",
+        emitter: str = EMITTER,
+    ) -> None:
+        self._control = control
+        self._about = about
+        self._batch_max = batch_max
+        self._worker_id = worker_id
+        self._emitter = emitter
+        self._places = asyncio.Semaphore(concurrency or CONCURRENCY)
+
+    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+        """Begin the runs, in batches one after the other, or several requests at a time."""
+        requests = self._requests(plans)
+        if self._batch_max == 1 or len(requests) == 1:
+            return await self._each(requests)
+        answers: list[Replayed] = []
+        for some in batched(_sizes(requests), self._batch_max, BATCH_BYTES):
+            answers += await self._many([requests[index] for index in some])
+        return answers
+
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        """Begin the runs in batches, those of a lane in their order; behind one that cannot go its lane is skipped."""
+        requests = self._requests(plans)
+        for request, lane in zip(requests, named(lanes), strict=True):
+            if lane:
+                request["lane"] = lane
+
+        async def send(some: list[int]) -> list[Replayed]:
+            return await self._many([requests[index] for index in some])
+
+        return await in_batches(send, batched(_sizes(requests), REPLAYED_AT_ONCE, BATCH_BYTES), lanes)
+
+    def _requests(self, plans: Sequence[Plan]) -> list[dict[str, Any]]:
+        return [request_of(self._about, plan, self._emitter, self._worker_id) for plan in plans]
+
+    async def _each(self, requests: Sequence[dict[str, Any]]) -> list[Replayed]:
+        return list(await asyncio.gather(*map(self._one, requests)))
+
+    async def _one(self, request: dict[str, Any]) -> Replayed:
+        async with self._places:
+            try:
+                return _told(await self._control.ask("POST", "/api/execute", request))
+            except ApiRefused as error:
+                return Replayed("refused" if error.http_status in REFUSALS else "away", error=str(error))
+            except ServerUnreachable as error:
+                return Replayed("away", error=str(error))
+
+    async def _many(self, requests: list[dict[str, Any]]) -> list[Replayed]:
+        try:
+            said = await self._control.ask("POST", "/api/execute/batch", {"executions": requests})
+        except ApiRefused as error:
+            if error.http_status in REFUSALS and len(requests) > 1:
+                # The batch as a whole was not taken: one by one, the fault is found with whom it lies.
+                lanes = [request.pop("lane", index) for index, request in enumerate(requests)]
+                return await in_turns(self._each, requests, lanes)
+            return [Replayed("away", error=str(error))] * len(requests)
+        except ServerUnreachable as error:
+            return [Replayed("away", error=str(error))] * len(requests)
+        return [_told(each) for each in said["results"]]
+
+
+def _sizes(requests: Sequence[dict[str, Any]]) -> list[int]:
+    return [len(msgspec.json.encode(request)) for request in requests]
+
+
+def _told(said: dict[str, Any]) -> Replayed:
+    if said.get("status") in ("started", "duplicate"):
+        return Replayed(said["status"], int(said["execution_id"]))
+    if said.get("status") == "skipped":
+        return Replayed("skipped")
+    return Replayed("refused", error=str(said.get("error", "the server did not say why")))

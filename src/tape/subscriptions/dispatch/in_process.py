@@ -1,0 +1,131 @@
+"""Plans that run right here: for `tape subscribe`, which has neither a server nor workers."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tape.errors import InvalidInput, PlaybookError, PlaybookNotFound, StepFailed, TapeError
+from tape.model.execution_ids import new_id
+from tape.playbooks.document import Playbook
+from tape.playbooks.files import from_folder, load_file
+from tape.playbooks.host import LocalHost, RunInfo
+from tape.playbooks.runner import run_playbook
+from tape.subscriptions import events
+from tape.subscriptions.events import About, Event
+from tape.subscriptions.routing import Plan
+from tape.subscriptions.runtime.local_trail import Trail, begun
+from tape.subscriptions.spool.replay import Replayed
+
+
+class Playbooks:
+    """Finds playbooks for local runs: a file by its path, a Python function, or a file of the folder by its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._by_name = from_folder(folder)
+        self._known: dict[str, Playbook] = {}
+
+    def find(self, path: str) -> Playbook:
+        """The playbook of a path."""
+        if path not in self._known:
+            file = self._folder / path
+            self._known[path] = load_file(file) if file.is_file() else self._named(path, file)
+        return self._known[path]
+
+    def _named(self, path: str, file: Path) -> Playbook:
+        try:
+            return self._by_name(path)
+        except PlaybookNotFound:
+            raise PlaybookNotFound(
+                f"dispatch.playbook '{path}' not found (resolved to {file}); local dispatch needs a file path, the"
+                " metadata.path of a playbook in that folder, or a function that --import brings"
+            ) from None
+
+
+class InProcessDispatch:
+    """Runs the playbooks of plans to their end, so many at a time; what comes of them is on the trail.
+
+    A run that fails is over as well: its message was handled, and the trail says how.
+    """
+
+    def __init__(self, playbooks: Playbooks, about: About, trail: Trail, concurrency: int = 1) -> None:
+        self.failed = 0
+        self._playbooks = playbooks
+        self._about = about
+        self._trail = trail
+        self._places = asyncio.Semaphore(concurrency)
+        self._claims: dict[str, tuple[int, float]] = {}
+        self._expiring: list[tuple[float, str]] = []
+        self._host = LocalHost(playbooks.find, self._publish)
+
+    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+        """Run the plans; each has its own answer."""
+        return list(await asyncio.gather(*map(self._run, plans)))
+
+    async def _run(self, plan: Plan) -> Replayed:
+        async with self._places:
+            if (holder := self._holder(plan)) is not None:
+                assert plan.dedup is not None
+                await self._trail.write([events.deduplicated(self._about, plan.dedup.key, holder)])
+                return Replayed("duplicate", holder)
+            try:
+                playbook = self._playbooks.find(plan.playbook)
+            except TapeError as error:
+                return Replayed("refused", error=str(error))
+            execution_id = new_id()
+            if plan.dedup is not None:
+                until = time.monotonic() + plan.dedup.window_secs
+                self._claims[plan.dedup.key] = (execution_id, until)
+                heapq.heappush(self._expiring, (until, plan.dedup.key))
+            await self._trail.write(begun(self._about, plan, execution_id))
+            self.failed += bool(await self._perform(playbook, plan, execution_id))
+            return Replayed("started", execution_id)
+
+    async def _perform(self, playbook: Playbook, plan: Plan, execution_id: int) -> str:
+        """Run a playbook; what went wrong, or nothing."""
+        trace = {} if plan.trace is None else msgspec.to_builtins(plan.trace)
+        run = RunInfo(
+            id=str(execution_id),
+            path=plan.playbook,
+            pool=plan.pool,
+            parent=str(self._about.subscription_id),
+            subscription=plan.subscription,
+            message_id=plan.message_id,
+            priority=plan.priority,
+            trace=trace,
+        )
+        context: dict[str, Any] = {"subscription": self._about.path, "message_id": plan.message_id}
+        try:
+            output = await run_playbook(playbook, plan.payload, run, self._host)
+        except (StepFailed, PlaybookError, InvalidInput, TapeError) as error:
+            failed = self._event("playbook.failed", "FAILED", execution_id, {**context, "error": str(error)}, plan)
+            await self._trail.write([failed])
+            return str(error)
+        done = self._event("playbook.completed", "COMPLETED", execution_id, {**context, "output": output}, plan)
+        await self._trail.write([done])
+        return ""
+
+    def _event(self, kind: str, status: str, execution_id: int, context: dict[str, Any], plan: Plan) -> Event:
+        return events.local(self._about, kind, status, execution_id, context, plan.trace)
+
+    async def _publish(self, subject: str, payload: Any) -> None:
+        context = {"subject": subject, "payload": payload}
+        await self._trail.write([events.local(self._about, "event.published", "PUBLISHED", 0, context)])
+
+    def _holder(self, plan: Plan) -> int | None:
+        if plan.dedup is None:
+            return None
+        now = time.monotonic()
+        while self._expiring and self._expiring[0][0] <= now:
+            until, key = heapq.heappop(self._expiring)
+            if self._claims[key][1] == until:
+                del self._claims[key]
+        claim = self._claims.get(plan.dedup.key)
+        return None if claim is None else claim[0]

@@ -1,0 +1,120 @@
+"""Plans become runs in the server's own process, by its writer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tape.engine.executions.execute import Executed, ExecuteRequest, checked_request, execute_batch
+from tape.errors import ExecutionSkipped, TapeError
+from tape.store import Database
+from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER, REPLAYED_AT_ONCE
+from tape.subscriptions.dispatch.request import request_of
+from tape.subscriptions.events import About
+from tape.subscriptions.routing import Plan
+from tape.subscriptions.spool.replay import Replayed, batched, in_batches, named
+
+# Room that a run takes beside its payload, for the limits of the writer.
+RUN_OVERHEAD_BYTES = 2_048
+
+
+class _Wanted(NamedTuple):
+    request: ExecuteRequest
+    size: int
+
+
+class WriterDispatch:
+    """Begins runs in this process. Plans that are given together, or wait at the same time, share a commit."""
+
+    def __init__(
+        self,
+        database: Database,
+        about: About,
+        max_payload_bytes: int,
+        *,
+        batch_max: int = 1,
+        worker_id: str = "",
+        emitter: str = EMITTER,
+    ) -> None:
+        self._database = database
+        self._about = about
+        self._max_bytes = max_payload_bytes
+        self._batch_max = batch_max
+        self._worker_id = worker_id
+        self._emitter = emitter
+
+    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+        """Begin the runs; each plan has its own answer."""
+        wanted = [self._wanted(plan) for plan in plans]
+        good = [each for each in wanted if isinstance(each, _Wanted)]
+        done = iter(await self._execute(good))
+        return [next(done) if isinstance(each, _Wanted) else each for each in wanted]
+
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        """Begin the runs in batches, those of a lane in their order; behind one that cannot go its lane is skipped."""
+        wanted = [self._wanted(plan, lane) for plan, lane in zip(plans, named(lanes), strict=True)]
+
+        async def send(some: list[int]) -> list[Replayed]:
+            answers: dict[int, Replayed] = {}
+            going: dict[int, _Wanted] = {}
+            stopped: set[Hashable] = set()
+            for index in some:
+                each = wanted[index]
+                if lanes[index] in stopped:
+                    answers[index] = Replayed("skipped")
+                elif isinstance(each, _Wanted):
+                    going[index] = each
+                else:
+                    answers[index] = each
+                    stopped.add(lanes[index])
+            answers |= zip(going, await self._execute_together(list(going.values())), strict=True)
+            return [answers[index] for index in some]
+
+        sizes = [each.size if isinstance(each, _Wanted) else 0 for each in wanted]
+        return await in_batches(send, batched(sizes, REPLAYED_AT_ONCE, BATCH_BYTES), lanes)
+
+    def _wanted(self, plan: Plan, lane: str = "") -> _Wanted | Replayed:
+        body = request_of(self._about, plan, self._emitter, self._worker_id) | ({"lane": lane} if lane else {})
+        try:
+            request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
+        except TapeError as error:
+            return _failed(error)
+        return _Wanted(request, len(msgspec.json.encode(plan.payload)) + RUN_OVERHEAD_BYTES)
+
+    async def _execute(self, good: list[_Wanted]) -> list[Replayed]:
+        if self._batch_max == 1:
+            writes = (self._database.write_bulk(execute_batch, request, size) for request, size in good)
+            return [_answer(result) for result in await asyncio.gather(*writes, return_exceptions=True)]
+        answers: list[Replayed] = []
+        for start in range(0, len(good), self._batch_max):
+            answers += await self._execute_together(good[start : start + self._batch_max])
+        return answers
+
+    async def _execute_together(self, some: list[_Wanted]) -> list[Replayed]:
+        if not some:
+            return []
+        requests = [request for request, _ in some]
+        try:
+            results = await self._database.write(lambda tx: execute_batch(tx, requests), sum(size for _, size in some))
+        except TapeError as error:
+            return [_failed(error)] * len(some)
+        return [_answer(result) for result in results]
+
+
+def _answer(result: Any) -> Replayed:
+    if isinstance(result, Executed):
+        return Replayed(result.status, int(result.execution_id))
+    if isinstance(result, ExecutionSkipped):
+        return Replayed("skipped")
+    if isinstance(result, TapeError):
+        return _failed(result)
+    if isinstance(result, BaseException):
+        raise result
+    raise TypeError(f"an execution gave {result!r}")
+
+
+def _failed(error: TapeError) -> Replayed:
+    return Replayed("away" if error.retryable else "refused", error=str(error))

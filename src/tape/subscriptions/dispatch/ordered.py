@@ -1,0 +1,99 @@
+"""Plans become runs, in the order that was promised; what came of each is what its circuit learns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from tape.subscriptions.dispatch.circuit import Circuits
+from tape.subscriptions.routing import DedupKey, Plan
+from tape.subscriptions.spool.item import SpoolItem
+from tape.subscriptions.spool.replay import InLanes, Replayed, in_turns
+from tape.subscriptions.spool.spool import Lane, Rules
+
+# A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
+_REPLAY_WINDOW_S = 7 * 24 * 3600
+
+Dispatch = Callable[[Sequence[Plan]], Awaitable[list[Replayed]]]
+
+
+class Sender:
+    """Dispatches what is live and what is replayed. `recorded` hears of every downstream that was tried."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        circuits: Circuits,
+        rules: Rules | None,
+        now_ms: Callable[[], int],
+        recorded: Callable[[str], None],
+    ) -> None:
+        self._dispatch = dispatch
+        self._circuits = circuits
+        self._rules = rules
+        self._now_ms = now_ms
+        self._recorded = recorded
+
+    async def send(self, plans: Sequence[Plan]) -> list[Replayed]:
+        """Begin the runs, in the order that was asked for. One that is refused stops nobody: it has its own end."""
+        rules = self._rules
+        if rules is None or rules.ordering == "none" or len(plans) == 1:
+            answers = await self._dispatch(plans)
+            self._record_all(plans, answers)
+            return answers
+        lanes = [rules.lane(self._circuits.route(plan.pool or None), plan.ordering_key or None, "") for plan in plans]
+        answers = [Replayed("skipped")] * len(plans)
+        left = list(range(len(plans)))
+        while left:
+            sent = await self._in_lanes([plans[index] for index in left], [lanes[index] for index in left])
+            for index, answer in zip(left, sent, strict=True):
+                answers[index] = answer
+            if lost := next((answer for answer in sent if answer.outcome == "away"), None):
+                return [self._also_lost(plan, lost, each) for plan, each in zip(plans, answers, strict=True)]
+            skipped = [index for index, answer in zip(left, sent, strict=True) if answer.outcome == "skipped"]
+            left = skipped if len(skipped) < len(left) else []
+        return answers
+
+    async def replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
+        """Begin the runs of messages that waited; behind one that fails its lane is skipped."""
+        now_ms = self._now_ms()
+        return await self._in_lanes([_again(item, now_ms) for item in items], lanes)
+
+    async def _in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Lane]) -> list[Replayed]:
+        if isinstance(self._dispatch, InLanes):
+            answers = await self._dispatch.in_lanes(plans, lanes)
+        else:
+            answers = await in_turns(self._dispatch, plans, lanes)
+        self._record_all(plans, answers)
+        return answers
+
+    def _also_lost(self, plan: Plan, lost: Replayed, answer: Replayed) -> Replayed:
+        """Whoever stands behind a message that nobody took fails with it, and counts for the circuit as it does."""
+        if answer.outcome != "skipped":
+            return answer
+        self._record(plan, lost)
+        return lost
+
+    def _record_all(self, plans: Sequence[Plan], answers: Sequence[Replayed]) -> None:
+        for plan, answer in zip(plans, answers, strict=True):
+            if answer.outcome != "skipped":
+                self._record(plan, answer)
+
+    def _record(self, plan: Plan, answer: Replayed) -> None:
+        # A playbook that does not exist is the message's trouble, not its downstream's: that one answered.
+        downstream = self._circuits.route(plan.pool or None)
+        self._recorded(downstream)
+        self._circuits.record(downstream, succeeded=answer.outcome != "away", now_ms=self._now_ms())
+
+
+def _again(item: SpoolItem, now_ms: int) -> Plan:
+    """The plan of a spooled message. It is recognized if it was dispatched before and only its removal is missing."""
+    plan = msgspec.convert(item.plan, Plan)
+    if plan.dedup is None:
+        dedup = DedupKey(item.ref, _REPLAY_WINDOW_S)
+    else:
+        # Its window began when it came, not now.
+        waited_s = max(0, now_ms - item.spooled_at_ms) // 1_000
+        dedup = msgspec.structs.replace(plan.dedup, window_secs=plan.dedup.window_secs + waited_s)
+    return msgspec.structs.replace(plan, dedup=dedup, payload={**plan.payload, "message": item.message})

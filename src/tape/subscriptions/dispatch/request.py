@@ -1,0 +1,35 @@
+"""A plan as a request to execute its playbook: the same for a run that is begun here and one that is begun far away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tape.subscriptions import events
+from tape.subscriptions.events import About
+from tape.subscriptions.routing import Plan
+
+
+def request_of(about: About, plan: Plan, emitter: str, worker_id: str = "") -> dict[str, Any]:
+    """The body of `POST /api/execute` for a plan. What headers changed is told on the journal of the new run."""
+    request: dict[str, Any] = {
+        "path": plan.playbook,
+        "payload": plan.payload,
+        "subscription": plan.subscription,
+        "message_id": plan.message_id,
+    }
+    if about.subscription_id:
+        request["parent_execution_id"] = about.subscription_id
+    if plan.pool:
+        request["execution_pool"] = plan.pool
+    if plan.priority:
+        request["priority"] = plan.priority
+    if plan.trace is not None:
+        request["trace"] = msgspec.to_builtins(plan.trace)
+    if plan.dedup is not None:
+        request["dedup"] = {"key": plan.dedup.key, "window_secs": plan.dedup.window_secs}
+    if plan.changed_something:
+        draft = events.stamped(events.directives_applied(about, plan, 0, emitter=emitter), worker_id).draft()
+        request["events"] = [{"subject": draft.subject, "payload": msgspec.json.decode(draft.payload_json)}]
+    return request

@@ -1,0 +1,1 @@
+"""The document `kind: Subscription`: its fields, validation and JSON Schema."""

@@ -1,0 +1,308 @@
+"""What a `kind: Subscription` document says, as values.
+
+This is the one declaration of the schema: the validator, the JSON Schema and the reference table read the
+types, the limits and the descriptions from here. A field that is not in a document has the default below.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from tape.brokers.registry import own_sources
+from tape.playbooks.pools import POOL_PATTERN, POOL_RULE
+from tape.subscriptions.document.spool_spec import Count, Size, Spool, Text
+
+SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "webhook"]
+Pool: TypeAlias = Annotated[str, Meta(pattern=f"^{POOL_PATTERN}$", extra={"means": POOL_RULE.removeprefix("must be ")})]
+WEB_ADDRESS = r"^https?://[^\s/?#]+([/?#]\S*)?$"
+
+MAX_BATCH = 1_000
+# The keys of a source's connection, and which source understands them.
+CONNECTION_KEYS: dict[str, tuple[SourceName, ...]] = {
+    "url": ("nats",),
+    "user": ("nats", "kafka"),
+    "password": ("nats", "kafka"),
+    "token": ("nats",),
+    "stream": ("nats",),
+    "consumer": ("nats",),
+    "subject": ("nats",),
+    "create": ("nats",),
+    "subscription": ("pubsub",),
+    "endpoint": ("pubsub",),
+    "streaming": ("pubsub",),
+    "brokers": ("kafka",),
+    "topic": ("kafka",),
+    "group": ("kafka",),
+    "security_protocol": ("kafka",),
+    "sasl_mechanism": ("kafka",),
+    "tls": ("nats", "kafka"),
+    "options": ("kafka",),
+}
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the connection to a broker is encrypted."""
+
+    ca: Annotated[Text, Meta(description="File with the certificates to trust; the system's without it.")] = ""
+    cert: Annotated[Text, Meta(description="File with the client's certificate.")] = ""
+    key: Annotated[Text, Meta(description="File with the client's key.")] = ""
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where and how a pull subscription runs."""
+
+    target: Annotated[
+        Literal["local", "dedicated-pool", "cloud-run", "spark"],
+        Meta(
+            description="`local` runs inside `tape serve`, `spark` as `tape pipeline run subscription`; the others are"
+            " processes of `tape subscription run`."
+        ),
+    ] = "dedicated-pool"
+    pool: Annotated[Pool, Meta(description="Name of the pool of runtimes that runs it.")] = ""
+    batch: Annotated[int, Meta(ge=1, le=MAX_BATCH, description="Messages asked for at once.")] = 100
+    timeout_ms: Annotated[int, Meta(ge=1, description="How long one fetch waits for messages.")] = 1_000
+    max_in_flight: Annotated[Count | None, Meta(description="The same as `limits.max_in_flight`.")] = None
+    server_url: Annotated[
+        str,
+        Meta(
+            pattern=WEB_ADDRESS,
+            extra={"means": "an http:// or https:// address"},
+            description="Where a runtime outside dispatches to.",
+        ),
+    ] = ""
+    concurrency: Annotated[Count | None, Meta(description="Dispatches at once in one process; unlimited.")] = None
+    max_instances: Annotated[Count | None, Meta(description="Processes at most, for what deploys them.")] = None
+
+
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a message becomes: a run of this playbook."""
+
+    playbook: Annotated[Text, Meta(description="Path of the playbook in the catalog, or of a registered function.")]
+    payload_from: Annotated[
+        Literal["message.json", "message.body", "message.attributes"],
+        Meta(description="What of the message is put at the top of the run's payload."),
+    ] = "message.json"
+    execution_pool: Annotated[Pool, Meta(description="Pool of the run; from the playbook's path without it.")] = ""
+    batch_dispatch: Annotated[bool, Meta(description="Several messages in one request to the server.")] = False
+    batch_max: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_BATCH)] | None,
+        Meta(description="Messages in one such request; `runtime.batch` without it."),
+    ] = None
+
+
+class DedupWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether a message that comes again within a time is left out."""
+
+    enabled: Annotated[bool, Meta(description="Turn it on.")] = False
+    window_secs: Annotated[Count, Meta(description="How long a key is remembered.")] = 300
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How fast messages may become runs; what waits stays at its source."""
+
+    max_in_flight: Annotated[
+        Count | None, Meta(description="Messages fetched and neither dispatched nor spooled yet; unlimited.")
+    ] = None
+    max_dispatch_per_sec: Annotated[Count | None, Meta(description="Runs begun per second; unlimited.")] = None
+
+
+Control: TypeAlias = Literal[
+    "dispatch.playbook", "dispatch.execution_pool", "priority", "idempotency_key", "content_type", "schema_hint"
+]
+ROUTING: frozenset[str] = frozenset({"dispatch.playbook", "dispatch.execution_pool"})
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One header that is an instruction, and the values it may have."""
+
+    header: Annotated[
+        str,
+        Meta(
+            pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$",
+            extra={"means": "the name of a header"},
+            description="Name of the header, in any case.",
+        ),
+    ]
+    controls: Annotated[Control, Meta(description="What its value sets.")]
+    allowed: Annotated[
+        tuple[Text, ...], Meta(description="The values it may have; a rule that routes needs them.")
+    ] = ()
+    map: Annotated[dict[str, Pool], Meta(description="Value to pool, for `priority`.")] = {}
+
+
+class TraceRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which trace context of a message its run takes over."""
+
+    propagate: Annotated[
+        Literal["none", "w3c"], Meta(description="`w3c` takes over traceparent, tracestate and baggage.")
+    ] = "none"
+    baggage_allowlist: Annotated[tuple[Text, ...], Meta(description="Keys of the baggage that pass.")] = ()
+
+
+class Headers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which headers are instructions, and which are data."""
+
+    normalize: Annotated[bool, Meta(description="Put the headers into `message.headers`, names in lower case.")] = True
+    directives: Annotated[tuple[Rule, ...], Meta(description="The headers that are instructions; no other is.")] = ()
+    trace: Annotated[TraceRules, Meta(description="Trace context.")] = TraceRules()
+    passthrough: Annotated[
+        Literal["data", "none"], Meta(description="`none` hides headers without a rule from the playbook.")
+    ] = "data"
+
+
+class Verify(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a delivery proves where it comes from."""
+
+    type: Annotated[Literal["hmac_sha256", "bearer", "pubsub_oidc"], Meta(description="Kind of proof.")]
+    header: Annotated[Text, Meta(description="Header with the signature or token.")] = ""
+    secret: Annotated[Text, Meta(description="Alias of the secret in the wallet.")] = ""
+    scheme: Annotated[
+        Literal["auto", "plain", "stripe", "standard_webhooks"],
+        Meta(description="How an `hmac_sha256` signature is written; `auto` goes by the header's name."),
+    ] = "auto"
+    tolerance_secs: Annotated[
+        Count, Meta(description="Age of a signature's own time at most, where the scheme has one.")
+    ] = 300
+    audience: Annotated[Text, Meta(description="The `aud` of the token (`pubsub_oidc`).")] = ""
+    service_account: Annotated[Text, Meta(description="The `email` of the token (`pubsub_oidc`).")] = ""
+    issuer: Annotated[Text, Meta(description="The `iss` of the token; Google's without it (`pubsub_oidc`).")] = ""
+    jwks_url: Annotated[
+        str,
+        Meta(
+            pattern=WEB_ADDRESS,
+            extra={"means": "an http:// or https:// address"},
+            description="Keys of the tokens; Google's without it (`pubsub_oidc`).",
+        ),
+    ] = ""
+
+    @property
+    def signature_scheme(self) -> Literal["plain", "stripe", "standard_webhooks"]:
+        """How the signature is written, once `auto` has looked at the header's name."""
+        if self.scheme != "auto":
+            return self.scheme
+        by_header: dict[str, Literal["stripe", "standard_webhooks"]] = {
+            "stripe-signature": "stripe",
+            "webhook-signature": "standard_webhooks",
+        }
+        return by_header.get(self.header.lower(), "plain")
+
+
+class Ingress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where deliveries of a push subscription arrive."""
+
+    gateway_path: Annotated[
+        str,
+        Meta(
+            pattern=r"^/([^\s?#]*/)?[A-Za-z0-9._~-]+/?$",
+            description="Path they are posted to; its last segment is the listener.",
+        ),
+    ]
+    verify: Annotated[Verify, Meta(description="Every delivery is verified.")]
+    max_body_bytes: Annotated[Size, Meta(description="Size of a body at most.")] = 2 << 20
+
+    @property
+    def listener(self) -> str:
+        """The last segment of `gateway_path`, what `/ingress/{listener}` is called with."""
+        return self.gateway_path.rstrip("/").rpartition("/")[2]
+
+
+class Keda(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Numbers for a KEDA scaler of the runtime."""
+
+    trigger: Annotated[Text, Meta(description="Name of the KEDA trigger.")] = ""
+    min: Annotated[int, Meta(ge=0, description="Replicas at least.")] = 1
+    max: Annotated[Count, Meta(description="Replicas at most.")] = 10
+    lag_threshold: Annotated[Count, Meta(description="Waiting messages per replica.")] = 100
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a deployment scales the runtime by."""
+
+    keda: Annotated[Keda, Meta(description="For KEDA.")] = Keda()
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The `spec` of a subscription."""
+
+    source: Annotated[
+        SourceName, Meta(description="Kind of the source; one of your own by its name.", extra={"more": own_sources})
+    ]
+    mode: Annotated[Literal["pull", "push"], Meta(description="Tape fetches, or the source delivers.")]
+    activation: Annotated[
+        Literal["continuous", "scheduled"], Meta(description="A pull that never ends, or one bounded drain a time.")
+    ] = "continuous"
+    cadence: Annotated[Text, Meta(description="When a scheduled drain runs, as cron: `*/5 * * * *`.")] = ""
+    auth: Annotated[Text, Meta(description="Alias of the source's credential in the wallet.")] = ""
+
+    url: Annotated[Text, Meta(description="Address of the NATS server.")] = ""
+    user: Annotated[Text, Meta(description="User at the broker.")] = ""
+    password: Annotated[Text, Meta(description="Its password, or an alias of the wallet.")] = ""
+    token: Annotated[Text, Meta(description="Token at the broker, or an alias of the wallet.")] = ""
+    stream: Annotated[Text, Meta(description="JetStream stream.")] = ""
+    consumer: Annotated[Text, Meta(description="Durable pull consumer of the stream; on Spark, where to begin.")] = ""
+    subject: Annotated[Text, Meta(description="Filter of a consumer that `create` makes, or of what Spark reads.")] = ""
+    create: Annotated[bool, Meta(description="Make the durable consumer where there is none.")] = False
+    subscription: Annotated[
+        str,
+        Meta(
+            pattern=r"^projects/[^/]+/subscriptions/[^/]+$",
+            extra={"means": "projects/<p>/subscriptions/<s>"},
+            description="Pub/Sub subscription.",
+        ),
+    ] = ""
+    endpoint: Annotated[Text, Meta(description="Address of Pub/Sub, for an emulator.")] = ""
+    streaming: Annotated[bool, Meta(description="Hold a streaming pull open instead of asking again.")] = False
+    brokers: Annotated[
+        tuple[Text, ...],
+        Meta(description="Kafka brokers, host:port; a list or a text with commas.", extra={"form": "commas"}),
+    ] = ()
+    topic: Annotated[Text, Meta(description="Kafka topic.")] = ""
+    group: Annotated[Text, Meta(description="Kafka consumer group.")] = ""
+    security_protocol: Annotated[
+        Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"], Meta(description="How Kafka is spoken to.")
+    ] = "plaintext"
+    sasl_mechanism: Annotated[
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="How Kafka is logged in to.")
+    ] = "PLAIN"
+    tls: Annotated[Tls | None, Meta(description="Encryption of the connection.")] = None
+
+    options: Annotated[
+        dict[str, Text],
+        Meta(description="More settings: librdkafka's for Kafka, its own for a source of yours."),
+    ] = {}
+
+    runtime: Annotated[Runtime, Meta(description="Where and how it runs.")] = Runtime()
+    dispatch: Annotated[Dispatch, Meta(description="What a message becomes.")]
+    dedup: Annotated[DedupWindow, Meta(description="Leaving out what comes again.")] = DedupWindow()
+    limits: Annotated[Limits, Meta(description="How fast.")] = Limits()
+    headers: Annotated[Headers, Meta(description="Headers as instructions and as data.")] = Headers()
+    spool: Annotated[Spool, Meta(description="Where messages wait while what they need is down.")] = Spool()
+    scaling: Annotated[Scaling | None, Meta(description="For what deploys the runtime.")] = None
+    ingress: Annotated[Ingress | None, Meta(description="Where deliveries arrive (`mode: push`).")] = None
+
+    @property
+    def max_in_flight(self) -> int | None:
+        """The limit of outstanding messages, under either of its names."""
+        return self.limits.max_in_flight or self.runtime.max_in_flight
+
+    @property
+    def dispatch_batch(self) -> int:
+        """How many messages are dispatched in one request: 1 without `batch_dispatch`."""
+        return self.batch_max if self.dispatch.batch_dispatch else 1
+
+    @property
+    def batch_max(self) -> int:
+        """How many messages one batch request carries at most."""
+        return self.dispatch.batch_max or self.runtime.batch
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A validated `kind: Subscription` document. `path` is its name in the catalog."""
+
+    path: str
+    name: str
+    spec: Spec
+    labels: dict[str, Any] = {}

@@ -1,0 +1,304 @@
+"""The one validator of `kind: Subscription`: all that is wrong with a document, at once.
+
+The declarations in `spec` say what each field is; the rules here say what they must be together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tape.brokers.log import LOGS
+from tape.documents.document import Document, Place
+from tape.documents.reader import key_at, read_block
+from tape.errors import InvalidCadence, InvalidDocument, Problem
+from tape.playbooks.pools import POOL_RULE, is_pool
+from tape.subscriptions.document.cron import Cron
+from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Spec, Subscription
+from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES
+
+KIND = "subscription"
+PUSHING = ("webhook", "pubsub")
+# What each kind of proof needs, in the order in which it is asked for, and what it may have besides.
+PROOFS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "hmac_sha256": (("header", "secret"), ("scheme", "tolerance_secs")),
+    "bearer": (("secret",), ("header",)),
+    "pubsub_oidc": (("audience", "service_account"), ("issuer", "jwks_url")),
+}
+# What a source needs to be fetched from; of several in one place, any.
+NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "nats": (("stream",), ("consumer",), ("url", "auth")),
+    "pubsub": (("subscription",),),
+    "kafka": (("brokers", "auth"), ("topic",), ("group",)),
+}
+_NEEDED_TEXTS = {
+    "url": "NATS connection requires 'url' or an 'auth' credential alias with a 'url' field",
+    "subscription": "subscription[pubsub] requires 'subscription' (projects/<p>/subscriptions/<s>)",
+    "brokers": "subscription[kafka] requires 'brokers' (string or array of host:port)"
+    " or an 'auth' credential alias with 'brokers'",
+}
+
+
+def parse_subscription(content: str) -> Subscription:
+    """The subscription of a YAML text. Raises InvalidDocument with everything that is wrong."""
+    document = Document(content, "Subscription")
+    if document.kind != KIND:
+        told = f"expected 'kind: Subscription', got {document.value.get('kind')!r}"
+        raise InvalidDocument([Problem("kind", document.line_of(("kind",)), told)])
+    return read_subscription(document)
+
+
+def read_subscription(document: Document) -> Subscription:
+    """The subscription of a document. Raises InvalidDocument with everything that is wrong."""
+    fields = document.fields("spec")
+    spec: Spec | None = None
+    if "spec" not in fields:
+        document.wrong(("spec",), "kind: Subscription requires a 'spec' block")
+    else:
+        place = fields.at("spec")
+        spec = read_block(place, Spec)
+        if isinstance(place.value, dict):
+            for rule in RULES:
+                rule(place)
+    document.check()
+    assert spec is not None
+    metadata = document.value["metadata"]
+    name = metadata.get("name") or document.path.rpartition("/")[2]
+    labels = document.labels if isinstance(document.labels, dict) else {}
+    return Subscription(path=document.path, name=name, spec=spec, labels=labels)
+
+
+def _mode_fits(spec: Place) -> None:
+    given = spec.value
+    source, mode = _word(spec, "source"), _word(spec, "mode")
+    if mode == "pull" and source == "webhook":
+        key_at(spec, "mode").wrong("does not go with source webhook, which delivers; use mode: push")
+    if mode == "push" and source in ("nats", "kafka"):
+        key_at(spec, "mode").wrong(f"does not go with source {source}, which is fetched from; use mode: pull")
+    if mode == "push" and "ingress" not in given:
+        spec.document.wrong(
+            (*spec.path, "ingress"),
+            "subscription 'mode: push' requires an 'ingress' block (gateway_path + verify)",
+        )
+    if mode == "pull" and "ingress" in given:
+        key_at(spec, "ingress").wrong("is for mode: push; this subscription fetches")
+    if mode == "push":
+        for key in ("activation", "cadence", "auth"):
+            if key in given:
+                key_at(spec, key).wrong("is for mode: pull; this subscription is delivered to")
+        runtime = _block(spec, "runtime")
+        for key in ("batch", "timeout_ms"):
+            if key in runtime.value:
+                key_at(runtime, key).wrong("is for mode: pull; this subscription is delivered to")
+
+
+def _connection_fits(spec: Place) -> None:
+    given = spec.value
+    source, mode = _word(spec, "source"), _word(spec, "mode")
+    for key, sources in CONNECTION_KEYS.items():
+        if key in given and source in ("nats", "kafka", "pubsub", "webhook"):
+            if source not in sources:
+                key_at(spec, key).wrong(f"is a key of source {' and '.join(sources)}, not of {source}")
+            elif mode == "push":
+                key_at(spec, key).wrong("is for mode: pull; this subscription is delivered to")
+    on_spark = _word(_block(spec, "runtime"), "target") == "spark"
+    for keys in NEEDED.get(source, ()) if mode == "pull" else ():
+        if on_spark and keys == ("consumer",):
+            continue  # a stream is read by sequence there; a consumer only says where to begin
+        if not any(key in given for key in keys):
+            text = _NEEDED_TEXTS.get(keys[0], f"subscription[{source}] requires '{keys[0]}'")
+            spec.document.wrong((*spec.path, keys[0]), text)
+    if "subject" in given and given.get("create") is not True and not on_spark:
+        key_at(spec, "subject").wrong("has no effect without create: true")
+
+
+def _cadence_fits(spec: Place) -> None:
+    given = spec.value
+    is_scheduled = _word(spec, "activation") == "scheduled"
+    if is_scheduled and "cadence" not in given:
+        spec.document.wrong(
+            (*spec.path, "cadence"), "subscription 'activation: scheduled' requires a 'cadence', like '*/5 * * * *'"
+        )
+    cadence = key_at(spec, "cadence")
+    if "cadence" in given and not is_scheduled and given.get("mode") == "pull":
+        cadence.wrong("has no effect without activation: scheduled")
+    if isinstance(cadence.value, str) and cadence.value:
+        try:
+            Cron.parse(cadence.value)
+        except InvalidCadence as error:
+            cadence.wrong(f"subscription 'cadence' is not a cron expression: {error}")
+
+
+def _limits_agree(spec: Place) -> None:
+    limits, runtime = _block(spec, "limits").value, _block(spec, "runtime")
+    one, other = limits.get("max_in_flight"), runtime.value.get("max_in_flight")
+    if one is not None and other is not None and one != other:
+        key_at(runtime, "max_in_flight").wrong(f"differs from limits.max_in_flight, which is {one}; keep one of them")
+
+
+def _directives_constrain(spec: Place) -> None:
+    for rule in _items(_block(spec, "headers"), "directives"):
+        header, controls = rule.value.get("header"), _word(rule, "controls")
+        if controls in ROUTING and not rule.value.get("allowed"):
+            rule.document.wrong(
+                (*rule.path, "allowed"),
+                f"directive header '{header}' controls '{controls}' but declares no non-empty 'allowed:' value list —"
+                " a routing directive must constrain its targets",
+            )
+        for pool in _texts(rule, "allowed") if controls == "dispatch.execution_pool" else ():
+            if not is_pool(pool.value):
+                pool.wrong(f"is not a pool; it {POOL_RULE}")
+        if controls == "priority" and not rule.value.get("map"):
+            rule.document.wrong(
+                (*rule.path, "map"),
+                f"directive header '{header}' controls 'priority' but declares no non-empty 'map:' (value → pool) —"
+                " a priority directive must map to allowed pools",
+            )
+        if controls == "priority" and "allowed" in rule.value:
+            key_at(rule, "allowed").wrong("is not for controls: priority, whose 'map' says which values count")
+        if controls != "priority" and "map" in rule.value:
+            key_at(rule, "map").wrong("is for controls: priority alone")
+
+
+def _proof_is_complete(spec: Place) -> None:
+    verify = _block(_block(spec, "ingress"), "verify")
+    kind = _word(verify, "type")
+    if kind not in PROOFS:
+        return
+    needed, also = PROOFS[kind]
+    for key in needed:
+        if key == "header" and _word(verify, "scheme") == "standard_webhooks":
+            continue
+        if key not in verify.value:
+            text = f"subscription 'ingress.verify.{key}' is required for verify.type '{kind}'"
+            verify.document.wrong((*verify.path, key), text)
+    for key in verify.value:
+        if any(key in (*theirs, *others) for theirs, others in PROOFS.values()) and key not in (*needed, *also):
+            key_at(verify, key).wrong(f"has no effect with verify.type '{kind}'; leave it out")
+
+
+def _spool_fits(spec: Place) -> None:
+    spool = _block(spec, "spool")
+    given = spool.value
+    drain = _block(spool, "drain")
+    if given.get("ordering") == "global" and drain.value.get("on_recovery") == "interleave":
+        key_at(drain, "on_recovery").wrong(
+            "subscription 'spool.drain.on_recovery: interleave' is unsafe with 'ordering: global';"
+            " use 'ordered_then_live' or 'per_key'/'none'"
+        )
+    _downstreams_fit(spool)
+    if _word(spool, "mode") not in ("buffer_and_ack", "hybrid"):
+        return
+    backend = _word(spool, "backend", "nats_object")
+    place_key = "path" if backend == "local_disk" else "bucket"
+    if backend in ("nats_object", "local_disk", "gcs", "s3", "azure") and place_key not in given:
+        spool.document.wrong(
+            (*spool.path, place_key),
+            f"subscription 'spool.backend' '{backend}' requires a non-empty '{place_key}'",
+        )
+    bucket, known = _word(spool, "bucket"), BUCKET_SCHEMES.get(backend, "")
+    if backend != "local_disk" and "://" in bucket and not (known and bucket.startswith(known)):
+        remedy = f"begins with {known}" if known else "has only a name"
+        key_at(spool, "bucket").wrong(f"does not go with spool.backend {backend!r}, whose bucket {remedy}")
+
+
+def _downstreams_fit(spool: Place) -> None:
+    seen: set[Any] = set()
+    for downstream in _items(_block(spool, "circuit"), "downstream"):
+        name = downstream.value.get("name")
+        if isinstance(name, str):
+            if name in seen:
+                key_at(downstream, "name").wrong(f"spool.circuit.downstream name '{name}' is duplicated")
+            seen.add(name)
+        probe = _word(downstream, "type", _word(downstream, "probe", "http"))
+        if probe in ("http", "tcp", "nats") and "target" not in downstream.value:
+            text = f"spool.circuit.downstream '{name}' probe '{probe}' requires a 'target'"
+            downstream.document.wrong((*downstream.path, "target"), text)
+
+
+# What would have no effect, or cannot be kept, where Spark reads by offset; and what to do about it.
+_NOT_ON_SPARK = {
+    ("create",): "reading by sequence needs no durable consumer; leave it out",
+    ("activation",): "let your scheduler start `tape pipeline run subscription PATH`, which ends when all is read",
+    ("scaling",): "the cores of the executors decide how much is read at once; leave it out",
+    ("runtime", "timeout_ms"): "a micro-batch reads what is there and waits for nothing; leave it out",
+    ("runtime", "concurrency"): "the cores of the executors decide how much is done at once; leave it out",
+    ("runtime", "max_instances"): "Spark's own settings say how many executors there are; leave it out",
+    ("dispatch", "batch_dispatch"): "messages are always handed over in batches; leave it out, or say true",
+    ("spool", "mode"): "nothing is acknowledged, so the source is the buffer: while a server is away the stream waits"
+    " at its checkpoint. Use off",
+}
+_HARMLESS_ON_SPARK: dict[tuple[str, ...], Any] = {
+    ("activation",): "continuous",
+    ("dispatch", "batch_dispatch"): True,
+    ("spool", "mode"): "off",
+}
+
+
+def _spark_fits(spec: Place) -> None:
+    target = _block(spec, "runtime")
+    if _word(target, "target") != "spark":
+        return
+    source = _word(spec, "source")
+    if source and source not in LOGS:
+        key_at(target, "target").wrong(
+            f"does not go with source {source}, whose messages have no offsets to be read by again; use kafka or nats,"
+            " or another target" + (" (push deliveries come to the server or a gateway)" if source == "webhook" else "")
+        )
+    for path, remedy in _NOT_ON_SPARK.items():
+        place = _block(spec, path[0]) if len(path) > 1 else spec
+        key = path[-1]
+        if key in place.value and place.value[key] != _HARMLESS_ON_SPARK.get(path, _NOT_ON_SPARK):
+            key_at(place, key).wrong(f"does not go with runtime.target spark: {remedy}")
+    spool = _block(spec, "spool")
+    for key in spool.value if spool.value.get("mode", "off") == "off" else ():
+        if key not in ("mode", "ordering"):
+            key_at(spool, key).wrong("has no effect with runtime.target spark, which has no spool; leave it out")
+
+
+def _scaling_is_possible(spec: Place) -> None:
+    keda = _block(_block(spec, "scaling"), "keda")
+    least, most = keda.value.get("min", 1), keda.value.get("max", 10)
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        key_at(keda, "min").wrong(f"is more than scaling.keda.max, which is {most}")
+
+
+RULES: tuple[Callable[[Place], None], ...] = (
+    _mode_fits,
+    _connection_fits,
+    _cadence_fits,
+    _limits_agree,
+    _directives_constrain,
+    _proof_is_complete,
+    _spool_fits,
+    _spark_fits,
+    _scaling_is_possible,
+)
+
+
+def _block(place: Place, key: str) -> Place:
+    """The mapping under a key; an empty one where there is none, which was noted if it is wrong."""
+    value = place.value.get(key)
+    return Place(place.document, value if isinstance(value, dict) else {}, (*place.path, key))
+
+
+def _word(place: Place, key: str, otherwise: str = "") -> str:
+    """The text under a key; nothing where it is no text, which was noted then."""
+    value = place.value.get(key, otherwise)
+    return value if isinstance(value, str) else ""
+
+
+def _texts(place: Place, key: str) -> list[Place]:
+    """The texts of a list under a key."""
+    return [item for item in _listed(place, key) if isinstance(item.value, str)]
+
+
+def _items(place: Place, key: str) -> list[Place]:
+    """The mappings of a list under a key."""
+    return [item for item in _listed(place, key) if isinstance(item.value, dict)]
+
+
+def _listed(place: Place, key: str) -> list[Place]:
+    value = place.value.get(key)
+    found = enumerate(value) if isinstance(value, list) else ()
+    return [Place(place.document, item, (*place.path, key, index)) for index, item in found]

@@ -1,0 +1,1 @@
+"""Push subscriptions: deliveries over HTTP are verified and become runs."""

@@ -1,0 +1,236 @@
+"""Push: a delivery comes in, proves where it comes from, becomes a plan, and is answered when its run is durable.
+
+`admit` is the only way from a request to a plan. It verifies first; what is not proven is never parsed, so nobody who
+cannot sign can name a playbook, a pool or a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tape.base.telemetry.metrics import Metrics
+from tape.errors import InvalidConfig, PayloadTooLarge, TapeError
+from tape.subscriptions import events
+from tape.subscriptions.ingress.listeners import Listener, Listeners
+from tape.subscriptions.ingress.push_message import pushed_envelope
+from tape.subscriptions.ingress.rejections import NOBODY, Rejections, Tell
+from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
+from tape.subscriptions.ingress.verification.oidc import NO_KEYS, Issuers
+from tape.subscriptions.ingress.verification.verify import prove
+from tape.subscriptions.message import Envelope
+from tape.subscriptions.routing import Plan, resolve
+from tape.subscriptions.runtime.flow_limits import Governor
+
+log = logging.getLogger(__name__)
+
+# Label of names that nobody has registered: a stranger's choice must not become a time series.
+UNKNOWN = "unknown"
+PAUSED_S = 30
+LIMITED_S = 1.0
+LIMITED = "answered_429"
+# All bodies that are being read or dispatched, together.
+MAX_HELD_BYTES = 256 << 20
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_DETAILS = {
+    "unknown_listener": "no push subscription for this ingress path",
+    "config_error": "could not resolve ingress config",
+    "jwks_error": "could not fetch OIDC keys",
+    "dispatch_error": "verified but could not dispatch execution",
+    "paused": "the subscription is paused",
+    "draining": "the subscription takes no more deliveries",
+    "body_too_large": "the body is larger than this listener takes",
+    "payload_too_large": "the message is larger than the server stores",
+    "slow_body": "the body did not arrive in time",
+    "overloaded": "too many deliveries at once",
+    "max_in_flight": "too many deliveries of this subscription at once",
+    "dispatch_rate": "more deliveries per second than this subscription takes",
+}
+
+
+class Admitted(NamedTuple):
+    """A verified delivery: the message, and what it becomes. Both together are what a spool keeps."""
+
+    envelope: Envelope
+    plan: Plan
+
+
+class Taken(NamedTuple):
+    """A message is durable: as a run, as the run that it had already, or, without an id, in a spool."""
+
+    execution_id: str = ""
+    is_duplicate: bool = False
+
+
+class Take(Protocol):
+    """Makes a verified message durable, as a run or otherwise; raises a TapeError if it is not.
+
+    It gets message and plan, so that a spool can stand here as well as a dispatch.
+    """
+
+    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken: ...
+
+
+class Answer(NamedTuple):
+    """What the sender is told. `closes` ends the connection: the rest of a body is not wanted."""
+
+    status: int
+    body: dict[str, Any]
+    retry_after_s: int = 0
+    closes: bool = False
+
+
+async def admit(listener: Listener, issuers: Issuers, delivery: Delivery) -> Admitted | Refused:
+    """The one way to a plan: verified, then and only then parsed."""
+    proven = await prove(listener.subscription, listener.secrets, issuers, delivery)
+    if isinstance(proven, Refused):
+        return proven
+    envelope = pushed_envelope(proven)
+    return Admitted(envelope, resolve(proven.subscription, envelope))
+
+
+class Ingress:
+    """Takes deliveries for all listeners of a process."""
+
+    def __init__(
+        self,
+        listeners: Listeners,
+        take: Take,
+        tell: Tell,
+        metrics: Metrics,
+        *,
+        body_timeout_s: float = 10.0,
+        emitter: str = "ingress",
+    ) -> None:
+        self._listeners = listeners
+        self._take = take
+        self._tell = tell
+        self._metrics = metrics
+        self._body_timeout_s = body_timeout_s
+        self._emitter = emitter
+        self._rejections = Rejections(tell, emitter)
+        self._issuers = Issuers()
+        self._governors: dict[str, Governor] = {}
+        self._held_bytes = 0
+
+    async def close(self) -> None:
+        """Tell what was refused, stop looking at keys."""
+        await self._rejections.close()
+        await self._issuers.close()
+
+    async def receive(self, name: str, headers: Headers, body: AsyncIterable[bytes]) -> Answer:
+        """Take a delivery for a listener. The body is read as far as it is wanted."""
+        try:
+            listener = await self._listeners.find(name)
+        except TapeError as error:
+            log.warning("the listener %r cannot be looked up: %s", name[:100], error)
+            return self._reject(None, 502, "config_error", closes=True)
+        if listener is None:
+            return self._reject(None, 404, "unknown_listener", closes=True)
+        self._metrics.ingress_received.labels(listener.name).inc()
+        if listener.state == "DEACTIVATED":
+            return self._reject(listener, 404, "unknown_listener", closes=True)
+        if listener.state in ("PAUSED", "DRAINING"):
+            reason = listener.state.lower()
+            return self._reject(listener, 503, reason, retry_after_s=PAUSED_S, closes=True)
+        held = bytearray()
+        try:
+            refused = await self._read(listener, headers, body, held)
+            if refused is not None:
+                return self._reject(listener, refused.status, refused.reason, closes=True)
+            return await self._judge(listener, Delivery(headers, bytes(held)))
+        finally:
+            self._held_bytes -= len(held)
+
+    async def _read(
+        self, listener: Listener, headers: Headers, body: AsyncIterable[bytes], held: bytearray
+    ) -> Refused | None:
+        """Read a body into `held`, as long as it is welcome."""
+        assert listener.subscription.spec.ingress is not None
+        limit = listener.subscription.spec.ingress.max_body_bytes
+        announced = next((value for name, value in headers if name.lower() == b"content-length"), b"")
+        if announced.isdigit() and int(announced) > limit:
+            return Refused(413, "body_too_large")
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                async for chunk in body:
+                    held += chunk
+                    self._held_bytes += len(chunk)
+                    if len(held) > limit:
+                        return Refused(413, "body_too_large")
+                    if self._held_bytes > MAX_HELD_BYTES:
+                        return Refused(503, "overloaded")
+        except TimeoutError:
+            return Refused(408, "slow_body")
+        return None
+
+    async def _judge(self, listener: Listener, delivery: Delivery) -> Answer:
+        try:
+            admitted = await admit(listener, self._issuers, delivery)
+        except InvalidConfig as error:  # an address that keys cannot come from
+            log.warning("%s: %s", listener.subscription.path, error)
+            admitted = NO_KEYS
+        if isinstance(admitted, Refused):
+            return self._reject(listener, admitted.status, admitted.reason)
+        governor = self._governor(listener)
+        allowance = governor.allow(1)
+        if allowance.batch == 0:
+            if allowance.has_begun:
+                await self._told_limited(listener, allowance.reason or "")
+            wait_s = LIMITED_S if allowance.wait_s is None else allowance.wait_s
+            return self._reject(listener, 429, allowance.reason or "", retry_after_s=math.ceil(wait_s))
+        governor.received(1)
+        try:
+            return await self._accept(listener, admitted)
+        finally:
+            governor.settled(1)
+
+    async def _accept(self, listener: Listener, admitted: Admitted) -> Answer:
+        try:
+            taken = await self._take(listener, admitted)
+        except PayloadTooLarge as error:
+            log.warning("%s: %s", listener.subscription.path, error)
+            return self._reject(listener, 413, "payload_too_large")
+        except TapeError as error:
+            log.warning("%s: a delivery could not be dispatched: %s", listener.subscription.path, error)
+            return self._reject(listener, 502, "dispatch_error")
+        self._metrics.ingress_dispatched.labels(listener.name).inc()
+        if not taken.execution_id:
+            return Answer(202, {"status": "accepted", "spooled": True, "message_id": admitted.plan.message_id})
+        accepted = {"status": "accepted", "execution_id": taken.execution_id}
+        return Answer(202, accepted | ({"duplicate": True} if taken.is_duplicate else {}))
+
+    def _reject(
+        self, listener: Listener | None, status: int, reason: str, *, retry_after_s: int = 0, closes: bool = False
+    ) -> Answer:
+        label = listener.name if listener else UNKNOWN
+        if listener is None:
+            self._metrics.ingress_received.labels(label).inc()
+        self._metrics.ingress_rejected.labels(label, reason).inc()
+        self._rejections.add(listener.about if listener else NOBODY, reason, status)
+        detail = _DETAILS.get(reason)
+        body = {"status": "rejected", "reason": reason} | ({"detail": detail} if detail else {})
+        return Answer(status, body, retry_after_s or (1 if status == 503 else 0), closes)
+
+    def _governor(self, listener: Listener) -> Governor:
+        spec = listener.subscription.spec
+        limits = (spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        found = self._governors.get(listener.name)
+        if found is None or (found.max_in_flight, found.max_dispatch_per_sec) != limits:
+            found = self._governors[listener.name] = Governor(*limits)
+        return found
+
+    async def _told_limited(self, listener: Listener, reason: str) -> None:
+        spec = listener.subscription.spec
+        limits = (spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        try:
+            await self._tell(
+                [events.rate_limited(listener.about, reason, *limits, action=LIMITED, emitter=self._emitter)]
+            )
+        except TapeError as error:
+            log.warning("a limit could not be journaled: %s", error)

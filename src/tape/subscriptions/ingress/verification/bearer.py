@@ -1,0 +1,35 @@
+"""`bearer`: a token that sender and receiver share."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from tape.subscriptions.document.spec import Verify
+from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
+
+DEFAULT_HEADER = "authorization"
+
+MISCONFIGURED = Refused(403, "misconfigured")
+MISSING = Refused(401, "missing_token")
+BAD = Refused(401, "bad_token")
+
+
+def check_token(verify: Verify, secrets: Sequence[str], delivery: Delivery) -> Refused | None:
+    """None if the delivery shows one of the secrets."""
+    if not secrets:
+        return MISCONFIGURED
+    shown = delivery.first(verify.header or DEFAULT_HEADER)
+    if shown is None:
+        return MISSING
+    token = bare(shown).encode("latin-1")  # the bytes that were sent
+    is_good = False
+    for secret in secrets:
+        is_good |= hmac.compare_digest(token, secret.encode())
+    return None if is_good else BAD
+
+
+def bare(header: str) -> str:
+    """A token without the word Bearer before it."""
+    text = header.strip()
+    return text[7:].strip() if text[:7] in ("Bearer ", "bearer ") else text

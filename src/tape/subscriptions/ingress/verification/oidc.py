@@ -1,0 +1,115 @@
+"""`pubsub_oidc`: the identity token that Google signs for the service account of a push subscription."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import jwt
+import msgspec
+
+from tape.engine.security.jwks import KeySet
+from tape.errors import TokenRejected
+from tape.subscriptions.document.spec import Verify
+from tape.subscriptions.ingress.verification.bearer import bare
+from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
+
+GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
+GOOGLE_ISSUERS = ("https://accounts.google.com", "accounts.google.com")
+LEEWAY_S = 60
+KEYS_REFRESH_S = 3_600.0
+KEYS_MAX_STALE_S = 86_400.0
+
+NO_KEYS = Refused(502, "jwks_error")
+MISCONFIGURED = Refused(403, "misconfigured")
+INVALID = Refused(401, "oidc_invalid")
+
+_JWS = jwt.PyJWS(algorithms=["RS256"])
+
+
+class Issuers:
+    """The public keys of those who sign tokens, by address; fetched when first needed, kept fresh from then on."""
+
+    def __init__(self) -> None:
+        self._sets: dict[str, KeySet] = {}
+        self._opening = asyncio.Lock()
+
+    async def keys(self, url: str) -> KeySet:
+        """The keys at an address, or Google's. Raises InvalidConfig for an address that keys cannot come from."""
+        address = url or GOOGLE_KEYS
+        if (found := self._sets.get(address)) is not None:
+            return found
+        async with self._opening:
+            if address not in self._sets:
+                keys = KeySet(address, KEYS_REFRESH_S, KEYS_MAX_STALE_S)
+                await keys.start()
+                self._sets[address] = keys
+        return self._sets[address]
+
+    async def close(self) -> None:
+        """Stop refreshing."""
+        await asyncio.gather(*(keys.close() for keys in self._sets.values()))
+
+
+async def check_identity(verify: Verify, issuers: Issuers, delivery: Delivery) -> Refused | None:
+    """None if the delivery shows a token of the service account, for our audience, signed by its issuer."""
+    keys = await issuers.keys(verify.jwks_url)
+    shown = delivery.first("authorization")
+    if shown is None:
+        return Refused(401, "missing_token")
+    if not verify.audience or not verify.service_account:
+        return MISCONFIGURED
+    claims = await _signed_claims(bare(shown), keys)
+    return claims if isinstance(claims, Refused) else _check(claims, verify, delivery.received_at)
+
+
+async def _signed_claims(token: str, keys: KeySet) -> Mapping[str, Any] | Refused:
+    try:
+        header = jwt.get_unverified_header(token)
+    except (jwt.PyJWTError, ValueError):
+        return Refused(401, "oidc_malformed")
+    kid = header.get("kid")
+    if not isinstance(kid, str) or not kid:
+        return Refused(401, "oidc_malformed")
+    try:
+        key = await keys.find(kid)
+    except TokenRejected:
+        return NO_KEYS
+    if key is None:
+        return Refused(401, "oidc_unknown_kid")
+    if "RS256" not in key.algorithms:
+        return Refused(403, "oidc_bad_key")
+    if header.get("alg") != "RS256":
+        return INVALID
+    try:
+        claims = msgspec.json.decode(_JWS.decode(token, key.public, algorithms=["RS256"]))
+    except jwt.InvalidSignatureError:
+        return Refused(401, "oidc_bad_signature")
+    except (jwt.PyJWTError, msgspec.DecodeError, ValueError, TypeError):
+        return INVALID
+    return claims if isinstance(claims, dict) else INVALID
+
+
+def _check(claims: Mapping[str, Any], verify: Verify, now: float) -> Refused | None:
+    expires, begins = claims.get("exp"), claims.get("nbf", 0)
+    if not _is_time(expires) or not _is_time(begins):
+        return INVALID
+    if now >= float(expires or 0) + LEEWAY_S:
+        return Refused(401, "oidc_expired")
+    if now < float(begins) - LEEWAY_S:
+        return Refused(401, "oidc_not_yet_valid")
+    if claims.get("iss") not in ((verify.issuer,) if verify.issuer else GOOGLE_ISSUERS):
+        return Refused(403, "oidc_wrong_issuer")
+    audience = claims.get("aud")
+    if verify.audience not in (audience if isinstance(audience, list) else [audience]):
+        return Refused(403, "oidc_wrong_audience")
+    if not claims.get("email"):
+        return Refused(403, "oidc_unverified_email")
+    if claims["email"] != verify.service_account:
+        return Refused(403, "oidc_wrong_sa")
+    return None if claims.get("email_verified") is True else Refused(403, "oidc_unverified_email")
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,189 @@
+"""What a message's headers may decide: its playbook, its pool, its keys and its trace, by rules and nothing else.
+
+`resolve` is the only way to a plan. It is a pure function of a validated subscription and an envelope, so that a live
+message, a replay and a batch job are planned alike. For deliveries from outside, verification comes before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from tape.model.entry import MAX_ID_BYTES
+from tape.subscriptions.document.spec import ROUTING, Rule, Subscription, TraceRules
+from tape.subscriptions.message import Envelope, lower, payload_of
+
+# W3C, version 00: four parts, lower-case hex, no id of zeros alone, no version ff.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """A header that took effect: what it controls, and the value that this led to."""
+
+    header: str
+    controls: str
+    effective_value: str
+
+
+class TraceContext(msgspec.Struct, frozen=True, omit_defaults=True):
+    """W3C trace context that a run takes over from its message."""
+
+    traceparent: str = ""
+    tracestate: str = ""
+    baggage: dict[str, str] = {}
+
+
+class DedupKey(msgspec.Struct, frozen=True):
+    """What a message is recognized by when it comes again, and for how long."""
+
+    key: str
+    window_secs: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a message becomes. It holds all that a dispatch needs, so that it can wait in a spool as JSON.
+
+    `pool` is empty when the playbook's path decides. The two overrides say what headers changed; `priority` is the
+    value of the header that chose a pool.
+    """
+
+    subscription: str
+    source: str
+    message_id: str
+    playbook: str
+    payload: dict[str, Any]
+    pool: str = ""
+    playbook_override: str = ""
+    pool_override: str = ""
+    priority: str = ""
+    idempotency_key: str = ""
+    content_type: str = ""
+    schema_hint: str = ""
+    ordering_key: str = ""
+    dedup: DedupKey | None = None
+    trace: TraceContext | None = None
+    applied: tuple[Applied, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What makes the message one: the idempotency key of a header, else the source's id."""
+        return self.idempotency_key or self.message_id
+
+    @property
+    def changed_something(self) -> bool:
+        """Whether a header had an effect, which is worth an event."""
+        return bool(self.applied) or self.trace is not None
+
+    def to_json(self) -> bytes:
+        """The plan as JSON; `Plan.from_json` gives it back."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Plan:
+        """The plan that `to_json` wrote."""
+        return msgspec.json.decode(text, type=cls)
+
+
+def resolve(subscription: Subscription, envelope: Envelope) -> Plan:
+    """The plan for a message: what the subscription says, changed by those headers that its rules allow to."""
+    spec = subscription.spec
+    chosen: dict[str, str] = {}
+    priority_pool = ""
+    applied: list[Applied] = []
+    for rule in spec.headers.directives:
+        value = _value(envelope, rule.header)
+        if value is None or (effect := _effect(rule, value)) is None:
+            continue
+        applied.append(Applied(lower(rule.header), rule.controls, effect))
+        if rule.controls != "priority":
+            chosen[rule.controls] = effect
+        elif not priority_pool:
+            # The first that is mapped decides among priorities; an explicit pool decides over all of them.
+            chosen["priority"], priority_pool = value, effect
+    playbook = chosen.get("dispatch.playbook", "")
+    pool = chosen.get("dispatch.execution_pool", "") or priority_pool
+    key, content_type = chosen.get("idempotency_key", ""), chosen.get("content_type", "")
+    payload = payload_of(envelope, subscription.path, spec.dispatch, spec.headers)
+    if "idempotency_key" in chosen:
+        payload["idempotency_key"] = key
+    if "content_type" in chosen:
+        payload["content_type"] = content_type
+    dedup = DedupKey(_storable(key or envelope.message_id), spec.dedup.window_secs) if spec.dedup.enabled else None
+    return Plan(
+        subscription=subscription.path,
+        source=spec.source,
+        message_id=envelope.message_id,
+        playbook=playbook or spec.dispatch.playbook,
+        payload=payload,
+        pool=pool or spec.dispatch.execution_pool,
+        playbook_override=playbook,
+        pool_override=pool,
+        priority=chosen.get("priority", ""),
+        idempotency_key=key,
+        content_type=content_type,
+        schema_hint=chosen.get("schema_hint", ""),
+        ordering_key=_lane(envelope, payload, spec.spool.ordering_key),
+        dedup=dedup,
+        trace=_trace(spec.headers.trace, envelope),
+        applied=tuple(applied),
+    )
+
+
+def _value(envelope: Envelope, header: str) -> str | None:
+    """The value of a header that counts: the last one."""
+    values = envelope.headers.get(lower(header))
+    return values[-1] if values else None
+
+
+def _effect(rule: Rule, value: str) -> str | None:
+    """What a value leads to under a rule, or None when the rule does not allow it."""
+    if rule.controls == "priority":
+        return rule.map.get(value)
+    if rule.allowed or rule.controls in ROUTING:
+        return value if value in rule.allowed else None
+    return value
+
+
+def _storable(key: str) -> str:
+    """A key as it can be kept: one that is too long, or has a NUL in it, is its digest."""
+    encoded = key.encode(errors="replace")
+    if len(encoded) <= MAX_ID_BYTES and "\0" not in key:
+        return key
+    return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
+
+
+def _lane(envelope: Envelope, payload: dict[str, Any], name: str) -> str:
+    """The lane whose order a replay keeps: a header, else a field of the message, else the source's key."""
+    if not name:
+        return envelope.ordering_key
+    if (value := _value(envelope, name)) is not None:
+        return value
+    data = payload["message"]["data"]
+    field = data.get(name) if isinstance(data, dict) else None
+    if isinstance(field, str | int) and not isinstance(field, bool):
+        return str(field)
+    return envelope.ordering_key
+
+
+def _trace(rules: TraceRules, envelope: Envelope) -> TraceContext | None:
+    if rules.propagate != "w3c":
+        return None
+    parent = _value(envelope, "traceparent") or ""
+    trace = TraceContext(
+        traceparent=parent if _TRACEPARENT.fullmatch(parent) else "",
+        tracestate=_value(envelope, "tracestate") or "",
+        baggage=_baggage(_value(envelope, "baggage") or "", rules.baggage_allowlist),
+    )
+    return trace if trace != TraceContext() else None
+
+
+def _baggage(header: str, allowlist: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for member in header.split(",") if allowlist else ():
+        key, equals, value = member.partition("=")
+        if equals and key.strip() in allowlist:
+            found[key.strip()] = value.partition(";")[0].strip()
+    return found

@@ -1,0 +1,91 @@
+"""A runtime put together from a subscription, wherever it runs: source, spool, circuits, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tape.base.telemetry.metrics import Metrics
+from tape.brokers import Source, open_source
+from tape.errors import ApiRefused, SecretNotFound
+from tape.subscriptions.dispatch.assembly import forwarder_of
+from tape.subscriptions.dispatch.ordered import Dispatch
+from tape.subscriptions.document.spec import CONNECTION_KEYS, Spec, Subscription
+from tape.subscriptions.event_reporter import Reporting
+from tape.subscriptions.events import About
+from tape.subscriptions.runtime.runtime import Runtime
+
+Reveal = Callable[[str], Awaitable[Any]]
+
+
+async def assemble(
+    subscription: Subscription,
+    about: About,
+    dispatch: Dispatch,
+    *,
+    reveal: Reveal,
+    reporting: Reporting,
+    metrics: Metrics,
+    **more: Any,
+) -> Runtime:
+    """A runtime that is not running yet. `reveal` gives the secret of an alias; `more` is what Runtime takes."""
+    source = await source_of(subscription.spec, reveal)
+    alias = subscription.spec.spool.credential
+    credential = await reveal(alias) if alias and subscription.spec.spool.mode != "off" else None
+    # With a spool, what cannot be told waits there, and outlives us; without one it waits in memory.
+    tell = reporting.tell if subscription.spec.spool.mode == "off" else reporting.write
+    forwarder = forwarder_of(
+        subscription,
+        about,
+        dispatch,
+        tell,
+        metrics=metrics,
+        credential=credential,
+        reveal=reveal,
+    )
+    return Runtime(subscription, about, source, forwarder, reporting=reporting, metrics=metrics, **more)
+
+
+async def source_of(spec: Spec, reveal: Reveal) -> Source:
+    """The source of a spec, with its credential."""
+    secrets, credential = await secrets_of(spec, reveal)
+    return open_source(spec.source, connection_of(spec) | secrets, credential)
+
+
+async def secrets_of(spec: Spec, reveal: Reveal) -> tuple[dict[str, str], Any]:
+    """What stands for the aliases of a spec's connection: by its key, and the credential that `auth` names."""
+    connection = connection_of(spec)
+    secrets = {
+        name: await _secret_or_text(name, connection[name], reveal)
+        for name in ("password", "token")
+        if connection.get(name)
+    }
+    return secrets, await reveal(spec.auth) if spec.auth else None
+
+
+def connection_of(spec: Spec) -> dict[str, Any]:
+    """The keys of a spec that are about its connection, as far as they were given."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Spec)}
+    found = {}
+    for key in CONNECTION_KEYS:
+        value = getattr(spec, key)
+        if value != defaults[key]:
+            found[key] = msgspec.to_builtins(value)
+    if isinstance(tls := found.get("tls"), Mapping):
+        found["tls"] = {name: value for name, value in tls.items() if value}
+    return found
+
+
+async def _secret_or_text(name: str, alias: str, reveal: Reveal) -> str:
+    """What an alias stands for, or the text itself where no secret has that name."""
+    try:
+        held = await reveal(alias)
+    except SecretNotFound:
+        return alias
+    except ApiRefused as error:
+        if error.http_status in (404, 422):
+            return alias
+        raise
+    return held if isinstance(held, str) else str(held.get(name, alias))

@@ -1,0 +1,93 @@
+"""A local trail: every event one line of a JSONL file, as a server's journal would have it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tape.errors import InvalidInput
+from tape.subscriptions import events
+from tape.subscriptions.dispatch.http import ServerDispatch
+from tape.subscriptions.events import About, Event, stamped
+from tape.subscriptions.routing import Plan
+from tape.subscriptions.spool.replay import Replayed
+
+WORKER = "cli-local"
+
+
+class Trail:
+    """Writes events to a file, which is emptied first; each is there when it was told. `seen` counts their types."""
+
+    def __init__(self, path: Path, shown: Callable[[Event], None] = lambda event: None) -> None:
+        self.path = path
+        self.seen: Counter[str] = Counter()
+        self._shown = shown
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("wb")
+        except OSError as error:
+            raise InvalidInput(f"the events cannot be written to {path}: {error.strerror}.") from error
+
+    async def write(self, events: Sequence[Event]) -> None:
+        """Append events and flush them."""
+        named = [stamped(event, WORKER) for event in events]
+        await asyncio.to_thread(self._append, b"".join(msgspec.json.encode(event.record()) + b"\n" for event in named))
+        for event in named:
+            self.seen[event.event_type] += 1
+            self._shown(event)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _append(self, lines: bytes) -> None:
+        self._file.write(lines)
+        self._file.flush()
+
+
+def begun(about: About, plan: Plan, execution_id: int) -> list[Event]:
+    """What a trail tells of a plan that became a run, here or on a server."""
+    context = {
+        "subscription": about.path,
+        "parent_execution_id": about.subscription_id,
+        "message_id": plan.message_id,
+        "playbook": plan.playbook,
+        "pool": plan.pool or None,
+    }
+    told = [events.local(about, "playbook.started", "STARTED", execution_id, context, plan.trace)]
+    if plan.changed_something:
+        told.append(events.directives_applied(about, plan, execution_id, emitter="subscribe_runtime"))
+    return told
+
+
+class ToldDispatch:
+    """Has a server run plans, and tells the trail which run each became; how runs end is on the server's journal."""
+
+    def __init__(self, dispatch: ServerDispatch, about: About, trail: Trail) -> None:
+        self._dispatch = dispatch
+        self._about = about
+        self._trail = trail
+
+    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+        """Dispatch the plans; each has its own answer."""
+        return await self._tell(plans, await self._dispatch(plans))
+
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        """Dispatch the plans, those of a lane in their order."""
+        return await self._tell(plans, await self._dispatch.in_lanes(plans, lanes))
+
+    async def _tell(self, plans: Sequence[Plan], answers: list[Replayed]) -> list[Replayed]:
+        told: list[Event] = []
+        for plan, answer in zip(plans, answers, strict=True):
+            if answer.outcome == "started":
+                told += begun(self._about, plan, answer.execution_id)
+            elif answer.outcome == "duplicate" and plan.dedup is not None:
+                told.append(events.deduplicated(self._about, plan.dedup.key, answer.execution_id))
+        if told:
+            await self._trail.write(told)
+        return answers

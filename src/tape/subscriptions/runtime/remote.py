@@ -1,0 +1,156 @@
+"""A runtime in a process of its own: it knows a server by its address and a token, and needs no database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tape.base.retry import RetryPolicy
+from tape.base.telemetry.metrics import Metrics
+from tape.errors import ApiRefused, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.http import ServerDispatch
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.document.validator import parse_subscription
+from tape.subscriptions.event_reporter import Reporting
+from tape.subscriptions.events import Event, about
+from tape.subscriptions.runtime.assembly import assemble
+from tape.subscriptions.runtime.runtime import Counts, Runtime
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STATE_S = 2.0
+PATIENCE = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
+
+
+class Elsewhere:
+    """Runs one subscription of a server's catalog. A server that is away is waited for.
+
+    When it is told to stop it finishes what it has, then drains and deactivates the subscription; the next start
+    activates it again. With `keeps_active` it leaves it to the other processes that run it. One that was paused stays
+    paused, and one that an operator set to drain is deactivated when it has ended.
+    """
+
+    def __init__(
+        self, path: str, control: Control, worker_id: str, *, metrics: Metrics | None = None, keeps_active: bool = False
+    ) -> None:
+        self.path = path
+        self.metrics = metrics or Metrics()
+        self.runtime: Runtime | None = None
+        self._control = control
+        self._worker_id = worker_id
+        self._keeps_active = keeps_active
+        self._state = "ACTIVE"
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Finish what was fetched, then end."""
+        self._stopping.set()
+        if self.runtime is not None:
+            self.runtime.stop()
+
+    async def run(self) -> Counts:
+        """Work until told to stop; what was done."""
+        subscription = await self._load()
+        if subscription is None:
+            return Counts()
+        status = await self._patiently(lambda: self._control.register(self.path))
+        subscription_id = int(status["subscription_id"])
+        if status["state"] == "REGISTERED":
+            status = await self._patiently(lambda: self._control.act(subscription_id, "activate"))
+        self._state = status["state"]
+        place, spec = about(self.path, subscription_id), subscription.spec
+        dispatch = ServerDispatch(
+            self._control,
+            place,
+            batch_max=spec.dispatch_batch,
+            concurrency=spec.runtime.concurrency,
+            worker_id=self._worker_id,
+        )
+        self.runtime = await assemble(
+            subscription,
+            place,
+            dispatch,
+            reveal=self._reveal,
+            reporting=Reporting(self._write, self._worker_id),
+            metrics=self.metrics,
+            state=lambda: self._state,
+        )
+        watching = asyncio.create_task(self._watch(subscription_id), name="tape-state")
+        try:
+            if self._stopping.is_set():
+                self.runtime.stop()
+            counts = await self.runtime.run()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await self._end(subscription_id)
+        return counts
+
+    async def _load(self) -> Subscription | None:
+        content = await self._patiently(lambda: self._control.document(self.path))
+        if self._stopping.is_set():
+            return None
+        subscription = parse_subscription(content)
+        if subscription.spec.mode != "pull":
+            raise InvalidConfig(f"{self.path} is pushed to; its deliveries come to the server or to a `tape gateway`.")
+        if subscription.spec.activation == "scheduled":
+            raise InvalidConfig(f"{self.path} is scheduled: the server drains it on its cadence, once it is activated.")
+        if subscription.spec.runtime.target == "spark":
+            raise InvalidConfig(
+                f"{self.path} runs on Spark, where its source is read by offset. Start it with: tape pipeline run"
+                f" subscription {self.path} --server {self._control.url} --follow"
+            )
+        return subscription
+
+    async def _watch(self, subscription_id: int) -> None:
+        while True:
+            await asyncio.sleep(STATE_S)
+            try:
+                status = await asyncio.to_thread(self._control.status, subscription_id)
+            except TapeError as error:
+                log.warning("%s: where it stands cannot be asked, going on: %s", self.path, error)
+                continue
+            if status["state"] != self._state:
+                log.info("%s is %s", self.path, status["state"])
+            self._state = status["state"]
+
+    async def _end(self, subscription_id: int) -> None:
+        try:
+            if self._state == "ACTIVE" and not self._keeps_active:
+                self._state = (await asyncio.to_thread(self._control.act, subscription_id, "drain"))["state"]
+            if self._state == "DRAINING":
+                await asyncio.to_thread(self._control.act, subscription_id, "deactivate")
+        except TapeError as error:
+            log.warning("%s: not deactivated: %s", self.path, error)
+
+    async def _reveal(self, alias: str) -> Any:
+        return await self._patiently(lambda: self._control.credential(alias))
+
+    async def _write(self, events: Sequence[Event]) -> None:
+        try:
+            await asyncio.to_thread(self._control.post_events, events)
+        except ApiRefused as error:
+            if error.http_status in (400, 413, 422):
+                raise PayloadTooLarge(f"the server does not take the events: {error}") from error
+            raise
+
+    async def _patiently(self, call: Callable[[], T]) -> T:
+        """What a call gives; while the server is away it is tried again, until we are told to stop."""
+        attempt = 0
+        while True:
+            try:
+                return await asyncio.to_thread(call)
+            except ServerUnreachable as error:
+                attempt += 1
+                log.warning("%s: waiting for the server: %s", self.path, error)
+                if self._stopping.is_set():
+                    raise
+                try:
+                    await asyncio.wait_for(self._stopping.wait(), PATIENCE.delay(attempt))
+                except TimeoutError:
+                    pass

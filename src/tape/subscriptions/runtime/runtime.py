@@ -1,0 +1,439 @@
+"""The continuous runtime: poll, plan, hand on, and acknowledge only what is durable.
+
+Two tasks share the work, so that the next messages are fetched while the last ones become runs: one polls, one hands
+on and settles, in the order of the source. What cannot be handed on stays with its source, which delivers it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tape.base.retry import RetryPolicy
+from tape.base.telemetry.metrics import Metrics
+from tape.brokers import Delivery, Source
+from tape.errors import (
+    PayloadTooLarge,
+    SourceError,
+    SourceMisconfigured,
+    SourceMissing,
+    SpoolUnavailable,
+    TapeError,
+)
+from tape.subscriptions import events
+from tape.subscriptions.dispatch.forwarder import Forwarded, Forwarder
+from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.event_reporter import Reporting
+from tape.subscriptions.events import About, Event
+from tape.subscriptions.message import Envelope, message_of
+from tape.subscriptions.received import envelope_of
+from tape.subscriptions.routing import Plan, resolve
+from tape.subscriptions.runtime.flow_limits import Allowance, Governor
+
+log = logging.getLogger(__name__)
+
+# A message that the server refuses so often is put aside; one that nobody could take is tried for ever.
+MAX_DELIVERIES = 5
+# How long a message rests before it comes again, and how long we wait before we connect again: 0.5 s, 1 s, 2 s … 30 s.
+BACKOFF = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=30.0, jitter=0.2)
+IDLE_S = 0.25
+SHORT_S = 0.005
+FINISH_S = 1.0
+LAG_EVERY_S = 10.0
+
+State = Callable[[], str]
+
+
+@dataclass
+class Counts:
+    """What a runtime has done so far."""
+
+    received: int = 0
+    dispatched: int = 0
+    duplicates: int = 0
+    spooled: int = 0
+    failed: int = 0
+    dead: int = 0
+    reconnects: int = 0
+
+    @property
+    def tried(self) -> int:
+        """Messages that something came of, be it a failure."""
+        return self.dispatched + self.duplicates + self.spooled + self.failed
+
+
+class Runtime:
+    """One pull subscription at work. `state` says where its lifecycle stands; it is asked before every poll.
+
+    `run` ends when `stop` was called, or when the state is DRAINING or DEACTIVATED: it fetches no more, finishes what
+    it has, and gives back what it had fetched ahead. It also ends when the source is empty (`until_empty`), after the
+    first messages (`once`), or after so many (`max_messages`).
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        about: About,
+        source: Source,
+        forwarder: Forwarder,
+        *,
+        reporting: Reporting,
+        metrics: Metrics,
+        state: State = lambda: "ACTIVE",
+        until_empty: bool = False,
+        once: bool = False,
+        max_messages: int | None = None,
+        backoff: RetryPolicy = BACKOFF,
+        on_messages: Callable[[Sequence[Envelope]], Awaitable[None]] | None = None,
+    ) -> None:
+        self.subscription = subscription
+        self.about = about
+        self.counts = Counts()
+        self.is_connected = False
+        self._was_connected = False
+        self._source = source
+        self._forwarder = forwarder
+        self._reporting = reporting
+        self._metrics = metrics
+        self._state = state
+        self._until_empty = until_empty
+        self._once = once
+        self._max_messages = max_messages
+        self._backoff = backoff
+        self._on_messages = on_messages
+        spec = subscription.spec
+        self.governor = Governor(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        self._stopping = asyncio.Event()
+        self._fetched: asyncio.Queue[list[Delivery] | None] = asyncio.Queue(maxsize=1)
+        self._held_in_a_row = 0
+        # Who waits for a circuit rests no longer than that does: its next probe is one of those that rest.
+        probe_after_s = spec.spool.circuit.probe_after_ms / 1_000
+        self._most_in_a_row = 1 + int(math.log2(max(1.0, probe_after_s / max(backoff.initial_interval_s, 0.001))))
+        self._late: list[str] = []
+        self._trouble: SourceError | None = None
+        self._asked_lag_at = 0.0
+
+    def stop(self) -> None:
+        """Fetch no more; `run` returns when what was fetched is settled."""
+        self._stopping.set()
+
+    @property
+    def waiting(self) -> int:
+        """Messages in the spool."""
+        return 0 if self._forwarder.spool is None else self._forwarder.spool.items
+
+    async def run(self) -> Counts:
+        """Work until told to stop. An outage is waited for; raises what no waiting mends: a wrong setting, or, at the
+        start, a stream, topic or subscription that is not there."""
+        if not await self._find_place():
+            await self._forwarder.close()
+            return self.counts
+        upkeep = asyncio.create_task(self._forwarder.run(), name="tape-forwarder")
+        handling = asyncio.create_task(self._hand_on(), name="tape-handing-on")
+        fetching = asyncio.create_task(self._fetch(), name="tape-fetching")
+        ending: asyncio.Task[None] | None = None
+        try:
+            # One that fails takes the other with it.
+            await asyncio.wait({fetching, handling}, return_when=asyncio.FIRST_COMPLETED)
+            if not handling.done():
+                ending = asyncio.create_task(self._fetched.put(None))
+                await asyncio.wait({ending, handling}, return_when=asyncio.FIRST_COMPLETED)
+            await handling
+            await fetching
+        finally:
+            self._forwarder.stop()
+            tasks = [task for task in (fetching, handling, ending) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, upkeep, return_exceptions=True)
+            with contextlib.suppress(KeyError):  # a number that nobody looks after any more is no number
+                self._metrics.source_lag.remove(self.subscription.path)
+            await self._source.close()
+            await self._reporting.flush()
+            await self._forwarder.close()
+        return self.counts
+
+    async def _find_place(self) -> bool:
+        """Open the spool, however long that takes: what waits there goes first. False if we are to stop before."""
+        attempt = 0
+        while not self._is_over:
+            try:
+                await self._forwarder.start()
+                return True
+            except SpoolUnavailable as error:
+                attempt += 1
+                log.warning("%s: waiting for the spool: %s", self.subscription.path, error)
+                await self._rest(self._backoff.delay(attempt))
+        return False
+
+    # ── fetching ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _fetch(self) -> None:
+        if await self._connect(None):
+            while not self._is_over:
+                await self._fetch_some()
+
+    async def _fetch_some(self) -> None:
+        if self._state() == "PAUSED":
+            await self._give_back()
+            await self._idle()
+            return
+        wanted = self._forwarder.may_fetch()
+        if wanted == 0:
+            await self._idle()
+            return
+        batch = min(self.subscription.spec.runtime.batch, self._left())
+        if batch == 0:
+            await self._rest(IDLE_S / 10)
+            return
+        allowance = self.governor.allow(batch if wanted is None else min(wanted, batch))
+        if allowance.has_begun:
+            await self._say_limited(allowance)
+        if allowance.batch == 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_S):
+                    await self.governor.wait(allowance)
+            return
+        if self._trouble is not None:
+            await self._connect(self._trouble)
+            return
+        try:
+            await self._look_at_lag()
+            found = await self._polled(allowance.batch)
+        except SourceError as error:
+            await self._connect(error)
+            return
+        if not found:
+            await self._reporting.flush()
+            await self._rest(SHORT_S)  # a source that does not wait must not keep the processor busy
+            if self._until_empty and self.governor.in_flight == 0:
+                self.stop()
+            return
+        self.counts.received += len(found)
+        self.governor.received(len(found))
+        self._metrics.messages_received.labels(self.subscription.spec.source).inc(len(found))
+        await self._fetched.put(found)
+        if self._once:
+            self.stop()
+
+    async def _idle(self) -> None:
+        """Fetch nothing for a while. What waits at the source is looked at all the same: now it grows."""
+        try:
+            await self._look_at_lag()
+        except SourceError as error:
+            await self._connect(error)
+            return
+        await self._rest(IDLE_S)
+
+    def _left(self) -> int:
+        """How many more messages may be fetched. One that failed counts: it was tried."""
+        if self._max_messages is None:
+            return self.subscription.spec.runtime.batch
+        left = self._max_messages - self.counts.tried
+        if left <= 0:
+            self.stop()
+        return max(left - self.governor.in_flight, 0)
+
+    async def _polled(self, limit: int) -> list[Delivery]:
+        """What the source has. A stop does not wait for one that has nothing."""
+        polling = asyncio.create_task(self._source.poll(limit, self.subscription.spec.runtime.timeout_ms / 1_000))
+        try:
+            await self._unless_stopped(asyncio.wait({polling}))
+            # What is on its way is taken: it would be ours for its lease otherwise.
+            await asyncio.wait({polling}, timeout=FINISH_S)
+            return polling.result() if polling.done() else []
+        finally:
+            polling.cancel()
+
+    async def _connect(self, lost: SourceError | None) -> bool:
+        """Open the source, however long that takes; whether it is open. The first failure and the end are told."""
+        began, attempt, source = time.monotonic(), 0, self.subscription.spec.source
+        error = lost
+        self.is_connected = False
+        while not self._is_over:
+            if error is not None:
+                attempt += 1
+                log.warning("%s: %s", self.subscription.path, error)
+                if attempt == 1:
+                    await self._reporting.tell([events.source_lost(self.about, source, str(error))])
+                await self._rest(self._backoff.delay(attempt) if attempt > 1 or lost is None else 0.0)
+            try:
+                await self._source.open()
+            except SourceMisconfigured:
+                raise
+            except SourceMissing as problem:
+                if not self._was_connected:
+                    raise  # what was never there is not waited for
+                error = problem
+                continue
+            except SourceError as problem:
+                error = problem
+                continue
+            self.is_connected = self._was_connected = True
+            await self._settle_late()
+            if error is not None:
+                self.counts.reconnects += 1
+                outage_ms = int((time.monotonic() - began) * 1_000)
+                await self._reporting.tell([events.source_restored(self.about, source, outage_ms)])
+            return True
+        return False
+
+    async def _give_back(self) -> None:
+        try:
+            await self._source.release()
+        except SourceError as error:
+            log.warning("%s: %s", self.subscription.path, error)
+
+    async def _look_at_lag(self) -> None:
+        now = time.monotonic()
+        if now - self._asked_lag_at < LAG_EVERY_S:
+            return
+        self._asked_lag_at = now
+        if (lag := await self._source.lag()) is not None:
+            self._metrics.source_lag.labels(self.subscription.path).set(lag)
+
+    # ── handing on ───────────────────────────────────────────────────────────────────────────────
+
+    async def _hand_on(self) -> None:
+        while (deliveries := await self._fetched.get()) is not None:
+            try:
+                await self._hand_on_some(deliveries)
+            except TapeError as error:
+                log.warning(
+                    "%s: %d messages stay with their source: %s", self.subscription.path, len(deliveries), error
+                )
+                await self._settle([], [], {1: [delivery.receipt for delivery in deliveries]})
+            finally:
+                self.governor.settled(len(deliveries))
+
+    async def _hand_on_some(self, fetched: list[Delivery]) -> None:
+        deliveries = [each for each in fetched if not self._source.comes_again(each.receipt)]
+        if not deliveries:
+            return
+        messages = [self._planned(delivery) for delivery in deliveries]
+        if self._on_messages is not None:
+            await self._on_messages([envelope for envelope, _ in messages])
+        answers = await self._forwarder.forward(messages, [delivery.patience for delivery in deliveries])
+        if (size := self.subscription.spec.dispatch_batch) > 1 and len(messages) > 1:
+            source = self.subscription.spec.source
+            self._metrics.batch_dispatches.labels(source).inc(math.ceil(len(messages) / size))
+            self._metrics.batch_messages.labels(source).inc(len(messages))
+        safe: list[str] = []
+        again: defaultdict[int, list[str]] = defaultdict(list)
+        given_up: list[str] = []
+        is_stuck = not any(answer.is_safe for answer in answers)
+        self._held_in_a_row = min(self._held_in_a_row + 1, self._most_in_a_row) if is_stuck else 0
+        for delivery, (envelope, plan), answer in zip(deliveries, messages, answers, strict=True):
+            self._count(plan, answer)
+            if answer.is_safe:
+                safe.append(delivery.receipt)
+            elif answer.outcome == "refused" and await self._is_put_aside(delivery, envelope, answer):
+                given_up.append(delivery.receipt)
+            else:
+                times = delivery.deliveries if answer.outcome == "refused" else self._held_in_a_row
+                again[times].append(delivery.receipt)
+        await self._settle(safe, given_up, again)
+
+    def _planned(self, delivery: Delivery) -> tuple[Envelope, Plan]:
+        envelope = envelope_of(self.subscription.spec.source, delivery)
+        return envelope, resolve(self.subscription, envelope)
+
+    def _count(self, plan: Plan, answer: Forwarded) -> None:
+        source = self.subscription.spec.source
+        self.counts.dispatched += answer.outcome == "started"
+        self.counts.duplicates += answer.outcome == "duplicate"
+        self.counts.spooled += answer.outcome == "spooled"
+        if answer.outcome != "spooled":
+            self._metrics.message_executions.labels(source, "dispatched" if answer.is_safe else "error").inc()
+        for applied in plan.applied if answer.outcome == "started" else ():
+            self._metrics.directives_applied.labels(applied.controls).inc()
+        if not answer.is_safe:
+            self.counts.failed += 1
+            log.warning("%s: message %s: %s", self.subscription.path, plan.message_id, answer.error or answer.outcome)
+
+    async def _is_put_aside(self, delivery: Delivery, envelope: Envelope, answer: Forwarded) -> bool:
+        """Whether a message that is refused time and again is told as a dead letter and may be given up.
+
+        It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
+        """
+        if delivery.deliveries < MAX_DELIVERIES and delivery.patience.deliveries_left != 0:
+            return False
+        message = message_of(envelope, self.subscription.spec.headers, envelope.data)
+        try:
+            try:
+                await self._reporting.write([self._letter(delivery, answer, message)])
+            except PayloadTooLarge:
+                if delivery.deliveries > MAX_DELIVERIES and not self._source.keeps_settled:
+                    return False  # told before, and still at its source
+                rest = {**message, "data": None, "bytes": len(delivery.body or b"")}
+                await self._reporting.write([self._letter(delivery, answer, rest)])
+                if not self._source.keeps_settled:
+                    return False
+        except TapeError as error:
+            log.warning("%s: a dead letter cannot be written, the message stays: %s", self.subscription.path, error)
+            return False
+        self.counts.dead += 1
+        self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
+        return True
+
+    def _letter(self, delivery: Delivery, answer: Forwarded, message: dict[str, Any]) -> Event:
+        return events.dead_lettered(
+            self.about,
+            delivery.message_id,
+            0,
+            "",
+            delivery.deliveries,
+            f"refused: {answer.error}",
+            message=message,
+            emitter="subscription_runtime",
+        )
+
+    async def _settle(self, safe: list[str], given_up: list[str], again: Mapping[int, list[str]]) -> None:
+        """Acknowledge, give up, or let come again; those that failed more often come later."""
+        try:
+            await self._source.ack(safe)
+            await self._source.term(given_up)
+            for times, receipts in again.items():
+                await self._source.nack(receipts, self._backoff.delay(times))
+        except SourceError as error:
+            # Told to the source once more when it is back; otherwise it delivers them again, and dedup knows them.
+            log.warning("%s: %d messages are not settled: %s", self.subscription.path, len(safe), error)
+            self._late += safe
+            self._trouble = error
+
+    async def _settle_late(self) -> None:
+        late, self._late, self._trouble = self._late, [], None
+        try:
+            await self._source.ack(late)
+        except SourceError as error:
+            log.warning("%s: %d done messages come again: %s", self.subscription.path, len(late), error)
+
+    # ── saying, and waiting ──────────────────────────────────────────────────────────────────────
+
+    async def _say_limited(self, allowance: Allowance) -> None:
+        reason = allowance.reason or ""
+        self._metrics.rate_limited.labels(self.subscription.spec.source, reason).inc()
+        limits = self.governor
+        await self._reporting.tell(
+            [events.rate_limited(self.about, reason, limits.max_in_flight, limits.max_dispatch_per_sec)]
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stopping.is_set() or self._state() in ("DRAINING", "DEACTIVATED")
+
+    async def _rest(self, seconds: float) -> None:
+        await self._unless_stopped(asyncio.sleep(seconds))
+
+    async def _unless_stopped(self, work: Awaitable[Any]) -> None:
+        waiting = {asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())}
+        _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()

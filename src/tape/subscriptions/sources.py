@@ -1,0 +1,5 @@
+"""Public names for sources of your own: the port and its registry."""
+
+from tape.brokers import Delivery, Settings, Source, known_sources, open_source, source
+
+__all__ = ["Delivery", "Settings", "Source", "known_sources", "open_source", "source"]

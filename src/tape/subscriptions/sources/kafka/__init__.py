@@ -1,5 +1,0 @@
-"""Apache Kafka: a member of a consumer group."""
-
-from tape.subscriptions.sources.kafka.source import KafkaSource
-
-__all__ = ["KafkaSource"]

@@ -1,0 +1,220 @@
+"""How what waited leaves a spool: from front to back, and never past what must not be overtaken."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import islice
+
+import msgspec
+
+from tape.errors import DamagedSpoolItem
+from tape.subscriptions import events
+from tape.subscriptions.spool.backend import Area, Stored
+from tape.subscriptions.spool.item import SpoolItem
+from tape.subscriptions.spool.replay import Replayed
+from tape.subscriptions.spool.spool import Lane, Spool
+
+_HELD = 2_500  # messages held at once,
+_HELD_BYTES = 16 << 20  # and their bytes
+_ROUND = 500  # messages handed to one replay
+_READS = 250
+
+Lanes = OrderedDict[Lane, deque[tuple[SpoolItem, int]]]
+# Several of one lane are begun in their order; behind one that cannot go, the others of its lane are skipped.
+Replay = Callable[[list[SpoolItem], Sequence[Lane]], Awaitable[list[Replayed]]]
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What one pass over the spool did."""
+
+    replayed: int = 0
+    deduped: int = 0
+    dead_lettered: list[str] = msgspec.field(default_factory=list)
+    quarantined: list[str] = msgspec.field(default_factory=list)
+    remaining: int = 0
+
+    @property
+    def fully_drained(self) -> bool:
+        """Whether nothing waits any more."""
+        return self.remaining == 0
+
+
+async def drain(
+    spool: Spool,
+    replay: Replay,
+    *,
+    may_pass: Callable[[str], bool] = lambda downstream: True,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Report:
+    """Replay what waits, in order, as far as it goes. A lane whose head cannot pass keeps its place."""
+    async with spool.draining:
+        report = Report(remaining=spool.items)
+        if not spool.items or not await spool.backend.claim():
+            return report  # nothing waits, or another process is at it
+        try:
+            spool.evicted.clear()
+            this = _Pass(spool, replay, may_pass, stopping, report)
+            await this.run()
+        finally:
+            await spool.backend.release()
+        if spool.items and this.saw_everything:
+            await spool.open()  # another process, at the same place, has let some of them go
+        elif spool.items != report.remaining:
+            spool.front.begin_anew()
+            await spool.look_at_front()
+        report.remaining = spool.items
+        return report
+
+
+class _Pass:
+    """One walk over the spool."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        replay: Replay,
+        may_pass: Callable[[str], bool],
+        stopping: Callable[[], bool],
+        report: Report,
+    ) -> None:
+        self.spool = spool
+        self.replay = replay
+        self.may_pass = may_pass
+        self.stopping = stopping
+        self.report = report
+        self.pace = spool.pace
+        self.stalled: set[Lane] = set()
+        self.saw_everything = False
+        self.is_told = False
+        self.left_ms: list[int] = []  # since when the oldest of those waits that stay behind
+
+    async def run(self) -> None:
+        async for some in self._listed():
+            lanes = await self._lanes(some)
+            while lanes and not self._is_over():
+                await self._round(lanes)
+            if self._is_over():
+                return
+        self.saw_everything = not self.stalled
+
+    def _is_over(self) -> bool:
+        # With one lane for all there is nothing behind a stalled head that may pass it.
+        return self.stopping() or (self.spool.rules.ordering == "global" and bool(self.stalled))
+
+    async def _listed(self) -> AsyncIterator[list[Stored]]:
+        """What waits, as much at a time as is held."""
+        some: list[Stored] = []
+        size, most = 0, _ROUND  # where all stand still, as in most passes, one round has shown it
+        async for stored in self.spool.walk(Area.LIVE, first=_ROUND + 1):
+            if some and (len(some) == most or size + stored.size > _HELD_BYTES):
+                yield some
+                some, size, most = [], 0, _HELD
+            some.append(stored)
+            size += stored.size
+        if some:
+            yield some
+
+    async def _lanes(self, page: list[Stored]) -> Lanes:
+        lanes: Lanes = OrderedDict()
+        for start in range(0, len(page), _READS):
+            some = page[start : start + _READS]
+            read = await self.spool.backend.get_many(Area.LIVE, [stored.key for stored in some])
+            for stored, data in zip(some, read, strict=True):
+                item = await self._unpacked(stored, data)
+                if item is None:
+                    continue
+                lane = self.spool.rules.lane(item.downstream, item.ordering_key, item.key)
+                if lane not in self.stalled:
+                    lanes.setdefault(lane, deque()).append((item, stored.size))
+        return lanes
+
+    async def _unpacked(self, stored: Stored, data: bytes | None) -> SpoolItem | None:
+        try:
+            return await self.spool.unpacked(stored, data)
+        except DamagedSpoolItem:
+            self.report.quarantined.append(stored.key)
+            return None
+
+    async def _round(self, lanes: Lanes) -> None:
+        """Replay what is at the front of the lanes: so many of each that all of them have their turn."""
+        room = self.pace.at_once(_ROUND)
+        share = max(1, room // len(lanes))
+        self.spool.oldest_ms = min([*self.left_ms, *(waiting[0][0].spooled_at_ms for waiting in lanes.values())])
+        going: list[tuple[Lane, SpoolItem, int]] = []
+        for lane in list(islice(lanes, room)):
+            going += self._going(lanes, lane, share)
+        if not going:
+            return
+        if not self.is_told:
+            self.is_told = True
+            await self.spool.tell([events.spool_draining(self.spool.about, self.spool.items)])
+        await self.pace.wait(len(going))
+        with self.spool.replaying([item.key for _, item, _ in going]):
+            answers = await self.replay([item for _, item, _ in going], [lane for lane, _, _ in going])
+            await self._settle(lanes, going, answers)
+
+    def _going(self, lanes: Lanes, lane: Lane, share: int) -> list[tuple[Lane, SpoolItem, int]]:
+        """Those at the front of a lane that may go now; a lane of which nothing may go is stalled."""
+        waiting = lanes[lane]
+        while waiting and self.spool.has_left(waiting[0][0].key):
+            waiting.popleft()
+        going: list[tuple[Lane, SpoolItem, int]] = []
+        for item, size in islice(waiting, share):
+            # A circuit that lets a single probe pass says no to the second.
+            if self.spool.has_left(item.key) or item.key in self.spool.untold or not self.may_pass(item.downstream):
+                break
+            going.append((lane, item, size))
+        if not waiting:
+            del lanes[lane]
+        elif not going:
+            self._stall(lanes, lane)
+        else:
+            lanes.move_to_end(lane)
+        return going
+
+    async def _settle(self, lanes: Lanes, going: list[tuple[Lane, SpoolItem, int]], answers: list[Replayed]) -> None:
+        gone: list[tuple[SpoolItem, int]] = []
+        told = []
+        stopped: set[Lane] = set()
+        for (lane, item, size), answer in zip(going, answers, strict=True):
+            if lane in stopped:
+                continue  # behind one that did not go: it stays where it is
+            if answer.outcome in ("started", "duplicate"):
+                gone.append((item, size))
+                told.append(
+                    events.replayed(self.spool.about, item.message_id, item.recv_seq, item.ref, answer.execution_id)
+                )
+                self.report.replayed += answer.outcome == "started"
+                self.report.deduped += answer.outcome == "duplicate"
+            elif answer.outcome == "refused" and await self._is_poison(item, size):
+                stopped.add(lane)
+            else:
+                stopped.add(lane)
+                self._stall(lanes, lane)
+                continue
+            self._step(lanes, lane)
+        if gone:
+            # Told before it is removed: after a crash in between it is told again, and never not at all.
+            await self.spool.tell(told)
+            await self.spool.remove(gone)
+
+    async def _is_poison(self, item: SpoolItem, size: int) -> bool:
+        item.attempts += 1
+        if item.attempts < max(1, self.spool.rules.max_replay_attempts):
+            await self.spool.rewrite(item, size)
+            return False
+        await self.spool.give_up([(item, size)], "max_replay_attempts")
+        self.report.dead_lettered.append(item.key)
+        return True
+
+    def _step(self, lanes: Lanes, lane: Lane) -> None:
+        lanes[lane].popleft()
+        if not lanes[lane]:
+            del lanes[lane]
+
+    def _stall(self, lanes: Lanes, lane: Lane) -> None:
+        since_ms = lanes.pop(lane)[0][0].spooled_at_ms
+        self.left_ms = [min([since_ms, *self.left_ms])]
+        if self.spool.rules.ordering != "none":
+            self.stalled.add(lane)

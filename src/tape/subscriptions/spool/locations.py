@@ -1,0 +1,102 @@
+"""From the `spool` block of a subscription to the place where its messages lie."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tape.errors import InvalidConfig, MissingExtra
+from tape.subscriptions.document.spool_spec import Spool
+from tape.subscriptions.spool.backend import SpoolBackend
+from tape.subscriptions.spool.disk import DiskBackend
+from tape.subscriptions.spool.nats import NatsBackend
+from tape.subscriptions.spool.objects import BucketBackend
+
+# The names under which a credential may hold what a store needs.
+_S3 = {
+    "access_key_id": ("access_key_id", "aws_access_key_id", "access_key"),
+    "secret_access_key": ("secret_access_key", "aws_secret_access_key", "secret_key"),
+    "session_token": ("session_token", "aws_session_token"),
+    "region": ("region", "aws_region"),
+    "endpoint": ("endpoint", "endpoint_url"),
+}
+_AZURE = {
+    "account_name": ("account_name",),
+    "account_key": ("account_key",),
+    "sas_token": ("sas_token",),
+    "endpoint": ("endpoint",),
+}
+
+
+def open_place(spool: Spool, subscription: str, credential: Mapping[str, Any] | None = None) -> SpoolBackend:
+    """The backend of a subscription's spool. In a bucket it is below `<prefix>/<subscription path>/`."""
+    prefix = "/".join(part for part in (spool.prefix, subscription) if part)
+    given = credential or {}
+    match spool.backend:
+        case "local_disk":
+            return DiskBackend(spool.path)
+        case "nats_object":
+            return NatsBackend(spool.bucket_name, **_nats_options(given))
+        case "s3":
+            return BucketBackend(_s3(spool.bucket_name, given), prefix, f"s3://{spool.bucket_name}")
+        case "gcs":
+            return BucketBackend(_gcs(spool.bucket_name, given), prefix, f"gs://{spool.bucket_name}")
+        case "azure":
+            return BucketBackend(_azure(spool.bucket_name, given), prefix, f"azure://{spool.bucket_name}")
+        case "memory":
+            return BucketBackend(_stores().MemoryStore(), prefix, "memory")
+
+
+def _stores() -> Any:
+    try:
+        return importlib.import_module("obstore.store")
+    except ImportError as error:
+        raise MissingExtra("A spool in a bucket", "objects") from error
+
+
+def _chosen(names: Mapping[str, tuple[str, ...]], given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for option, aliases in names.items():
+        value = next((given[alias] for alias in aliases if given.get(alias)), None)
+        if value is not None:
+            found[option] = value
+    return found
+
+
+def _s3(bucket: str, given: Mapping[str, Any]) -> Any:
+    options = {"region": "us-east-1", **_chosen(_S3, given)}
+    return _stores().S3Store(bucket, client_options=_client(options.get("endpoint")), **options)
+
+
+def _gcs(bucket: str, given: Mapping[str, Any]) -> Any:
+    # Without a key the application default credentials of the machine are used.
+    options: dict[str, Any] = {}
+    if given.get("type") == "service_account":
+        options["service_account_key"] = json.dumps(dict(given))
+    return _stores().GCSStore(bucket, **options)
+
+
+def _azure(container: str, given: Mapping[str, Any]) -> Any:
+    options = _chosen(_AZURE, given)
+    return _stores().AzureStore(container, client_options=_client(options.get("endpoint")), **options)
+
+
+def _client(endpoint: Any) -> dict[str, Any]:
+    return {"allow_http": True} if str(endpoint or "").startswith("http://") else {}
+
+
+def _nats_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    url = given.get("url") or given.get("nats_url") or os.environ.get("NATS_URL")
+    if not url:
+        raise InvalidConfig(
+            "A spool in NATS needs to know the server: name a credential with a 'url' in spool.credential,"
+            " or set NATS_URL."
+        )
+    options = {"servers": url}
+    for option in ("user", "password", "token"):
+        if value := given.get(option) or given.get(f"nats_{option}") or os.environ.get(f"NATS_{option.upper()}"):
+            options[option] = value
+    return options

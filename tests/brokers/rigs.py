@@ -1,0 +1,137 @@
+"""Every source with a broker behind it: what a conformance test needs to feed it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tape.brokers import Source, open_source
+from tape.brokers.memory import MemorySource
+from tests.broker_services import KafkaCluster, NatsServer
+from tests.pubsub import PROJECT, PubSub, emulator
+
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass
+class Rig:
+    """A source's name and settings, and how to publish to what it reads."""
+
+    name: str
+    spec: dict[str, Any]
+    publish: Callable[[bytes, Headers], Any]
+    missing: dict[str, Any]
+    settles_elsewhere: bool = True
+    opened: list[Source] = field(default_factory=list)
+    only: Source | None = None
+
+    def open(self, **more: Any) -> Source:
+        """A source on this rig's stream, closed by the fixture."""
+        source = self.only or open_source(self.name, self.spec | more)
+        self.opened.append(source)
+        return source
+
+    async def feed(self, *bodies: bytes, headers: Headers = ()) -> None:
+        """Publish messages in order."""
+        for body in bodies:
+            await self.publish(body, headers)
+
+
+def memory_rig() -> Rig:
+    source = MemorySource()
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        source.publish(body, headers)
+
+    return Rig("memory", {}, publish, {}, only=source)
+
+
+async def nats_rig(server: NatsServer) -> Rig:
+    import nats
+
+    name = f"S{uuid.uuid4().hex[:8]}"
+    url = f"nats://{server.address}"
+    connection = await nats.connect(url)
+    await connection.jetstream().add_stream(name=name, subjects=[f"{name}.>"])
+    config = nats.js.api.ConsumerConfig(ack_wait=30, ack_policy=nats.js.api.AckPolicy.EXPLICIT, durable_name="readers")
+    await connection.jetstream().add_consumer(name, config)
+    await connection.close()
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        raw = b"NATS/1.0\r\n" + b"".join(f"{key}: {value}\r\n".encode() for key, value in headers) + b"\r\n"
+        reader, writer = await asyncio.open_connection(*server.address.split(":"))
+        answer = f"_INBOX.{uuid.uuid4().hex}"
+        writer.write(f'CONNECT {{"verbose":false,"headers":true}}\r\nSUB {answer} 1\r\n'.encode())
+        writer.write(
+            f"HPUB {name}.orders {answer} {len(raw)} {len(raw) + len(body)}\r\n".encode() + raw + body + b"\r\n"
+        )
+        told = b""
+        while not told.startswith(b"MSG"):  # the stream has it
+            told = await reader.readline()
+            assert told, "the NATS server hung up"
+            assert not told.startswith(b"-ERR"), told
+        writer.close()
+
+    spec = {"url": url, "stream": name, "consumer": "readers"}
+    return Rig("nats", spec, publish, {"stream": "NOWHERE"})
+
+
+async def kafka_rig(cluster: KafkaCluster) -> Rig:
+    from confluent_kafka import Producer
+
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    producer = Producer({"bootstrap.servers": cluster.address, "partitioner": "consistent"})
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        pairs: Any = [(key, value.encode()) for key, value in headers]
+        producer.produce(name, body, key=b"one", headers=pairs)
+        producer.flush(120)
+
+    spec = {
+        "brokers": cluster.address,
+        "topic": name,
+        "group": f"group-{name}",
+        "options": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "200"},
+    }
+    producer.list_topics(name, timeout=120)
+    return Rig("kafka", spec, publish, {"brokers": "127.0.0.1:1"}, settles_elsewhere=False)
+
+
+async def pubsub_rig(server: PubSub, **more: Any) -> Rig:
+    from google.cloud import pubsub_v1
+
+    topic, subscription = server.topic()
+    options = pubsub_v1.types.PublisherOptions(enable_message_ordering=True)
+    publisher = pubsub_v1.PublisherClient(publisher_options=options)
+    path = publisher.topic_path(PROJECT, topic)
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        publisher.publish(path, body, ordering_key="one", **dict(headers)).result(120)
+
+    spec = {"subscription": f"projects/{PROJECT}/subscriptions/{subscription}", "endpoint": server.address, **more}
+    return Rig("pubsub", spec, publish, {"subscription": f"projects/{PROJECT}/subscriptions/nowhere"})
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def pubsub_server() -> Iterator[PubSub]:
+    if emulator() is None:
+        pytest.skip("the Pub/Sub emulator is not on this machine (gcloud components install pubsub-emulator)")
+    with PubSub() as server:
+        yield server

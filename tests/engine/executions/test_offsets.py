@@ -1,0 +1,131 @@
+"""Taking: records by their offset become runs once, whoever hands them over, in which pieces and how often."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tape.engine.executions.execute import Dedup, Executed, ExecuteRequest
+from tape.engine.executions.offsets import Record, Stretch, Took, checked_stretch, take, taken_of
+from tape.errors import InvalidInput, PlaybookNotFound, TapeError
+from tape.model.entry import Draft
+from tape.store import Database
+from tests.engine.executions.test_execute import request, shop
+
+__all__ = ["shop"]
+
+PATH = "subscriptions/orders"
+
+
+def record(offset: int, path: str = "domain/order", **fields: object) -> Record:
+    return Record(offset, request(path, subscription=PATH, message_id=str(offset), **fields))
+
+
+async def taken(database: Database, part: str = "orders:0") -> list[tuple[int, int]]:
+    return (await database.read(lambda reader: taken_of(reader, PATH))).get(part, [])
+
+
+async def took(database: Database, begin: int, end: int, records: Sequence[Record], part: str = "orders:0") -> Took:
+    stretch = checked_stretch(Stretch(PATH, part, begin, end), [each.offset for each in records])
+    return await database.write(lambda tx: take(tx, stretch, records))
+
+
+def words(result: Took) -> list[str]:
+    return [
+        each.status if isinstance(each, Executed) else "refused" if isinstance(each, TapeError) else each
+        for each in result.outcomes
+    ]
+
+
+async def runs_of(database: Database) -> list[str]:
+    rows = await database.read(lambda reader: reader.query("SELECT labels_json FROM tape_runs ORDER BY run_id"))
+    return [row[0].partition('message_id":"')[2].partition('"')[0] for row in rows]
+
+
+async def test_records_become_runs_once_and_what_was_taken_is_one_row(shop: Database) -> None:
+    assert words(await took(shop, 0, 10, [record(3), record(7)])) == ["started", "started"]
+    assert words(await took(shop, 0, 10, [record(3), record(7)])) == ["taken", "taken"]
+    assert words(await took(shop, 5, 20, [record(7), record(12)])) == ["taken", "started"]
+    assert words(await took(shop, 0, 4, [record(1)], part="orders:1")) == ["started"]
+    await took(shop, 20, 25, [])
+    assert await taken(shop) == [(0, 25)]
+    assert sorted(await runs_of(shop)) == ["1", "12", "3", "7"]
+
+
+async def test_nothing_behind_a_refused_record_is_taken_until_it_is_told_as_a_dead_letter(shop: Database) -> None:
+    records = [record(1), record(2, path="domain/nowhere"), record(3)]
+    first = await took(shop, 0, 4, records)
+    assert words(first) == ["started", "refused", "held"]
+    assert isinstance(first.outcomes[1], PlaybookNotFound)
+    assert (first.end, await taken(shop)) == (2, [(0, 2)])
+    unreadable = [Record(2, InvalidInput("too large")), record(3)]
+    assert words(await took(shop, 2, 4, unreadable)) == ["refused", "held"]
+    assert await taken(shop) == [(0, 2)]
+    letter = Record(2, Draft(subject="/tape/subscription/message.dead_lettered/orders", payload_json='{"a":1}'))
+    assert words(await took(shop, 2, 4, [letter, record(3)])) == ["told", "started"]
+    assert words(await took(shop, 2, 4, [letter, record(3)])) == ["taken", "taken"]
+    count = "SELECT COUNT(*) FROM tape_journal WHERE subject = ?"
+    subject = "/tape/subscription/message.dead_lettered/orders"
+    assert await shop.read(lambda reader: reader.one(count, subject)) == (1,)
+    assert await taken(shop) == [(0, 4)]
+
+
+async def test_stretches_that_are_taken_side_by_side_grow_into_one(shop: Database) -> None:
+    await took(shop, 10, 20, [record(15)])
+    await took(shop, 30, 40, [record(35)])
+    assert await taken(shop) == [(10, 20), (30, 40)]
+    assert words(await took(shop, 5, 45, [record(offset) for offset in (7, 15, 25, 35, 42)])) == [
+        "started",
+        "taken",
+        "started",
+        "taken",
+        "started",
+    ]
+    assert await taken(shop) == [(5, 45)]
+
+
+async def test_a_refusal_leaves_what_is_taken_behind_it_alone(shop: Database) -> None:
+    await took(shop, 30, 40, [record(35)])
+    result = await took(shop, 0, 50, [record(5), record(20, path="domain/nowhere"), record(35), record(45)])
+    assert words(result) == ["started", "refused", "taken", "held"]
+    assert await taken(shop) == [(0, 20), (30, 40)]
+
+
+async def test_dedup_of_the_sender_works_beside_it(shop: Database) -> None:
+    same = {"dedup": Dedup("order-7", 60)}
+    assert words(await took(shop, 0, 2, [record(0, **same), record(1, **same)])) == ["started", "duplicate"]
+    assert words(await took(shop, 2, 3, [record(2, **same)])) == ["duplicate"]
+    assert len(await runs_of(shop)) == 1
+
+
+async def test_any_pieces_in_any_order_make_each_record_one_run(shop: Database) -> None:
+    chance = random.Random(7)
+    for _ in range(60):
+        begin = chance.randrange(100)
+        end = chance.randrange(begin, 101)
+        await took(shop, begin, end, [record(offset) for offset in range(begin, end) if offset % 3])
+    await took(shop, 0, 100, [record(offset) for offset in range(100) if offset % 3])
+    assert sorted(map(int, await runs_of(shop))) == [offset for offset in range(100) if offset % 3]
+    assert await taken(shop) == [(0, 100)]
+
+
+@pytest.mark.parametrize(
+    ("stretch", "offsets", "said"),
+    [
+        (Stretch("", "p", 0, 1), [], "subscription and part must be given"),
+        (Stretch("s", "p", 5, 1), [], "begin 5 and end 1"),
+        (Stretch("s", "p", -1, 1), [], "begin -1"),
+        (Stretch("s", "p", 0, 5), [5], "offset 5 is not in its place"),
+        (Stretch("s", "p", 0, 5), [3, 3], "offset 3 is not in its place"),
+        (Stretch("s", "p", 2, 5), [1], "offset 1 is not in its place"),
+    ],
+)
+def test_a_stretch_that_makes_no_sense_is_refused(stretch: Stretch, offsets: list[int], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        checked_stretch(stretch, offsets)
+
+
+def test_requests_are_what_a_record_holds() -> None:
+    assert isinstance(record(1).wanted, ExecuteRequest)

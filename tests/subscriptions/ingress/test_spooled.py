@@ -1,0 +1,97 @@
+"""Deliveries that wait in a spool are replayed by the next process, whatever the spools of others are like."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tape.base.telemetry.metrics import Metrics
+from tape.errors import SecretNotFound, ServerUnreachable
+from tape.subscriptions.events import Event
+from tape.subscriptions.ingress import spooled
+from tape.subscriptions.ingress.ingress import Admitted, Taken
+from tape.subscriptions.ingress.listeners import Listener
+from tape.subscriptions.ingress.spooled import Spooling
+from tape.subscriptions.message import Envelope
+from tape.subscriptions.routing import Plan, resolve
+from tape.subscriptions.spool.replay import Replayed
+from tests.subscriptions.specs import subscription
+
+
+def listener(name: str, **spool: Any) -> Listener:
+    made = subscription(
+        f"subscriptions/{name}",
+        spool={"mode": "buffer_and_ack", "circuit": {"trip_after": 1, "probe_after_ms": 0}, **spool},
+    )
+    return Listener(name=name, subscription=made, subscription_id=7)
+
+
+class Known:
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = {each.name: each for each in listeners}
+
+    async def names(self) -> frozenset[str]:
+        return frozenset(self._listeners)
+
+    async def fetch(self, name: str) -> Listener | None:
+        return self._listeners.get(name)
+
+
+class Replays:
+    """A way to runs that nobody takes."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        return [Replayed("away")] * len(plans)
+
+
+async def tell(events: Sequence[Event]) -> None:
+    pass
+
+
+async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spooled, "_LOOK_AGAIN_S", 0.01)
+    good = listener("good", backend="local_disk", path=str(tmp_path / "good"))
+    broken = listener("broken", backend="local_disk", path=str(tmp_path / "broken"), credential="not_set")
+    asked = 0
+
+    async def away(listener: Listener, admitted: Admitted) -> Taken:
+        raise ServerUnreachable("nobody is there")
+
+    async def reveal(alias: str) -> Any:
+        nonlocal asked
+        asked += 1
+        raise SecretNotFound(f"The wallet has no secret {alias!r}.")
+
+    before = Spooling(away, Replays, tell, reveal, Metrics())
+    envelope = Envelope(message_id="m1", source="webhook", body=b"{}")
+    assert await before(good, Admitted(envelope, resolve(good.subscription, envelope))) == Taken()
+    await before.close()
+
+    replayed: asyncio.Queue[str] = asyncio.Queue()
+
+    class Replaying(Replays):
+        async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+            for plan in plans:
+                replayed.put_nowait(plan.message_id)
+            return [Replayed("started", 8)] * len(plans)
+
+    caplog.set_level(logging.WARNING, "tape.subscriptions.ingress.spooled")
+    after = Spooling(away, Replaying, tell, reveal, Metrics())
+    after.recover(Known(broken, good))
+    async with asyncio.timeout(120):
+        assert await replayed.get() == "m1"
+        while asked < 3:
+            await asyncio.sleep(0.01)
+    await after.close()
+    told = [record.getMessage() for record in caplog.records if "cannot be looked at" in record.getMessage()]
+    assert told == ["The spool of broken cannot be looked at yet, trying again: The wallet has no secret 'not_set'."]

@@ -1,0 +1,75 @@
+"""Events wait while nobody takes them, in their order; one that nobody ever takes holds up no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tape.errors import PayloadTooLarge, ServerUnreachable
+from tape.subscriptions import events
+from tape.subscriptions.event_reporter import MAX_WAITING, Reporting
+from tape.subscriptions.events import About, Event
+
+ABOUT = About("orders", "subscriptions/orders", 7)
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.is_away = False
+        self.taken: list[str] = []
+
+    async def write(self, told: Sequence[Event]) -> None:
+        if self.is_away:
+            raise ServerUnreachable("away")
+        if any(event.context["error"] == "huge" for event in told):
+            raise PayloadTooLarge("too large")
+        self.taken += [event.context["error"] for event in told]
+
+
+def event(text: str) -> Event:
+    return events.source_lost(ABOUT, "nats", text)
+
+
+async def test_what_nobody_takes_waits_and_keeps_its_order() -> None:
+    journal = Journal()
+    reporting = Reporting(journal.write)
+    journal.is_away = True
+    for text in "abc":
+        await reporting.tell([event(text)])
+    with pytest.raises(ServerUnreachable):
+        await reporting.write([event("now")])
+    journal.is_away = False
+    await reporting.tell([event("d")])
+    assert journal.taken == ["a", "b", "c", "d"]
+
+
+async def test_what_must_be_written_comes_behind_what_waits() -> None:
+    journal = Journal()
+    reporting = Reporting(journal.write)
+    journal.is_away = True
+    await reporting.tell([event("a")])
+    journal.is_away = False
+    await reporting.write([event("b")])
+    assert journal.taken == ["a", "b"]
+
+
+async def test_an_event_that_no_journal_takes_is_counted_and_passed_over() -> None:
+    journal = Journal()
+    reporting = Reporting(journal.write)
+    journal.is_away = True
+    for text in ("a", "huge", "b", "huge"):
+        await reporting.tell([event(text)])
+    journal.is_away = False
+    await reporting.flush()
+    assert (journal.taken, reporting.lost) == (["a", "b"], 2)
+
+
+async def test_not_more_waits_than_memory_allows_and_the_loss_is_counted() -> None:
+    journal = Journal()
+    journal.is_away = True
+    reporting = Reporting(journal.write)
+    await reporting.tell([event(str(number)) for number in range(MAX_WAITING + 5)])
+    journal.is_away = False
+    await reporting.flush()
+    assert (len(journal.taken), journal.taken[0], reporting.lost) == (MAX_WAITING, "5", 5)
