@@ -66,6 +66,14 @@ class ObligationStatus(IntEnum):
     STUCK = 4
 
 
+class Owed(IntEnum):
+    """When a compensation is due: only if the run fails, because it has failed, or whatever becomes of the run."""
+
+    IF_RUN_FAILS = 0
+    BECAUSE_RUN_FAILED = 1
+    ALWAYS = 2
+
+
 S = TypeVar("S", bound=IntEnum)
 Transitions = Mapping[S, frozenset[S]]
 

@@ -10,7 +10,7 @@ from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers.runs import COLUMNS, DEFAULT_LIMIT, ENDED, Run, get, journal, subject_of
 from tape.errors import IllegalTransition
-from tape.model.ledger_states import RunStatus
+from tape.model.ledger_states import DispatchMode, EffectStatus, ObligationStatus, Owed, RunStatus
 from tape.store import Reader, Transaction
 from tape.store.records import load_all
 
@@ -46,7 +46,9 @@ def compact(tx: Transaction, run_id: str, *, ignore_unowed: bool = False, trace:
         return Compaction(already_compacted=True)
     if run.status not in ENDED:
         raise IllegalTransition(f"The run {run_id!r} is {run.status.name}: it is not terminal, so it is not compacted.")
-    _refuse_unsettled(tx, run_id, least_owed=1 if ignore_unowed and run.status == RunStatus.TERMINAL else 0)
+    is_owed_nothing = ignore_unowed and run.status == RunStatus.TERMINAL
+    least_owed = Owed.BECAUSE_RUN_FAILED if is_owed_nothing else Owed.IF_RUN_FAILS
+    _refuse_unsettled(tx, run_id, least_owed=least_owed)
     decisions, effects = (_blank(tx, run_id, table, texts) for table, texts in _TEXTS.items())
     now = now_ms()
     tx.execute("UPDATE tape_runs SET compacted_at_ms = ? WHERE run_id = ?", now, run_id)
@@ -67,11 +69,19 @@ _TEXTS = {
 }
 
 
-def _refuse_unsettled(tx: Transaction, run_id: str, least_owed: int) -> None:
+def _refuse_unsettled(tx: Transaction, run_id: str, least_owed: Owed) -> None:
     for what, table, condition in (
-        ("open obligation(s)", "tape_obligations", f"status IN (1, 2) AND owed >= {least_owed}"),
-        ("UNKNOWN effect(s)", "tape_effects", "status = 4"),
-        ("effect(s) in the outbox", "tape_effects", "status = 1 AND dispatch_mode = 2"),
+        (
+            "open obligation(s)",
+            "tape_obligations",
+            f"status IN ({ObligationStatus.PENDING}, {ObligationStatus.COMMITTED}) AND owed >= {least_owed}",
+        ),
+        ("UNKNOWN effect(s)", "tape_effects", f"status = {EffectStatus.UNKNOWN}"),
+        (
+            "effect(s) in the outbox",
+            "tape_effects",
+            f"status = {EffectStatus.PENDING} AND dispatch_mode = {DispatchMode.OUTBOX}",
+        ),
     ):
         row = tx.one(f"SELECT count(*) FROM {table} WHERE run_id = ? AND {condition}", run_id)
         if row and row[0]:

@@ -348,7 +348,7 @@ def to_dispatch(reader: Reader, *, now: int = 0, connector: str = "", limit: int
     return load_all(
         Effect,
         reader.query(
-            f"SELECT {_COLUMNS} FROM tape_effects WHERE status = 1 AND dispatch_mode = 2"
+            f"SELECT {_COLUMNS} FROM tape_effects WHERE status = {PENDING} AND dispatch_mode = {DispatchMode.OUTBOX}"
             f" AND next_dispatch_at_ms <= ? AND dispatch_claim_expires_at_ms <= ?{narrowed}"
             " ORDER BY next_dispatch_at_ms, ts_ms LIMIT ?",
             moment,
@@ -439,15 +439,16 @@ def unsettled(
     conditions = []
     params: list[int] = []
     if unknown:
-        conditions.append("status = 4")
+        conditions.append(f"status = {UNKNOWN}")
     if pending:
-        conditions.append("(status = 1 AND ts_ms < ?)")
+        conditions.append(f"(status = {PENDING} AND ts_ms < ?)")
         params.append(older_than_ms or 1 << 62)
     return load_all(
         Effect,
         reader.query(
             # The first condition is that of the index: without it SQLite reads the whole table.
-            f"SELECT {_COLUMNS} FROM tape_effects WHERE status IN (1, 4) AND ({' OR '.join(conditions)})"
+            f"SELECT {_COLUMNS} FROM tape_effects WHERE status IN ({PENDING}, {UNKNOWN})"
+            f" AND ({' OR '.join(conditions)})"
             " ORDER BY ts_ms, seq LIMIT ?",
             *params,
             limit if limit > 0 else DEFAULT_LIMIT,

@@ -18,7 +18,7 @@ from tape.engine.ledgers.runs import Run
 from tape.errors import InvalidInput, LeaseHeld, NotFound
 from tape.model import subject
 from tape.model.entry import check_id
-from tape.model.ledger_states import ObligationStatus, RunStatus, check_transition, parse
+from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
 from tape.store import Reader, Transaction
 from tape.store.records import Record, columns, insert, load, load_all, store
 
@@ -61,13 +61,12 @@ class Obligation(Record, frozen=True):
     claimed_by: str = ""
     claim_expires_at_ms: int = 0
     result_json: str = ""
-    owed: int = 0
+    owed: Owed = Owed.IF_RUN_FAILS
     act: str = ""
 
 
-IF_THE_RUN_FAILS, BECAUSE_THE_RUN_FAILED, IN_ANY_CASE = range(3)  # what `owed` can be
-
 _COLUMNS = columns(Obligation)
+_LEFT_TO_COMPENSATE = f"owed = {Owed.BECAUSE_RUN_FAILED} AND status <> {COMPENSATED}"
 _KEYS = ("run_id", "seq")
 
 
@@ -136,10 +135,10 @@ def register(
     return obligation
 
 
-def _owed_by(run: Run, act: str) -> int:
+def _owed_by(run: Run, act: str) -> Owed:
     if act:
-        return IN_ANY_CASE
-    return BECAUSE_THE_RUN_FAILED if run.status in runs.UNDOING else IF_THE_RUN_FAILS
+        return Owed.ALWAYS
+    return Owed.BECAUSE_RUN_FAILED if run.status in runs.UNDOING else Owed.IF_RUN_FAILS
 
 
 def claim(
@@ -174,7 +173,7 @@ def claim(
     is_abandoned = before.status == COMMITTED and 0 < before.claim_expires_at_ms <= now
     if not (is_due or is_abandoned) or (only_owed and not _is_its_turn(tx, before)):
         return before, False
-    if only_owed and before.owed == BECAUSE_THE_RUN_FAILED:
+    if only_owed and before.owed == Owed.BECAUSE_RUN_FAILED:
         _go_over(tx, runs.get(tx, run_id), RunStatus.COMPENSATING, trace)
     claimed = msgspec.structs.replace(before, status=COMMITTED, claimed_by=claimer, claim_expires_at_ms=expires)
     return _change(tx, claimed, "committed", {"transition": "claimed", "claimer": claimer}, trace), True
@@ -186,7 +185,8 @@ def reopen(tx: Transaction, run: Run, effect_key: str, trace: Trace) -> None:
     The act may have been under way while its run was cancelled and compensated.
     """
     rows = tx.query(
-        f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ? AND effect_key = ? AND act = '' AND status = 3",
+        f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ? AND effect_key = ? AND act = ''"
+        f" AND status = {COMPENSATED}",
         run.run_id,
         effect_key,
     )
@@ -199,21 +199,21 @@ def reopen(tx: Transaction, run: Run, effect_key: str, trace: Trace) -> None:
 
 def _is_its_turn(tx: Transaction, obligation: Obligation) -> bool:
     """Whether it is owed, and nothing newer of its run is left to undo."""
-    if obligation.owed != BECAUSE_THE_RUN_FAILED:
-        return obligation.owed == IN_ANY_CASE
-    newer = "SELECT 1 FROM tape_obligations WHERE run_id = ? AND seq > ? AND owed = 1 AND status <> 3 LIMIT 1"
+    if obligation.owed != Owed.BECAUSE_RUN_FAILED:
+        return obligation.owed == Owed.ALWAYS
+    newer = f"SELECT 1 FROM tape_obligations WHERE run_id = ? AND seq > ? AND {_LEFT_TO_COMPENSATE} LIMIT 1"
     return tx.one(newer, obligation.run_id, obligation.seq) is None
 
 
 def _settle_run(tx: Transaction, obligation: Obligation, trace: Trace) -> None:
     """Let the run follow its obligations: stuck with one, and what it was before when all are undone."""
     run = runs.get(tx, obligation.run_id)
-    if obligation.owed != BECAUSE_THE_RUN_FAILED or run.status not in runs.UNDOING:
+    if obligation.owed != Owed.BECAUSE_RUN_FAILED or run.status not in runs.UNDOING:
         return
     if obligation.status == STUCK:
         _go_over(tx, run, RunStatus.STUCK, trace)
         return
-    left = "SELECT 1 FROM tape_obligations WHERE run_id = ? AND owed = 1 AND status <> 3 LIMIT 1"
+    left = f"SELECT 1 FROM tape_obligations WHERE run_id = ? AND {_LEFT_TO_COMPENSATE} LIMIT 1"
     if tx.one(left, run.run_id) is None and run.status in (RunStatus.COMPENSATING, RunStatus.STUCK):
         _go_over(tx, run, RunStatus(run.former_status or RunStatus.FAILED), trace)
 
@@ -323,7 +323,7 @@ def of_run(reader: Reader, run_id: str, *, only_unresolved: bool = False, status
     if status:
         condition, params = " AND status = ?", [int(parse(ObligationStatus, "status_filter", status))]
     elif only_unresolved:
-        condition = " AND status <> 3"
+        condition = f" AND status <> {COMPENSATED}"
     return load_all(
         Obligation,
         reader.query(
@@ -374,8 +374,9 @@ def unresolved(
 
 
 # Each begins with the condition of its index: without that SQLite reads the whole table.
-_OPEN = "status IN (1, 2, 4)"
+_OPEN = f"status IN ({PENDING}, {COMMITTED}, {STUCK})"
 _OWED = (
-    "owed > 0 AND status <> 3 AND (owed = 2 OR NOT EXISTS (SELECT 1 FROM tape_obligations AS newer"
-    " WHERE newer.run_id = this.run_id AND newer.seq > this.seq AND newer.owed = 1 AND newer.status <> 3))"
+    f"owed > {Owed.IF_RUN_FAILS} AND status <> {COMPENSATED} AND (owed = {Owed.ALWAYS} OR NOT EXISTS"
+    " (SELECT 1 FROM tape_obligations AS newer WHERE newer.run_id = this.run_id AND newer.seq > this.seq"
+    f" AND newer.owed = {Owed.BECAUSE_RUN_FAILED} AND newer.status <> {COMPENSATED}))"
 )

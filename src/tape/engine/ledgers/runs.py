@@ -14,7 +14,7 @@ from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
 from tape.journal.appender import Page
 from tape.model import subject
 from tape.model.entry import Draft, Entry, check_id
-from tape.model.ledger_states import ObligationStatus, RunStatus, check_transition, parse
+from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
 from tape.store import Reader, Transaction
 from tape.store.records import Record, columns, insert, load, load_all
 
@@ -272,7 +272,8 @@ def standing(run: Run) -> tuple[Any, ...]:
 def _owe_nothing(tx: Transaction, run: Run) -> None:
     """Let a run that failed go on, unless what it did is being undone: it would build on what is no longer there."""
     row = tx.one(
-        "SELECT count(*) FROM tape_obligations WHERE run_id = ? AND owed = 1 AND (status <> 1 OR attempts > 0)",
+        f"SELECT count(*) FROM tape_obligations WHERE run_id = ? AND owed = {Owed.BECAUSE_RUN_FAILED}"
+        f" AND (status <> {ObligationStatus.PENDING} OR attempts > 0)",
         run.run_id,
     )
     if row and row[0]:
@@ -280,7 +281,14 @@ def _owe_nothing(tx: Transaction, run: Run) -> None:
             f"The run {run.run_id!r} is {run.status.name} and what it did is being undone ({row[0]} obligation(s) so"
             " far), so it cannot go on. Begin a new one, with another invocation_id."
         )
-    tx.execute("UPDATE tape_obligations SET owed = 0 WHERE run_id = ? AND owed = 1", run.run_id)
+    _clear_owed(tx, run.run_id)
+
+
+def _clear_owed(tx: Transaction, run_id: str) -> None:
+    tx.execute(
+        f"UPDATE tape_obligations SET owed = {Owed.IF_RUN_FAILS} WHERE run_id = ? AND owed = {Owed.BECAUSE_RUN_FAILED}",
+        run_id,
+    )
 
 
 def end(
@@ -305,12 +313,12 @@ def end(
     tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
     if after in UNDOING:
         tx.execute(
-            "UPDATE tape_obligations SET owed = 1 WHERE run_id = ? AND owed = 0 AND status <> ?",
+            f"UPDATE tape_obligations SET owed = {Owed.BECAUSE_RUN_FAILED} WHERE run_id = ?"
+            f" AND owed = {Owed.IF_RUN_FAILS} AND status <> {ObligationStatus.COMPENSATED}",
             run_id,
-            int(ObligationStatus.COMPENSATED),
         )
     elif before.status in UNDOING:  # it was compensating by itself, and says that all is well now
-        tx.execute("UPDATE tape_obligations SET owed = 0 WHERE run_id = ? AND owed = 1", run_id)
+        _clear_owed(tx, run_id)
     journal(tx, run, *ending(run), trace)
     return with_cursor(tx, run)
 
@@ -370,7 +378,8 @@ def to_recover(reader: Reader, *, app_name: str = "", now: int = 0, limit: int =
     # SQLite would go through every execution that waits for a worker to find the few runs that are meant.
     by = " INDEXED BY tape_runs_to_recover" if reader.dialect == "sqlite" and not app_name else ""
     rows = reader.query(
-        f"SELECT {COLUMNS} FROM tape_runs{by} WHERE status IN (1, 2, 3)"
+        f"SELECT {COLUMNS} FROM tape_runs{by}"
+        f" WHERE status IN ({RunStatus.RUNNABLE}, {RunStatus.RUNNING}, {RunStatus.WAITING})"
         " AND (status = ? OR (status = ? AND lease_expires_at_ms < ?)"
         " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"
         f"     AND s.gate_name = tape_runs.waiting_on_gate AND s.delivered = 1 AND s.consumed = 0))){narrowed}"

@@ -14,7 +14,7 @@ from tape.engine.reactions import tasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.registry import get
-from tape.engine.reactions.tasks import CLAIMED, COLUMNS, Task
+from tape.engine.reactions.tasks import CLAIMED, COLUMNS, PENDING, Task
 from tape.errors import InvalidInput
 from tape.model.reaction_states import HandlerKind
 from tape.model.task_pacing import pace
@@ -55,8 +55,9 @@ def claim(tx: Transaction, want: Want, now: int = 0) -> Claimed:
     if not 0 <= want.max <= MAX_AT_ONCE:
         raise InvalidInput(f"max {want.max} must lie between 0 and {MAX_AT_ONCE}; 0 means {DEFAULT_MAX}.")
     row = tx.one(
-        "SELECT (SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms > ?),"
-        " (SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = 2),"
+        f"SELECT (SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
+        " AND lease_expires_at_ms > ?),"
+        f" (SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
         f" {REACTION_COLUMNS} FROM tape_reactions WHERE reaction_id = ?",
         want.reaction_id,
         now,
@@ -112,7 +113,8 @@ def take(tx: Transaction, reaction: Reaction, room: int, terms: Terms, wanted: i
     if chosen:
         condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
         tx.execute(
-            "UPDATE tape_tasks SET status = 2, attempts = attempts + 1, lease_owner = ?, lease_expires_at_ms = ?"
+            f"UPDATE tape_tasks SET status = {CLAIMED}, attempts = attempts + 1, lease_owner = ?,"
+            " lease_expires_at_ms = ?"
             f" WHERE {condition}",
             terms.owner,
             terms.expires,
@@ -143,7 +145,7 @@ def _paced(tx: Transaction, reaction: Reaction, wanted: int, now: int) -> tuple[
 def _bury_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int:
     """A holder that vanished during the last allowed attempt has used that attempt up."""
     rows = tx.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms <= ?"
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_expires_at_ms <= ?"
         " AND attempts >= ? ORDER BY lease_expires_at_ms LIMIT ?",
         reaction.reaction_id,
         now,
@@ -165,7 +167,8 @@ def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: Terms) -
         []
         if not terms.has_abandoned
         else tx.query(
-            f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms <= ?"
+            f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
+            " AND lease_expires_at_ms <= ?"
             f"{one_shard} ORDER BY lease_expires_at_ms LIMIT ?",
             reaction.reaction_id,
             now,
@@ -174,7 +177,7 @@ def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: Terms) -
         )
     )
     due = tx.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = 1 AND next_attempt_at_ms <= ?"
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING} AND next_attempt_at_ms <= ?"
         f"{one_shard} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
         reaction.reaction_id,
         now,
@@ -191,7 +194,8 @@ def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: Terms) -
 def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int) -> list[Task]:
     """The first open task of each shard, where it is due and nothing of the shard is out: nothing overtakes it."""
     rows = tx.query(
-        "SELECT DISTINCT shard FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms > ?",
+        f"SELECT DISTINCT shard FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
+        " AND lease_expires_at_ms > ?",
         reaction.reaction_id,
         now,
     )
@@ -202,7 +206,7 @@ def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int
             continue
         row = tx.one(
             f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND shard = ? AND strict_order = 1"
-            " AND status IN (1, 2) ORDER BY source_global_seq LIMIT 1",
+            f" AND status IN ({PENDING}, {CLAIMED}) ORDER BY source_global_seq LIMIT 1",
             reaction.reaction_id,
             number,
         )
@@ -216,7 +220,7 @@ def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int
 def _next_due(tx: Transaction, reaction_id: str, terms: Terms, has_claimed: bool) -> int:
     """When a task will be due that is not now: a retry, a debounce, a lease that runs out; 0 if there is none."""
     row = tx.one(
-        "SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = 1"
+        f"SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
         " AND next_attempt_at_ms > ?",
         reaction_id,
         terms.now,
@@ -228,7 +232,7 @@ def _next_due(tx: Transaction, reaction_id: str, terms: Terms, has_claimed: bool
 
 def _next_expiry(tx: Transaction, reaction_id: str, now: int) -> int:
     row = tx.one(
-        "SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = 2"
+        f"SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
         " AND lease_expires_at_ms > ?",
         reaction_id,
         now,
@@ -241,8 +245,9 @@ def ready(reader: Reader, reaction_ids: list[str], now: int) -> list[str]:
     found = []
     for reaction_id in reaction_ids:
         row = reader.one(
-            "SELECT 1 WHERE EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND status = 1"
-            " AND next_attempt_at_ms <= ?) OR EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND status = 2"
+            f"SELECT 1 WHERE EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
+            " AND next_attempt_at_ms <= ?) OR EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ?"
+            f" AND status = {CLAIMED}"
             " AND lease_expires_at_ms <= ?)",
             reaction_id,
             now,

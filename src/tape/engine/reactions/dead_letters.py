@@ -10,7 +10,7 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.engine.reactions import commands, tasks
 from tape.engine.reactions.enqueue import CHANNEL
-from tape.engine.reactions.tasks import COLUMNS, DLQ, FAILED, Task
+from tape.engine.reactions.tasks import CLAIMED, COLUMNS, DLQ, DONE, FAILED, PENDING, Task
 from tape.errors import IllegalTransition, InvalidInput
 from tape.model.ledger_states import parse
 from tape.model.pattern import Pattern
@@ -23,8 +23,6 @@ MAX_LIMIT = 10_000
 DEFAULT_BULK = 1_000
 # Rows looked through at a time for a filter that the index knows nothing of.
 PAGE = 1_000
-
-_PARTIAL = {TaskStatus.PENDING: "1", TaskStatus.CLAIMED: "2", TaskStatus.DLQ: "5"}
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -64,14 +62,14 @@ def listed(reader: Reader, reaction_id: str, *, status: int = 0, before: int = 0
     wanted = parse(TaskStatus, "status", status) if status else None
     if not 0 <= limit <= MAX_LIMIT:
         raise InvalidInput(f"limit {limit} must lie between 0 and {MAX_LIMIT}; 0 means {DEFAULT_LIMIT}.")
-    if not reaction_id and wanted not in (TaskStatus.CLAIMED, DLQ):
+    if not reaction_id and wanted not in (CLAIMED, DLQ):
         raise InvalidInput("reaction_id is empty; only CLAIMED and DLQ tasks are listed for all reactions together.")
     conditions = ["reaction_id = ?"] if reaction_id else []
     params: list[Any] = [reaction_id] if reaction_id else []
-    if wanted in (TaskStatus.DONE, FAILED):
-        conditions += ["status IN (3, 4)", f"status = {int(wanted)}"]
+    if wanted in (DONE, FAILED):
+        conditions += [f"status IN ({DONE}, {FAILED})", f"status = {wanted}"]
     elif wanted is not None:
-        conditions.append(f"status = {_PARTIAL[wanted]}")
+        conditions.append(f"status = {wanted}")
     if before > 0:
         conditions.append("source_global_seq < ?")
         params.append(before)
@@ -103,7 +101,7 @@ def redrive(
         commands.bring_back_run(tx, task)
     condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
     tx.execute(
-        "UPDATE tape_tasks SET status = 1, attempts = 0, next_attempt_at_ms = ?, completed_at_ms = 0,"
+        f"UPDATE tape_tasks SET status = {PENDING}, attempts = 0, next_attempt_at_ms = ?, completed_at_ms = 0,"
         # A task on its way again is not to be coalesced into, nor to coalesce.
         f" redriven = redriven + 1, debounced = 0 WHERE {condition}",
         now,
@@ -128,7 +126,7 @@ def drop(
     for task in chosen:
         error = f"{note[:500]}; before that: {task.last_error}" if task.last_error else note[:500]
         tx.execute(
-            "UPDATE tape_tasks SET status = 4, last_error = ?, completed_at_ms = ? WHERE task_id = ?",
+            f"UPDATE tape_tasks SET status = {FAILED}, last_error = ?, completed_at_ms = ? WHERE task_id = ?",
             error.replace("\0", ""),
             now_ms(),
             task.task_id,
@@ -140,7 +138,7 @@ def purge(tx: Transaction, before_ms: int, limit: int = 5_000) -> int:
     """Remove tasks that were done or dropped before a time; how many, at most `limit`."""
     return tx.execute(
         "DELETE FROM tape_tasks WHERE task_id IN (SELECT task_id FROM tape_tasks"
-        " WHERE status IN (3, 4) AND completed_at_ms < ? ORDER BY completed_at_ms LIMIT ?)",
+        f" WHERE status IN ({DONE}, {FAILED}) AND completed_at_ms < ? ORDER BY completed_at_ms LIMIT ?)",
         before_ms,
         limit,
     )
@@ -178,7 +176,8 @@ def _page(tx: Transaction, reaction_id: str, place: tuple[int, str]) -> list[Tas
     return load_all(
         Task,
         tx.query(
-            f"SELECT {COLUMNS} FROM tape_tasks WHERE {condition}status = 5 AND (source_global_seq, task_id) > (?, ?)"
+            f"SELECT {COLUMNS} FROM tape_tasks WHERE {condition}status = {DLQ}"
+            " AND (source_global_seq, task_id) > (?, ?)"
             " ORDER BY source_global_seq, task_id LIMIT ?",
             *arguments,
         ),

@@ -9,8 +9,7 @@ import msgspec
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.simulation import Fired
-from tape.engine.reactions.tasks import COLUMNS, Task, new_task_id
-from tape.model.reaction_states import TaskStatus
+from tape.engine.reactions.tasks import COLUMNS, PENDING, Task, new_task_id
 from tape.store import Transaction
 from tape.store.records import load_all
 
@@ -64,7 +63,7 @@ def _row(
         entry.global_seq,
         entry.subject,
         entry.payload_json,
-        int(TaskStatus.PENDING),
+        int(PENDING),
         0,
         due,
         "",
@@ -92,7 +91,8 @@ def _coalesce(tx: Transaction, reaction: Reaction, matches: Sequence[Match], now
         by_subject.setdefault(match.entry.subject, []).append(match)
     condition, subjects = tx.is_any("subject", list(by_subject))
     rows = tx.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND {condition} AND debounced = 1 AND status = 1"
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND {condition} AND debounced = 1"
+        f" AND status = {PENDING}"
         " AND attempts = 0 ORDER BY source_global_seq",
         reaction.reaction_id,
         subjects,

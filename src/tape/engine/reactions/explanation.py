@@ -9,7 +9,7 @@ from tape.cel import Envelope, Explanation, compile_predicate
 from tape.engine.reactions import agent_runs, registry, tasks
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.shards import shard_of
-from tape.engine.reactions.tasks import Task
+from tape.engine.reactions.tasks import CLAIMED, Task
 from tape.errors import NotFound
 from tape.model.entry import COLUMNS as ENTRY_COLUMNS
 from tape.model.entry import Entry
@@ -160,7 +160,7 @@ def _waiting(reader: Reader, reaction: Reaction, task: Task, now: int) -> str:
 
 def _count(reader: Reader, reaction_id: str, now: int) -> int:
     row = reader.one(
-        "SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = 2 AND lease_expires_at_ms > ?",
+        f"SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_expires_at_ms > ?",
         reaction_id,
         now,
     )

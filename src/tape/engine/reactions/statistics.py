@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tape.engine.reactions import registry
+from tape.engine.reactions.tasks import CLAIMED, DLQ, PENDING
 from tape.journal.appender import read_head
+from tape.model.reaction_states import TaskStatus
 from tape.store import Reader
 
 
@@ -57,10 +59,10 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Statist
                 sum(row[5] for row in rows),
                 errors.get(each, ""),
                 max((row[6] for row in rows), default=0),
-                counts.get(1, 0),
-                counts.get(2, 0),
-                counts.get(5, 0),
-                _oldest_pending(reader, each) if counts.get(1) else 0,
+                counts.get(PENDING, 0),
+                counts.get(CLAIMED, 0),
+                counts.get(DLQ, 0),
+                _oldest_pending(reader, each) if counts.get(PENDING) else 0,
                 any(row[2] for row in rows),
             )
         )
@@ -80,11 +82,11 @@ def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, st
     return dict(rows)
 
 
-def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dict[int, int]]:
+def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dict[TaskStatus, int]]:
     """Number of tasks by reaction and state; the oldest of those that are pending is a matter of its own."""
-    found: dict[str, dict[int, int]] = {}
+    found: dict[str, dict[TaskStatus, int]] = {}
     # One question a state: each is answered from the index of that state.
-    for status in (1, 2, 5):
+    for status in (PENDING, CLAIMED, DLQ):
         for reaction_id, number in reader.query(
             f"SELECT reaction_id, count(*) FROM tape_tasks WHERE {condition} AND status = {status}"
             " GROUP BY reaction_id",
@@ -96,7 +98,7 @@ def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dic
 
 def _oldest_pending(reader: Reader, reaction_id: str) -> int:
     row = reader.one(
-        "SELECT created_at_ms FROM tape_tasks WHERE reaction_id = ? AND status = 1"
+        f"SELECT created_at_ms FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
         " ORDER BY next_attempt_at_ms, source_global_seq LIMIT 1",
         reaction_id,
     )

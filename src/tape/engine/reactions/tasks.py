@@ -158,7 +158,7 @@ def settle(tx: Transaction, owner: str, report: Report, now: int = 0, *, briefly
             settled.tasks.append(msgspec.structs.replace(task, status=DONE, completed_at_ms=now))
     if finished:
         condition, ids = tx.is_any("task_id", finished)
-        tx.execute(f"UPDATE tape_tasks SET status = 3, completed_at_ms = ? WHERE {condition}", now, ids)
+        tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
     if failures:
         _nack(tx, owner, found, failures.values(), settled, now)
     for task_id in released:
@@ -170,7 +170,8 @@ def _finish(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> l
     """Those of the tasks that the owner held, done by now, without a look at what they were."""
     condition, ids = tx.is_any("task_id", task_ids)
     rows = tx.query(
-        f"UPDATE tape_tasks SET status = 3, completed_at_ms = ? WHERE {condition} AND status = 2 AND lease_owner = ?"
+        f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}"
+        f" AND status = {CLAIMED} AND lease_owner = ?"
         " RETURNING task_id, reaction_id",
         now,
         ids,

@@ -13,6 +13,7 @@ from tape.archive.table import Lake
 from tape.engine.ledgers.rollups import read_position
 from tape.engine.reactions.statistics import read_statistics
 from tape.journal.appender import Head, read_head
+from tape.model.reaction_states import TaskStatus
 from tape.pipeline import spans
 from tape.pipeline.journal_batches import ask_patiently
 from tape.pipeline.options import resolve_store, shown
@@ -109,7 +110,7 @@ def _open(found: DataFrame) -> list[Open]:
 def _letters(reader: Reader, since_ms: int, until_ms: int) -> list[Letters]:
     found: dict[str, list[tuple[int, str]]] = {}
     for reaction_id, ts_ms, error in reader.query(
-        "SELECT reaction_id, source_ts_ms, last_error FROM tape_tasks WHERE status = 5"
+        f"SELECT reaction_id, source_ts_ms, last_error FROM tape_tasks WHERE status = {TaskStatus.DLQ}"
         " AND source_ts_ms >= ? AND source_ts_ms < ? ORDER BY reaction_id, source_global_seq",
         since_ms,
         until_ms,
