@@ -26,7 +26,10 @@ EXEMPT_FILES = re.compile(r"store/migrations/|_pb2\.pyi?$|\.proto$")
 # (pattern, what to write instead). A pattern is matched against single words of identifiers and against prose.
 WORDS: tuple[tuple[str, str], ...] = (
     (r"tell|tells|telling|told|retell|retold|untold", "emit (events), report, return, notify, or show"),
-    (r"whoever|whomever|somebody|nobody|anybody|everybody|someone|anyone|everyone", "the process, the caller, a worker"),
+    (
+        r"whoever|whomever|somebody|nobody|anybody|everybody|someone|anyone|everyone",
+        "the process, the caller, a worker",
+    ),
     (r"stir|stirs|stirred|stirring|nudge|nudges|nudged", "notify, wake"),
     (r"doors?", "endpoint, Service, Routes"),
     (r"rooms?|house|houses", "package, layer; capacity"),
@@ -59,7 +62,8 @@ PHRASES: tuple[tuple[str, str], ...] = (
 )
 # Terms of the field, and words that another thing owns.
 ALLOWED = re.compile(
-    r"dead[ _-]?letter(?:s|ed|ing)?|DeadLetter\w*|(?:lower|upper)[ -]?case letters?|(?:capital|small) letters?|letters(?:,| and) digits"
+    r"dead[ _-]?letter(?:s|ed|ing)?|DeadLetter\w*"
+    r"|(?:lower|upper)[ -]?case letters?|(?:capital|small) letters?|letters(?:,| and) digits"
     r"|\bin[- ]place\b|\btak(?:es?|ing) place\b|\bplaceholders?\b|\bdecimal places\b|\bin the first place\b",
     re.I,
 )
