@@ -7,7 +7,6 @@ without their commit were never there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -20,6 +19,7 @@ from tape.archive import files as parquet
 from tape.archive.files import FILE_COLUMNS, PARTITIONS, READ_COLUMNS, File
 from tape.archive.location import filesystem_of, resolved
 from tape.archive.schema import arrow_schema
+from tape.base.clock import now_ms
 from tape.errors import ArchiveBusy, PipelineInput
 from tape.journal.appender import Head
 
@@ -127,8 +127,8 @@ class Lake:
 
         Raises ArchiveBusy if somebody else has replaced any since the table was last looked at.
         """
-        now_ms = time.time_ns() // 1_000_000
-        gone = [RemoveAction(file.path, False, now_ms, file.size, {"day": file.day, "kind": file.kind}) for file in old]
+        now = now_ms()
+        gone = [RemoveAction(file.path, False, now, file.size, {"day": file.day, "kind": file.kind}) for file in old]
         # A commit of the same application that was not seen is a conflict, and only one replaces files at a time.
         turn = Transaction(REPLACING, (self._table.transaction_version(REPLACING) or 0) + 1)
         self._commit([*gone, *(_adding(file, changes_data=False) for file in new)], {"tape.why": why}, [turn])
@@ -171,7 +171,7 @@ def _adding(file: File, *, changes_data: bool) -> AddAction:
         path=file.path,
         size=file.size,
         partition_values={"day": file.day, "kind": file.kind},
-        modification_time=time.time_ns() // 1_000_000,
+        modification_time=now_ms(),
         data_change=changes_data,
         stats=msgspec.json.encode(facts).decode(),
     )

@@ -1,4 +1,4 @@
-"""The time, in the unit that everything on the wire and in the tables has."""
+"""Clocks in milliseconds, the unit of all timestamps on the wire and in the tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the wall-clock time in milliseconds since 1970-01-01 UTC."""
     return time.time_ns() // 1_000_000
 
 
 def steady_ms() -> Callable[[], int]:
-    """A clock that begins with the time of now and then only runs: it does not jump when the system's clock is set."""
-    began = time.time_ns() - time.monotonic_ns()
-    return lambda: (began + time.monotonic_ns()) // 1_000_000
+    """Return a clock that starts at the wall-clock time and ignores later changes of the system clock."""
+    offset = time.time_ns() - time.monotonic_ns()
+    return lambda: (offset + time.monotonic_ns()) // 1_000_000

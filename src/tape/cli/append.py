@@ -8,7 +8,6 @@ import queue
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from tape.base.clock import now_ms
 from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
@@ -105,7 +105,7 @@ def _as_entry(draft: Draft) -> Entry:
     """The draft as an entry that has no place yet."""
     fields = msgspec.structs.asdict(draft)
     del fields["cause"]  # that is kept beside the journal, not in it
-    return Entry(global_seq=0, seq=0, ts_ms=time.time_ns() // 1_000_000, chain=b"", **fields)
+    return Entry(global_seq=0, seq=0, ts_ms=now_ms(), chain=b"", **fields)
 
 
 async def _append_one(url: str, draft: Draft) -> int:

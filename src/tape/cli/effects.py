@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
+from tape.base.clock import now_ms
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, cut, parse_age, print_json, print_table, state, state_of
 from tape.client import AsyncTapeClient
@@ -24,7 +24,7 @@ def effects(
     output: OutputOption = Output.text,
 ) -> None:
     """List effects that are open, the longest first: pending ones, unknown ones, or (without a wish) both."""
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     before_ms = now - parse_age("--older-than", older_than) if older_than else 0
     found = run(_list(url, pending, unknown, before_ms, limit))
     if output is Output.json:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
+from tape.base.clock import now_ms
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, cut, print_json, print_table, state, state_of
 from tape.client import AsyncTapeClient
@@ -37,7 +37,7 @@ def obligations(
     if output is Output.json:
         print_json([as_dict(each) for each in found])
         return
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     print_table(
         ("for", "status", "kind", "attempts", "next", "run", "seq", "effect", "error"),
         (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tape.base.clock import now_ms
 from tape.cli.execute import PayloadOption, read_payload
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, print_json, print_table
@@ -109,7 +109,7 @@ def list_playbooks(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.t
     if output is Output.json:
         print_json([_summary(each) for each in resources])
         return
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     print_table(
         ("path", "version", "registered"),
         ((each.path, str(each.version), f"{age(now - each.ts_ms)} ago") for each in resources),

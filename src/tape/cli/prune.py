@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import time
 from typing import Annotated
 
 import msgspec
 import typer
 
+from tape.base.clock import now_ms
 from tape.cli import archive
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.progress import bar
@@ -36,7 +36,7 @@ def prune(
     output: OutputOption = Output.text,
 ) -> None:
     """Remove the oldest entries for good. The rest stays provable, and the removal is journaled."""
-    before_seq, before_ms = parse_before(before, time.time_ns() // 1_000_000)
+    before_seq, before_ms = parse_before(before, now_ms())
     limit = archive.proven_until(archived, store) + 1 if archived else None
     run(_prune(store, before_seq, before_ms, limit, dry_run, yes, output))
 

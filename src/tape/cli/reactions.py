@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from tape.base.clock import now_ms
 from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, cut, print_facts, print_json, print_table, state_of
@@ -42,7 +42,7 @@ def list_reactions(
     if output is Output.json:
         print_json([_joined(each, stats) for each in reactions])
         return
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     print_table(
         ("reaction", "pattern", "kind", "lag", "matched", "pending", "claimed", "dlq", "errors"),
         (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from tape.base.clock import now_ms
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, print_json, print_table, state, state_of
 from tape.cli.run_story import Story, load
@@ -57,7 +57,7 @@ def list_runs(
     if output is Output.json:
         print_json([as_dict(each) for each in found])
         return
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     print_table(
         ("run", "status", "app", "user", "session", "invocation", "began", "took", "lease"),
         (
@@ -108,7 +108,7 @@ def show_run(
         print_json(told.as_json())
         return
     page = console()
-    page.print(headline(told, time.time_ns() // 1_000_000))
+    page.print(headline(told, now_ms()))
     if told.run.seq_cursor > len(told.entries):
         page.print(f"The journal has {len(told.entries)} of its {told.run.seq_cursor} entries; the rest was pruned.")
     page.print()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from tape.base.clock import now_ms
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, cut, moment, parse_age, print_json, print_table, state, state_of
 from tape.client import AsyncTapeClient
@@ -54,7 +54,7 @@ def list_tasks(
     if output is Output.json:
         print_json([as_dict(each) for each in found])
         return
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     print_table(
         ("task", "status", "reaction", "entry", "subject", "made", "attempts", "next", "error"),
         (
@@ -94,7 +94,7 @@ def show_task(
     if output is Output.json:
         print_json(as_dict(task))
         return
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     merged = f", {task.coalesced} earlier ones since {task.first_global_seq} went in" if task.coalesced else ""
     facts = {
         "task": task.task_id,
@@ -182,7 +182,7 @@ def _wanted(
         reaction_id=reaction_id,
         error_contains=error,
         subject_pattern=subject,
-        created_before_ms=time.time_ns() // 1_000_000 - parse_age("--older-than", older_than) if older_than else 0,
+        created_before_ms=now_ms() - parse_age("--older-than", older_than) if older_than else 0,
     )
     if sum((bool(task_ids), filtered.ByteSize() > 0, everything)) != 1:
         raise InvalidInput("Say which dead letters: their ids, or --reaction, --error, --subject, or --all.")

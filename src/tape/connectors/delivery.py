@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tape.base.clock import now_ms
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import DispatchResult, EffectConnector, ObservationResult, call_dispatch, call_observe
@@ -182,8 +183,3 @@ def report(effect: pb.EffectRecord, outcome: str, reason: str) -> dict[str, Any]
         "outcome": outcome,
         "reason": reason,
     }
-
-
-def now_ms() -> int:
-    """The time, in milliseconds."""
-    return time.time_ns() // 1_000_000

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import email.utils
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import quote
 
+from tape.base.clock import now_ms
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
 from tape.connectors.templates import content_of, fill_in
 from tape.errors import MissingExtra
@@ -76,7 +76,7 @@ class HttpConnector:
             answer = self._send(self.method, url, key, effect.request_json)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             # Nothing of the request has left this machine.
-            return DispatchResult("failed", error=described(error), retry_at_ms=_now_ms() + PAUSE_MS)
+            return DispatchResult("failed", error=described(error), retry_at_ms=now_ms() + PAUSE_MS)
         except httpx.HTTPError as error:
             return DispatchResult("unknown", error=described(error))
         content = _content(answer)
@@ -85,7 +85,7 @@ class HttpConnector:
         refusal = {"type": "HttpStatus", "status": answer.status_code, "message": answer.reason_phrase, **content}
         retry_at_ms = _retry_at_ms(answer)
         if answer.status_code in NOT_TAKEN:
-            return DispatchResult("failed", error=refusal, retry_at_ms=retry_at_ms or _now_ms() + PAUSE_MS)
+            return DispatchResult("failed", error=refusal, retry_at_ms=retry_at_ms or now_ms() + PAUSE_MS)
         is_open = answer.status_code in OPEN and not (answer.status_code == 409 and self.conflict == "failed")
         if is_open or answer.is_server_error:
             return DispatchResult("unknown", error=refusal, retry_at_ms=retry_at_ms)
@@ -145,12 +145,8 @@ def _retry_at_ms(answer: httpx.Response) -> int:
     """When `Retry-After` asks to come back, in seconds or as a date; 0 without a usable one."""
     text = answer.headers.get("Retry-After", "").strip()
     if text.isdecimal():
-        return _now_ms() + int(text) * 1000
+        return now_ms() + int(text) * 1000
     try:
         return int(email.utils.parsedate_to_datetime(text).timestamp() * 1000)
     except ValueError:
         return 0
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

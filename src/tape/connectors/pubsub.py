@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tape.base.clock import now_ms
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
-from tape.connectors.delivery import DEFAULT_ATTEMPTS, Dispatcher, now_ms
+from tape.connectors.delivery import DEFAULT_ATTEMPTS, Dispatcher
 from tape.connectors.templates import content_of, fill_in
 from tape.durable.lease import new_owner
 from tape.errors import MissingExtra, TapeError

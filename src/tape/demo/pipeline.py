@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tape.base.clock import now_ms
 from tape.demo import history
 from tape.errors import PipelineInput
 from tape.pipeline.batches import transact
@@ -35,11 +35,11 @@ def fill(folder: Path, entries: int, days: float, progress: Callable[[int, int],
         raise PipelineInput(f"There is a journal at {path} already; give a folder without one.")
     store = f"sqlite:{path}"
     open_database(store).migrate()
-    now_ms = time.time_ns() // 1_000_000
-    told = history.make_history(entries, until_ms=now_ms, days=days)
+    now = now_ms()
+    told = history.make_history(entries, until_ms=now, days=days)
     for part in history.in_parts(told, PART_ENTRIES, lambda done: progress(done, len(told))):
         transact(store, partial(history.write_history, told=part))
-    transact(store, lambda tx: history.write_letters(tx, now_ms))
+    transact(store, lambda tx: history.write_letters(tx, now))
     return store
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.documents.document import Document, to_json
 from tape.errors import InvalidDocument, Problem, ResourceNotFound
 from tape.store import Reader, Transaction
@@ -59,7 +59,7 @@ def register(tx: Transaction, document: Document, *, if_changed: bool = False) -
         kind=document.kind,
         content=document.content,
         labels_json=to_json(document.labels),
-        ts_ms=time.time_ns() // 1_000_000,
+        ts_ms=now_ms(),
     )
     tx.execute("UPDATE tape_catalog SET is_latest = 0 WHERE path = ? AND is_latest = 1", document.path)
     tx.insert("tape_catalog", (*Resource.__struct_fields__, "is_latest"), [(*msgspec.structs.astuple(resource), 1)])

@@ -6,11 +6,11 @@ writer of the database, so the numbers have no gap and their order is the order 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.model.chain import canonical, link
 from tape.model.entry import COLUMNS, Draft, Entry
 from tape.store import Reader, Transaction
@@ -46,7 +46,7 @@ class Page:
         self._chain = head.chain
         # Time never runs backwards along the journal, so a time can be found by bisection.
         self._least_ms = head.ts_ms
-        self._ts_ms = max(time.time_ns() // 1_000_000, head.ts_ms)
+        self._ts_ms = max(now_ms(), head.ts_ms)
         self._run_seqs = self._remembered(head)
         self._undo: list[tuple[str, int]] = []
         self._entries: list[Entry] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.errors import InvalidInput, PayloadTooLarge
 from tape.journal.appender import Head, Page, read_head
 from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
@@ -110,7 +110,7 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
 
 def forget_requests(tx: Transaction) -> int:
     """Drop the memory of requests older than a day; the number of those."""
-    before = time.time_ns() // 1_000_000 - REQUEST_MEMORY_MS
+    before = now_ms() - REQUEST_MEMORY_MS
     return tx.execute("DELETE FROM tape_append_requests WHERE ts_ms < ?", before)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
+
+from tape.base.clock import now_ms
 
 EPOCH_MS = 1_704_067_200_000  # 2024-01-01T00:00:00Z
 MACHINE_BITS = 10
@@ -26,7 +27,7 @@ class Identifiers:
 
     def make(self) -> int:
         """The next id."""
-        now = (time.time_ns() // 1_000_000 - EPOCH_MS) << COUNTER_BITS
+        now = (now_ms() - EPOCH_MS) << COUNTER_BITS
         with self._lock:
             # More than 4,096 within a millisecond are taken from the next one.
             self._last = max(now, self._last + 1)

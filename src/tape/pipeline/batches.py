@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.errors import BatchOutOfOrder, PipelineInput, StoreBusy, StoreUnavailable
 from tape.journal.appender import Page, append
 from tape.model.entry import Draft
@@ -120,7 +121,7 @@ def stage_known(store: str, drafts: Iterable[tuple[Draft, str]], memory: str) ->
 
     def put() -> None:
         nonlocal steps, entries, size
-        row = (name, steps, _pack(_Step(waiting, ids, memory)), time.time_ns() // 1_000_000)
+        row = (name, steps, _pack(_Step(waiting, ids, memory)), now_ms())
         transact(store, lambda tx: tx.insert("tape_staged", ("stage", "step", "drafts", "ts_ms"), [row]))
         steps += 1
         entries += len(waiting)
@@ -200,8 +201,8 @@ class _Seal(msgspec.Struct, frozen=True):
 
 
 def _seal(tx: Transaction, producer: str, batch: str, number: int, stages: Sequence[Stage]) -> tuple[_Seal, bool]:
-    now_ms = time.time_ns() // 1_000_000
-    _forget_stages(tx, now_ms - FORGOTTEN_AFTER_MS)
+    now = now_ms()
+    _forget_stages(tx, now - FORGOTTEN_AFTER_MS)
     found = _find(tx, producer, batch)
     if found is not None:
         sealed = {one.name for one in found.stages}
@@ -210,7 +211,7 @@ def _seal(tx: Transaction, producer: str, batch: str, number: int, stages: Seque
     if number >= 0:
         _check_order(tx, producer, number)
     entries = sum(one.entries for one in stages)
-    row = (producer, batch, number, msgspec.json.encode(stages).decode(), 0, int(entries == 0), entries, now_ms)
+    row = (producer, batch, number, msgspec.json.encode(stages).decode(), 0, int(entries == 0), entries, now)
     tx.insert("tape_batches", ("producer", "batch", "number", "stages", "steps", "is_done", "entries", "ts_ms"), [row])
     return _Seal(list(stages), 0, entries == 0, entries), True
 
@@ -277,8 +278,8 @@ def _unseen(tx: Transaction, step: _Step) -> list[Draft]:
     for draft, row_id in zip(step.drafts, step.ids, strict=True):
         if row_id not in known:
             new.setdefault(row_id, draft)
-    now_ms = time.time_ns() // 1_000_000
-    tx.insert("tape_ingested", ("producer", "row_id", "ts_ms"), [(step.memory, row_id, now_ms) for row_id in new])
+    now = now_ms()
+    tx.insert("tape_ingested", ("producer", "row_id", "ts_ms"), [(step.memory, row_id, now) for row_id in new])
     return list(new.values())
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tape.base.clock import now_ms
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.delivery import now_ms
 from tape.errors import IllegalTransition
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, pages

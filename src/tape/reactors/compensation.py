@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tape.base.clock import now_ms
 from tape.base.coroutines import run_to_end
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, EffectConnector, ObservationResult, call_compensate, described, get
 from tape.connectors.claims import KeptClaim, claim_name
-from tape.connectors.delivery import DEFAULT_LEASE_MS, LONGEST_ERROR, now_ms, record_observation, recordable
+from tape.connectors.delivery import DEFAULT_LEASE_MS, LONGEST_ERROR, record_observation, recordable
 from tape.connectors.templates import content_of
 from tape.durable.callback_arguments import call_offering
 from tape.durable.registry import get_compensator, get_tool_compensator

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tape.base.clock import now_ms
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.delivery import now_ms
 from tape.durable.lease import new_owner
 from tape.errors import IllegalTransition
 from tape.model.entry import Entry

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tape.base.clock import now_ms
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.delivery import now_ms
 from tape.durable.lease import DEFAULT_TTL_MS, new_owner
 from tape.reactors.compaction import compact_once
 from tape.reactors.compensations import compensate_once

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from importlib import resources
 
+from tape.base.clock import now_ms
 from tape.errors import SchemaTooNew
 from tape.store.connection import Connection, Dialect
 
@@ -69,7 +69,7 @@ def migrate(connection: Connection) -> list[Migration]:
                 "INSERT INTO tape_migrations (number, name, applied_at_ms) VALUES (?, ?, ?)",
                 migration.number,
                 migration.name,
-                time.time_ns() // 1_000_000,
+                now_ms(),
             )
         connection.commit()
     except BaseException:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.subscriptions.document.spec import Dispatch, Headers, Rule
 
 # A header has any number of values, in the order in which they came. Names are lower-case.
@@ -62,7 +62,7 @@ def receive(
         headers=normalized(headers),
         attributes=attributes or {},
         metadata=metadata or {},
-        received_at_ms=time.time_ns() // 1_000_000,
+        received_at_ms=now_ms(),
         ordering_key=ordering_key,
         deliveries=deliveries,
         ack_id=ack_id,

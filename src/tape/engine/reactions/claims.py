@@ -6,10 +6,9 @@ what is counted here stays true until the claim is committed, and no task is han
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.engine.reactions import tasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import Reaction
@@ -51,7 +50,7 @@ def claim(tx: Transaction, want: Want, now: int = 0) -> Claimed:
     """
     tasks.check_owner(want.owner)
     lease_ms = tasks.lease(want.lease_ms)
-    now = now or time.time_ns() // 1_000_000
+    now = now or now_ms()
     if not 0 <= want.max <= MAX_AT_ONCE:
         raise InvalidInput(f"max {want.max} must lie between 0 and {MAX_AT_ONCE}; 0 means {DEFAULT_MAX}.")
     row = tx.one(

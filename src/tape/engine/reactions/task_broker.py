@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Iterable, Set
 
 import msgspec
@@ -310,7 +309,7 @@ class Board:
 def take_turn(tx: Transaction, turn: Turn) -> None:
     """Write down all reports, then hand out what is ready. The turn is filled in as if nothing was there before."""
     turn.deliveries, turn.again_at_ms, turn.moved, turn.buried = {}, {}, set(), 0
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     freed: dict[Seat, int] = {}
     ready = dict.fromkeys(turn.ready)
     for seat, reports, renewals in turn.reports:

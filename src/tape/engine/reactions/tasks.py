@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.engine.reactions import commands
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import Reaction
@@ -137,7 +137,7 @@ def settle(tx: Transaction, owner: str, report: Report, now: int = 0, *, briefly
     A lease that ran out still counts while nobody else has claimed the task, and completing twice is
     completing once: a report that was sent again does no harm. `briefly`, what is done by this is named only.
     """
-    now = now or time.time_ns() // 1_000_000
+    now = now or now_ms()
     done = dict.fromkeys(report.completed)
     settled = Settled([], [], _finish(tx, owner, list(done), now) if briefly and done else [])
     for each in settled.done:
@@ -252,7 +252,7 @@ def _move(tx: Transaction, task: Task) -> None:
 
 def extend(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms: int, now: int = 0) -> Settled:
     """Let the lease of tasks begin anew for the owner that holds them; no attempt is counted."""
-    now = now or time.time_ns() // 1_000_000
+    now = now or now_ms()
     wanted = dict.fromkeys(task_ids)
     condition, ids = tx.is_any("task_id", list(wanted))
     found = {

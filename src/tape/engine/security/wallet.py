@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.engine.security.envelope_encryption import MasterKeys, Sealed, seal, unseal
 from tape.engine.security.keyfile import KeyFile
 from tape.engine.security.kms import GoogleKms
@@ -68,7 +68,7 @@ class Wallet:
     async def reveal_all(self, alias: str) -> list[Secret]:
         """The secret, and those before it that may still be used: a sender changes over when it can."""
         try:
-            rows = await self._database.read(lambda reader: _rows(reader, alias, _now_ms()))
+            rows = await self._database.read(lambda reader: _rows(reader, alias, now_ms()))
             if not rows:
                 raise await self._missing(alias)
             found = [await asyncio.to_thread(self._open, alias, version, sealed) for version, sealed in rows]
@@ -80,7 +80,7 @@ class Wallet:
 
     async def versions(self, alias: str) -> tuple[tuple[int, int], ...]:
         """Which versions may be used and when each was sealed: as long as that stays, so do the secrets."""
-        now = _now_ms()
+        now = now_ms()
         return await self._database.read(lambda reader: _usable(reader, alias, now))
 
     async def set(self, alias: str, secret: Secret, *, keep_previous_s: float = 0, by: str = "") -> Held:
@@ -88,7 +88,7 @@ class Wallet:
         check_alias(alias)
         plain = _encoded(secret)
         while True:
-            now = _now_ms()
+            now = now_ms()
             version = await self._database.read(lambda reader: _version(reader, alias)) + 1
             sealed = await asyncio.to_thread(seal, plain, _place(alias, version), self._keys)
             held = Held(alias, version, sealed.master_key, now, now, 0)
@@ -141,7 +141,7 @@ class Wallet:
 
     async def forget_retired(self) -> None:
         """Remove the secrets that were replaced and whose time is up."""
-        now = _now_ms()
+        now = now_ms()
         await self._database.write(lambda tx: _forget(tx, now))
 
     def close(self) -> None:
@@ -208,10 +208,6 @@ def _encoded(secret: Secret) -> bytes:
 
 def _place(alias: str, version: int) -> str:
     return f"{alias}/{version}"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # ── what is stored ───────────────────────────────────────────────────────────────────────────────
@@ -282,7 +278,7 @@ def _replace(tx: Transaction, held: Held, before: Sealed, sealed: Sealed) -> boo
         "UPDATE tape_secrets SET master_key = ?, wrapped_key = ?, sealed = ?, sealed_at_ms = ?"
         " WHERE alias = ? AND version = ?",
         *sealed,
-        _now_ms(),
+        now_ms(),
         held.alias,
         held.version,
     )

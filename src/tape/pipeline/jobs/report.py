@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tape.base.clock import now_ms
 from tape.errors import PipelineInput
 from tape.pipeline.report.facts import Facts
 from tape.pipeline.report.page import render
@@ -24,8 +24,8 @@ def report(
     spark: SparkSession, store: str, page: Path, *, lake: str = "", since: str = "24h", until: str = "now"
 ) -> Facts:
     """Write the page about a window, and return what it says. The page is there whole or not at all."""
-    now_ms = time.time_ns() // 1_000_000
-    until_ms = moment_of("--until", until, now_ms)
+    now = now_ms()
+    until_ms = moment_of("--until", until, now)
     since_ms = moment_of("--since", since, until_ms)
     if since_ms >= until_ms:
         raise PipelineInput(f"--since {since!r} is not before --until {until!r}; the window would be empty.")

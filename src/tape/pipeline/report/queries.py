@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
 from tape.archive.location import resolved
 from tape.archive.table import Lake
+from tape.base.clock import now_ms
 from tape.engine.ledgers.rollups import read_position
 from tape.engine.reactions.statistics import read_statistics
 from tape.journal.appender import Head, read_head
@@ -45,7 +45,7 @@ def find_facts(spark: SparkSession, store: str, lake: str, since_ms: int, until_
             since_ms=since_ms,
             until_ms=until_ms,
             width_ms=width_ms,
-            made_ms=time.time_ns() // 1_000_000,
+            made_ms=now_ms(),
             head=head.global_seq,
             oldest=Lake.open(lake).begin if lake else head.oldest,
             looked_back_ms=LOOK_BACK_MS,
@@ -139,5 +139,5 @@ def _place(reader: Reader, head: Head, name: str, position: int) -> Place:
     if not behind:
         return Place(name, position, 0, 0)
     row = reader.one("SELECT ts_ms FROM tape_journal WHERE global_seq > ? ORDER BY global_seq LIMIT 1", position)
-    now_ms = time.time_ns() // 1_000_000
-    return Place(name, position, behind, max(now_ms - row[0], 0) if row else 0)
+    now = now_ms()
+    return Place(name, position, behind, max(now - row[0], 0) if row else 0)

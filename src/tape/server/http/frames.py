@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.model.entry import Entry
 
 RETRY = b"retry: 3000\n\n"
@@ -86,7 +87,7 @@ def _notice(kind: str, sequence: int, payload: dict[str, Any]) -> str:
     facts = {
         "type": kind,
         "sequence": sequence,
-        "occurred_at": moment(time.time_ns() // 1_000_000),
+        "occurred_at": moment(now_ms()),
         "tenant": "",
         "user": "",
         "session": "",
