@@ -67,6 +67,8 @@ ALLOWED = re.compile(
     r"|\bin[- ]place\b|\btak(?:es?|ing) place\b|\bplaceholders?\b|\bdecimal places\b|\bin the first place\b",
     re.I,
 )
+# The examples move idle cash, which banks call a sweep.
+SWEEPS_OF_CASH = re.compile(r"README\.md$|docs/tutorial\.md$|src/tape/demo/")
 # A use that has to stay says why beside it: `# vocabulary: a column of a released migration`.
 EXEMPT_LINE = "vocabulary:"
 
@@ -82,6 +84,8 @@ def main(arguments: list[str]) -> int:
     count = 0
     for path in sorted(file for root in roots for file in files(root)):
         for number, found, instead in uses(path.read_text(encoding="utf-8")):
+            if instead == "catch-up" and SWEEPS_OF_CASH.search(path.as_posix()):
+                continue
             count += 1
             print(f"{path}:{number}: {found!r}: {instead}")
     if count:

@@ -75,3 +75,11 @@ def test_both_dialects_have_the_same_migrations() -> None:
     files = [path.name for path in (ROOT / "src/tape/store/migrations").glob("*.sql")]
     assert files
     assert {name.replace(".sqlite.", ".postgres.") for name in files} == {n for n in files if ".postgres." in n}
+
+
+def test_the_answers_to_where_is_name_files_that_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where is")[2]
+    answers = re.findall(r"`([\w/]+\.py)`", table)
+    assert len(answers) >= 36
+    missing = [path for path in answers if not (ROOT / "src/tape" / path).is_file()]
+    assert not missing
