@@ -18,7 +18,7 @@ serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="-
 test: $(VENV)/.dev lint ## Install what the tests need and run them all (about twelve minutes)
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
-lint: $(VENV)/.dev ## Check style, types and the arrows between rooms
+lint: $(VENV)/.dev ## Check style, types and the layers of the packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,7 +38,7 @@ outage-demo: $(VENV)/.dev ## Watch messages wait for a downstream that is away, 
 
 lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
 	$(BIN)/uv pip compile $(LOCK) --all-extras --group dev pyproject.toml -o requirements-dev.lock
-	$(BIN)/uv pip compile $(LOCK) --extra postgres -c requirements-dev.lock pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile $(LOCK) --extra postgres --extra server -c requirements-dev.lock pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile $(LOCK) $(DEPLOYED:%=--extra %) -c requirements-dev.lock pyproject.toml -o deploy/requirements.lock
 
 proto: $(VENV)/.dev ## Generate Python from tape.proto
@@ -52,7 +52,7 @@ docs: $(VENV)/.dev ## Generate the reference pages from the code
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist
 
-DEPLOYED := gcp http kafka nats objects otel postgres pubsub
+DEPLOYED := gcp http kafka nats objects otel postgres pubsub server
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 $(VENV)/pyvenv.cfg:

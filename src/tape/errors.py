@@ -265,13 +265,13 @@ class RpcFailed(TapeError):
 
 
 class MissingExtra(TapeError):
-    """An optional client is not installed."""
+    """A library of an optional extra is not installed."""
 
     code = "TAPE-1701"
     status = "FAILED_PRECONDITION"
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional client: pip install 'tape[{extra}]'")
+        super().__init__(f"{what} needs libraries that are not installed: pip install 'tape[{extra}]'")
 
 
 class InvalidConfig(TapeError):

@@ -72,7 +72,7 @@ for name in ("TapePlugin", "TapeSessionService", "durable_app"):
     assert done.stdout.splitlines() == [
         "ann False",
         *(
-            f"tape.adk.{name} needs an optional client: pip install 'tape[adk]'"
+            f"tape.adk.{name} needs libraries that are not installed: pip install 'tape[adk]'"
             for name in ("TapePlugin", "TapeSessionService", "durable_app")
         ),
     ]

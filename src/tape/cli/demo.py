@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from tape import TapeClient
+from tape.base.extras import require_server_libraries
 from tape.cli import runs
 from tape.cli.options import Output
 from tape.demo.agent import APP, PLAN, make_tools
@@ -20,6 +21,12 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Show a failure and how Tape deals with it, with real processes on a server of their own.",
 )
+
+
+@app.callback()
+def demo() -> None:
+    """Show a failure and how Tape recovers from it, with real processes and a temporary server."""
+    require_server_libraries("tape demo")
 
 
 @app.command("crash-resume")

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from tape import __version__
 from tape.base.config import Settings, load_settings, parse_address
+from tape.base.extras import has_server_libraries
 from tape.cli.options import Output, OutputOption, run
 from tape.errors import JavaMissing, TapeError
 from tape.journal.appender import Head, read_head
@@ -64,8 +65,12 @@ def doctor(
 
 def _checks(settings: Settings) -> Iterator[Check]:
     yield _python()
-    yield _sqlite()
-    yield _store(settings.store)
+    if has_server_libraries():
+        yield _sqlite()
+        yield _store(settings.store)
+    else:
+        remedy = "only a server and a SQLite store need them: pip install 'tape[server]'"
+        yield Check("Server libraries", "warning", "not installed", remedy)
     for name, address in (("gRPC port", settings.listen), ("HTTP port", settings.http_listen)):
         if address:
             yield _port(name, address)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tape.base.extras import require_server_libraries
 from tape.cli.options import run
 from tape.errors import InvalidInput
 
@@ -31,6 +32,7 @@ def gateway(
     It holds no database connection. The server's internal token is read from TAPE_INTERNAL_API_TOKEN, never from an
     argument, which others on the machine could see.
     """
+    require_server_libraries("tape gateway")
     if log_level.upper() not in logging.getLevelNamesMapping():
         raise InvalidInput(f"--log-level {log_level!r} must be debug, info, warning or error.")
     logging.basicConfig(

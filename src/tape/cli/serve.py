@@ -14,6 +14,7 @@ import typer
 
 from tape import __version__
 from tape.base.config import Settings, load_settings
+from tape.base.extras import require_server_libraries
 from tape.base.telemetry.export import start_export
 from tape.cli.options import run
 from tape.cli.user_code import import_modules
@@ -105,6 +106,7 @@ def serve(
 
     Every option is also a TAPE_* variable and a key of tape.toml; flags win over variables over the file.
     """
+    require_server_libraries("tape serve")
     flags = {
         "store": store if store is not None else db,
         "listen": listen,

@@ -1,4 +1,7 @@
-"""`tape wallet`: secrets by alias. They come from a prompt or a pipe, never from an argument, and never go back out."""
+"""`tape wallet`: secrets by alias.
+
+A secret is read from a prompt or from standard input, never from an argument, and is never printed.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +11,54 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from tape.base.extras import require_server_libraries
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
-from tape.engine.security.keyfile import KeyFile
-from tape.engine.security.wallet import MAX_BYTES, Held, Secret, Wallet, check_alias, master_keys
 from tape.errors import InvalidInput, WalletLocked
 from tape.store import open_database
 
-app = typer.Typer(help="Secrets by alias, sealed in the database.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from tape.engine.security.wallet import Held, Secret, Wallet
+
+app = typer.Typer(help="Manage secrets by alias, encrypted in the database.", no_args_is_help=True)
 
 KeyOption = Annotated[
     str,
     typer.Option(
         "--wallet-key",
         envvar="TAPE_WALLET_KEY",
-        help="The master key: gcp-kms://projects/… or a file (0600). [default: tape-wallet.key beside the database]",
+        help="Master key: gcp-kms://projects/… or a file (mode 0600). [default: tape-wallet.key beside the database]",
     ),
 ]
-AliasArgument = Annotated[str, typer.Argument(help="The name that subscriptions use for the secret.")]
+AliasArgument = Annotated[str, typer.Argument(help="Alias of the secret; subscriptions refer to it.")]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@app.callback()
+def wallet() -> None:
+    """Manage secrets by alias, encrypted in the database."""
+    require_server_libraries("tape wallet")
 
 
 @app.command(name="set")
 def set_(
     alias: AliasArgument,
     json: Annotated[
-        bool, typer.Option("--json", help="The secret is a JSON object: fields such as url and token.")
+        bool, typer.Option("--json", help="Read the secret as a JSON object with fields such as url and token.")
     ] = False,
-    keep_previous: Annotated[
-        str, typer.Option(help="How long the secret before it is good too, e.g. 24h, while senders change over.")
-    ] = "0s",
+    keep_previous: Annotated[str, typer.Option(help="How long the previous secret stays valid, e.g. 24h.")] = "0s",
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
 ) -> None:
-    """Store a secret, read from a pipe or from a prompt that does not show it."""
+    """Store a secret, read from standard input or from a hidden prompt."""
+    from tape.engine.security.wallet import check_alias
+
     check_alias(alias)
     kept_s = _seconds(keep_previous)
     secret = _read(alias, is_object=json)
@@ -66,7 +77,7 @@ def list_(
     wallet_key: KeyOption = "",
     output: OutputOption = Output.text,
 ) -> None:
-    """Show which secrets there are; not what they say."""
+    """List secrets by alias, with version and key; never their values."""
 
     async def work() -> list[Held]:
         async with _open(store, wallet_key) as wallet:
@@ -85,13 +96,13 @@ def list_(
 
 @app.command()
 def rotate(
-    data_keys_only: Annotated[bool, typer.Option(help="Keep the master key; only make new data keys.")] = False,
+    data_keys_only: Annotated[bool, typer.Option(help="Keep the master key and renew only the data keys.")] = False,
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
 ) -> None:
-    """Seal every secret anew, with a new master key and a new data key each. The secrets stay what they are.
+    """Re-encrypt every secret with a new master key and a new data key. The values do not change.
 
-    A key file gets a new key; the one before stays in it until the next rotation. In KMS the primary version is used.
+    A key file gets a new key and keeps the previous one until the next rotation. With KMS the primary version is used.
     """
 
     async def work() -> tuple[int, str]:
@@ -99,17 +110,17 @@ def rotate(
             return await wallet.rotate(new_master_key=not data_keys_only, by=_me())
 
     count, master_key = run(work())
-    typer.echo(f"{count} secrets are sealed anew with {master_key}." if count else "The wallet is empty.")
+    typer.echo(f"{count} secrets are re-encrypted with {master_key}." if count else "The wallet is empty.")
 
 
 @app.command()
 def delete(
     alias: AliasArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
 ) -> None:
-    """Remove a secret for good. What uses it is refused from then on."""
+    """Delete a secret. Requests that use it are rejected from then on."""
     if not yes:
         typer.confirm(f"Remove the secret {alias} from {store}?", abort=True, err=True)
 
@@ -123,6 +134,9 @@ def delete(
 
 @asynccontextmanager
 async def _open(store: str, wallet_key: str, *, may_create: bool = False) -> AsyncIterator[Wallet]:
+    from tape.engine.security.keyfile import KeyFile
+    from tape.engine.security.wallet import Wallet, master_keys
+
     keys = master_keys(wallet_key, store)
     async with open_database(store, migrate=may_create) as database:
         wallet = Wallet(database, keys)
@@ -134,8 +148,8 @@ async def _open(store: str, wallet_key: str, *, may_create: bool = False) -> Asy
                 )
             keys.create()
             typer.echo(
-                f"Made the master key {keys.path} (mode 0600). Keep a copy of it apart from the database: without it"
-                " nobody can read the secrets.",
+                f"Created the master key {keys.path} (mode 0600). Keep a copy of it apart from the database: without it"
+                " the secrets cannot be decrypted.",
                 err=True,
             )
         try:
@@ -145,6 +159,8 @@ async def _open(store: str, wallet_key: str, *, may_create: bool = False) -> Asy
 
 
 def _read(alias: str, *, is_object: bool) -> Secret:
+    from tape.engine.security.wallet import MAX_BYTES
+
     if sys.stdin.isatty():
         text: str = typer.prompt(f"Secret for {alias}", hide_input=True, confirmation_prompt=True, err=True)
     else:

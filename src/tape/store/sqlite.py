@@ -15,12 +15,16 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import apsw
 import msgspec
 
-from tape.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreUnavailable, TapeError
+from tape.errors import MissingExtra, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreUnavailable, TapeError
 from tape.store.connection import Connection, Row, placeholders, upsert_sql
 from tape.store.database import JOURNAL, Database
+
+try:
+    import apsw
+except ImportError as missing:  # pragma: no cover - the extra is installed where this is tested
+    raise MissingExtra("A SQLite store", "server") from missing
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -441,7 +441,7 @@ def test_the_command_line_takes_secrets_from_a_pipe_and_never_shows_them(tmp_pat
     listed = wallet_command("list", cwd=tmp_path)
     assert re.findall(r"^(\w+) +1 ", listed.stdout, re.MULTILINE) == ["nats_main", "stripe"]
     rotated = wallet_command("rotate", cwd=tmp_path)
-    assert rotated.stdout.startswith("2 secrets are sealed anew with k-")
+    assert rotated.stdout.startswith("2 secrets are re-encrypted with k-")
     deleted = wallet_command("delete", "nats_main", "--yes", cwd=tmp_path)
     assert deleted.stdout == "nats_main is removed.\n"
     bad = wallet_command("set", "x", "--json", cwd=tmp_path, stdin=SECRET)
