@@ -23,9 +23,9 @@ from bench.options import Options
 from bench.table import Table
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.ingress.verification.delivery import Delivery
-from tape.subscriptions.ingress.verification.oidc import GOOGLE_ISSUERS, Issuers
-from tape.subscriptions.ingress.verification.verify import Proven, prove
+from tape.subscriptions.ingress.verification.delivery import PushDelivery
+from tape.subscriptions.ingress.verification.oidc import GOOGLE_ISSUERS, IssuerKeys
+from tape.subscriptions.ingress.verification.verify import VerifiedDelivery, verify_delivery
 from tape.subscriptions.message import receive
 from tape.subscriptions.routing import resolve
 
@@ -86,7 +86,7 @@ def run(options: Options) -> list[Table]:
 
 async def _measure(messages: int) -> Table:
     with tempfile.TemporaryDirectory() as folder:
-        issuers = Issuers()
+        issuers = IssuerKeys()
         try:
             works = _plans() | _proofs(issuers, Path(folder) / "keys.json")
             best = await _by_turns(works, messages)
@@ -117,7 +117,7 @@ def _planning(subscription: Subscription) -> Work:
     return work
 
 
-def _proofs(issuers: Issuers, keys: Path) -> dict[str, Work]:
+def _proofs(issuers: IssuerKeys, keys: Path) -> dict[str, Work]:
     token = _identity(keys)
     hmac_verify = "{type: hmac_sha256, header: x-signature, secret: s}"
     oidc = f"{{type: pubsub_oidc, audience: '{AUDIENCE}', service_account: {ACCOUNT}, jwks_url: 'file:///'}}"
@@ -133,7 +133,7 @@ def _proofs(issuers: Issuers, keys: Path) -> dict[str, Work]:
     return found
 
 
-def _proving(issuers: Issuers, verify: str, body: bytes, header: tuple[str, str], keys: str = "") -> Work:
+def _proving(issuers: IssuerKeys, verify: str, body: bytes, header: tuple[str, str], keys: str = "") -> Work:
     text = PUSH.replace("VERIFY", verify.replace("'file:///'", "http://keys.invalid/"))
     subscription = parse_subscription(text)
     if keys:  # the keys are in a file here, which a document cannot say
@@ -145,8 +145,8 @@ def _proving(issuers: Issuers, verify: str, body: bytes, header: tuple[str, str]
     headers = [(name.lower().encode(), value.encode()) for name, value in (*HEADERS, header)]
 
     async def work() -> object:
-        proven = await prove(subscription, (SECRET,), issuers, Delivery(headers, body))
-        assert isinstance(proven, Proven), proven
+        proven = await verify_delivery(subscription, (SECRET,), issuers, PushDelivery(headers, body))
+        assert isinstance(proven, VerifiedDelivery), proven
         return proven
 
     return work

@@ -17,7 +17,7 @@ from bench.table import NOTHING, Table, count, ratio
 from tape.base.clock import now_ms
 from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.message import receive
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area, SpoolBackend
@@ -27,11 +27,11 @@ from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.nats import NatsBackend
 from tape.subscriptions.spool.objects import BucketBackend
 from tape.subscriptions.spool.replay import Replayed
-from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool
+from tape.subscriptions.spool.spool import Arrival, Lane, Spool, SpoolRules
 
 TITLE = "Spool: messages that wait for their downstream"
 
-ABOUT = About("bench", "subscriptions/bench", 1)
+ABOUT = SubscriptionRef("bench", "subscriptions/bench", 1)
 TAKEN_AT_ONCE = 100
 LANES = 1_000
 SPEC = """
@@ -60,7 +60,7 @@ def run(options: Options) -> list[Table]:
         ]
 
 
-async def _tell(events: Sequence[Event]) -> None:
+async def _tell(events: Sequence[SubscriptionEvent]) -> None:
     """Nobody listens: the journal's own speed is another question."""
 
 
@@ -74,7 +74,7 @@ def _arrivals(number: int) -> list[Arrival]:
 
 
 def _spool(place: SpoolBackend, **rules: Any) -> Spool:
-    return Spool(ABOUT, "nats", place, Rules(max_bytes=None, **rules), tell=_tell, now_ms=now_ms)
+    return Spool(ABOUT, "nats", place, SpoolRules(max_bytes=None, **rules), tell=_tell, now_ms=now_ms)
 
 
 class Receiver:

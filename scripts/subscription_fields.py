@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tape.documents.fields import Field, Shape, fields_of
-from tape.subscriptions.document.spec import Spec
+from tape.subscriptions.document.spec import SubscriptionSpec
 
 PAGE = Path(__file__).parent.parent / "docs/subscriptions.md"
 BEGIN, END = "<!-- fields: made by `make docs` -->\n", "<!-- end of fields -->\n"
@@ -37,8 +37,8 @@ def main() -> int:
 
 def page() -> Iterator[str]:
     """The fields that stand in `spec` itself, then a table for each block."""
-    yield from table(Spec)
-    for name, block in blocks(Spec, ""):
+    yield from table(SubscriptionSpec)
+    for name, block in blocks(SubscriptionSpec, ""):
         yield from (f"### {name}", "", f"{(block.__doc__ or '').splitlines()[0]}", "")
         yield from table(block)
 

@@ -12,12 +12,12 @@ import pytest
 
 from tape.base.clock import now_ms
 from tape.subscriptions.api_client import Control
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.item import SpoolItem
-from tape.subscriptions.spool.spool import Arrival, Rules, Spool
+from tape.subscriptions.spool.spool import Arrival, Spool, SpoolRules
 from tests.forked import tape
 from tests.services import ServerProcess
 
@@ -42,7 +42,7 @@ def document(folder: Path, **spool: Any) -> str:
 def fill(folder: Path, *, dead: Sequence[str] = (), broken: Sequence[str] = ()) -> None:
     """Four messages in a folder, of which some were given up and some are damaged."""
 
-    async def tell(events: Sequence[Event]) -> None:
+    async def tell(events: Sequence[SubscriptionEvent]) -> None:
         pass
 
     def arrival(name: str) -> Arrival:
@@ -57,7 +57,9 @@ def fill(folder: Path, *, dead: Sequence[str] = (), broken: Sequence[str] = ()) 
 
     async def work() -> None:
         backend = DiskBackend(folder)
-        spool = Spool(About("orders", "subscriptions/orders"), "nats", backend, Rules(), tell=tell, now_ms=now_ms)
+        spool = Spool(
+            SubscriptionRef("orders", "subscriptions/orders"), "nats", backend, SpoolRules(), tell=tell, now_ms=now_ms
+        )
         for item in await spool.take([arrival(name) for name in NAMES]):
             assert isinstance(item, SpoolItem)
             if item.message_id in dead:

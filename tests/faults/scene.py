@@ -17,7 +17,7 @@ from tape.errors import TapeError
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.spool.backend import Area
-from tape.subscriptions.spool.locations import open_place
+from tape.subscriptions.spool.locations import open_backend
 from tests.broker_services import KafkaCluster, NatsServer
 from tests.faults.cells import PATH, PLACE_ALIAS, POOL, SECRET_ALIAS, Cell, document
 from tests.faults.chaos import Fault
@@ -262,7 +262,7 @@ class Scene:
 
     async def _look(self) -> dict[str, list[int]]:
         spool = parse_subscription(self._document).spec.spool
-        place = open_place(spool, PATH, self.credential)
+        place = open_backend(spool, PATH, self.credential)
         try:
             found = {}
             for area in (Area.LIVE, Area.DEAD, Area.QUARANTINE):

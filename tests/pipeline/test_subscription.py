@@ -28,7 +28,7 @@ from tape.pipeline.messages import MessageReader, message_options
 from tape.pipeline.session import QUICK_JVM
 from tape.pipeline.subscription_task import Report
 from tape.subscriptions.api_client import Control
-from tape.subscriptions.runtime.remote import Elsewhere
+from tape.subscriptions.runtime.remote import RemoteRuntime
 from tests.broker_services import KafkaCluster, NatsServer
 from tests.brokers.rigs import kafka_cluster, nats_server
 from tests.services import ServerProcess, free_port, wait_for
@@ -270,7 +270,7 @@ def test_what_cannot_run_on_spark_is_refused_with_the_way_out(
     with pytest.raises(OrderNotKept, match=r"has 4 partitions.* Use 'per_key', or a topic with one partition"):
         run(spark, shop, path, checkpoint)
     with pytest.raises(InvalidConfig, match=f"Start it with: tape pipeline run subscription {path}"):
-        asyncio.run(Elsewhere(path, shop.control, "w").run())
+        asyncio.run(RemoteRuntime(path, shop.control, "w").run())
     live = shop.subscription("live", **topic, runtime={"target": "dedicated-pool"})
     with pytest.raises(InvalidConfig, match=f"Run it with: tape subscription run {live}"):
         run(spark, shop, live, checkpoint)

@@ -15,7 +15,7 @@ from tape.brokers.log import Extent, Placed
 from tape.brokers.source import Delivery
 from tape.documents.document import Document
 from tape.engine import catalog
-from tape.engine.executions.offsets import Stretch, taken_of
+from tape.engine.executions.offsets import OffsetRange, executed_ranges
 from tape.errors import MessagesLost, PipelineInput, ServerUnreachable, SourceReplaced, SourceUnavailable, TapeError
 from tape.pipeline.batches import transact
 from tape.pipeline.failures import raised_in
@@ -24,8 +24,8 @@ from tape.pipeline.journal_batches import ask
 from tape.pipeline.messages import advanced, check_same, message_options, rows_of, stretches
 from tape.pipeline.outlets import Answer, Offered, Outlet, StoreOutlet
 from tape.pipeline.subscription_task import Report, Taking, total
-from tape.subscriptions.events import about
-from tape.subscriptions.runtime.flow_limits import Governor
+from tape.subscriptions.events import subscription_ref
+from tape.subscriptions.runtime.flow_limits import FlowLimiter
 from tests.subscriptions.specs import subscription
 
 PATH = "subscriptions/orders"
@@ -47,7 +47,7 @@ class Shelf:
         self.is_closed = False
         self._refuses = refuses
 
-    def take(self, stretch: Stretch, records: Sequence[Offered]) -> Answer:
+    def take(self, stretch: OffsetRange, records: Sequence[Offered]) -> Answer:
         self.calls.append((stretch.part, stretch.begin, stretch.end, [record.offset for record in records]))
         statuses = []
         for number, record in enumerate(records):
@@ -67,7 +67,7 @@ class Shelf:
 
 
 def done_by(outlet: Outlet, *stretched: tuple[str, Extent, list[Placed]], **spec: Any) -> Report:
-    taking = Taking(subscription(PATH, **spec), about(PATH, 7), lambda: outlet, AT_ONCE)
+    taking = Taking(subscription(PATH, **spec), subscription_ref(PATH, 7), lambda: outlet, AT_ONCE)
     batches = [rows_of(messages, part, extent) for part, extent, messages in stretched]
     return total([row for batch in taking(iter(batches)) for row in batch.column("report").to_pylist()])
 
@@ -139,7 +139,7 @@ def test_a_dead_letter_that_is_too_large_is_told_without_its_body() -> None:
 
 def test_a_task_that_cannot_hand_over_says_so_and_leaves_the_rest() -> None:
     class Away(Shelf):
-        def take(self, stretch: Stretch, records: Sequence[Offered]) -> Answer:
+        def take(self, stretch: OffsetRange, records: Sequence[Offered]) -> Answer:
             if self.calls:
                 raise ServerUnreachable("nobody is there")
             return super().take(stretch, records)
@@ -164,7 +164,7 @@ def test_a_store_takes_records_once(store_url: str) -> None:
     bad = ("p:0", Extent(5, 7), [placed(5, x="domain/nowhere"), placed(6)])
     put_aside = done_by(StoreOutlet(store_url), bad, headers={"directives": rules})
     assert (put_aside.started, put_aside.dead) == (1, 1)
-    assert ask(store_url, lambda reader: taken_of(reader, PATH)) == {"p:0": [(0, 7)]}
+    assert ask(store_url, lambda reader: executed_ranges(reader, PATH)) == {"p:0": [(0, 7)]}
 
 
 def test_a_micro_batch_gives_each_part_its_share() -> None:
@@ -229,12 +229,15 @@ def test_a_rate_is_kept_by_waiting_before_a_micro_batch_and_is_told_once() -> No
         now[0] += seconds
 
     steering = SimpleNamespace(
-        state="ACTIVE", about=about(PATH, 7), path=PATH, tell=lambda events: told.extend(e.event_type for e in events)
+        state="ACTIVE",
+        about=subscription_ref(PATH, 7),
+        path=PATH,
+        tell=lambda events: told.extend(e.event_type for e in events),
     )
     running = SimpleNamespace(is_stopping=False, wait=wait, noted=lambda *_: None)
     spec = subscription(PATH, limits={"max_dispatch_per_sec": 10, "max_in_flight": 100})
     streamed: Any = Streamed(None, spec, steering, None, running, How("x"), Metrics())  # type: ignore[arg-type]
-    streamed._governor = Governor(100, 10, clock=lambda: now[0])
+    streamed._governor = FlowLimiter(100, 10, clock=lambda: now[0])
     for _ in range(4):
         streamed._hold()
         streamed._count(Report(received=10, started=10))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tape.subscriptions.document.spec import Spec, Subscription
+from tape.subscriptions.document.spec import Subscription, SubscriptionSpec
 
 
 def subscription(path: str = "subscriptions/orders", **spec: Any) -> Subscription:
@@ -19,5 +19,5 @@ def subscription(path: str = "subscriptions/orders", **spec: Any) -> Subscriptio
         "consumer": "orders",
         "dispatch": {"playbook": "domain/ingest_order"},
     }
-    converted = msgspec.convert(base | spec, Spec)
+    converted = msgspec.convert(base | spec, SubscriptionSpec)
     return Subscription(path=path, name=path.rpartition("/")[2], spec=converted)

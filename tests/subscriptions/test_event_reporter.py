@@ -8,10 +8,10 @@ import pytest
 
 from tape.errors import PayloadTooLarge, ServerUnreachable
 from tape.subscriptions import events
-from tape.subscriptions.event_reporter import MAX_WAITING, Reporting
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.event_reporter import MAX_WAITING, EventReporter
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 
-ABOUT = About("orders", "subscriptions/orders", 7)
+ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
 
 
 class Journal:
@@ -19,7 +19,7 @@ class Journal:
         self.is_away = False
         self.taken: list[str] = []
 
-    async def write(self, told: Sequence[Event]) -> None:
+    async def write(self, told: Sequence[SubscriptionEvent]) -> None:
         if self.is_away:
             raise ServerUnreachable("away")
         if any(event.context["error"] == "huge" for event in told):
@@ -27,13 +27,13 @@ class Journal:
         self.taken += [event.context["error"] for event in told]
 
 
-def event(text: str) -> Event:
+def event(text: str) -> SubscriptionEvent:
     return events.source_lost(ABOUT, "nats", text)
 
 
 async def test_what_nobody_takes_waits_and_keeps_its_order() -> None:
     journal = Journal()
-    reporting = Reporting(journal.write)
+    reporting = EventReporter(journal.write)
     journal.is_away = True
     for text in "abc":
         await reporting.tell([event(text)])
@@ -46,7 +46,7 @@ async def test_what_nobody_takes_waits_and_keeps_its_order() -> None:
 
 async def test_what_must_be_written_comes_behind_what_waits() -> None:
     journal = Journal()
-    reporting = Reporting(journal.write)
+    reporting = EventReporter(journal.write)
     journal.is_away = True
     await reporting.tell([event("a")])
     journal.is_away = False
@@ -56,7 +56,7 @@ async def test_what_must_be_written_comes_behind_what_waits() -> None:
 
 async def test_an_event_that_no_journal_takes_is_counted_and_passed_over() -> None:
     journal = Journal()
-    reporting = Reporting(journal.write)
+    reporting = EventReporter(journal.write)
     journal.is_away = True
     for text in ("a", "huge", "b", "huge"):
         await reporting.tell([event(text)])
@@ -68,7 +68,7 @@ async def test_an_event_that_no_journal_takes_is_counted_and_passed_over() -> No
 async def test_not_more_waits_than_memory_allows_and_the_loss_is_counted() -> None:
     journal = Journal()
     journal.is_away = True
-    reporting = Reporting(journal.write)
+    reporting = EventReporter(journal.write)
     await reporting.tell([event(str(number)) for number in range(MAX_WAITING + 5)])
     journal.is_away = False
     await reporting.flush()

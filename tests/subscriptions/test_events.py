@@ -8,10 +8,10 @@ import pytest
 from tape.model.entry import checked, type_of
 from tape.model.event_types import EVENTS
 from tape.subscriptions import events
-from tape.subscriptions.events import About, Event
-from tape.subscriptions.routing import Applied, Plan, TraceContext
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
+from tape.subscriptions.routing import AppliedHeader, Plan, TraceContext
 
-ABOUT = About("orders", "subscriptions/orders", 7)
+ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 PLAN = Plan(
     subscription=ABOUT.path,
@@ -21,7 +21,7 @@ PLAN = Plan(
     playbook_override="domain/fraud",
     payload={},
     trace=TraceContext(PARENT),
-    applied=(Applied("x-route", "dispatch.playbook", "domain/fraud"),),
+    applied=(AppliedHeader("x-route", "dispatch.playbook", "domain/fraud"),),
 )
 ALL = [
     *(events.lifecycle(ABOUT, verb, "ACTIVE", 3) for verb in events.Verb.__args__),  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ TOLD = {each.name: each for each in EVENTS if each.name.startswith("subscription
 
 
 @pytest.mark.parametrize("event", ALL, ids=lambda event: event.event_type)
-def test_an_event_has_the_fields_that_the_catalogue_tells(event: Event) -> None:
+def test_an_event_has_the_fields_that_the_catalogue_tells(event: SubscriptionEvent) -> None:
     draft = checked(events.stamped(event, "runtime-1").draft())
     assert type_of(draft.kind, draft.subject) == event.event_type
     assert draft.subject.endswith("/orders")

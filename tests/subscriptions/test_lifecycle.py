@@ -10,7 +10,7 @@ from tape.engine import catalog
 from tape.errors import IllegalAction, NotASubscription, UnknownSubscription
 from tape.store import Database, open_database
 from tape.subscriptions import lifecycle
-from tape.subscriptions.lifecycle import ACTIONS, Registration, State
+from tape.subscriptions.lifecycle import ACTIONS, Registration, SubscriptionState
 from tests.subscriptions.documents import NATS
 
 PATH = "subscriptions/orders"
@@ -38,18 +38,18 @@ ILLEGAL = {
     "deactivate": set(),
 }
 WAYS = {
-    State.REGISTERED: (),
-    State.ACTIVE: ("activate",),
-    State.PAUSED: ("activate", "pause"),
-    State.DRAINING: ("activate", "drain"),
-    State.DEACTIVATED: ("deactivate",),
+    SubscriptionState.REGISTERED: (),
+    SubscriptionState.ACTIVE: ("activate",),
+    SubscriptionState.PAUSED: ("activate", "pause"),
+    SubscriptionState.DRAINING: ("activate", "drain"),
+    SubscriptionState.DEACTIVATED: ("deactivate",),
 }
 
 
 async def test_every_action_is_legal_from_exactly_the_states_it_should_be() -> None:
     async with open_database("memory") as database:
         await put(database)
-        for state in State:
+        for state in SubscriptionState:
             for action in ACTIONS:
                 made = await register(database)
                 if WAYS[state]:

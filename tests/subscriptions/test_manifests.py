@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from tape.errors import InvalidConfig
 from tape.subscriptions.manifests import TARGETS, render
-from tape.subscriptions.manifests.deployment import Place, name_of
+from tape.subscriptions.manifests.deployment import DeploymentSettings, name_of
 from tests.subscriptions.specs import subscription
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,7 +46,7 @@ def test_for_spark_there_is_no_manifest_and_the_way_to_a_cluster_is_said() -> No
     with pytest.raises(
         InvalidConfig, match=r"tape pipeline run subscription subscriptions/orders --follow --master k8s"
     ):
-        render(subscription(runtime={"target": "spark"}), "kubernetes", Place())
+        render(subscription(runtime={"target": "spark"}), "kubernetes", DeploymentSettings())
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -54,7 +54,7 @@ def test_for_spark_there_is_no_manifest_and_the_way_to_a_cluster_is_said() -> No
 def test_manifests_are_as_they_were_last_read(case: str, target: str) -> None:
     """`TAPE_GOLDEN=1` writes them anew; read the difference before you commit it."""
     file = GOLDEN / f"{case}-{target}.yaml"
-    text = render(subscription("subscriptions/orders", **CASES[case]), target, Place())
+    text = render(subscription("subscriptions/orders", **CASES[case]), target, DeploymentSettings())
     if os.environ.get("TAPE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tape.subscriptions import events
-from tape.subscriptions.events import About
+from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.outages import outages
 
-ABOUT = About("orders", "subscriptions/orders", 7)
+ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
 
 
 class Line(NamedTuple):
@@ -23,7 +23,7 @@ class Book:
     def __init__(self) -> None:
         self.lines: list[Line] = []
 
-    def add(self, event: events.Event, ts_ms: int) -> None:
+    def add(self, event: events.SubscriptionEvent, ts_ms: int) -> None:
         draft = event.draft()
         self.lines.append(Line(draft.subject, ts_ms, draft.payload_json))
 

@@ -20,8 +20,8 @@ from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.http import ServerDispatch
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.events import Event, about
-from tape.subscriptions.spool.backend import Area, Extent
+from tape.subscriptions.events import SubscriptionEvent, subscription_ref
+from tape.subscriptions.spool.backend import Area, AreaSize
 from tape.subscriptions.spool.item import SpoolItem, decode
 from tape.subscriptions.spool.spool import Spool
 
@@ -64,7 +64,7 @@ def list_items(
 ) -> None:
     """List messages, the oldest first, and tell how many there are, their bytes, and for how long the oldest waits."""
 
-    async def work(spool: Spool) -> tuple[list[dict[str, Any]], Extent]:
+    async def work(spool: Spool) -> tuple[list[dict[str, Any]], AreaSize]:
         page = await spool.backend.page(_AREAS[part], "", limit)
         return [await _told(spool, _AREAS[part], key) for key, _ in page], await spool.backend.measure(_AREAS[part])
 
@@ -138,7 +138,7 @@ def drain(which: WhichArgument, server: ServerOption = DEFAULT_SERVER, output: O
         raise InvalidInput(f"{which} is a file; `tape subscribe {which}` drains its spool when it starts.")
     _check_spool(subscription)
     status = control.register(subscription.path)
-    whose = about(subscription.path, int(status["subscription_id"]))
+    whose = subscription_ref(subscription.path, int(status["subscription_id"]))
 
     async def work() -> Any:
         dispatch = ServerDispatch(control, whose, batch_max=100)
@@ -244,7 +244,7 @@ async def _told(spool: Spool, area: Area, key: str) -> dict[str, Any]:
 def _with_spool(which: str, server: str, folder: Path | None, work: Callable[[Spool], Awaitable[T]]) -> T:
     subscription, control = _found(which, server, folder)
     _check_spool(subscription)
-    whose = about(subscription.path)
+    whose = subscription_ref(subscription.path)
 
     async def opened() -> T:
         forwarder = forwarder_of(
@@ -298,8 +298,8 @@ def _credential(subscription: Subscription, control: Control | None) -> Any:
     return control.credential(alias) if alias and control is not None else None
 
 
-def _teller(control: Control | None) -> Callable[[Sequence[Event]], Awaitable[None]]:
-    async def tell(events: Sequence[Event]) -> None:
+def _teller(control: Control | None) -> Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]:
+    async def tell(events: Sequence[SubscriptionEvent]) -> None:
         if control is not None:
             control.post_events(events)
 

@@ -17,7 +17,7 @@ from tape.cli.options import run as run_loop
 from tape.cli.subscription import on_signals, set_logging
 from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
-from tape.subscriptions.events import Event
+from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.runtime.runtime import Counts
 
 REFRESH_S = 0.5
@@ -82,13 +82,13 @@ async def _run(
     once: bool,
 ) -> None:
     from tape.subscriptions.document.local_spool import read_local, slug
-    from tape.subscriptions.runtime.local import Local, read_credential
+    from tape.subscriptions.runtime.local import LocalRuntime, read_credential
     from tape.subscriptions.runtime.local_trail import Trail
 
     subscription = read_local(file, spool_dir)
     screen = _Screen()
     trail = Trail(events or Path(f"{slug(subscription.name)}-events.jsonl"), screen.show)
-    local = Local(
+    local = LocalRuntime(
         subscription,
         trail,
         credential=None if credential is None else read_credential(credential),
@@ -125,7 +125,7 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
     from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
     from tape.subscriptions.dispatch.http import ServerDispatch
     from tape.subscriptions.dispatch.in_process import InProcessDispatch, Playbooks
-    from tape.subscriptions.runtime.local_trail import WORKER, ToldDispatch
+    from tape.subscriptions.runtime.local_trail import WORKER, TrailDispatch
 
     spec = local.subscription.spec
     if server_url:
@@ -137,7 +137,7 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
             concurrency=spec.runtime.concurrency,
             worker_id=WORKER,
         )
-        return ToldDispatch(elsewhere, local.about, trail), lambda: 0
+        return TrailDispatch(elsewhere, local.about, trail), lambda: 0
     playbooks = Playbooks(playbook_dir)
     playbooks.find(spec.dispatch.playbook)  # one that is not there is told before anything is fetched
     here = InProcessDispatch(playbooks, local.about, trail, spec.runtime.concurrency or 1)
@@ -153,7 +153,7 @@ class _Screen:
     def say(self, line: str) -> None:
         self._console.print(Text(line))
 
-    def show(self, event: Event) -> None:
+    def show(self, event: SubscriptionEvent) -> None:
         self.say(f"  event {event.event_type} exec={event.execution_id} status={event.status}")
 
     async def keep_showing(self, local: Any) -> None:

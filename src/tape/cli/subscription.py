@@ -63,11 +63,11 @@ def run(
 
 
 async def _run(path: str, control: Control, name: str, metrics_listen: str, keep_active: bool) -> Counts:
-    from tape.subscriptions.runtime.remote import Elsewhere
+    from tape.subscriptions.runtime.remote import RemoteRuntime
 
     # Requests wait for the server on threads: as many as the runtime may have open, and some for everything else.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_REQUESTS + 8, "tape-request"))
-    elsewhere = Elsewhere(path, control, name, keeps_active=keep_active)
+    elsewhere = RemoteRuntime(path, control, name, keeps_active=keep_active)
     if metrics_listen:
         serve_metrics(elsewhere.metrics.registry, metrics_listen)
     on_signals(elsewhere.stop)

@@ -177,11 +177,11 @@ def render(
 ) -> None:
     """Write the manifests that run a subscription elsewhere, to be applied by kubectl or gcloud."""
     from tape.subscriptions.manifests import render as written
-    from tape.subscriptions.manifests.deployment import Place
+    from tape.subscriptions.manifests.deployment import DeploymentSettings
 
     file = Path(which)
     content = _read(file) if file.is_file() else connect(server).document(which)
-    place = Place(
+    place = DeploymentSettings(
         image=image, server_url=reach, grpc_url=reach_grpc, namespace=namespace, service_account=service_account
     )
     typer.echo(written(parse_subscription(content), target.value, place), nl=False)

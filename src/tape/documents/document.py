@@ -39,7 +39,7 @@ class Document:
         self.content = _plain(content)
         self.value, self._lines = load(self.content)
         self.problems: list[Problem] = []
-        self.root = Place(self, self.value, ())
+        self.root = Node(self, self.value, ())
         if not isinstance(self.value, dict):
             raise InvalidDocument(
                 [Problem("", 1, "a document is a mapping with kind, metadata and what the kind needs")]
@@ -88,7 +88,7 @@ class Document:
             raise InvalidDocument(sorted(self.problems, key=lambda problem: problem.line))
 
 
-class Place:
+class Node:
     """A value in a document and where it stands."""
 
     def __init__(self, document: Document, value: Any, path: Path) -> None:
@@ -110,18 +110,18 @@ class Place:
         fields = self.value
         if not isinstance(fields, dict):
             self.wrong("must be a mapping")
-            return Fields(Place(self.document, {}, self.path), is_given=False)
+            return Fields(Node(self.document, {}, self.path), is_given=False)
         for key in fields if known else ():
             if key not in known:
                 self.document.wrong((*self.path, key), "is not a known key" + nearest(key, known))
         return Fields(self, is_given=True)
 
-    def items(self) -> list[Place]:
+    def items(self) -> list[Node]:
         """The places of a list's items."""
         if not isinstance(self.value, list):
             self.wrong("must be a list")
             return []
-        return [Place(self.document, item, (*self.path, index)) for index, item in enumerate(self.value)]
+        return [Node(self.document, item, (*self.path, index)) for index, item in enumerate(self.value)]
 
     def text(self) -> str:
         """A text that is not empty."""
@@ -168,7 +168,7 @@ class Place:
 class Fields:
     """The keys of a mapping. Each question names a key; REQUIRED as its default makes the key necessary."""
 
-    def __init__(self, place: Place, *, is_given: bool) -> None:
+    def __init__(self, place: Node, *, is_given: bool) -> None:
         self.place = place
         self.is_given = is_given
 
@@ -179,9 +179,9 @@ class Fields:
         """The keys that are there."""
         return list(self.place.value)
 
-    def at(self, key: str) -> Place:
+    def at(self, key: str) -> Node:
         """The place of a key, also of one that is missing."""
-        return Place(self.place.document, self.place.value.get(key), (*self.place.path, key))
+        return Node(self.place.document, self.place.value.get(key), (*self.place.path, key))
 
     def value(self, key: str, default: Any = None) -> Any:
         """Whatever stands there."""
@@ -189,7 +189,7 @@ class Fields:
 
     def text(self, key: str, default: str = REQUIRED) -> str:
         """A text that is not empty."""
-        return self._ask(key, default, Place.text, "")
+        return self._ask(key, default, Node.text, "")
 
     def choice(self, key: str, allowed: Sequence[str], default: str = REQUIRED) -> str:
         """One of these texts."""
@@ -205,22 +205,22 @@ class Fields:
 
     def flag(self, key: str, default: bool = REQUIRED) -> bool:
         """true or false."""
-        return self._ask(key, default, Place.flag, False)
+        return self._ask(key, default, Node.flag, False)
 
     def texts(self, key: str, default: list[str] = REQUIRED) -> list[str]:
         """A list of texts."""
-        return self._ask(key, default, Place.texts, [])
+        return self._ask(key, default, Node.texts, [])
 
-    def items(self, key: str, *, required: bool = False) -> list[Place]:
+    def items(self, key: str, *, required: bool = False) -> list[Node]:
         """The places of a list's items; none if the key is not there."""
-        return self._ask(key, REQUIRED if required else [], Place.items, [])
+        return self._ask(key, REQUIRED if required else [], Node.items, [])
 
     def section(self, key: str, *known: str, required: bool = False) -> Fields:
         """A mapping under a key; `is_given` tells whether it is there."""
-        absent = Fields(Place(self.place.document, {}, (*self.place.path, key)), is_given=False)
+        absent = Fields(Node(self.place.document, {}, (*self.place.path, key)), is_given=False)
         return self._ask(key, REQUIRED if required else absent, lambda place: place.mapping(*known), absent)
 
-    def _ask(self, key: str, default: T, read: Callable[[Place], T], otherwise: T) -> T:
+    def _ask(self, key: str, default: T, read: Callable[[Node], T], otherwise: T) -> T:
         if key in self.place.value:
             return read(self.at(key))
         if default is not REQUIRED:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tape.documents.document import Place, nearest
+from tape.documents.document import Node, nearest
 from tape.documents.fields import Shape, fields_of
 from tape.documents.yaml import render
 
@@ -38,7 +38,7 @@ _WRONG = {
 _ALSO = {"ingress.verify.type": " ('none' is not allowed — push ingress always verifies)"}
 
 
-def read_block(place: Place, block: type[msgspec.Struct]) -> Any:
+def read_block(place: Node, block: type[msgspec.Struct]) -> Any:
     """The block at a place; None if something necessary is missing, which was noted then."""
     fields = fields_of(block)
     if not isinstance(place.value, dict):
@@ -61,12 +61,12 @@ def read_block(place: Place, block: type[msgspec.Struct]) -> Any:
     return block(**values) if is_whole else None
 
 
-def key_at(place: Place, key: str) -> Place:
+def key_at(place: Node, key: str) -> Node:
     """The place of a key of a mapping, also of one that is missing."""
-    return Place(place.document, place.value.get(key), (*place.path, key))
+    return Node(place.document, place.value.get(key), (*place.path, key))
 
 
-def _read(place: Place, shape: Shape) -> Any:
+def _read(place: Node, shape: Shape) -> Any:
     value = place.value
     match shape.kind:
         case "block":
@@ -129,13 +129,13 @@ def _size(value: Any) -> int | None:
     return None if match is None else int(match[1]) * _UNITS[match[2] or ""]
 
 
-def _missing(place: Place) -> None:
+def _missing(place: Node) -> None:
     name, parent = _names(place)
     text = _MISSING.get(re.sub(r"\[\d+\]", "[]", name), f"subscription '{name}' is required")
     place.document.wrong(place.path, text.replace("{parent}", parent))
 
 
-def _wrong(place: Place, rule: str, hint: str = "") -> Any:
+def _wrong(place: Node, rule: str, hint: str = "") -> Any:
     """Note what is wrong; the value is None then, which nobody uses, as the document is refused."""
     name, _ = _names(place)
     general = re.sub(r"\[\d+\]", "[]", name)
@@ -143,7 +143,7 @@ def _wrong(place: Place, rule: str, hint: str = "") -> Any:
     place.wrong(text + _ALSO.get(general, "") + hint)
 
 
-def _names(place: Place) -> tuple[str, str]:
+def _names(place: Node) -> tuple[str, str]:
     """A place and what it is in, as paths within the spec."""
     path = place.path[1:]
     return render(path), render(path[:-1])

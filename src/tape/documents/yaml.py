@@ -42,12 +42,12 @@ def load(text: str) -> tuple[Any, Mapping[Path, int]]:
     except (YAMLError, ValueError, RecursionError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else "it cannot be read"
         raise InvalidDocument([Problem("", 0, f"Invalid YAML: {first}")]) from error
-    reading = _Reading()
+    reading = _NodeReader()
     value = None if node is None else reading.value(node, ())
     return value, reading.lines
 
 
-class _Reading:
+class _NodeReader:
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
 

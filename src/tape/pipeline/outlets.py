@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tape.engine.executions.execute import Executed, ExecuteRequest, checked_request
-from tape.engine.executions.offsets import Outcome, Record, Stretch, checked_stretch, take
+from tape.engine.executions.offsets import OffsetRange, OffsetRecord, Outcome, checked_range, execute_range
 from tape.errors import ApiRefused, InvalidInput, ServerUnreachable, TapeError
 from tape.model.entry import checked
 from tape.pipeline.batches import transact
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.http import REFUSALS
-from tape.subscriptions.events import Event
+from tape.subscriptions.events import SubscriptionEvent
 
 
 class Offered(NamedTuple):
@@ -22,7 +22,7 @@ class Offered(NamedTuple):
 
     offset: int
     execution: bytes
-    letter: Event | None = None
+    letter: SubscriptionEvent | None = None
 
 
 class Answer(NamedTuple):
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 class Outlet(Protocol):
     """Takes records in the order of their offsets, up to the first that is refused."""
 
-    def take(self, stretch: Stretch, records: Sequence[Offered]) -> Answer:
+    def take(self, stretch: OffsetRange, records: Sequence[Offered]) -> Answer:
         """Take a stretch. Raises a TapeError when nobody could say: it can be handed over again, as a whole."""
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class ServerOutlet:
     def __init__(self, url: str, token: str) -> None:
         self._control = Control(url, token)
 
-    def take(self, stretch: Stretch, records: Sequence[Offered]) -> Answer:
+    def take(self, stretch: OffsetRange, records: Sequence[Offered]) -> Answer:
         """Take a stretch in one request; if the server does not take it as a whole, in smaller ones."""
         body = {**msgspec.structs.asdict(stretch), "records": [_body(record) for record in records]}
         try:
@@ -69,7 +69,7 @@ class ServerOutlet:
     def close(self) -> None:
         self._control.close()
 
-    def _in_halves(self, stretch: Stretch, records: Sequence[Offered]) -> Answer:
+    def _in_halves(self, stretch: OffsetRange, records: Sequence[Offered]) -> Answer:
         middle = len(records) // 2
         edge = records[middle].offset
         first = self.take(msgspec.structs.replace(stretch, end=edge), records[:middle])
@@ -85,11 +85,11 @@ class StoreOutlet:
     def __init__(self, store: str) -> None:
         self._store = store
 
-    def take(self, stretch: Stretch, records: Sequence[Offered]) -> Answer:
+    def take(self, stretch: OffsetRange, records: Sequence[Offered]) -> Answer:
         """Take a stretch in one transaction."""
-        checked_stretch(stretch, [record.offset for record in records])
+        checked_range(stretch, [record.offset for record in records])
         read = [_read(record) for record in records]
-        took = transact(self._store, lambda tx: take(tx, stretch, read))
+        took = transact(self._store, lambda tx: execute_range(tx, stretch, read))
         reason = next((str(each) for each in took.outcomes if isinstance(each, TapeError)), "")
         return Answer([_word(outcome) for outcome in took.outcomes], took.end, reason)
 
@@ -103,16 +103,16 @@ def _body(record: Offered) -> dict[str, object]:
     return {"offset": record.offset, "execution": msgspec.Raw(record.execution)}
 
 
-def _read(record: Offered) -> Record:
+def _read(record: Offered) -> OffsetRecord:
     try:
         if record.letter is not None:
-            return Record(record.offset, checked(record.letter.draft()))
+            return OffsetRecord(record.offset, checked(record.letter.draft()))
         request = msgspec.json.decode(record.execution, type=ExecuteRequest)
-        return Record(record.offset, checked_request(request))
+        return OffsetRecord(record.offset, checked_request(request))
     except TapeError as error:
-        return Record(record.offset, error)
+        return OffsetRecord(record.offset, error)
     except (msgspec.DecodeError, RecursionError) as error:
-        return Record(record.offset, InvalidInput(f"the request cannot be read: {error}."))
+        return OffsetRecord(record.offset, InvalidInput(f"the request cannot be read: {error}."))
 
 
 def _word(outcome: Outcome) -> str:

@@ -13,9 +13,9 @@ from tape.base.retry import RetryPolicy
 from tape.errors import ApiRefused, InvalidConfig, PlaybookNotFound, ServerUnreachable, TapeError
 from tape.pipeline.job_context import Running
 from tape.subscriptions.api_client import Control
-from tape.subscriptions.document.spec import Spec, Subscription
+from tape.subscriptions.document.spec import Subscription, SubscriptionSpec
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.events import About, Event, about, stamped
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef, stamped, subscription_ref
 from tape.subscriptions.runtime.assembly import connection_of, secrets_of
 
 log = logging.getLogger(__name__)
@@ -36,12 +36,12 @@ class Steering:
     def __init__(self, control: Control, path: str, running: Running, *, worker_id: str, follows: bool) -> None:
         self.path = path
         self.state = ""
-        self.about: About = about(path)
+        self.about: SubscriptionRef = subscription_ref(path)
         self._control = control
         self._running = running
         self._worker_id = worker_id
         self._follows = follows
-        self._untold: list[Event] = []
+        self._untold: list[SubscriptionEvent] = []
         self._turn = threading.Lock()
         self._over = threading.Event()
         self._watching: threading.Thread | None = None
@@ -56,7 +56,7 @@ class Steering:
             )
         self._expect_playbook(subscription.spec.dispatch.playbook)
         status = self.patiently(lambda: self._control.register(self.path))
-        self.about = about(self.path, int(status["subscription_id"]))
+        self.about = subscription_ref(self.path, int(status["subscription_id"]))
         if status["state"] == "REGISTERED":
             status = self.patiently(lambda: self._control.act(self.about.subscription_id, "activate"))
         self._moved(status["state"])
@@ -82,14 +82,14 @@ class Steering:
         parts: dict[str, list[list[int]]] = self.patiently(lambda: self._control.call("GET", address))["parts"]
         return {part: stretches[0][1] for part, stretches in parts.items()}
 
-    def options(self, spec: Spec) -> dict[str, Any]:
+    def options(self, spec: SubscriptionSpec) -> dict[str, Any]:
         """The connection of a spec, and apart from it everything in it that is secret."""
         secrets, credential = asyncio.run(secrets_of(spec, self._reveal))
         held = {"token": credential} if isinstance(credential, str) else dict(credential or {})
         connection = {name: value for name, value in connection_of(spec).items() if name not in secrets}
         return {"connection": connection, "secrets": held | secrets}
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def tell(self, events: Sequence[SubscriptionEvent]) -> None:
         """Put events on the journal; while the server is away they wait, the oldest of too many are let go."""
         with self._turn:
             self._untold += [stamped(event, self._worker_id) for event in events]

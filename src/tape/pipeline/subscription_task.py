@@ -18,16 +18,16 @@ import pyarrow as pa
 
 from tape.base.retry import RetryPolicy
 from tape.brokers.source import Delivery
-from tape.engine.executions.offsets import Stretch
+from tape.engine.executions.offsets import OffsetRange
 from tape.errors import TapeError
 from tape.pipeline.outlets import Answer, Offered, Outlet
 from tape.subscriptions import events
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.events import About, Event
-from tape.subscriptions.message import Envelope, message_of
-from tape.subscriptions.received import envelope_of
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
+from tape.subscriptions.message import SourceMessage, message_fields
+from tape.subscriptions.received import message_of
 from tape.subscriptions.routing import Plan, resolve
 
 REPORT = "report string"
@@ -63,7 +63,7 @@ class Planned(NamedTuple):
     """A message on its way: what it is, what it becomes, and that as the request for it."""
 
     offset: int
-    envelope: Envelope
+    envelope: SourceMessage
     plan: Plan
     execution: bytes
 
@@ -73,7 +73,7 @@ class Taking:
     """The work of a task. `opener` makes the outlet, in whichever process the task runs."""
 
     subscription: Subscription
-    about: About
+    about: SubscriptionRef
     opener: Callable[[], Outlet]
     pauses: RetryPolicy = PATIENCE
 
@@ -99,7 +99,7 @@ class Taking:
             metadata=msgspec.json.decode(row["metadata"]),
             ordering_key=row["ordering_key"],
         )
-        envelope = envelope_of(self.subscription.spec.source, delivery)
+        envelope = message_of(self.subscription.spec.source, delivery)
         plan = resolve(self.subscription, envelope)
         return Planned(row["offset"], envelope, plan, _encode(request_of(self.about, plan, EMITTER, worker_id)))
 
@@ -141,9 +141,9 @@ class Task:
     def _hand_over(self, part: str, begin: int, end: int, waiting: list[Planned]) -> None:
         """Hand over until all is taken; what is refused again and again goes as a dead letter, in its place."""
         tries: Counter[int] = Counter()
-        letters: dict[int, Event] = {}
+        letters: dict[int, SubscriptionEvent] = {}
         while begin < end:
-            stretch = Stretch(self._taking.subscription.path, part, begin, end)
+            stretch = OffsetRange(self._taking.subscription.path, part, begin, end)
             offered = [Offered(each.offset, each.execution, letters.get(each.offset)) for each in waiting]
             answer = self._outlet.take(stretch, offered)
             self._count(waiting, answer)
@@ -173,9 +173,9 @@ class Task:
             for applied in record.plan.applied if status == "started" else ():
                 report.applied[applied.controls] = report.applied.get(applied.controls, 0) + 1
 
-    def _letter(self, record: Planned, attempts: int, reason: str) -> Event:
+    def _letter(self, record: Planned, attempts: int, reason: str) -> SubscriptionEvent:
         headers = self._taking.subscription.spec.headers
-        message = message_of(record.envelope, headers, record.envelope.data)
+        message = message_fields(record.envelope, headers, record.envelope.data)
         event = events.dead_lettered(
             self._taking.about,
             record.envelope.message_id,
@@ -188,7 +188,7 @@ class Task:
         )
         return events.stamped(event, self._worker_id)
 
-    def _smaller(self, record: Planned, letter: Event, reason: str) -> Event:
+    def _smaller(self, record: Planned, letter: SubscriptionEvent, reason: str) -> SubscriptionEvent:
         """A dead letter without the body, which stays at the source; raises if even that is refused."""
         message = letter.context["message"]
         if message["data"] is None:

@@ -9,7 +9,7 @@ import msgspec
 
 from tape.base.retry import RetryPolicy
 from tape.cel.expression import Expression, compile_expression
-from tape.documents.document import Document, Fields, Place
+from tape.documents.document import Document, Fields, Node
 from tape.errors import InvalidPredicate
 from tape.playbooks.inputs import Input, read_inputs
 from tape.playbooks.pools import POOL_RULE, is_pool
@@ -21,7 +21,7 @@ START = "start"
 MAX_CONCURRENCY = 256
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 # What every expression can name: the payload as a whole, what a subscription puts into it, and the run itself.
 GIVEN = frozenset(
@@ -31,14 +31,14 @@ _WORDS = frozenset({"true", "false", "null", "in", "as", "break", "const", "cont
 _RESERVED = _WORDS | {"import", "let", "loop", "package", "namespace", "return", "var", "void", "while", END}
 
 
-class Arrow(msgspec.Struct, frozen=True):
+class NextStep(msgspec.Struct, frozen=True):
     """Where to go next, if its condition holds."""
 
     step: str
     when: Expression | None = None
 
 
-class Step(msgspec.Struct, frozen=True):
+class PlaybookStep(msgspec.Struct, frozen=True):
     """One step: a tool with its configuration, and how it is run."""
 
     name: str
@@ -52,7 +52,7 @@ class Step(msgspec.Struct, frozen=True):
     retry: RetryPolicy = RetryPolicy(max_attempts=1)
     timeout_s: float = 0.0
     is_optional: bool = False
-    next: tuple[Arrow, ...] = ()
+    next: tuple[NextStep, ...] = ()
 
 
 class Playbook(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class Playbook(msgspec.Struct, frozen=True):
     pool: str = ""
     python: str = ""
     description: str = ""
-    steps: dict[str, Step] = {}
+    steps: dict[str, PlaybookStep] = {}
     first: str = ""
     output: Render | None = None
 
@@ -87,7 +87,7 @@ def read_playbook(document: Document) -> Playbook:
 
 def _function(fields: Fields) -> str:
     place = fields.text("python")
-    if place and not _PLACE.fullmatch(place):
+    if place and not _IMPORT_PATH.fullmatch(place):
         fields.at("python").wrong("must look like my_module:my_function")
     for other in ("workflow", "output"):
         if other in fields:
@@ -118,7 +118,7 @@ class _Workflow:
         self._names = frozenset({*GIVEN, *(each.name for each in inputs), *workload, *self._step_names})
 
     def read(self, path: str, pool: str, description: str) -> Playbook:
-        steps: dict[str, Step] = {}
+        steps: dict[str, PlaybookStep] = {}
         if not self._places and isinstance(self._fields.place.value.get("workflow"), list):
             self._fields.at("workflow").wrong("has no steps; give it at least one")
         for index, place in enumerate(self._places):
@@ -131,12 +131,12 @@ class _Workflow:
         output = self._template(self._fields.at("output"), self._names) if "output" in self._fields else None
         return Playbook(path, self._inputs, self._workload, pool, "", description, steps, first, output)
 
-    def _following(self, index: int) -> tuple[Arrow, ...]:
+    def _following(self, index: int) -> tuple[NextStep, ...]:
         if self._has_arrows or index + 1 >= len(self._step_names):
             return ()
-        return (Arrow(self._step_names[index + 1]),)
+        return (NextStep(self._step_names[index + 1]),)
 
-    def _step(self, place: Place, following: tuple[Arrow, ...]) -> Step:
+    def _step(self, place: Node, following: tuple[NextStep, ...]) -> PlaybookStep:
         fields = place.mapping(
             *("step", "description", "tool", "when", "each", "as", "concurrency"),
             *("retry", "timeout_s", "on_error", "next"),
@@ -152,7 +152,7 @@ class _Workflow:
         if has_each and (not _NAME.fullmatch(item_name) or item_name in _RESERVED or item_name in self._names):
             fields.at("as").wrong("must be a name that nothing else in the playbook has")
         kind, config, render = self._tool(fields, names)
-        return Step(
+        return PlaybookStep(
             name,
             kind,
             config,
@@ -184,12 +184,12 @@ class _Workflow:
         if kind and tool.value("kind") == kind:
             TOOLS[kind].check(tool)
         config = {key: value for key, value in place.value.items() if key != "kind"}
-        return kind, config, self._template(Place(place.document, config, place.path), names)
+        return kind, config, self._template(Node(place.document, config, place.path), names)
 
-    def _arrows(self, place: Place) -> tuple[Arrow, ...]:
+    def _arrows(self, place: Node) -> tuple[NextStep, ...]:
         if isinstance(place.value, str):
             return self._arrow_to(place, place.value, None)
-        arrows: tuple[Arrow, ...] = ()
+        arrows: tuple[NextStep, ...] = ()
         for item in place.items():
             if arrows and arrows[-1].when is None:
                 item.wrong("is never reached: the one before it has no when and is always taken")
@@ -202,13 +202,13 @@ class _Workflow:
             )
         return arrows
 
-    def _arrow_to(self, place: Place, name: str, when: Expression | None) -> tuple[Arrow, ...]:
+    def _arrow_to(self, place: Node, name: str, when: Expression | None) -> tuple[NextStep, ...]:
         if name and name != END:
-            place = Place(place.document, name, place.path)
+            place = Node(place.document, name, place.path)
             place.choice([*self._step_names, END])
-        return (Arrow(name, when),)
+        return (NextStep(name, when),)
 
-    def _check_reach(self, steps: dict[str, Step], first: str) -> None:
+    def _check_reach(self, steps: dict[str, PlaybookStep], first: str) -> None:
         reached = {first, END}
         waiting = [first] if first in steps else []
         while waiting:
@@ -235,7 +235,7 @@ class _Workflow:
             place.wrong(f"is no expression: {error.reason}")
             return None
 
-    def _template(self, place: Place, names: frozenset[str]) -> Render:
+    def _template(self, place: Node, names: frozenset[str]) -> Render:
         """What renders a value; each text that does not compile is a problem of its own place."""
         if isinstance(place.value, dict):
             fields = place.mapping()

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tape.documents.document import Fields, Place
+from tape.documents.document import Fields, Node
 from tape.errors import InvalidPayload
 
 # The names of JSON Schema, and what JSON gives for each.
@@ -37,7 +37,7 @@ def read_inputs(fields: Fields) -> tuple[Input, ...]:
     return tuple(_read(name, fields.at(name)) for name in fields.keys())  # noqa: SIM118 - Fields is no mapping
 
 
-def _read(name: str, place: Place) -> Input:
+def _read(name: str, place: Node) -> Input:
     if isinstance(place.value, str):
         return Input(name, place.choice(list(TYPES)))
     fields = place.mapping("type", "default", "required", "description")
@@ -54,7 +54,7 @@ def _read(name: str, place: Place) -> Input:
     return found
 
 
-def take_inputs(inputs: Sequence[Input], workload: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+def bind_inputs(inputs: Sequence[Input], workload: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     """The payload over the playbook's defaults; InvalidPayload names every input that is missing or of another type.
 
     What the payload has beyond the inputs is kept: steps see it as `input.<name>`.

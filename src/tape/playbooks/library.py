@@ -9,7 +9,7 @@ from tape.errors import Problem
 from tape.playbooks.document import Playbook, read_playbook
 
 
-class Known:
+class LoadedPlaybook:
     """A playbook that was read, and what this process finds wrong with it, such as a tool that it does not have."""
 
     __slots__ = ("playbook", "problems")
@@ -20,8 +20,8 @@ class Known:
 
 
 @lru_cache(maxsize=512)
-def known_playbook(content: str) -> Known:
+def known_playbook(content: str) -> LoadedPlaybook:
     """The playbook of a document that is in the catalog."""
     document = Document(content)
     playbook = read_playbook(document)
-    return Known(playbook, document.problems)
+    return LoadedPlaybook(playbook, document.problems)

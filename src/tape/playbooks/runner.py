@@ -12,9 +12,9 @@ import msgspec
 from tape.cel.expression import Expression, Scope
 from tape.errors import PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
 from tape.playbooks import functions
-from tape.playbooks.document import END, GIVEN, Playbook, Step
+from tape.playbooks.document import END, GIVEN, Playbook, PlaybookStep
 from tape.playbooks.host import Host, RunInfo, is_interruption
-from tape.playbooks.inputs import take_inputs
+from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.templates import evaluate
 from tape.playbooks.tools import TOOLS, ToolCall
 
@@ -31,7 +31,7 @@ async def run_playbook(
     `prefix` is put before the keys of its steps: a playbook within a step is recorded below that step. An error that
     is the playbook's own is a StepFailed, a TemplateFailed or an InvalidPayload; others mean that it was interrupted.
     """
-    sent = take_inputs(playbook.inputs, playbook.workload, payload)
+    sent = bind_inputs(playbook.inputs, playbook.workload, payload)
     if playbook.python:
         return await _run_function(playbook, sent, run, host, prefix)
     return await _Run(playbook, sent, run, host, prefix).steps()
@@ -86,7 +86,7 @@ class _Run:
             name = self._next(step)
         return last if self._playbook.output is None else self._playbook.output(Scope(self._values))
 
-    def _next(self, step: Step) -> str:
+    def _next(self, step: PlaybookStep) -> str:
         for arrow in step.next:
             if arrow.when is None or self._holds(arrow.when, f"next of step {step.name}"):
                 return arrow.step
@@ -98,7 +98,7 @@ class _Run:
             raise PlaybookError(f"{where}: {condition.text!r} gives {found!r}, which is neither true nor false.")
         return found
 
-    async def _step(self, step: Step) -> Any:
+    async def _step(self, step: PlaybookStep) -> Any:
         visit = self._visits[step.name]
         key = f"{self._run.id}/{self._prefix}{step.name}" + (f"#{visit}" if visit > 1 else "")
         try:
@@ -110,7 +110,7 @@ class _Run:
                 raise
             return _told(error)
 
-    async def _each(self, step: Step, key: str) -> list[Any]:
+    async def _each(self, step: PlaybookStep, key: str) -> list[Any]:
         assert step.each is not None
         items = evaluate(step.each, Scope(self._values))
         if not isinstance(items, list):
@@ -142,7 +142,7 @@ class _Run:
                 raise result
         return list(results)
 
-    async def _perform(self, step: Step, key: str, values: Mapping[str, Any]) -> Any:
+    async def _perform(self, step: PlaybookStep, key: str, values: Mapping[str, Any]) -> Any:
         config = step.render(Scope(values))
         tool = TOOLS[step.kind]
         call = ToolCall(config, self._run, step.name, key, self._host)
@@ -153,7 +153,7 @@ class _Run:
         return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act, may_wait=True)
 
 
-async def _tried(step: Step, act: Callable[[], Any]) -> Any:
+async def _tried(step: PlaybookStep, act: Callable[[], Any]) -> Any:
     """What a tool gives, after as many attempts as the step allows."""
     number = 1
     while True:

@@ -22,10 +22,10 @@ from tape.server.http.router import App
 from tape.server.sockets import bind, join
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.http import ServerDispatch
-from tape.subscriptions.ingress.gateway import EMITTER, FRESH_S, WORKER, Forward, RemoteListeners, tell
+from tape.subscriptions.ingress.gateway import EMITTER, FRESH_S, WORKER, GatewayDispatch, RemoteListeners, post_events
 from tape.subscriptions.ingress.ingress import Ingress
 from tape.subscriptions.ingress.listeners import Listener, Listeners
-from tape.subscriptions.ingress.spooled import Spooling
+from tape.subscriptions.ingress.spooled import SpoolingDispatch
 
 GRACE_S = 10
 
@@ -48,15 +48,15 @@ class Gateway:
         self._build = Gauge("tape_gateway_build_info", "Always 1", ["version"], registry=self.metrics.registry)
         self._build.labels(__version__).set(1)
         self._control = Control(server_url, token)
-        self._forward = Forward(self._control)
+        self._forward = GatewayDispatch(self._control)
         self._remote = RemoteListeners(self._control)
-        self._spooling = Spooling(
-            self._forward, self._replays, partial(tell, self._control), self._reveal, self.metrics
+        self._spooling = SpoolingDispatch(
+            self._forward, self._replays, partial(post_events, self._control), self._reveal, self.metrics
         )
         self._ingress = Ingress(
             Listeners(self._remote, fresh_s),
             self._spooling,
-            partial(tell, self._control),
+            partial(post_events, self._control),
             self.metrics,
             body_timeout_s=body_timeout_s,
             emitter=EMITTER,

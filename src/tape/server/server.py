@@ -62,12 +62,12 @@ from tape.server.http.queries import Queries
 from tape.server.http.stream import EventStream
 from tape.server.sockets import bind, join
 from tape.store import WriterLimits, open_database
-from tape.subscriptions.events import Event
+from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.ingress import Ingress
 from tape.subscriptions.ingress.listeners import Listeners
-from tape.subscriptions.ingress.registered_listeners import Registered
-from tape.subscriptions.ingress.spooled import Spooling
-from tape.subscriptions.runtime.supervisor import Hosting
+from tape.subscriptions.ingress.registered_listeners import CatalogListeners
+from tape.subscriptions.ingress.spooled import SpoolingDispatch
+from tape.subscriptions.runtime.supervisor import RuntimeSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +100,9 @@ class Server:
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
-        self.listeners = Registered(self.database, self.wallet)
+        self.listeners = CatalogListeners(self.database, self.wallet)
         begin = Begin(self.journal)
-        self.spooling = Spooling(begin, begin.replays, self._tell, self.wallet.reveal, self.metrics)
+        self.spooling = SpoolingDispatch(begin, begin.replays, self._tell, self.wallet.reveal, self.metrics)
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),
             self.spooling,
@@ -113,7 +113,7 @@ class Server:
         self._authenticator = _authenticator(settings)
         self.board = Board(self.database)
         self.matcher = Matcher(self.hub, self.board)
-        self.hosting = Hosting(
+        self.hosting = RuntimeSupervisor(
             self.journal, self.wallet.reveal, f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
         )
         self._journal_door = JournalDoor(self.journal, self.hub)
@@ -247,7 +247,7 @@ class Server:
         )
         return build_app(self.journal, self.metrics, doors, settings.origins)
 
-    async def _tell(self, told: Sequence[Event]) -> None:
+    async def _tell(self, told: Sequence[SubscriptionEvent]) -> None:
         await self.journal.append([event.draft() for event in told])
 
     async def _keep_house(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import urllib3
 
 from tape.errors import ApiRefused, InvalidConfig, ServerUnreachable
-from tape.subscriptions.events import Event
+from tape.subscriptions.events import SubscriptionEvent
 
 TOKEN_VARIABLE = "TAPE_INTERNAL_API_TOKEN"  # noqa: S105 - where a token is, not one
 TIMEOUT_S = 30.0
@@ -94,7 +94,7 @@ class Control:
                 return found
             asked["before"] = page["next"]
 
-    def post_events(self, events: Sequence[Event]) -> None:
+    def post_events(self, events: Sequence[SubscriptionEvent]) -> None:
         """Put events on the server's journal, durably and in order."""
         if events:
             self.call("POST", "/api/events", [event.record() for event in events])

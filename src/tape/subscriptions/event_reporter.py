@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from tape.errors import InvalidInput, TapeError
-from tape.subscriptions.events import Event, stamped
+from tape.subscriptions.events import SubscriptionEvent, stamped
 
 log = logging.getLogger(__name__)
 
@@ -17,25 +17,25 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
 AT_ONCE = 500
 
-Write = Callable[[Sequence[Event]], Awaitable[None]]
+Write = Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]
 
 
-class Reporting:
+class EventReporter:
     """Writes events in their order. While they cannot be written they wait, and whoever tells them goes on."""
 
     def __init__(self, write: Write, worker_id: str = "") -> None:
         self._write = write
         self._worker_id = worker_id
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[SubscriptionEvent] = deque()
         self._turn = asyncio.Lock()
         self.lost = 0
 
-    async def tell(self, events: Sequence[Event]) -> None:
+    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
         """Write events, or keep them for the next time."""
         self._add(events)
         await self.flush()
 
-    async def write(self, events: Sequence[Event]) -> None:
+    async def write(self, events: Sequence[SubscriptionEvent]) -> None:
         """Write events now, behind those that wait; raises if that fails, and these are not kept then."""
         async with self._turn:
             await self._write_waiting()
@@ -65,17 +65,17 @@ class Reporting:
             for _ in some:
                 self._waiting.popleft()
 
-    async def _write_alone(self, event: Event) -> None:
+    async def _write_alone(self, event: SubscriptionEvent) -> None:
         try:
             await self._write([event])
         except InvalidInput:
             self._let_go(event)
 
-    def _let_go(self, event: Event) -> None:
+    def _let_go(self, event: SubscriptionEvent) -> None:
         self.lost += 1
         log.error("%s about %s cannot be told, no journal takes it", event.event_type, event.about.path, exc_info=True)
 
-    def _add(self, events: Sequence[Event]) -> None:
+    def _add(self, events: Sequence[SubscriptionEvent]) -> None:
         self._waiting.extend(map(self._stamped, events))
         if (too_many := len(self._waiting) - MAX_WAITING) > 0 and not self._turn.locked():
             for _ in range(too_many):
@@ -83,5 +83,5 @@ class Reporting:
             self.lost += too_many
             log.error("%d events could not be told and were let go, %d so far", too_many, self.lost)
 
-    def _stamped(self, event: Event) -> Event:
+    def _stamped(self, event: SubscriptionEvent) -> SubscriptionEvent:
         return stamped(event, self._worker_id) if self._worker_id and not event.worker_id else event

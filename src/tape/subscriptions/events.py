@@ -20,7 +20,7 @@ from tape.subscriptions.routing import Plan, TraceContext
 STEP = "ingress"
 
 
-class About(NamedTuple):
+class SubscriptionRef(NamedTuple):
     """The subscription that an event is about. The id is that of its present registration, 0 without one."""
 
     name: str
@@ -28,18 +28,18 @@ class About(NamedTuple):
     subscription_id: int = 0
 
 
-def about(path: str, subscription_id: int = 0) -> About:
+def subscription_ref(path: str, subscription_id: int = 0) -> SubscriptionRef:
     """The subscription of a path; its name is the last part of that."""
-    return About(path.rpartition("/")[2], path, subscription_id)
+    return SubscriptionRef(path.rpartition("/")[2], path, subscription_id)
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a subscription, or to a message of it.
 
     `execution_id` is the subscription's id, or that of the run that a message became.
     """
 
-    about: About
+    about: SubscriptionRef
     event_type: str
     status: str
     context: dict[str, Any]
@@ -84,21 +84,21 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return record | {"worker_id": self.worker_id} if self.worker_id else record
 
 
-def stamped(event: Event, worker_id: str) -> Event:
+def stamped(event: SubscriptionEvent, worker_id: str) -> SubscriptionEvent:
     """The event with the name of the process that saw it."""
     return msgspec.structs.replace(event, worker_id=worker_id)
 
 
 def _event(
-    about: About,
+    about: SubscriptionRef,
     verb: str,
     status: str,
     emitter: str,
     context: dict[str, Any],
     execution_id: int | None = None,
     trace: TraceContext | None = None,
-) -> Event:
-    return Event(
+) -> SubscriptionEvent:
+    return SubscriptionEvent(
         about=about,
         event_type=f"subscription.{verb}",
         status=status,
@@ -113,7 +113,9 @@ def _event(
 Verb = Literal["registered", "activated", "paused", "resumed", "draining", "deactivated"]
 
 
-def lifecycle(about: About, verb: Verb, state: str, catalog_id: int, *, emitter: str = "control_plane") -> Event:
+def lifecycle(
+    about: SubscriptionRef, verb: Verb, state: str, catalog_id: int, *, emitter: str = "control_plane"
+) -> SubscriptionEvent:
     """A subscription was registered, activated, paused, resumed, set to drain or deactivated."""
     context = {
         "subscription_id": str(about.subscription_id),
@@ -123,7 +125,9 @@ def lifecycle(about: About, verb: Verb, state: str, catalog_id: int, *, emitter:
     return _event(about, verb, state, emitter, context)
 
 
-def directives_applied(about: About, plan: Plan, execution_id: int, *, emitter: str = "subscription_runtime") -> Event:
+def directives_applied(
+    about: SubscriptionRef, plan: Plan, execution_id: int, *, emitter: str = "subscription_runtime"
+) -> SubscriptionEvent:
     """Headers of a message changed how it is handled, or gave it a trace."""
     context = {
         "message_id": plan.message_id,
@@ -134,7 +138,7 @@ def directives_applied(about: About, plan: Plan, execution_id: int, *, emitter: 
     return _event(about, "message.directives_applied", "APPLIED", emitter, context, execution_id, plan.trace)
 
 
-def deduplicated(about: About, dedup_key: str, original: int, suppressed: int = 0) -> Event:
+def deduplicated(about: SubscriptionRef, dedup_key: str, original: int, suppressed: int = 0) -> SubscriptionEvent:
     """A message that came again within its window became no second run."""
     context = {
         "subscription_id": str(about.subscription_id),
@@ -146,40 +150,42 @@ def deduplicated(about: About, dedup_key: str, original: int, suppressed: int = 
     return _event(about, "message.deduplicated", "DEDUPLICATED", "control_plane", context, original)
 
 
-def rejected(about: About, reason: str, status_code: int, *, count: int = 1, emitter: str = "ingress") -> Event:
+def rejected(
+    about: SubscriptionRef, reason: str, status_code: int, *, count: int = 1, emitter: str = "ingress"
+) -> SubscriptionEvent:
     """Deliveries were refused, so many of them for the same reason within a second. No body and no secret is told."""
     context = {"reason": reason, "status_code": status_code, "count": count}
     return _event(about, "message.rejected", "REJECTED", emitter, context)
 
 
-def received(about: About, source: str, message_id: str, headers: dict[str, Any]) -> Event:
+def received(about: SubscriptionRef, source: str, message_id: str, headers: dict[str, Any]) -> SubscriptionEvent:
     """A message was fetched (in local mode)."""
     context = {"subscription": about.path, "source": source, "message_id": message_id, "headers": headers}
     return _event(about, "message.received", "RECEIVED", "subscribe_runtime", context)
 
 
 def local(
-    about: About,
+    about: SubscriptionRef,
     event_type: str,
     status: str,
     execution_id: int,
     context: dict[str, Any],
     trace: TraceContext | None = None,
-) -> Event:
+) -> SubscriptionEvent:
     """What a process without a server tells of the playbooks that it runs itself."""
     event = _event(about, "", status, "subscribe_runtime", context, execution_id, trace)
     return msgspec.structs.replace(event, event_type=event_type)
 
 
 def rate_limited(
-    about: About,
+    about: SubscriptionRef,
     reason: str,
     max_in_flight: int | None,
     max_dispatch_per_sec: int | None,
     *,
     action: str = "stopped_fetching",
     emitter: str = "subscription_runtime",
-) -> Event:
+) -> SubscriptionEvent:
     """A limit began to hold messages back; they wait at their source."""
     context = {
         "reason": reason,
@@ -191,12 +197,16 @@ def rate_limited(
     return _event(about, "rate_limited", "RATE_LIMITED", emitter, context)
 
 
-def source_lost(about: About, source: str, error: str, *, emitter: str = "subscription_runtime") -> Event:
+def source_lost(
+    about: SubscriptionRef, source: str, error: str, *, emitter: str = "subscription_runtime"
+) -> SubscriptionEvent:
     """The source cannot be reached; it is tried again."""
     return _event(about, "source.lost", "RECONNECTING", emitter, {"source": source, "error": error})
 
 
-def source_restored(about: About, source: str, outage_ms: int, *, emitter: str = "subscription_runtime") -> Event:
+def source_restored(
+    about: SubscriptionRef, source: str, outage_ms: int, *, emitter: str = "subscription_runtime"
+) -> SubscriptionEvent:
     """The source can be reached again."""
     return _event(about, "source.restored", "CONNECTED", emitter, {"source": source, "outage_ms": outage_ms})
 
@@ -205,20 +215,20 @@ SPOOL = "spool_runtime"
 
 
 def circuit_opened(
-    about: About, downstream: str, consecutive_failures: int, trips: int, *, emitter: str = SPOOL
-) -> Event:
+    about: SubscriptionRef, downstream: str, consecutive_failures: int, trips: int, *, emitter: str = SPOOL
+) -> SubscriptionEvent:
     """A downstream failed too often: messages wait from now on."""
     context = {"downstream": downstream, "consecutive_failures": consecutive_failures, "trips": trips}
     return _event(about, "circuit.opened", "OPEN", emitter, context)
 
 
-def circuit_closed(about: About, downstream: str, *, emitter: str = SPOOL) -> Event:
+def circuit_closed(about: SubscriptionRef, downstream: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
     """A downstream works again."""
     return _event(about, "circuit.closed", "CLOSED", emitter, {"downstream": downstream})
 
 
 def spooled(
-    about: About,
+    about: SubscriptionRef,
     message_id: str,
     recv_seq: int,
     spool_ref: str,
@@ -227,7 +237,7 @@ def spooled(
     reason: str,
     *,
     emitter: str = SPOOL,
-) -> Event:
+) -> SubscriptionEvent:
     """A message is durably in the spool."""
     context = {
         "message_id": message_id,
@@ -240,20 +250,22 @@ def spooled(
     return _event(about, "message.spooled", "SPOOLED", emitter, context)
 
 
-def spool_draining(about: About, pending: int, *, emitter: str = SPOOL) -> Event:
+def spool_draining(about: SubscriptionRef, pending: int, *, emitter: str = SPOOL) -> SubscriptionEvent:
     """What waits in the spool is being replayed."""
     return _event(about, "spool.draining", "DRAINING", emitter, {"pending": pending})
 
 
 def spool_recovered(
-    about: About, pending: int, recv_seq_high_water: int, backend: str, *, emitter: str = SPOOL
-) -> Event:
+    about: SubscriptionRef, pending: int, recv_seq_high_water: int, backend: str, *, emitter: str = SPOOL
+) -> SubscriptionEvent:
     """A runtime that starts found messages in the spool."""
     context = {"pending": pending, "recv_seq_high_water": recv_seq_high_water, "backend": backend}
     return _event(about, "spool.recovered", "RECOVERED", emitter, context)
 
 
-def replayed(about: About, message_id: str, recv_seq: int, spool_ref: str, execution_id: int) -> Event:
+def replayed(
+    about: SubscriptionRef, message_id: str, recv_seq: int, spool_ref: str, execution_id: int
+) -> SubscriptionEvent:
     """A message of the spool became a run."""
     context = {
         "message_id": message_id,
@@ -265,7 +277,7 @@ def replayed(about: About, message_id: str, recv_seq: int, spool_ref: str, execu
 
 
 def dead_lettered(
-    about: About,
+    about: SubscriptionRef,
     message_id: str,
     recv_seq: int,
     spool_ref: str,
@@ -274,7 +286,7 @@ def dead_lettered(
     *,
     message: dict[str, Any] | None = None,
     emitter: str = SPOOL,
-) -> Event:
+) -> SubscriptionEvent:
     """A message is not tried again and waits for somebody. One that is nowhere else is told whole."""
     context = {
         "message_id": message_id,
@@ -287,17 +299,21 @@ def dead_lettered(
     return _event(about, "message.dead_lettered", "DEAD_LETTERED", emitter, context)
 
 
-def dropped(about: About, message_id: str, downstream: str, reason: str, *, emitter: str = SPOOL) -> Event:
+def dropped(
+    about: SubscriptionRef, message_id: str, downstream: str, reason: str, *, emitter: str = SPOOL
+) -> SubscriptionEvent:
     """A message was not kept: the spool is full, or there is none and its source will bring it no more."""
     context = {"message_id": message_id, "downstream": downstream, "reason": reason}
     return _event(about, "message.dropped", "DROPPED", emitter, context)
 
 
-def spool_alert(about: About, downstream: str, spool_bytes: int, *, emitter: str = SPOOL) -> Event:
+def spool_alert(
+    about: SubscriptionRef, downstream: str, spool_bytes: int, *, emitter: str = SPOOL
+) -> SubscriptionEvent:
     """The spool is larger than it should be."""
     return _event(about, "spool.alert", "ALERT", emitter, {"downstream": downstream, "spool_bytes": spool_bytes})
 
 
-def quarantined(about: About, spool_ref: str, reason: str, *, emitter: str = SPOOL) -> Event:
+def quarantined(about: SubscriptionRef, spool_ref: str, reason: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
     """An item of the spool is torn or altered; it was put aside, not replayed."""
     return _event(about, "spool.quarantined", "QUARANTINED", emitter, {"spool_ref": spool_ref, "reason": reason})

@@ -18,12 +18,12 @@ from tape.model.execution_ids import MAX_ID, new_id
 from tape.store import Reader, Transaction
 from tape.subscriptions import events
 from tape.subscriptions.document.validator import KIND
-from tape.subscriptions.events import Verb, about
+from tape.subscriptions.events import Verb, subscription_ref
 
 MAX_LIST = 1_000
 
 
-class State(StrEnum):
+class SubscriptionState(StrEnum):
     """Where a subscription stands."""
 
     REGISTERED = "REGISTERED"
@@ -37,16 +37,29 @@ class Action(NamedTuple):
     """What can be done with a subscription: the event it writes, the state it leads to, where it is legal from."""
 
     verb: Verb
-    state: State
-    legal_from: tuple[State, ...]
+    state: SubscriptionState
+    legal_from: tuple[SubscriptionState, ...]
 
 
 ACTIONS = {
-    "activate": Action("activated", State.ACTIVE, (State.REGISTERED, State.PAUSED, State.DEACTIVATED, State.ACTIVE)),
-    "pause": Action("paused", State.PAUSED, (State.ACTIVE, State.PAUSED)),
-    "resume": Action("resumed", State.ACTIVE, (State.PAUSED, State.ACTIVE)),
-    "drain": Action("draining", State.DRAINING, (State.ACTIVE, State.PAUSED, State.DRAINING)),
-    "deactivate": Action("deactivated", State.DEACTIVATED, tuple(State)),
+    "activate": Action(
+        "activated",
+        SubscriptionState.ACTIVE,
+        (
+            SubscriptionState.REGISTERED,
+            SubscriptionState.PAUSED,
+            SubscriptionState.DEACTIVATED,
+            SubscriptionState.ACTIVE,
+        ),
+    ),
+    "pause": Action("paused", SubscriptionState.PAUSED, (SubscriptionState.ACTIVE, SubscriptionState.PAUSED)),
+    "resume": Action("resumed", SubscriptionState.ACTIVE, (SubscriptionState.PAUSED, SubscriptionState.ACTIVE)),
+    "drain": Action(
+        "draining",
+        SubscriptionState.DRAINING,
+        (SubscriptionState.ACTIVE, SubscriptionState.PAUSED, SubscriptionState.DRAINING),
+    ),
+    "deactivate": Action("deactivated", SubscriptionState.DEACTIVATED, tuple(SubscriptionState)),
 }
 
 
@@ -63,7 +76,7 @@ class Registration(msgspec.Struct, frozen=True):
     @property
     def is_live(self) -> bool:
         """Whether it was not deactivated."""
-        return self.state != State.DEACTIVATED
+        return self.state != SubscriptionState.DEACTIVATED
 
 
 _COLUMNS = ", ".join(Registration.__struct_fields__)
@@ -82,7 +95,7 @@ def register(tx: Transaction, path: str) -> Registration:
     subscription_id = new_id()
     while find(tx, subscription_id) is not None:  # another process can have made the same one
         subscription_id = new_id()
-    return _write(tx, subscription_id, path, resource.catalog_id, "registered", State.REGISTERED)
+    return _write(tx, subscription_id, path, resource.catalog_id, "registered", SubscriptionState.REGISTERED)
 
 
 def act(tx: Transaction, subscription_id: int, action: str) -> Registration:
@@ -94,7 +107,7 @@ def act(tx: Transaction, subscription_id: int, action: str) -> Registration:
     if before.state not in wanted.legal_from:
         allowed = ", ".join(f'"{state}"' for state in wanted.legal_from)
         raise IllegalAction(f"Cannot '{action}' a subscription in state '{before.state}' (allowed from [{allowed}])")
-    if not before.is_live and wanted.state != State.DEACTIVATED:
+    if not before.is_live and wanted.state != SubscriptionState.DEACTIVATED:
         successor = find_live(tx, before.path)
         if successor is not None:
             raise IllegalAction(
@@ -147,8 +160,10 @@ def list_registrations(
     return [Registration(*row) for row in rows]
 
 
-def _write(tx: Transaction, subscription_id: int, path: str, catalog_id: int, verb: Verb, state: State) -> Registration:
-    event = events.lifecycle(about(path, subscription_id), verb, state, catalog_id)
+def _write(
+    tx: Transaction, subscription_id: int, path: str, catalog_id: int, verb: Verb, state: SubscriptionState
+) -> Registration:
+    event = events.lifecycle(subscription_ref(path, subscription_id), verb, state, catalog_id)
     entry = append(tx, [checked(event.draft())])[0]
     registration = Registration(subscription_id, path, catalog_id, state.value, event.event_type, entry.ts_ms)
     row = msgspec.structs.astuple(registration)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.subscriptions.document.spec import Dispatch, Headers, Rule
+from tape.subscriptions.document.spec import DispatchSpec, HeaderRule, HeadersSpec
 
 # A header has any number of values, in the order in which they came. Names are lower-case.
 HeaderMap = Mapping[str, tuple[str, ...]]
@@ -17,7 +17,7 @@ HeaderMap = Mapping[str, tuple[str, ...]]
 RESERVED = ("message", "subscription", "source")
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message as it was received. Nothing of it was interpreted but the names of its headers.
 
     `attributes` is the source's own map of headers, untouched. `body` is None when the message has none, which a
@@ -39,7 +39,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def data(self) -> Any:
         """The body: parsed if it is JSON, else as text."""
-        return decoded(self.body)
+        return decode_body(self.body)
 
 
 def receive(
@@ -53,13 +53,13 @@ def receive(
     ordering_key: str = "",
     deliveries: int = 1,
     ack_id: str = "",
-) -> Envelope:
+) -> SourceMessage:
     """An envelope received now. `headers` are name and value in the order of the wire, names in any case."""
-    return Envelope(
+    return SourceMessage(
         message_id=message_id,
         source=source,
         body=body,
-        headers=normalized(headers),
+        headers=normalize_headers(headers),
         attributes=attributes or {},
         metadata=metadata or {},
         received_at_ms=now_ms(),
@@ -69,21 +69,21 @@ def receive(
     )
 
 
-def normalized(headers: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+def normalize_headers(headers: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     """Headers by their name in ASCII lower case; the values of one name together, in order."""
     found: dict[str, tuple[str, ...]] = {}
     for name, value in headers:
-        key = lower(name)
+        key = lower_ascii(name)
         found[key] = (*found.get(key, ()), value)
     return found
 
 
-def lower(name: str) -> str:
+def lower_ascii(name: str) -> str:
     """A header's name in lower case: ASCII letters only, so that no two names become one by accident of Unicode."""
     return name.lower() if name.isascii() else name.encode(errors="replace").lower().decode()
 
 
-def decoded(body: bytes | None) -> Any:
+def decode_body(body: bytes | None) -> Any:
     """What a body says: JSON if it parses, else its text, with a mark for each byte that is not UTF-8."""
     if body is None:
         return None
@@ -98,14 +98,14 @@ def decoded(body: bytes | None) -> Any:
         return text
 
 
-def message_of(envelope: Envelope, headers: Headers, data: Any) -> dict[str, Any]:
+def message_fields(envelope: SourceMessage, headers: HeadersSpec, data: Any) -> dict[str, Any]:
     """The message as a playbook sees it: `id`, `data`, `headers`, `attributes`, `metadata` and perhaps `ack_id`."""
     shown: HeaderMap = envelope.headers if headers.normalize else {}
     attributes = envelope.attributes
     if headers.passthrough == "none":
-        named = names_of(headers.directives)
+        named = directive_headers(headers.directives)
         shown = {name: values for name, values in shown.items() if name in named}
-        attributes = {name: value for name, value in attributes.items() if lower(name) in named}
+        attributes = {name: value for name, value in attributes.items() if lower_ascii(name) in named}
     message: dict[str, Any] = {
         "id": envelope.message_id,
         "data": data,
@@ -118,15 +118,15 @@ def message_of(envelope: Envelope, headers: Headers, data: Any) -> dict[str, Any
     return message
 
 
-def names_of(rules: Iterable[Rule]) -> frozenset[str]:
+def directive_headers(rules: Iterable[HeaderRule]) -> frozenset[str]:
     """The headers that rules are about, in lower case."""
-    return frozenset(lower(rule.header) for rule in rules)
+    return frozenset(lower_ascii(rule.header) for rule in rules)
 
 
-def payload_of(envelope: Envelope, path: str, dispatch: Dispatch, headers: Headers) -> dict[str, Any]:
+def payload_of(envelope: SourceMessage, path: str, dispatch: DispatchSpec, headers: HeadersSpec) -> dict[str, Any]:
     """The payload of the run that a message becomes: the message, and what `payload_from` selects at the top."""
     data = envelope.data
-    message = message_of(envelope, headers, data)
+    message = message_fields(envelope, headers, data)
     payload: dict[str, Any] = {"message": message, "subscription": path, "source": envelope.source}
     selected: Any
     match dispatch.payload_from:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 
-class Entry(Protocol):
+class EventEntry(Protocol):
     """What is read of an entry of the journal."""
 
     subject: str
@@ -45,7 +45,7 @@ class Outage(msgspec.Struct, kw_only=True):
     moments: list[Moment] = msgspec.field(default_factory=list)
 
 
-class _Story:
+class _OutageBuilder:
     """An outage while it is being read."""
 
     def __init__(self, began_ms: int) -> None:
@@ -128,9 +128,9 @@ _TOLD = frozenset(
 )
 
 
-def outages(entries: Iterable[Entry]) -> Iterator[Outage]:
+def outages(entries: Iterable[EventEntry]) -> Iterator[Outage]:
     """The outages of one subscription, oldest first; the last one may still go on."""
-    current: _Story | None = None
+    current: _OutageBuilder | None = None
     gone: set[str] = (
         set()
     )  # what left in an outage before this one: whatever is told of them now was told late, or twice
@@ -149,7 +149,7 @@ def outages(entries: Iterable[Entry]) -> Iterator[Outage]:
                 gone.add(ref)
             if verb in ("spool.draining", "circuit.closed", *_LEAVING):
                 continue  # what was still to be said of a finished outage
-            current = _Story(entry.ts_ms)
+            current = _OutageBuilder(entry.ts_ms)
         current.add(verb, entry.ts_ms, context)
         if current.is_over:
             yield current.told()

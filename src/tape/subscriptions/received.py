@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tape.brokers.source import Delivery
-from tape.subscriptions.message import Envelope, receive
+from tape.subscriptions.message import SourceMessage, receive
 
 
-def envelope_of(source: str, delivery: Delivery, *, shows_receipt: bool = False) -> Envelope:
+def message_of(source: str, delivery: Delivery, *, shows_receipt: bool = False) -> SourceMessage:
     """The message of a delivery. With `shows_receipt` a playbook sees its receipt as `ack_id`."""
     return receive(
         source,

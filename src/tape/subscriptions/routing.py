@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from tape.model.entry import MAX_ID_BYTES
-from tape.subscriptions.document.spec import ROUTING, Rule, Subscription, TraceRules
-from tape.subscriptions.message import Envelope, lower, payload_of
+from tape.subscriptions.document.spec import ROUTING, HeaderRule, Subscription, TraceSpec
+from tape.subscriptions.message import SourceMessage, lower_ascii, payload_of
 
 # W3C, version 00: four parts, lower-case hex, no id of zeros alone, no version ff.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class Applied(msgspec.Struct, frozen=True):
+class AppliedHeader(msgspec.Struct, frozen=True):
     """A header that took effect: what it controls, and the value that this led to."""
 
     header: str
@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ordering_key: str = ""
     dedup: DedupKey | None = None
     trace: TraceContext | None = None
-    applied: tuple[Applied, ...] = ()
+    applied: tuple[AppliedHeader, ...] = ()
 
     @property
     def key(self) -> str:
@@ -87,17 +87,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.decode(text, type=cls)
 
 
-def resolve(subscription: Subscription, envelope: Envelope) -> Plan:
+def resolve(subscription: Subscription, envelope: SourceMessage) -> Plan:
     """The plan for a message: what the subscription says, changed by those headers that its rules allow to."""
     spec = subscription.spec
     chosen: dict[str, str] = {}
     priority_pool = ""
-    applied: list[Applied] = []
+    applied: list[AppliedHeader] = []
     for rule in spec.headers.directives:
         value = _value(envelope, rule.header)
         if value is None or (effect := _effect(rule, value)) is None:
             continue
-        applied.append(Applied(lower(rule.header), rule.controls, effect))
+        applied.append(AppliedHeader(lower_ascii(rule.header), rule.controls, effect))
         if rule.controls != "priority":
             chosen[rule.controls] = effect
         elif not priority_pool:
@@ -132,13 +132,13 @@ def resolve(subscription: Subscription, envelope: Envelope) -> Plan:
     )
 
 
-def _value(envelope: Envelope, header: str) -> str | None:
+def _value(envelope: SourceMessage, header: str) -> str | None:
     """The value of a header that counts: the last one."""
-    values = envelope.headers.get(lower(header))
+    values = envelope.headers.get(lower_ascii(header))
     return values[-1] if values else None
 
 
-def _effect(rule: Rule, value: str) -> str | None:
+def _effect(rule: HeaderRule, value: str) -> str | None:
     """What a value leads to under a rule, or None when the rule does not allow it."""
     if rule.controls == "priority":
         return rule.map.get(value)
@@ -155,7 +155,7 @@ def _storable(key: str) -> str:
     return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
-def _lane(envelope: Envelope, payload: dict[str, Any], name: str) -> str:
+def _lane(envelope: SourceMessage, payload: dict[str, Any], name: str) -> str:
     """The lane whose order a replay keeps: a header, else a field of the message, else the source's key."""
     if not name:
         return envelope.ordering_key
@@ -168,7 +168,7 @@ def _lane(envelope: Envelope, payload: dict[str, Any], name: str) -> str:
     return envelope.ordering_key
 
 
-def _trace(rules: TraceRules, envelope: Envelope) -> TraceContext | None:
+def _trace(rules: TraceSpec, envelope: SourceMessage) -> TraceContext | None:
     if rules.propagate != "w3c":
         return None
     parent = _value(envelope, "traceparent") or ""

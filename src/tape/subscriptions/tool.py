@@ -15,9 +15,9 @@ from tape.errors import SourceError, SourceMisconfigured, StepFailed
 from tape.playbooks.templates import is_template
 from tape.playbooks.tools import ToolCall
 from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
-from tape.subscriptions.document.spec import CONNECTION_KEYS, MAX_BATCH, Headers
-from tape.subscriptions.message import message_of
-from tape.subscriptions.received import envelope_of
+from tape.subscriptions.document.spec import CONNECTION_KEYS, MAX_BATCH, HeadersSpec
+from tape.subscriptions.message import message_fields
+from tape.subscriptions.received import message_of
 from tape.subscriptions.runtime.assembly import Reveal
 
 OPERATIONS = ("poll", "ack", "nack", "term")
@@ -200,9 +200,9 @@ def ack_mode(given: Any) -> AckMode:
 
 
 def _shown(source: str, delivery: Delivery, shows_receipt: bool) -> dict[str, Any]:
-    envelope = envelope_of(source, delivery, shows_receipt=shows_receipt)
+    envelope = message_of(source, delivery, shows_receipt=shows_receipt)
     data = "" if envelope.body == b"" else envelope.data
-    return message_of(envelope, Headers(), data)
+    return message_fields(envelope, HeadersSpec(), data)
 
 
 def _polled(source: str, mode: AckMode, fetched: dict[str, Any], *, is_acked: bool, shows_ids: bool) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from tape.engine.executions.execute import Dedup, Executed, ExecuteRequest
-from tape.engine.executions.offsets import Record, Stretch, Took, checked_stretch, take, taken_of
+from tape.engine.executions.offsets import (
+    OffsetRange,
+    OffsetRecord,
+    RangeResult,
+    checked_range,
+    execute_range,
+    executed_ranges,
+)
 from tape.errors import InvalidInput, PlaybookNotFound, TapeError
 from tape.model.entry import Draft
 from tape.store import Database
@@ -19,20 +26,22 @@ __all__ = ["shop"]
 PATH = "subscriptions/orders"
 
 
-def record(offset: int, path: str = "domain/order", **fields: object) -> Record:
-    return Record(offset, request(path, subscription=PATH, message_id=str(offset), **fields))
+def record(offset: int, path: str = "domain/order", **fields: object) -> OffsetRecord:
+    return OffsetRecord(offset, request(path, subscription=PATH, message_id=str(offset), **fields))
 
 
 async def taken(database: Database, part: str = "orders:0") -> list[tuple[int, int]]:
-    return (await database.read(lambda reader: taken_of(reader, PATH))).get(part, [])
+    return (await database.read(lambda reader: executed_ranges(reader, PATH))).get(part, [])
 
 
-async def took(database: Database, begin: int, end: int, records: Sequence[Record], part: str = "orders:0") -> Took:
-    stretch = checked_stretch(Stretch(PATH, part, begin, end), [each.offset for each in records])
-    return await database.write(lambda tx: take(tx, stretch, records))
+async def took(
+    database: Database, begin: int, end: int, records: Sequence[OffsetRecord], part: str = "orders:0"
+) -> RangeResult:
+    stretch = checked_range(OffsetRange(PATH, part, begin, end), [each.offset for each in records])
+    return await database.write(lambda tx: execute_range(tx, stretch, records))
 
 
-def words(result: Took) -> list[str]:
+def words(result: RangeResult) -> list[str]:
     return [
         each.status if isinstance(each, Executed) else "refused" if isinstance(each, TapeError) else each
         for each in result.outcomes
@@ -60,10 +69,10 @@ async def test_nothing_behind_a_refused_record_is_taken_until_it_is_told_as_a_de
     assert words(first) == ["started", "refused", "held"]
     assert isinstance(first.outcomes[1], PlaybookNotFound)
     assert (first.end, await taken(shop)) == (2, [(0, 2)])
-    unreadable = [Record(2, InvalidInput("too large")), record(3)]
+    unreadable = [OffsetRecord(2, InvalidInput("too large")), record(3)]
     assert words(await took(shop, 2, 4, unreadable)) == ["refused", "held"]
     assert await taken(shop) == [(0, 2)]
-    letter = Record(2, Draft(subject="/tape/subscription/message.dead_lettered/orders", payload_json='{"a":1}'))
+    letter = OffsetRecord(2, Draft(subject="/tape/subscription/message.dead_lettered/orders", payload_json='{"a":1}'))
     assert words(await took(shop, 2, 4, [letter, record(3)])) == ["told", "started"]
     assert words(await took(shop, 2, 4, [letter, record(3)])) == ["taken", "taken"]
     count = "SELECT COUNT(*) FROM tape_journal WHERE subject = ?"
@@ -114,17 +123,17 @@ async def test_any_pieces_in_any_order_make_each_record_one_run(shop: Database) 
 @pytest.mark.parametrize(
     ("stretch", "offsets", "said"),
     [
-        (Stretch("", "p", 0, 1), [], "subscription and part must be given"),
-        (Stretch("s", "p", 5, 1), [], "begin 5 and end 1"),
-        (Stretch("s", "p", -1, 1), [], "begin -1"),
-        (Stretch("s", "p", 0, 5), [5], "offset 5 is not in its place"),
-        (Stretch("s", "p", 0, 5), [3, 3], "offset 3 is not in its place"),
-        (Stretch("s", "p", 2, 5), [1], "offset 1 is not in its place"),
+        (OffsetRange("", "p", 0, 1), [], "subscription and part must be given"),
+        (OffsetRange("s", "p", 5, 1), [], "begin 5 and end 1"),
+        (OffsetRange("s", "p", -1, 1), [], "begin -1"),
+        (OffsetRange("s", "p", 0, 5), [5], "offset 5 is not in its place"),
+        (OffsetRange("s", "p", 0, 5), [3, 3], "offset 3 is not in its place"),
+        (OffsetRange("s", "p", 2, 5), [1], "offset 1 is not in its place"),
     ],
 )
-def test_a_stretch_that_makes_no_sense_is_refused(stretch: Stretch, offsets: list[int], said: str) -> None:
+def test_a_stretch_that_makes_no_sense_is_refused(stretch: OffsetRange, offsets: list[int], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        checked_stretch(stretch, offsets)
+        checked_range(stretch, offsets)
 
 
 def test_requests_are_what_a_record_holds() -> None:

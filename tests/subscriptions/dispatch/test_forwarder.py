@@ -19,8 +19,8 @@ from tape.brokers.source import Patience
 from tape.errors import SpoolUnavailable
 from tape.subscriptions.dispatch.assembly import forwarder_of, rules_of
 from tape.subscriptions.dispatch.forwarder import Forwarder
-from tape.subscriptions.events import About, Event
-from tape.subscriptions.message import Envelope, receive
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
+from tape.subscriptions.message import SourceMessage, receive
 from tape.subscriptions.routing import Plan, resolve
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.objects import BucketBackend
@@ -29,7 +29,7 @@ from tape.subscriptions.spool.spool import Spool
 from tests.objects import free_ports
 from tests.subscriptions.specs import subscription
 
-ABOUT = About("orders", "subscriptions/orders", 7)
+ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
 _WAITING = {"mode": "buffer_and_ack", "backend": "memory", "ordering_key": "lane"}
 
 
@@ -48,7 +48,7 @@ class World:
         self.away: set[str] = set()
         self.runs: list[str] = []
         self.seen: dict[str, int] = {}
-        self.told: list[Event] = []
+        self.told: list[SubscriptionEvent] = []
         self.now = 1_000_000
         self.calls = 0
         self.windows: list[int] = []
@@ -90,10 +90,10 @@ class World:
             self.seen[plan.dedup.key] = len(self.runs)
         return Replayed("started", len(self.runs))
 
-    async def tell(self, events: Sequence[Event]) -> None:
+    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
         self.told += events
 
-    def message(self, name: str, lane: str = "a") -> tuple[Envelope, Plan]:
+    def message(self, name: str, lane: str = "a") -> tuple[SourceMessage, Plan]:
         envelope = receive("nats", name, b'{"v": 1}', [("lane", lane)])
         return envelope, resolve(self.subscription, envelope)
 
@@ -248,7 +248,7 @@ async def test_a_probe_that_never_left_is_not_waited_for() -> None:
     assert forwarder.spool is not None
     told = forwarder.spool.tell
 
-    async def fails(events: Sequence[Event]) -> None:
+    async def fails(events: Sequence[SubscriptionEvent]) -> None:
         raise SpoolUnavailable("no space left")
 
     forwarder.spool.tell = fails  # the drain cannot say that it begins, and its probe stays where it is
@@ -395,7 +395,7 @@ async def test_a_replay_that_was_dispatched_but_not_removed_makes_no_second_run(
         await forwarder.forward([world.message(f"m{n}")])
     world.is_up, world.now = True, world.now + 1000
 
-    async def dies(events: Sequence[Event]) -> None:
+    async def dies(events: Sequence[SubscriptionEvent]) -> None:
         if any(event.event_type.endswith("message.replayed") for event in events):
             raise ConnectionError("killed between the dispatch and the removal")
         world.told.extend(events)
@@ -560,7 +560,7 @@ async def test_prometheus_is_told_what_the_journal_is(tmp_path: Path) -> None:
     async def dispatch(plans: Sequence[Plan]) -> list[Replayed]:
         return [Replayed("started", 1) if is_up else Replayed("away")] * len(plans)
 
-    async def tell(told: Sequence[Event]) -> None:
+    async def tell(told: Sequence[SubscriptionEvent]) -> None:
         """Nobody listens."""
 
     forwarder = forwarder_of(wanted, ABOUT, dispatch, tell, metrics=metrics)

@@ -8,8 +8,8 @@ import pytest
 
 from tape.errors import ApiRefused, ServerUnreachable
 from tape.subscriptions.dispatch.http import BATCH_BYTES, ServerDispatch
-from tape.subscriptions.events import About
-from tape.subscriptions.routing import Applied, DedupKey, Plan
+from tape.subscriptions.events import SubscriptionRef
+from tape.subscriptions.routing import AppliedHeader, DedupKey, Plan
 from tape.subscriptions.spool.replay import Replayed
 
 
@@ -36,7 +36,7 @@ def plans(number: int, size: int = 1) -> list[Plan]:
 
 
 def dispatch(server: Server, **options: Any) -> ServerDispatch:
-    return ServerDispatch(server, About("s", "s", 5), **options)  # type: ignore[arg-type]  # it answers like one
+    return ServerDispatch(server, SubscriptionRef("s", "s", 5), **options)  # type: ignore[arg-type]  # it answers like one
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ async def test_what_the_server_says_decides_whose_trouble_it_is(answer: Any, out
 async def test_what_headers_changed_is_told_by_name() -> None:
     server = Server()
     (plan,) = plans(1)
-    applied = (Applied("x-route", "dispatch.playbook", "p"),)
+    applied = (AppliedHeader("x-route", "dispatch.playbook", "p"),)
     await dispatch(server, worker_id="runtime-1")([Plan(**{**_fields(plan), "applied": applied})])
     (event,) = server.asked[0][1]["events"]
     assert event["subject"] == "/tape/subscription/message.directives_applied/s"

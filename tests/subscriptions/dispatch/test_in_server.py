@@ -10,7 +10,7 @@ from tape.journal.journal import Journal
 from tape.model.entry import MAX_PAYLOAD_BYTES
 from tape.store import Database
 from tape.subscriptions.dispatch.in_server import WriterDispatch
-from tape.subscriptions.events import About
+from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
 
 PLAYBOOK = "kind: Playbook\nmetadata: {path: p}\nworkflow: [{step: keep, tool: {kind: value, value: 1}}]\n"
@@ -27,7 +27,7 @@ def plan(name: str, playbook: str = "p", pool: str = "") -> Plan:
 
 
 async def test_each_lane_goes_as_far_as_it_can_and_in_its_order(shop: Database, journal: Journal) -> None:
-    dispatch = WriterDispatch(shop, About("s", "s", 5), MAX_PAYLOAD_BYTES)
+    dispatch = WriterDispatch(shop, SubscriptionRef("s", "s", 5), MAX_PAYLOAD_BYTES)
     plans = [
         plan("a0"),
         plan("b0"),
@@ -55,7 +55,7 @@ async def test_each_lane_goes_as_far_as_it_can_and_in_its_order(shop: Database, 
 
 
 async def test_a_database_that_is_away_is_told_once_a_lane(shop: Database) -> None:
-    dispatch = WriterDispatch(shop, About("s", "s", 5), MAX_PAYLOAD_BYTES)
+    dispatch = WriterDispatch(shop, SubscriptionRef("s", "s", 5), MAX_PAYLOAD_BYTES)
     await shop.close()
     answers = await dispatch.in_lanes([plan("a0"), plan("b0"), plan("a1")], ["a", "b", "a"])
     assert [answer.outcome for answer in answers] == ["away", "away", "skipped"]

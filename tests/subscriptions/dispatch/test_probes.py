@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tape.subscriptions.dispatch.probes import is_up
-from tape.subscriptions.document.spool_spec import Downstream
+from tape.subscriptions.document.spool_spec import DownstreamSpec
 from tape.subscriptions.document.validator import parse_subscription
 from tests.objects import free_ports
 
@@ -44,21 +44,21 @@ async def test_http_is_up_with_any_status_below_500(answering: Any, status: str,
     address = await answering(
         f"HTTP/1.1 {status}\r\ncontent-length: 0\r\nlocation: http://127.0.0.1:1/\r\n\r\n".encode()
     )
-    assert await is_up(Downstream(name="d", type="http", target=f"http://{address}/health")) is expected
+    assert await is_up(DownstreamSpec(name="d", type="http", target=f"http://{address}/health")) is expected
 
 
 @pytest.mark.parametrize("kind", ["tcp", "nats"])
 @pytest.mark.parametrize("form", ["{}", "nats://{}", "tls://user:secret@{}"])
 async def test_tcp_and_nats_are_up_when_they_accept(answering: Any, kind: Any, form: str) -> None:
     address = await answering(b"")
-    assert await is_up(Downstream(name="d", type=kind, target=form.format(address)))
+    assert await is_up(DownstreamSpec(name="d", type=kind, target=form.format(address)))
 
 
 @pytest.mark.parametrize("kind", ["http", "tcp", "nats"])
 async def test_who_does_not_answer_is_down(kind: Any) -> None:
     (port,) = free_ports(1)
     target = f"http://127.0.0.1:{port}/" if kind == "http" else f"127.0.0.1:{port}"
-    assert not await is_up(Downstream(name="d", type=kind, target=target))
+    assert not await is_up(DownstreamSpec(name="d", type=kind, target=target))
 
 
 def test_a_probe_may_be_called_probe_or_type_and_is_http_without_either() -> None:

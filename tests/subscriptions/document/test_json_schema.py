@@ -17,7 +17,7 @@ from tape.documents.fields import fields_of
 from tape.documents.yaml import load
 from tape.errors import InvalidDocument, Problem
 from tape.subscriptions.document.json_schema import subscription_schema
-from tape.subscriptions.document.spec import Spec
+from tape.subscriptions.document.spec import SubscriptionSpec
 from tape.subscriptions.document.validator import parse_subscription
 from tests.subscriptions.documents import DIRECTIVES, EXAMPLES, NATS, WEBHOOK
 
@@ -53,7 +53,7 @@ def paths(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [before, *(path for key, each in inner for path in paths(each, (*before, key)))]
 
 
-def names(block: type[msgspec.Struct] = Spec) -> set[str]:
+def names(block: type[msgspec.Struct] = SubscriptionSpec) -> set[str]:
     found: set[str] = set()
     for field in fields_of(block).values():
         found.update(field.names)
@@ -63,7 +63,7 @@ def names(block: type[msgspec.Struct] = Spec) -> set[str]:
     return found
 
 
-def choices(block: type[msgspec.Struct] = Spec) -> set[str]:
+def choices(block: type[msgspec.Struct] = SubscriptionSpec) -> set[str]:
     found: set[str] = set()
     for field in fields_of(block).values():
         shape = field.shape.item or field.shape

@@ -20,13 +20,13 @@ import pytest
 import tape.subscriptions.ingress.ingress as module
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import PayloadTooLarge, StoreUnavailable, TapeError
-from tape.subscriptions.events import Event
-from tape.subscriptions.ingress.ingress import Admitted, Answer, Ingress, Taken, admit
+from tape.subscriptions.events import SubscriptionEvent
+from tape.subscriptions.ingress.ingress import AdmittedMessage, Ingress, IngressResponse, Taken, admit
 from tape.subscriptions.ingress.listeners import Listener, Listeners
-from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
-from tape.subscriptions.ingress.verification.oidc import Issuers
+from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.oidc import IssuerKeys
 from tape.subscriptions.routing import Plan
-from tape.subscriptions.runtime.flow_limits import Governor
+from tape.subscriptions.runtime.flow_limits import FlowLimiter
 from tests.subscriptions.specs import subscription
 
 SECRET = "s3cret"
@@ -77,8 +77,8 @@ class Door:
     """An ingress with a dispatch that a test controls."""
 
     def __init__(self, *listeners: Listener, **options: Any) -> None:
-        self.taken: list[Admitted] = []
-        self.told: list[Event] = []
+        self.taken: list[AdmittedMessage] = []
+        self.told: list[SubscriptionEvent] = []
         self.error: TapeError | None = None
         self.answer = Taken("4711")
         self.go = asyncio.Event()
@@ -92,7 +92,7 @@ class Door:
     def plans(self) -> list[Plan]:
         return [each.plan for each in self.taken]
 
-    async def take(self, listener: Listener, admitted: Admitted) -> Taken:
+    async def take(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
         self.waiting += 1
         await self.go.wait()
         self.waiting -= 1
@@ -106,12 +106,12 @@ class Door:
         while self.waiting < count:
             await asyncio.sleep(0)
 
-    async def tell(self, events: Sequence[Event]) -> None:
+    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
         self.told += events
 
     async def post(
         self, body: bytes = b"{}", headers: list[tuple[bytes, bytes]] | None = None, name: str = "orders"
-    ) -> Answer:
+    ) -> IngressResponse:
         return await self.ingress.receive(name, signed(body) if headers is None else headers, chunks(body))
 
     def count(self, metric: str, **labels: str) -> float:
@@ -123,9 +123,9 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-def rejected(status: int, reason: str, detail: str = "", **other: Any) -> Answer:
+def rejected(status: int, reason: str, detail: str = "", **other: Any) -> IngressResponse:
     body = {"status": "rejected", "reason": reason} | ({"detail": detail} if detail else {})
-    return Answer(status, body, **other)
+    return IngressResponse(status, body, **other)
 
 
 # ── the way in ───────────────────────────────────────────────────────────────────────────────────
@@ -140,7 +140,7 @@ async def test_a_signed_delivery_becomes_a_plan_and_is_accepted_when_its_run_is_
     await door.reached(1)
     assert not posting.done()
     door.go.set()
-    assert await posting == Answer(202, {"status": "accepted", "execution_id": "4711"})
+    assert await posting == IngressResponse(202, {"status": "accepted", "execution_id": "4711"})
     (plan,) = door.plans
     assert (plan.playbook, plan.idempotency_key, plan.payload["order"]) == ("domain/fraud", "k1", 5)
     message = plan.payload["message"]
@@ -152,7 +152,7 @@ async def test_a_signed_delivery_becomes_a_plan_and_is_accepted_when_its_run_is_
 async def test_a_message_that_has_its_run_already_is_accepted_as_that_run() -> None:
     door = Door(push())
     door.answer = Taken("17", is_duplicate=True)
-    assert await door.post() == Answer(202, {"status": "accepted", "execution_id": "17", "duplicate": True})
+    assert await door.post() == IngressResponse(202, {"status": "accepted", "execution_id": "17", "duplicate": True})
 
 
 @pytest.mark.parametrize(
@@ -172,28 +172,28 @@ async def test_what_is_not_proven_is_never_parsed(
 
     door = Door(push())
     await door.ingress._listeners.find("orders")
-    for place, name in ((module, "pushed_envelope"), (module, "resolve"), (msgspec.json, "decode"), (json, "loads")):
+    for place, name in ((module, "message_from_push"), (module, "resolve"), (msgspec.json, "decode"), (json, "loads")):
         monkeypatch.setattr(place, name, parsed)
     assert await door.post(b"{}", headers) == rejected(401, reason)
     assert door.plans == []
 
 
 async def test_with_verification_the_same_delivery_is_parsed() -> None:
-    found = await admit(push(), Issuers(), Delivery(signed(b"[1]", x_route="domain/fraud"), b"[1]"))
-    assert isinstance(found, Admitted)
+    found = await admit(push(), IssuerKeys(), PushDelivery(signed(b"[1]", x_route="domain/fraud"), b"[1]"))
+    assert isinstance(found, AdmittedMessage)
     assert (found.envelope.body, found.plan.payload["body"], found.plan.playbook_override) == (
         b"[1]",
         [1],
         "domain/fraud",
     )
-    refused = await admit(push(), Issuers(), Delivery(wire(x_route="domain/fraud"), b"[1]"))
-    assert refused == Refused(401, "missing_signature")
+    refused = await admit(push(), IssuerKeys(), PushDelivery(wire(x_route="domain/fraud"), b"[1]"))
+    assert refused == Rejection(401, "missing_signature")
 
 
 def test_no_other_code_can_make_a_proof_or_an_envelope_of_a_delivery() -> None:
     """The gate is a matter of structure: this looks for a second way around it."""
     root = Path(module.__file__).parents[2]
-    makers: dict[str, set[str]] = {"Proven": set(), "pushed_envelope": set(), "_GATE": set()}
+    makers: dict[str, set[str]] = {"VerifiedDelivery": set(), "message_from_push": set(), "_GATE": set()}
     for path in root.rglob("*.py"):
         text = path.read_text()
         if not any(name in text for name in makers):
@@ -204,9 +204,9 @@ def test_no_other_code_can_make_a_proof_or_an_envelope_of_a_delivery() -> None:
             if name in makers:
                 makers[name].add(path.relative_to(root).as_posix())
     assert makers == {
-        "Proven": {"subscriptions/ingress/verification/verify.py"},
+        "VerifiedDelivery": {"subscriptions/ingress/verification/verify.py"},
         "_GATE": {"subscriptions/ingress/verification/verify.py"},
-        "pushed_envelope": {"subscriptions/ingress/ingress.py"},
+        "message_from_push": {"subscriptions/ingress/ingress.py"},
     }
 
 
@@ -214,8 +214,8 @@ def test_no_other_code_can_make_a_proof_or_an_envelope_of_a_delivery() -> None:
 
 
 async def plan_of(listener: Listener, body: bytes, **headers: str) -> Plan:
-    found = await admit(listener, Issuers(), Delivery(signed(body, **headers), body))
-    assert isinstance(found, Admitted), found
+    found = await admit(listener, IssuerKeys(), PushDelivery(signed(body, **headers), body))
+    assert isinstance(found, AdmittedMessage), found
     return found.plan
 
 
@@ -224,8 +224,8 @@ async def test_the_sender_names_the_message_once_or_it_gets_a_name() -> None:
     first, second = await plan_of(push(), b"{}"), await plan_of(push(), b"{}")
     assert first.message_id != second.message_id
     twice = [*signed(b""), (b"x-message-id", b"a"), (b"X-Message-Id", b"b")]
-    found = await admit(push(), Issuers(), Delivery(twice, b""))
-    assert isinstance(found, Admitted)
+    found = await admit(push(), IssuerKeys(), PushDelivery(twice, b""))
+    assert isinstance(found, AdmittedMessage)
     assert len(found.plan.message_id) == 36
     assert found.plan.payload["message"]["headers"]["x-message-id"] == ["a", "b"]
     assert (await plan_of(push(), b"", x_message_id="x" * 9000)).message_id.startswith("sha256-")
@@ -246,8 +246,8 @@ async def test_a_signed_id_counts_before_one_that_anybody_can_write() -> None:
     moment = "1700000000"
     digest = base64.b64encode(hmac.digest(b"k" * 24, f"msg_1.{moment}.{{}}".encode(), "sha256")).decode()
     headers = wire(webhook_id="msg_1", webhook_timestamp=moment, webhook_signature=f"v1,{digest}", x_message_id="other")
-    found = await admit(listener, Issuers(), Delivery(headers, b"{}", 1700000000))
-    assert isinstance(found, Admitted)
+    found = await admit(listener, IssuerKeys(), PushDelivery(headers, b"{}", 1700000000))
+    assert isinstance(found, AdmittedMessage)
     assert found.plan.message_id == "msg_1"
     assert "webhook-signature" not in found.envelope.headers
 
@@ -256,8 +256,8 @@ async def test_an_empty_body_is_null_text_is_text_and_headers_that_are_no_text_a
     assert (await plan_of(push(), b"")).payload["message"]["data"] is None
     assert (await plan_of(push(), b"plain \xff")).payload["body"] == "plain \ufffd"
     headers = [*signed(b""), (b"x-bad", b"\xff\xfe"), (b"x-tab", b"a\tb"), (b"x-bell", b"\x07")]
-    found = await admit(push(), Issuers(), Delivery(headers, b""))
-    assert isinstance(found, Admitted)
+    found = await admit(push(), IssuerKeys(), PushDelivery(headers, b""))
+    assert isinstance(found, AdmittedMessage)
     assert found.envelope.headers == {"x-tab": ("a\tb",)}
 
 
@@ -270,8 +270,8 @@ async def test_a_push_of_pubsub_is_unwrapped_and_its_attributes_are_its_headers(
     attributes = {"X-Route": "domain/fraud", "Region": "eu"}
     body = pubsub(data=data, attributes=attributes, messageId="88", orderingKey="o1")
     listener = push(source="pubsub")
-    found = await admit(listener, Issuers(), Delivery(signed(body, x_key="from http"), body))
-    assert isinstance(found, Admitted)
+    found = await admit(listener, IssuerKeys(), PushDelivery(signed(body, x_key="from http"), body))
+    assert isinstance(found, AdmittedMessage)
     assert (found.plan.message_id, found.plan.playbook, found.plan.payload["n"]) == ("88", "domain/fraud", 1)
     assert found.plan.idempotency_key == ""
     message = found.plan.payload["message"]
@@ -353,7 +353,7 @@ async def test_refusals_that_cannot_be_told_are_told_later() -> None:
     door = Door(push())
     has_failed = asyncio.Event()
 
-    async def fails(_: Sequence[Event]) -> None:
+    async def fails(_: Sequence[SubscriptionEvent]) -> None:
         has_failed.set()
         raise StoreUnavailable("away")
 
@@ -384,7 +384,7 @@ async def test_what_waits_in_a_spool_is_accepted_without_a_run() -> None:
     door = Door(push())
     door.answer = Taken()
     answer = await door.post(b'{"n": 1}', signed(b'{"n": 1}', x_message_id="m1"))
-    assert answer == Answer(202, {"status": "accepted", "spooled": True, "message_id": "m1"})
+    assert answer == IngressResponse(202, {"status": "accepted", "spooled": True, "message_id": "m1"})
     assert door.taken[0].envelope.body == b'{"n": 1}'
 
 
@@ -444,7 +444,7 @@ async def test_all_bodies_together_have_a_limit_too(monkeypatch: pytest.MonkeyPa
 async def test_more_than_the_subscription_takes_is_told_to_come_back_and_the_journal_hears_it_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "Governor", partial(Governor, clock=lambda: 0.0))  # no time passes
+    monkeypatch.setattr(module, "FlowLimiter", partial(FlowLimiter, clock=lambda: 0.0))  # no time passes
     door = Door(push(limits={"max_dispatch_per_sec": 2}))
     answers = [await door.post() for _ in range(5)]
     assert [answer.status for answer in answers] == [202, 202, 429, 429, 429]

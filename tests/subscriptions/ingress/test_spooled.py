@@ -12,12 +12,12 @@ import pytest
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import SecretNotFound, ServerUnreachable
-from tape.subscriptions.events import Event
+from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress import spooled
-from tape.subscriptions.ingress.ingress import Admitted, Taken
+from tape.subscriptions.ingress.ingress import AdmittedMessage, Taken
 from tape.subscriptions.ingress.listeners import Listener
-from tape.subscriptions.ingress.spooled import Spooling
-from tape.subscriptions.message import Envelope
+from tape.subscriptions.ingress.spooled import SpoolingDispatch
+from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan, resolve
 from tape.subscriptions.spool.replay import Replayed
 from tests.subscriptions.specs import subscription
@@ -52,7 +52,7 @@ class Replays:
         return [Replayed("away")] * len(plans)
 
 
-async def tell(events: Sequence[Event]) -> None:
+async def tell(events: Sequence[SubscriptionEvent]) -> None:
     pass
 
 
@@ -64,7 +64,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
     broken = listener("broken", backend="local_disk", path=str(tmp_path / "broken"), credential="not_set")
     asked = 0
 
-    async def away(listener: Listener, admitted: Admitted) -> Taken:
+    async def away(listener: Listener, admitted: AdmittedMessage) -> Taken:
         raise ServerUnreachable("nobody is there")
 
     async def reveal(alias: str) -> Any:
@@ -72,9 +72,9 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
         asked += 1
         raise SecretNotFound(f"The wallet has no secret {alias!r}.")
 
-    before = Spooling(away, Replays, tell, reveal, Metrics())
-    envelope = Envelope(message_id="m1", source="webhook", body=b"{}")
-    assert await before(good, Admitted(envelope, resolve(good.subscription, envelope))) == Taken()
+    before = SpoolingDispatch(away, Replays, tell, reveal, Metrics())
+    envelope = SourceMessage(message_id="m1", source="webhook", body=b"{}")
+    assert await before(good, AdmittedMessage(envelope, resolve(good.subscription, envelope))) == Taken()
     await before.close()
 
     replayed: asyncio.Queue[str] = asyncio.Queue()
@@ -86,7 +86,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
             return [Replayed("started", 8)] * len(plans)
 
     caplog.set_level(logging.WARNING, "tape.subscriptions.ingress.spooled")
-    after = Spooling(away, Replaying, tell, reveal, Metrics())
+    after = SpoolingDispatch(away, Replaying, tell, reveal, Metrics())
     after.recover(Known(broken, good))
     async with asyncio.timeout(120):
         assert await replayed.get() == "m1"

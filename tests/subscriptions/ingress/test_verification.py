@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tape.engine.security import jwks
 from tape.errors import InvalidConfig
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
-from tape.subscriptions.ingress.verification.oidc import Issuers
-from tape.subscriptions.ingress.verification.verify import Proven, prove
+from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.oidc import IssuerKeys
+from tape.subscriptions.ingress.verification.verify import VerifiedDelivery, verify_delivery
 from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, CURVE, ROGUE, Issuer, token, unsigned
 from tests.subscriptions.specs import subscription
@@ -34,14 +34,14 @@ def push(**verify: Any) -> Subscription:
     return subscription("subscriptions/x", source="webhook", mode="push", ingress=ingress)
 
 
-def delivery(body: bytes = BODY, at: float = NOW, **headers: str) -> Delivery:
-    return Delivery([(k.replace("_", "-").encode(), v.encode("utf-8")) for k, v in headers.items()], body, at)
+def delivery(body: bytes = BODY, at: float = NOW, **headers: str) -> PushDelivery:
+    return PushDelivery([(k.replace("_", "-").encode(), v.encode("utf-8")) for k, v in headers.items()], body, at)
 
 
-async def outcome(listening: Subscription, given: Delivery, *secrets: str) -> str:
+async def outcome(listening: Subscription, given: PushDelivery, *secrets: str) -> str:
     """`proven`, or the reason and status of a refusal."""
-    found = await prove(listening, secrets, Issuers(), given)
-    return "proven" if isinstance(found, Proven) else f"{found.status} {found.reason}"
+    found = await verify_delivery(listening, secrets, IssuerKeys(), given)
+    return "proven" if isinstance(found, VerifiedDelivery) else f"{found.status} {found.reason}"
 
 
 def signed(secret: str, body: bytes = BODY) -> bytes:
@@ -98,8 +98,8 @@ async def test_old_and_new_secret_are_both_good_while_a_sender_changes_over() ->
 
 async def test_the_first_of_several_headers_counts() -> None:
     good, bad = (b"x-hub-signature-256", signed("s").hex().encode()), (b"X-Hub-Signature-256", b"00")
-    assert await outcome(PLAIN, Delivery([good, bad], BODY), "s") == "proven"
-    assert await outcome(PLAIN, Delivery([bad, good], BODY), "s") == "401 bad_signature"
+    assert await outcome(PLAIN, PushDelivery([good, bad], BODY), "s") == "proven"
+    assert await outcome(PLAIN, PushDelivery([bad, good], BODY), "s") == "401 bad_signature"
 
 
 # ── hmac_sha256 with a time ──────────────────────────────────────────────────────────────────────
@@ -152,7 +152,7 @@ STANDARD = push(type="hmac_sha256", header="webhook-signature", secret="alias")
 WHSEC = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-def standard(signature: str = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", **other: Any) -> Delivery:
+def standard(signature: str = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", **other: Any) -> PushDelivery:
     headers = {
         "webhook_id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
         "webhook_timestamp": "1614265330",
@@ -183,7 +183,9 @@ async def test_standard_webhooks_bind_id_time_and_body() -> None:
 async def test_headers_of_another_family_are_found_by_the_name_of_its_signature() -> None:
     family = push(type="hmac_sha256", header="svix-signature", secret="a", scheme="standard_webhooks")
     given = standard()
-    renamed = Delivery([(k.replace(b"webhook", b"svix"), v) for k, v in given.headers], given.body, given.received_at)
+    renamed = PushDelivery(
+        [(k.replace(b"webhook", b"svix"), v) for k, v in given.headers], given.body, given.received_at
+    )
     assert await outcome(family, renamed, WHSEC) == "proven"
 
 
@@ -216,9 +218,9 @@ def google() -> Iterator[Issuer]:
 
 
 @pytest.fixture
-async def issuers(google: Issuer) -> AsyncIterator[Issuers]:
+async def issuers(google: Issuer) -> AsyncIterator[IssuerKeys]:
     google.published, google.is_up, google.asked = ["k1"], True, 0
-    issuers = Issuers()
+    issuers = IssuerKeys()
     yield issuers
     await issuers.close()
 
@@ -227,10 +229,10 @@ def oidc(url: str, **other: Any) -> Subscription:
     return push(type="pubsub_oidc", audience=AUDIENCE, service_account=ACCOUNT, jwks_url=url, **other)
 
 
-async def shown(issuers: Issuers, listening: Subscription, text: str | None) -> str:
+async def shown(issuers: IssuerKeys, listening: Subscription, text: str | None) -> str:
     headers = {} if text is None else {"authorization": f"Bearer {text}"}
-    found = await prove(listening, (), issuers, delivery(at=time.time(), **headers))
-    return "proven" if isinstance(found, Proven) else f"{found.status} {found.reason}"
+    found = await verify_delivery(listening, (), issuers, delivery(at=time.time(), **headers))
+    return "proven" if isinstance(found, VerifiedDelivery) else f"{found.status} {found.reason}"
 
 
 BAD_TOKENS: list[tuple[Callable[[], str | None], str]] = [
@@ -263,7 +265,7 @@ BAD_TOKENS: list[tuple[Callable[[], str | None], str]] = [
 
 
 async def test_a_token_of_google_for_us_is_proven_and_every_other_gets_its_word(
-    issuers: Issuers, google: Issuer
+    issuers: IssuerKeys, google: Issuer
 ) -> None:
     listening = oidc(google.url)
     for good in (token(), token(aud=["x", AUDIENCE]), token(exp=time.time() - 30), token(iss="accounts.google.com")):
@@ -273,14 +275,14 @@ async def test_a_token_of_google_for_us_is_proven_and_every_other_gets_its_word(
     assert google.asked <= 2
 
 
-async def test_the_issuer_can_be_another_than_google(issuers: Issuers, google: Issuer) -> None:
+async def test_the_issuer_can_be_another_than_google(issuers: IssuerKeys, google: Issuer) -> None:
     listening = oidc(google.url, issuer="https://idp.example")
     assert await shown(issuers, listening, token(iss="https://idp.example")) == "proven"
     assert await shown(issuers, listening, token()) == "403 oidc_wrong_issuer"
 
 
 async def test_a_key_that_is_new_is_fetched_once_and_strangers_do_not_make_us_ask_again(
-    issuers: Issuers, google: Issuer, monkeypatch: pytest.MonkeyPatch
+    issuers: IssuerKeys, google: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listening = oidc(google.url)
     assert await shown(issuers, listening, token()) == "proven"
@@ -294,7 +296,7 @@ async def test_a_key_that_is_new_is_fetched_once_and_strangers_do_not_make_us_as
     assert google.asked == 2
 
 
-async def test_keys_that_cannot_be_had_are_our_fault_not_the_senders(issuers: Issuers, google: Issuer) -> None:
+async def test_keys_that_cannot_be_had_are_our_fault_not_the_senders(issuers: IssuerKeys, google: Issuer) -> None:
     google.is_up = False
     assert await shown(issuers, oidc(google.url), token()) == "502 jwks_error"
     with pytest.raises(InvalidConfig):
@@ -321,12 +323,14 @@ def test_no_header_and_no_body_gets_in_or_breaks_anything_without_the_secret(
     headers = [(name.encode(), written.encode("latin-1")) for name in names]
     headers += [(b"webhook-id", message_id.encode("latin-1")), (b"webhook-timestamp", moment.encode("latin-1"))]
 
-    async def tried() -> list[Proven | Refused]:
-        given = Delivery(headers, body, NOW)
-        return [await prove(each, (WHSEC,), Issuers(), given) for each in (PLAIN, STRIPE, STANDARD, BEARER)]
+    async def tried() -> list[VerifiedDelivery | Rejection]:
+        given = PushDelivery(headers, body, NOW)
+        return [
+            await verify_delivery(each, (WHSEC,), IssuerKeys(), given) for each in (PLAIN, STRIPE, STANDARD, BEARER)
+        ]
 
     for found in asyncio.run(tried()):
-        assert isinstance(found, Refused)
+        assert isinstance(found, Rejection)
         assert found.status in (401, 403)
 
 
@@ -335,9 +339,9 @@ def test_no_header_and_no_body_gets_in_or_breaks_anything_without_the_secret(
 
 async def test_nobody_but_verification_can_say_that_a_delivery_is_proven() -> None:
     with pytest.raises(TypeError, match="call prove"):
-        Proven(object(), delivery(), PLAIN)
+        VerifiedDelivery(object(), delivery(), PLAIN)
     pulled = subscription()
-    assert await prove(pulled, ("s",), Issuers(), delivery()) == Refused(403, "unsupported")
+    assert await verify_delivery(pulled, ("s",), IssuerKeys(), delivery()) == Rejection(403, "unsupported")
 
 
 def test_what_is_not_proven_shows_neither_headers_nor_body() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tape.subscriptions.runtime.flow_limits import LEAST_WAIT_S, Governor
+from tape.subscriptions.runtime.flow_limits import LEAST_WAIT_S, FlowLimiter
 
 
 class Clock:
@@ -22,13 +22,13 @@ class Clock:
 
 
 def test_without_limits_everything_is_allowed_and_nothing_is_a_limit() -> None:
-    governor = Governor()
+    governor = FlowLimiter()
     governor.received(10_000)
     assert governor.allow(500) == (500, 0.0, None, False)
 
 
 def test_outstanding_messages_take_room_until_they_are_settled() -> None:
-    governor = Governor(max_in_flight=10)
+    governor = FlowLimiter(max_in_flight=10)
     governor.received(governor.allow(8).batch)
     assert governor.allow(8) == (2, 0.0, "max_in_flight", True)
     governor.received(2)
@@ -38,12 +38,12 @@ def test_outstanding_messages_take_room_until_they_are_settled() -> None:
 
 
 def test_a_batch_larger_than_the_limit_is_no_event_by_itself() -> None:
-    assert Governor(max_in_flight=10, max_dispatch_per_sec=5).allow(500) == (5, 0.0, None, False)
+    assert FlowLimiter(max_in_flight=10, max_dispatch_per_sec=5).allow(500) == (5, 0.0, None, False)
 
 
 def test_the_rate_is_a_bucket_that_starts_full() -> None:
     clock = Clock()
-    governor = Governor(max_in_flight=100, max_dispatch_per_sec=2, clock=clock)
+    governor = FlowLimiter(max_in_flight=100, max_dispatch_per_sec=2, clock=clock)
     governor.received(governor.allow(50).batch)
     assert governor.allow(50) == (0, 0.5, "dispatch_rate", True)
     clock.now += 0.25
@@ -56,14 +56,14 @@ def test_the_rate_is_a_bucket_that_starts_full() -> None:
 
 def test_the_wait_for_a_token_is_never_a_busy_loop() -> None:
     clock = Clock()
-    governor = Governor(max_dispatch_per_sec=10_000, clock=clock)
+    governor = FlowLimiter(max_dispatch_per_sec=10_000, clock=clock)
     governor.received(10_000)
     assert governor.allow(1).wait_s == LEAST_WAIT_S
 
 
 def test_a_source_that_gives_more_than_asked_is_paid_back() -> None:
     clock = Clock()
-    governor = Governor(max_dispatch_per_sec=8, clock=clock)
+    governor = FlowLimiter(max_dispatch_per_sec=8, clock=clock)
     governor.received(24)
     clock.now += 2.0
     assert governor.allow(1).batch == 0
@@ -72,7 +72,7 @@ def test_a_source_that_gives_more_than_asked_is_paid_back() -> None:
 
 
 def test_each_series_of_limited_answers_begins_once() -> None:
-    governor = Governor(max_in_flight=1)
+    governor = FlowLimiter(max_in_flight=1)
     begun = []
     for _ in range(3):
         governor.received(governor.allow(1).batch)
@@ -83,11 +83,11 @@ def test_each_series_of_limited_answers_begins_once() -> None:
 
 def test_settling_what_was_never_received_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="only 0 are outstanding"):
-        Governor().settled()
+        FlowLimiter().settled()
 
 
 async def test_waiting_for_room_ends_when_something_is_settled() -> None:
-    governor = Governor(max_in_flight=1)
+    governor = FlowLimiter(max_in_flight=1)
     governor.received(1)
     waiting = asyncio.create_task(governor.wait(governor.allow(1)))
     await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_waiting_for_room_ends_when_something_is_settled() -> None:
 def test_neither_limit_is_ever_passed(limit: int, rate: int, steps: list[tuple[int, float]]) -> None:
     clock = Clock()
     begin = clock.now
-    governor = Governor(limit, rate, clock)
+    governor = FlowLimiter(limit, rate, clock)
     total = 0
     for wanted, pause in steps:
         batch = governor.allow(wanted).batch

@@ -20,8 +20,8 @@ from tape.brokers import open_source
 from tape.brokers.pubsub.source import PubSubSource
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.event_reporter import Reporting
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.event_reporter import EventReporter
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime.runtime import Runtime
 from tape.subscriptions.spool.replay import Replayed
@@ -63,8 +63,12 @@ class Scene:
         self.is_up = False
         self.refuses = False
         self.runs: list[int] = []
-        self.told: list[Event] = []
-        about, metrics, reporting = About("orders", "subscriptions/orders", 7), Metrics(), Reporting(self._write)
+        self.told: list[SubscriptionEvent] = []
+        about, metrics, reporting = (
+            SubscriptionRef("orders", "subscriptions/orders", 7),
+            Metrics(),
+            EventReporter(self._write),
+        )
         self.runtime = Runtime(
             subscription,
             about,
@@ -75,7 +79,7 @@ class Scene:
             backoff=SOON,
         )
 
-    async def _write(self, told: Sequence[Event]) -> None:
+    async def _write(self, told: Sequence[SubscriptionEvent]) -> None:
         self.told += told
 
     async def _dispatch(self, plans: Sequence[Plan]) -> list[Replayed]:

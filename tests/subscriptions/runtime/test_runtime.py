@@ -16,8 +16,8 @@ from tape.brokers.memory import MemorySource
 from tape.errors import PayloadTooLarge, ServerUnreachable, SourceMisconfigured, SourceMissing, SpoolUnavailable
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.event_reporter import Reporting
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.event_reporter import EventReporter
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime import runtime
 from tape.subscriptions.runtime.runtime import MAX_DELIVERIES, Runtime
@@ -43,16 +43,16 @@ class Stage:
         self.subscription = parse_subscription(json.dumps(document))
         self.source = MemorySource()
         self.plans: list[Plan] = []
-        self.told: list[Event] = []
+        self.told: list[SubscriptionEvent] = []
         self.state = "ACTIVE"
         self.answer: Callable[[Plan], Replayed] = lambda plan: Replayed("started", len(self.plans))
         self.gate = asyncio.Event()
         self.gate.set()
         self.can_tell = True
         self.max_bytes = 1 << 20
-        about = About("orders", "subscriptions/orders", 7)
+        about = SubscriptionRef("orders", "subscriptions/orders", 7)
         self.metrics = Metrics()
-        reporting = Reporting(self._write, "here")
+        reporting = EventReporter(self._write, "here")
         self.runtime = Runtime(
             self.subscription,
             about,
@@ -64,7 +64,7 @@ class Stage:
             backoff=SOON,
         )
 
-    async def _write(self, told: Sequence[Event]) -> None:
+    async def _write(self, told: Sequence[SubscriptionEvent]) -> None:
         if not self.can_tell:
             raise ServerUnreachable("away")
         if any(len(json.dumps(event.context)) > self.max_bytes for event in told):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tape.errors import SpoolUnavailable
-from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
+from tape.subscriptions.spool.backend import Area, SpoolBackend, StoredObject
 from tape.subscriptions.spool.disk import DiskBackend
 
 
@@ -31,14 +31,14 @@ async def test_areas_do_not_see_each_other(backend: SpoolBackend) -> None:
         await backend.put(area, [("same", area.encode())])
     for area in Area:
         assert await backend.get(area, "same") == area.encode()
-        assert await backend.page(area, "", 10) == [Stored("same", len(area))]
+        assert await backend.page(area, "", 10) == [StoredObject("same", len(area))]
 
 
 async def test_a_second_put_replaces_the_first(backend: SpoolBackend) -> None:
     await backend.put(Area.LIVE, [("a", b"first")])
     await backend.put(Area.LIVE, [("a", b"second")])
     assert await backend.get(Area.LIVE, "a") == b"second"
-    assert await backend.page(Area.LIVE, "", 10) == [Stored("a", 6)]
+    assert await backend.page(Area.LIVE, "", 10) == [StoredObject("a", 6)]
 
 
 async def test_pages_follow_the_order_of_keys_however_they_were_written(backend: SpoolBackend) -> None:

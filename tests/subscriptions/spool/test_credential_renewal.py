@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tape.errors import InvalidConfig, SpoolUnavailable, StoreUnavailable
-from tape.subscriptions.document.spool_spec import Spool
+from tape.subscriptions.document.spool_spec import SpoolSpec
 from tape.subscriptions.spool.backend import Area
-from tape.subscriptions.spool.credential_renewal import RenewedPlace, fields_of
+from tape.subscriptions.spool.credential_renewal import RenewingBackend, fields_of
 from tests.objects import KEY, SECRET, S3Server
 
-SPEC = Spool(mode="buffer_and_ack", backend="s3", bucket="spool/renewed", credential="bucket")
+SPEC = SpoolSpec(mode="buffer_and_ack", backend="s3", bucket="spool/renewed", credential="bucket")
 
 
 class Wallet:
@@ -34,7 +34,7 @@ def keys(server: S3Server, secret: str = SECRET) -> dict[str, str]:
 
 async def test_what_an_expired_credential_refuses_is_done_with_the_new_one(s3_server: S3Server) -> None:
     wallet = Wallet(keys(s3_server))
-    place = RenewedPlace(SPEC, "subscriptions/orders", keys(s3_server, "expired"), wallet)
+    place = RenewingBackend(SPEC, "subscriptions/orders", keys(s3_server, "expired"), wallet)
     await place.put(Area.LIVE, [("1-m", b"one")])
     assert await place.get(Area.LIVE, "1-m") == b"one"
     assert wallet.asked == 1
@@ -44,7 +44,7 @@ async def test_what_an_expired_credential_refuses_is_done_with_the_new_one(s3_se
 async def test_without_a_new_credential_the_refusal_stands(s3_server: S3Server, secret: str) -> None:
     old = keys(s3_server, "expired")
     held = {"the same": old, "none": StoreUnavailable("the server is away"), "text": "s3cret"}[secret]
-    place = RenewedPlace(SPEC, "subscriptions/orders", old, Wallet(held))
+    place = RenewingBackend(SPEC, "subscriptions/orders", old, Wallet(held))
     with pytest.raises(SpoolUnavailable):
         await place.put(Area.LIVE, [("1-m", b"one")])
 

@@ -9,22 +9,22 @@ import pytest
 
 from tape.errors import InvalidInput, SpoolUnavailable, StoreUnavailable
 from tape.subscriptions import events
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.spool import pending_events as telling_module
 from tape.subscriptions.spool.backend import Area, SpoolBackend
-from tape.subscriptions.spool.pending_events import Telling
+from tape.subscriptions.spool.pending_events import PendingEvents
 
-ABOUT = About("orders", "subscriptions/orders", 7)
+ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
 
 
 class Server:
     def __init__(self) -> None:
         self.is_up = True
         self.refuses = 0
-        self.told: list[Event] = []
+        self.told: list[SubscriptionEvent] = []
         self.calls = 0
 
-    async def __call__(self, told: Sequence[Event]) -> None:
+    async def __call__(self, told: Sequence[SubscriptionEvent]) -> None:
         self.calls += self.is_up
         if any(event.context["pending"] == self.refuses for event in told) and self.is_up:
             raise InvalidInput("not an event")
@@ -33,13 +33,13 @@ class Server:
         self.told += told
 
 
-def drained(number: int) -> Event:
+def drained(number: int) -> SubscriptionEvent:
     return events.spool_draining(ABOUT, number)
 
 
 async def test_events_are_told_at_once_while_that_is_possible(backend: SpoolBackend) -> None:
     server = Server()
-    telling = Telling(backend, server)
+    telling = PendingEvents(backend, server)
     await telling.open()
     await telling([drained(1)])
     assert [event.context["pending"] for event in server.told] == [1]
@@ -47,11 +47,11 @@ async def test_events_are_told_at_once_while_that_is_possible(backend: SpoolBack
 
 async def test_what_could_not_be_told_survives_a_restart_and_keeps_its_order(backend: SpoolBackend) -> None:
     server = Server()
-    first = Telling(backend, server)
+    first = PendingEvents(backend, server)
     server.is_up = False
     await first([drained(1), drained(2)])
     await first([drained(3)])
-    again = Telling(backend, server)
+    again = PendingEvents(backend, server)
     await again.open()
     assert not await again.catch_up()
     server.is_up = True
@@ -67,7 +67,7 @@ async def test_an_event_that_is_never_taken_keeps_no_other_back(
     backend: SpoolBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
-    telling = Telling(backend, server)
+    telling = PendingEvents(backend, server)
     server.is_up = False
     await telling([])
     await telling([drained(1)])
@@ -82,7 +82,7 @@ async def test_however_much_was_kept_all_of_it_is_told(backend: SpoolBackend, mo
     monkeypatch.setattr(telling_module, "_AT_ONCE", 4)
     monkeypatch.setattr(telling_module, "_TOGETHER", 3)
     server = Server()
-    telling = Telling(backend, server)
+    telling = PendingEvents(backend, server)
     server.is_up = False
     for number in range(1, 11):
         await telling([drained(number)])
@@ -96,12 +96,12 @@ async def test_however_much_was_kept_all_of_it_is_told(backend: SpoolBackend, mo
 
 async def test_who_has_something_to_keep_does_not_wait_for_a_server_that_hangs(backend: SpoolBackend) -> None:
     server, begun, free = Server(), asyncio.Event(), asyncio.Event()
-    telling = Telling(backend, server)
+    telling = PendingEvents(backend, server)
     server.is_up = False
     await telling([drained(1)])
     server.is_up = True
 
-    async def hang(told: Sequence[Event]) -> None:
+    async def hang(told: Sequence[SubscriptionEvent]) -> None:
         begun.set()
         await free.wait()
         await server(told)
@@ -120,10 +120,10 @@ async def test_a_server_that_does_not_answer_is_as_good_as_away(
 ) -> None:
     server = Server()
 
-    async def never(_: Sequence[Event]) -> None:
+    async def never(_: Sequence[SubscriptionEvent]) -> None:
         await asyncio.Event().wait()
 
-    telling = Telling(backend, never)
+    telling = PendingEvents(backend, never)
     monkeypatch.setattr(telling_module, "ANSWER_S", 0.01)
     await telling([drained(1)])
     assert not await telling.catch_up()
@@ -137,7 +137,7 @@ async def test_kept_events_that_are_damaged_are_put_aside_and_keep_no_others_bac
     backend: SpoolBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
-    telling = Telling(backend, server)
+    telling = PendingEvents(backend, server)
     server.is_up = False
     for number in (1, 2):
         await telling([drained(number)])
@@ -152,7 +152,7 @@ async def test_kept_events_that_are_damaged_are_put_aside_and_keep_no_others_bac
 
 async def test_events_that_neither_server_nor_place_can_take_wait_in_memory(backend: SpoolBackend) -> None:
     server = Server()
-    telling = Telling(backend, server)
+    telling = PendingEvents(backend, server)
     server.is_up = False
     put = backend.put
 

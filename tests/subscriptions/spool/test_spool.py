@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.errors import SpoolFull, SpoolUnavailable
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.spool import pace
-from tape.subscriptions.spool.backend import Area, Stored
+from tape.subscriptions.spool.backend import Area, StoredObject
 from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.drain import drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.objects import BucketBackend
 from tape.subscriptions.spool.replay import Replayed
-from tape.subscriptions.spool.spool import Arrival, Lane, Rules, Spool
+from tape.subscriptions.spool.spool import Arrival, Lane, Spool, SpoolRules
 
 
 class Downstream:
@@ -75,13 +75,13 @@ class Desk:
             from obstore.store import MemoryStore
 
             backend = BucketBackend(MemoryStore(), "s", "memory")
-        self.told: list[Event] = []
+        self.told: list[SubscriptionEvent] = []
         self.clock = Clock()
         self.spool = Spool(
-            About("orders", "orders"), "nats", backend, Rules(**rules), tell=self.tell, now_ms=self.clock
+            SubscriptionRef("orders", "orders"), "nats", backend, SpoolRules(**rules), tell=self.tell, now_ms=self.clock
         )
 
-    async def tell(self, events: Sequence[Event]) -> None:
+    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
         self.told += events
 
     def contexts(self, verb: str) -> list[dict[str, Any]]:
@@ -266,7 +266,7 @@ async def test_what_was_written_just_before_a_crash_is_told_by_the_next_process(
     first, second = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path))
     await first.spool.take([arrival("told")])
 
-    async def die(_: Sequence[Event]) -> None:
+    async def die(_: Sequence[SubscriptionEvent]) -> None:
         raise RuntimeError("killed")
 
     first.spool.tell = die
@@ -294,7 +294,7 @@ async def test_what_leaves_is_told_before_it_is_removed(tmp_path: Path) -> None:
     downstream.refuses.add("m0")
     await desk.spool.take([arrival("m0")])
 
-    async def away(_: Sequence[Event]) -> None:
+    async def away(_: Sequence[SubscriptionEvent]) -> None:
         raise SpoolUnavailable("the place is full")
 
     tell, desk.spool.tell = desk.spool.tell, away
@@ -431,7 +431,7 @@ class Listing(BucketBackend):
 
     listings = 0
 
-    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+    async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         self.listings += 1
         return await super().page(area, after, limit)
 

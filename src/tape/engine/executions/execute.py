@@ -25,7 +25,7 @@ from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, check_payload, 
 from tape.model.execution_ids import MAX_ID, new_id
 from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
-from tape.playbooks.inputs import take_inputs
+from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.library import known_playbook
 from tape.playbooks.pools import POOL_RULE, default_pool, is_pool
 from tape.store import Transaction
@@ -184,7 +184,7 @@ class _Batch:
         playbook = known_playbook(resource.content).playbook
         if not request.subscription:
             # Whoever asks directly is told at once; a message is begun in any case, and its run says what is wrong.
-            take_inputs(playbook.inputs, playbook.workload, request.input)
+            bind_inputs(playbook.inputs, playbook.workload, request.input)
         pool = request.execution_pool or playbook.pool or default_pool(resource.path)
         run_id = next(self._ids)
         trace = parse_traceparent(str((request.trace or {}).get("traceparent", "")))

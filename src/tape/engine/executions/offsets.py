@@ -20,7 +20,7 @@ from tape.store import Reader, Transaction
 MAX_OFFSET = (1 << 63) - 1
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class OffsetRange(msgspec.Struct, frozen=True):
     """Offsets of one part of a subscription's source: from `begin` up to and without `end`."""
 
     subscription: str
@@ -29,7 +29,7 @@ class Stretch(msgspec.Struct, frozen=True):
     end: int
 
 
-class Record(NamedTuple):
+class OffsetRecord(NamedTuple):
     """What stands at an offset: a request, the dead letter that stands for one, or why it cannot be a request."""
 
     offset: int
@@ -40,14 +40,14 @@ class Record(NamedTuple):
 Outcome: TypeAlias = Executed | TapeError | Literal["taken", "told", "held"]
 
 
-class Took(NamedTuple):
+class RangeResult(NamedTuple):
     """What became of each record, and the offset from which on nothing of the stretch was taken."""
 
     outcomes: list[Outcome]
     end: int
 
 
-def checked_stretch(stretch: Stretch, offsets: Sequence[int]) -> Stretch:
+def checked_range(stretch: OffsetRange, offsets: Sequence[int]) -> OffsetRange:
     """The stretch, if it and the offsets of its records make sense; InvalidInput otherwise."""
     if not stretch.subscription or not stretch.part:
         raise InvalidInput("subscription and part must be given: they say whose offsets these are.")
@@ -66,7 +66,7 @@ def checked_stretch(stretch: Stretch, offsets: Sequence[int]) -> Stretch:
     return stretch
 
 
-def take(tx: Transaction, stretch: Stretch, records: Sequence[Record]) -> Took:
+def execute_range(tx: Transaction, stretch: OffsetRange, records: Sequence[OffsetRecord]) -> RangeResult:
     """Begin the runs of those records that were not taken before, in order, up to the first that is refused.
 
     A stretch without records is taken as well: there was nothing at its offsets.
@@ -96,10 +96,10 @@ def take(tx: Transaction, stretch: Stretch, records: Sequence[Record]) -> Took:
     _remember(tx, stretch, end, known)
     missing: dict[bool, Outcome] = {True: "taken", False: "held"}
     new = {record.offset for record in fresh}
-    return Took([outcomes.get(each.offset, missing[each.offset not in new]) for each in records], end)
+    return RangeResult([outcomes.get(each.offset, missing[each.offset not in new]) for each in records], end)
 
 
-def taken_of(reader: Reader | Transaction, subscription: str) -> dict[str, list[tuple[int, int]]]:
+def executed_ranges(reader: Reader | Transaction, subscription: str) -> dict[str, list[tuple[int, int]]]:
     """What was taken of each part of a subscription's source: stretches in order, each without its end."""
     rows = reader.query(
         "SELECT part, first_offset, next_offset FROM tape_taken WHERE subscription = ? ORDER BY part, first_offset",
@@ -111,14 +111,14 @@ def taken_of(reader: Reader | Transaction, subscription: str) -> dict[str, list[
     return found
 
 
-def _before_the_first_error(records: Sequence[Record]) -> Sequence[Record]:
+def _before_the_first_error(records: Sequence[OffsetRecord]) -> Sequence[OffsetRecord]:
     for index, record in enumerate(records):
         if isinstance(record.wanted, TapeError):
             return records[:index]
     return records
 
 
-def _touching(tx: Transaction, stretch: Stretch) -> list[tuple[int, int]]:
+def _touching(tx: Transaction, stretch: OffsetRange) -> list[tuple[int, int]]:
     """What was taken of the stretch, and right before and behind it."""
     rows = tx.query(
         "SELECT first_offset, next_offset FROM tape_taken"
@@ -131,7 +131,7 @@ def _touching(tx: Transaction, stretch: Stretch) -> list[tuple[int, int]]:
     return [(first, after) for first, after in rows]
 
 
-def _remember(tx: Transaction, stretch: Stretch, end: int, known: Sequence[tuple[int, int]]) -> None:
+def _remember(tx: Transaction, stretch: OffsetRange, end: int, known: Sequence[tuple[int, int]]) -> None:
     if end == stretch.begin:
         return
     touching = [(first, after) for first, after in known if first <= end]

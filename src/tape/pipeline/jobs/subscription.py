@@ -31,7 +31,7 @@ from tape.pipeline.subscription_task import REPORT, Report, Taking, total
 from tape.subscriptions import events
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.runtime.flow_limits import LEAST_WAIT_S, Governor
+from tape.subscriptions.runtime.flow_limits import LEAST_WAIT_S, FlowLimiter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +104,7 @@ class Streamed:
         self._running = running
         self._how = how
         self._metrics = metrics
-        self._governor = Governor(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        self._governor = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         limits = (how.batch_messages, spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         self._at_once = min(limit for limit in limits if limit is not None)
         self._done = Report()

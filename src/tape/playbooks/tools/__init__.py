@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tape.playbooks.tools.http import HttpTool
-from tape.playbooks.tools.lazy import LateTool
+from tape.playbooks.tools.lazy import LazyTool
 from tape.playbooks.tools.playbook import PlaybookTool
 from tape.playbooks.tools.publish import PublishTool
 from tape.playbooks.tools.python import PythonTool
@@ -17,7 +17,7 @@ TOOLS: dict[str, Tool] = {
     "playbook": PlaybookTool(),
     "publish": PublishTool(),
     "python": PythonTool(),
-    "subscription": LateTool("tape.subscriptions.tool:SubscriptionTool"),
+    "subscription": LazyTool("tape.subscriptions.tool:SubscriptionTool"),
     "value": ValueTool(),
 }
 

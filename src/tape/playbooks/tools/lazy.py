@@ -10,7 +10,7 @@ from tape.documents.document import Fields
 from tape.playbooks.tools.tool import Tool, ToolCall
 
 
-class LateTool:
+class LazyTool:
     """Stands for the tool `module:Class` until somebody needs it."""
 
     def __init__(self, place: str) -> None:

@@ -16,7 +16,7 @@ from tape.server.http.pools import PoolDoor
 from tape.server.http.router import App
 from tape.server.http.subscriptions import SubscriptionsDoor
 from tape.subscriptions.document.validator import read_subscription
-from tape.subscriptions.ingress.listeners import Source
+from tape.subscriptions.ingress.listeners import ListenerSource
 
 # The kinds of documents, and what checks each.
 KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subscription}
@@ -25,7 +25,7 @@ KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subsc
 class Api:
     """What stands behind the routes below `/api`."""
 
-    def __init__(self, journal: Journal, internal: Internal, wallet: Wallet, listeners: Source) -> None:
+    def __init__(self, journal: Journal, internal: Internal, wallet: Wallet, listeners: ListenerSource) -> None:
         self._internal = internal
         self._catalog = CatalogDoor(journal.database, KINDS)
         self._execute = ExecuteDoor(journal)

@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tape.errors import InvalidRequest
-from tape.subscriptions.ingress.ingress import Answer, Ingress
+from tape.subscriptions.ingress.ingress import Ingress, IngressResponse
 
 # A body that nobody has read is not waited for if it is larger than this: the connection ends instead.
 SMALL_BODY_BYTES = 64 << 10
@@ -28,7 +28,7 @@ class IngressDoor:
         return _response(told, request)
 
 
-def _response(told: Answer, request: Request) -> Response:
+def _response(told: IngressResponse, request: Request) -> Response:
     headers = {}
     if told.retry_after_s:
         headers["retry-after"] = str(told.retry_after_s)

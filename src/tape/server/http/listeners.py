@@ -17,8 +17,8 @@ from tape.server.http.execute import RUN_OVERHEAD_BYTES
 from tape.server.http.internal import answer
 from tape.subscriptions.dispatch.in_server import WriterDispatch
 from tape.subscriptions.dispatch.request import request_of
-from tape.subscriptions.ingress.ingress import Admitted, Taken
-from tape.subscriptions.ingress.listeners import Listener, Source
+from tape.subscriptions.ingress.ingress import AdmittedMessage, Taken
+from tape.subscriptions.ingress.listeners import Listener, ListenerSource
 
 # That the same secrets are given to gateways is on the journal this often.
 NOTE_S = 3_600.0
@@ -33,7 +33,7 @@ class Begin:
         self._database = journal.database
         self._max_bytes = journal.max_payload_bytes
 
-    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken:
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
         body = request_of(listener.about, admitted.plan, EMITTER)
         request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
         size = len(admitted.envelope.body or b"") * 2 + RUN_OVERHEAD_BYTES
@@ -50,7 +50,7 @@ class Begin:
 class ListenerDoor:
     """Serves what gateways need to know. There are secrets in it: the internal token is asked for."""
 
-    def __init__(self, source: Source, wallet: Wallet) -> None:
+    def __init__(self, source: ListenerSource, wallet: Wallet) -> None:
         self._source = source
         self._wallet = wallet
         self._noted: dict[tuple[str, str, tuple[str, ...]], float] = {}

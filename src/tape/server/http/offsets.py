@@ -9,7 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.engine.executions.execute import MAX_BATCH, Executed
-from tape.engine.executions.offsets import Outcome, Record, Stretch, checked_stretch, take, taken_of
+from tape.engine.executions.offsets import (
+    OffsetRange,
+    OffsetRecord,
+    Outcome,
+    checked_range,
+    execute_range,
+    executed_ranges,
+)
 from tape.errors import InvalidInput, TapeError
 from tape.journal.journal import Journal
 from tape.model.entry import check_payload, checked
@@ -51,11 +58,11 @@ class TakingDoor:
         body: TakeBody = decode(content or b"{}", TakeBody)
         if len(body.records) > MAX_BATCH:
             raise InvalidInput(f"{len(body.records)} records exceed the {MAX_BATCH} of one request.")
-        stretch = Stretch(body.subscription, body.part, body.begin, body.end)
-        checked_stretch(stretch, [record.offset for record in body.records])
+        stretch = OffsetRange(body.subscription, body.part, body.begin, body.end)
+        checked_range(stretch, [record.offset for record in body.records])
         records = [self._read(body.subscription, record) for record in body.records]
         size = len(content) + RUN_OVERHEAD_BYTES * len(records)
-        took = await self._database.write(lambda tx: take(tx, stretch, records), size)
+        took = await self._database.write(lambda tx: execute_range(tx, stretch, records), size)
         results = [
             {"offset": record.offset, **self._shown(outcome)}
             for record, outcome in zip(records, took.outcomes, strict=True)
@@ -67,17 +74,17 @@ class TakingDoor:
         subscription = request.query_params.get("subscription", "")
         if not subscription:
             raise InvalidInput("say whose: /api/taken?subscription=PATH.")
-        return answer({"parts": await self._database.read(lambda reader: taken_of(reader, subscription))})
+        return answer({"parts": await self._database.read(lambda reader: executed_ranges(reader, subscription))})
 
-    def _read(self, subscription: str, record: RecordBody) -> Record:
+    def _read(self, subscription: str, record: RecordBody) -> OffsetRecord:
         try:
             if record.letter is None:
-                return Record(record.offset, read_request(record.execution, self._max_bytes))
+                return OffsetRecord(record.offset, read_request(record.execution, self._max_bytes))
             draft = checked(draft_of(record.letter, subscription))
             check_payload(draft.payload_json, self._max_bytes)
-            return Record(record.offset, draft)
+            return OffsetRecord(record.offset, draft)
         except TapeError as error:
-            return Record(record.offset, error)
+            return OffsetRecord(record.offset, error)
 
     def _shown(self, outcome: Outcome) -> dict[str, Any]:
         if isinstance(outcome, Executed):

@@ -17,7 +17,7 @@ from tape.server.http.internal import answer, read_request
 from tape.server.http.request_bodies import parse_time, to_time
 from tape.store import Reader
 from tape.subscriptions import lifecycle
-from tape.subscriptions.events import Event, about
+from tape.subscriptions.events import SubscriptionEvent, subscription_ref
 from tape.subscriptions.lifecycle import ACTIONS, Registration
 
 MAX_EVENTS = 1_000
@@ -120,8 +120,8 @@ def draft_of(body: EventBody, path: str) -> Draft:
         )
     if body.created_at:
         parse_time("created_at", body.created_at)
-    return Event(
-        about=about(path),
+    return SubscriptionEvent(
+        about=subscription_ref(path),
         event_type=body.event_type,
         status=body.status,
         context=body.context,

@@ -10,20 +10,20 @@ from tape.base.telemetry.metrics import Metrics
 from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.dispatch.ordered import Dispatch
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.spool.backend import SpoolBackend
-from tape.subscriptions.spool.credential_renewal import RenewedPlace, fields_of
-from tape.subscriptions.spool.locations import open_place
+from tape.subscriptions.spool.credential_renewal import RenewingBackend, fields_of
+from tape.subscriptions.spool.locations import open_backend
 from tape.subscriptions.spool.metrics import SpoolCounts
-from tape.subscriptions.spool.pending_events import Telling
-from tape.subscriptions.spool.spool import Rules, Spool, Tell
+from tape.subscriptions.spool.pending_events import PendingEvents
+from tape.subscriptions.spool.spool import EmitEvents, Spool, SpoolRules
 
 
 def forwarder_of(
     subscription: Subscription,
-    about: About,
+    about: SubscriptionRef,
     dispatch: Dispatch,
-    tell: Tell,
+    tell: EmitEvents,
     *,
     metrics: Metrics,
     credential: Any = None,
@@ -38,7 +38,7 @@ def forwarder_of(
     counting = SpoolCounts(metrics, subscription.spec.source, subscription.path)
     if spec.mode == "off":
 
-        async def counted(told: Sequence[Event]) -> None:
+        async def counted(told: Sequence[SubscriptionEvent]) -> None:
             counting.see(told)
             await tell(told)
 
@@ -47,10 +47,10 @@ def forwarder_of(
     fields = fields_of(spec.credential, credential) if credential is not None else None
     place: SpoolBackend
     if reveal is not None and spec.credential:
-        place = RenewedPlace(spec, subscription.path, fields, reveal)
+        place = RenewingBackend(spec, subscription.path, fields, reveal)
     else:
-        place = open_place(spec, subscription.path, fields)
-    telling = Telling(place, tell, counting.see)
+        place = open_backend(spec, subscription.path, fields)
+    telling = PendingEvents(place, tell, counting.see)
     clock = steady_ms()
     spool = Spool(about, subscription.spec.source, place, rules_of(subscription), tell=telling, now_ms=clock)
     counting.watch(spool)
@@ -66,10 +66,10 @@ def forwarder_of(
     )
 
 
-def rules_of(subscription: Subscription) -> Rules:
+def rules_of(subscription: Subscription) -> SpoolRules:
     """What the `spool` block says to the engine."""
     spec = subscription.spec.spool
-    return Rules(
+    return SpoolRules(
         ordering=spec.ordering,
         max_bytes=spec.retention.max_bytes,
         max_age_hours=spec.retention.max_age_hours,

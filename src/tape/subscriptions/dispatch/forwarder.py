@@ -15,16 +15,16 @@ from tape.brokers.source import ENDLESS, Patience
 from tape.errors import SpoolFull, SpoolUnavailable
 from tape.subscriptions import events
 from tape.subscriptions.dispatch import probes
-from tape.subscriptions.dispatch.circuit import Circuits, Decision, Phase, Transition
-from tape.subscriptions.dispatch.ordered import Dispatch, Sender
+from tape.subscriptions.dispatch.circuit import CircuitDecision, CircuitPhase, Circuits, CircuitTransition
+from tape.subscriptions.dispatch.ordered import Dispatch, OrderedDispatch
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.events import About, Event
-from tape.subscriptions.message import Envelope
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
+from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area
-from tape.subscriptions.spool.drain import Report, drain
-from tape.subscriptions.spool.pending_events import Telling
-from tape.subscriptions.spool.spool import Arrival, Spool, Tell
+from tape.subscriptions.spool.drain import DrainReport, drain
+from tape.subscriptions.spool.pending_events import PendingEvents
+from tape.subscriptions.spool.spool import Arrival, EmitEvents, Spool
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class Forwarder:
     def __init__(
         self,
         subscription: Subscription,
-        about: About,
+        about: SubscriptionRef,
         dispatch: Dispatch,
         *,
         spool: Spool | None,
-        tell: Tell | Telling,
+        tell: EmitEvents | PendingEvents,
         redelivers: bool = True,
         now_ms: Callable[[], int] = now_ms,
         closed: Callable[[], None] = lambda: None,
@@ -72,7 +72,7 @@ class Forwarder:
         self._redelivers = redelivers
         self._now_ms = now_ms
         self._closed = closed
-        self._pending: list[Event] = []
+        self._pending: list[SubscriptionEvent] = []
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._probed_at = 0.0
@@ -86,13 +86,15 @@ class Forwarder:
             probe_after_ms=declared.probe_after_ms,
             changed=self._changed,
         )
-        self._sender = Sender(dispatch, self.circuits, spool.rules if spool else None, now_ms, self._probing.discard)
+        self._sender = OrderedDispatch(
+            dispatch, self.circuits, spool.rules if spool else None, now_ms, self._probing.discard
+        )
 
     async def start(self) -> None:
         """Find out what an earlier process left: where its circuits stood, and what waits."""
         if self._spool is None:
             return
-        if isinstance(self._tell, Telling):
+        if isinstance(self._tell, PendingEvents):
             await self._tell.open()
         if state := await self._spool.backend.get(Area.CONTROL, _CIRCUITS):
             try:
@@ -115,7 +117,7 @@ class Forwarder:
         return int(any(self._is_probe_due(name) for name, _ in self.circuits))
 
     async def forward(
-        self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience] = ()
+        self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience] = ()
     ) -> list[Forwarded]:
         """Dispatch or keep messages, in their order; the answers are in the same order.
 
@@ -131,9 +133,9 @@ class Forwarder:
                 waiting.append(index)
                 continue
             match self.circuits.decide(downstream, self._now_ms()):
-                case Decision.DISPATCH:
+                case CircuitDecision.DISPATCH:
                     going.append(index)
-                case Decision.PROBE:
+                case CircuitDecision.PROBE:
                     try:
                         (answer,) = await self._send([messages[index][1]])
                     except BaseException:
@@ -142,13 +144,13 @@ class Forwarder:
                     answers[index] = answer
                     if answer.outcome == "held":
                         waiting.append(index)
-                case Decision.SPOOL:
+                case CircuitDecision.SPOOL:
                     waiting.append(index)
         for index, answer in zip(going, await self._send([messages[index][1] for index in going]), strict=True):
             answers[index] = answer
             # The failure that opened the circuit takes its message with it into the spool; so does every failure
             # of a message that comes no more.
-            is_open = self._circuit_of(messages[index][1]) is not Phase.CLOSED
+            is_open = self._circuit_of(messages[index][1]) is not CircuitPhase.CLOSED
             if answer.outcome == "held" and (
                 is_open or not self._redelivers or patience[index].is_ending(self._now_ms())
             ):
@@ -194,12 +196,12 @@ class Forwarder:
         self._is_stopping = True
         self._wake.set()
 
-    async def drain(self) -> Report:
+    async def drain(self) -> DrainReport:
         """Replay what waits, as far as the circuits let it pass."""
         if self._spool is None:
-            return Report()
-        if not any(circuit.phase is Phase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
-            return Report(remaining=self._spool.items)  # nothing would pass: not worth a look
+            return DrainReport()
+        if not any(circuit.phase is CircuitPhase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
+            return DrainReport(remaining=self._spool.items)  # nothing would pass: not worth a look
         try:
             report = await drain(
                 self._spool, self._sender.replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping
@@ -259,7 +261,9 @@ class Forwarder:
             if expires_at_ms is not None:
                 self._held_until_ms = min(self._held_until_ms or expires_at_ms, expires_at_ms)
 
-    async def _keep(self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience]) -> list[Forwarded]:
+    async def _keep(
+        self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience]
+    ) -> list[Forwarded]:
         if not messages:
             return []
         # Where one has to be kept all are, or it would overtake those that come again later.
@@ -273,7 +277,7 @@ class Forwarder:
         except SpoolUnavailable as error:
             log.warning("%s", error)
             return self._left(messages, patience, str(error))
-        if any(self.circuits[arrival.downstream].phase is Phase.CLOSED for arrival in arrivals):
+        if any(self.circuits[arrival.downstream].phase is CircuitPhase.CLOSED for arrival in arrivals):
             self._wake.set()
         answers = []
         for arrival, item in zip(arrivals, kept, strict=True):
@@ -288,7 +292,7 @@ class Forwarder:
         return answers
 
     def _left(
-        self, messages: Sequence[tuple[Envelope, Plan]], patience: Sequence[Patience], why: str
+        self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience], why: str
     ) -> list[Forwarded]:
         """Leave messages to their source. What that brings no more is told: nobody else would know."""
         for (_, plan), each in zip(messages, patience, strict=True):
@@ -299,7 +303,7 @@ class Forwarder:
 
     def _arrival(self, plan: Plan) -> Arrival:
         downstream = self.circuits.route(plan.pool or None)
-        is_open = self.circuits[downstream].phase is not Phase.CLOSED
+        is_open = self.circuits[downstream].phase is not CircuitPhase.CLOSED
         # The message is the larger part of its payload; it is written once.
         message, rest = plan.payload["message"], {**plan.payload, "message": None}
         return Arrival(
@@ -316,7 +320,7 @@ class Forwarder:
 
     async def _upkeep(self) -> None:
         await self._probe()
-        if isinstance(self._tell, Telling):
+        if isinstance(self._tell, PendingEvents):
             await self._tell.catch_up()
         if self._spool is not None:
             await self._look_again(self._spool)
@@ -345,9 +349,9 @@ class Forwarder:
 
     def _may_pass(self, downstream: str) -> bool:
         decision = self.circuits.decide(downstream, self._now_ms())
-        if decision is Decision.PROBE:
+        if decision is CircuitDecision.PROBE:
             self._probing.add(downstream)
-        return decision is not Decision.SPOOL
+        return decision is not CircuitDecision.SPOOL
 
     def _abandon_probes(self) -> None:
         """A probe that was let pass and never left (something else failed before) must not be waited for."""
@@ -358,7 +362,7 @@ class Forwarder:
     def _is_probe_due(self, downstream: str) -> bool:
         return self.circuits[downstream].is_probe_due(self._now_ms())
 
-    def _circuit_of(self, plan: Plan) -> Phase:
+    def _circuit_of(self, plan: Plan) -> CircuitPhase:
         return self.circuits[self.circuits.route(plan.pool or None)].phase
 
     def _pause(self) -> float:
@@ -370,9 +374,9 @@ class Forwarder:
 
     # -- telling -------------------------------------------------------------------------------
 
-    def _changed(self, transition: Transition) -> None:
+    def _changed(self, transition: CircuitTransition) -> None:
         log.warning("The circuit of %s to %s is %s.", self._about.name, transition.downstream, transition.phase)
-        if transition.phase is Phase.OPEN:
+        if transition.phase is CircuitPhase.OPEN:
             self._pending.append(
                 events.circuit_opened(
                     self._about, transition.downstream, transition.consecutive_failures, transition.trips

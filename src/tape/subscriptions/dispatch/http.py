@@ -15,7 +15,7 @@ import msgspec
 from tape.errors import ApiRefused, ServerUnreachable
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.request import request_of
-from tape.subscriptions.events import About
+from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.replay import Replayed, batched, in_batches, in_turns, named
 
@@ -34,7 +34,7 @@ class ServerDispatch:
     def __init__(
         self,
         control: Control,
-        about: About,
+        about: SubscriptionRef,
         *,
         batch_max: int = 1,
         concurrency: int | None = None,

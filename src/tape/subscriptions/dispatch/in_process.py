@@ -18,9 +18,9 @@ from tape.playbooks.files import from_folder, load_file
 from tape.playbooks.host import LocalHost, RunInfo
 from tape.playbooks.runner import run_playbook
 from tape.subscriptions import events
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
-from tape.subscriptions.runtime.local_trail import Trail, begun
+from tape.subscriptions.runtime.local_trail import Trail, started_events
 from tape.subscriptions.spool.replay import Replayed
 
 
@@ -55,7 +55,7 @@ class InProcessDispatch:
     A run that fails is over as well: its message was handled, and the trail says how.
     """
 
-    def __init__(self, playbooks: Playbooks, about: About, trail: Trail, concurrency: int = 1) -> None:
+    def __init__(self, playbooks: Playbooks, about: SubscriptionRef, trail: Trail, concurrency: int = 1) -> None:
         self.failed = 0
         self._playbooks = playbooks
         self._about = about
@@ -84,7 +84,7 @@ class InProcessDispatch:
                 until = time.monotonic() + plan.dedup.window_secs
                 self._claims[plan.dedup.key] = (execution_id, until)
                 heapq.heappush(self._expiring, (until, plan.dedup.key))
-            await self._trail.write(begun(self._about, plan, execution_id))
+            await self._trail.write(started_events(self._about, plan, execution_id))
             self.failed += bool(await self._perform(playbook, plan, execution_id))
             return Replayed("started", execution_id)
 
@@ -112,7 +112,9 @@ class InProcessDispatch:
         await self._trail.write([done])
         return ""
 
-    def _event(self, kind: str, status: str, execution_id: int, context: dict[str, Any], plan: Plan) -> Event:
+    def _event(
+        self, kind: str, status: str, execution_id: int, context: dict[str, Any], plan: Plan
+    ) -> SubscriptionEvent:
         return events.local(self._about, kind, status, execution_id, context, plan.trace)
 
     async def _publish(self, subject: str, payload: Any) -> None:

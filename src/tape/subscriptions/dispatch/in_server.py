@@ -13,7 +13,7 @@ from tape.errors import ExecutionSkipped, TapeError
 from tape.store import Database
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER, REPLAYED_AT_ONCE
 from tape.subscriptions.dispatch.request import request_of
-from tape.subscriptions.events import About
+from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.replay import Replayed, batched, in_batches, named
 
@@ -32,7 +32,7 @@ class WriterDispatch:
     def __init__(
         self,
         database: Database,
-        about: About,
+        about: SubscriptionRef,
         max_payload_bytes: int,
         *,
         batch_max: int = 1,

@@ -9,8 +9,8 @@ import msgspec
 from tape.subscriptions.dispatch.circuit import Circuits
 from tape.subscriptions.routing import DedupKey, Plan
 from tape.subscriptions.spool.item import SpoolItem
-from tape.subscriptions.spool.replay import InLanes, Replayed, in_turns
-from tape.subscriptions.spool.spool import Lane, Rules
+from tape.subscriptions.spool.replay import LaneDispatch, Replayed, in_turns
+from tape.subscriptions.spool.spool import Lane, SpoolRules
 
 # A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
 _REPLAY_WINDOW_S = 7 * 24 * 3600
@@ -18,14 +18,14 @@ _REPLAY_WINDOW_S = 7 * 24 * 3600
 Dispatch = Callable[[Sequence[Plan]], Awaitable[list[Replayed]]]
 
 
-class Sender:
+class OrderedDispatch:
     """Dispatches what is live and what is replayed. `recorded` hears of every downstream that was tried."""
 
     def __init__(
         self,
         dispatch: Dispatch,
         circuits: Circuits,
-        rules: Rules | None,
+        rules: SpoolRules | None,
         now_ms: Callable[[], int],
         recorded: Callable[[str], None],
     ) -> None:
@@ -61,7 +61,7 @@ class Sender:
         return await self._in_lanes([_again(item, now_ms) for item in items], lanes)
 
     async def _in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Lane]) -> list[Replayed]:
-        if isinstance(self._dispatch, InLanes):
+        if isinstance(self._dispatch, LaneDispatch):
             answers = await self._dispatch.in_lanes(plans, lanes)
         else:
             answers = await in_turns(self._dispatch, plans, lanes)

@@ -7,14 +7,14 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from tape.subscriptions.document.spool_spec import Downstream
+from tape.subscriptions.document.spool_spec import DownstreamSpec
 
 TIMEOUT_S = 3.0
 
 _http = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S)
 
 
-async def is_up(downstream: Downstream) -> bool:
+async def is_up(downstream: DownstreamSpec) -> bool:
     """Whether a downstream answers within three seconds: HTTP with any status below 500, TCP by accepting."""
     match downstream.type:
         case "http":

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from tape.subscriptions import events
-from tape.subscriptions.events import About
+from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
 
 
-def request_of(about: About, plan: Plan, emitter: str, worker_id: str = "") -> dict[str, Any]:
+def request_of(about: SubscriptionRef, plan: Plan, emitter: str, worker_id: str = "") -> dict[str, Any]:
     """The body of `POST /api/execute` for a plan. What headers changed is told on the journal of the new run."""
     request: dict[str, Any] = {
         "path": plan.playbook,

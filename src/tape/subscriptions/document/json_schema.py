@@ -13,8 +13,8 @@ import msgspec
 from tape.documents.fields import Field, Shape, fields_of
 from tape.documents.reader import SIZE
 from tape.playbooks.pools import POOL_PATTERN
-from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Rule, Spec, Verify
-from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES, Downstream, Spool
+from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, HeaderRule, SubscriptionSpec, VerifySpec
+from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES, DownstreamSpec, SpoolSpec
 from tape.subscriptions.document.validator import NEEDED, PROOFS, PUSHING
 
 Schema: TypeAlias = dict[str, Any]
@@ -50,7 +50,7 @@ def subscription_schema() -> Schema:
             "apiVersion": {},
             "kind": {"enum": ["Subscription", "subscription"]},
             "metadata": metadata,
-            "spec": _block(Spec),
+            "spec": _block(SubscriptionSpec),
         },
         "additionalProperties": False,
     }
@@ -192,11 +192,11 @@ def _spool_rules() -> list[Schema]:
 
 
 _RULES: dict[type[msgspec.Struct], list[Schema]] = {
-    Spec: _spec_rules(),
-    Rule: _rule_rules(),
-    Verify: _verify_rules(),
-    Spool: _spool_rules(),
-    Downstream: [
+    SubscriptionSpec: _spec_rules(),
+    HeaderRule: _rule_rules(),
+    VerifySpec: _verify_rules(),
+    SpoolSpec: _spool_rules(),
+    DownstreamSpec: [
         _when({"not": {"anyOf": [_if("type", "passive"), _if("probe", "passive")]}}, {"required": ["target"]}),
     ],
 }

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from tape.brokers.registry import own_sources
 from tape.playbooks.pools import POOL_PATTERN, POOL_RULE
-from tape.subscriptions.document.spool_spec import Count, Size, Spool, Text
+from tape.subscriptions.document.spool_spec import Count, Size, SpoolSpec, Text
 
 SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "webhook"]
 Pool: TypeAlias = Annotated[str, Meta(pattern=f"^{POOL_PATTERN}$", extra={"means": POOL_RULE.removeprefix("must be ")})]
@@ -43,7 +43,7 @@ CONNECTION_KEYS: dict[str, tuple[SourceName, ...]] = {
 }
 
 
-class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TlsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the connection to a broker is encrypted."""
 
     ca: Annotated[Text, Meta(description="File with the certificates to trust; the system's without it.")] = ""
@@ -51,7 +51,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: Annotated[Text, Meta(description="File with the client's key.")] = ""
 
 
-class Runtime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RuntimeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where and how a pull subscription runs."""
 
     target: Annotated[
@@ -77,7 +77,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_instances: Annotated[Count | None, Meta(description="Processes at most, for what deploys them.")] = None
 
 
-class Dispatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a message becomes: a run of this playbook."""
 
     playbook: Annotated[Text, Meta(description="Path of the playbook in the catalog, or of a registered function.")]
@@ -93,14 +93,14 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
 
-class DedupWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DedupSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether a message that comes again within a time is left out."""
 
     enabled: Annotated[bool, Meta(description="Turn it on.")] = False
     window_secs: Annotated[Count, Meta(description="How long a key is remembered.")] = 300
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How fast messages may become runs; what waits stays at its source."""
 
     max_in_flight: Annotated[
@@ -109,13 +109,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_dispatch_per_sec: Annotated[Count | None, Meta(description="Runs begun per second; unlimited.")] = None
 
 
-Control: TypeAlias = Literal[
+ControlledSetting: TypeAlias = Literal[
     "dispatch.playbook", "dispatch.execution_pool", "priority", "idempotency_key", "content_type", "schema_hint"
 ]
 ROUTING: frozenset[str] = frozenset({"dispatch.playbook", "dispatch.execution_pool"})
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HeaderRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One header that is an instruction, and the values it may have."""
 
     header: Annotated[
@@ -126,14 +126,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             description="Name of the header, in any case.",
         ),
     ]
-    controls: Annotated[Control, Meta(description="What its value sets.")]
+    controls: Annotated[ControlledSetting, Meta(description="What its value sets.")]
     allowed: Annotated[
         tuple[Text, ...], Meta(description="The values it may have; a rule that routes needs them.")
     ] = ()
     map: Annotated[dict[str, Pool], Meta(description="Value to pool, for `priority`.")] = {}
 
 
-class TraceRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TraceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which trace context of a message its run takes over."""
 
     propagate: Annotated[
@@ -142,18 +142,20 @@ class TraceRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     baggage_allowlist: Annotated[tuple[Text, ...], Meta(description="Keys of the baggage that pass.")] = ()
 
 
-class Headers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HeadersSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which headers are instructions, and which are data."""
 
     normalize: Annotated[bool, Meta(description="Put the headers into `message.headers`, names in lower case.")] = True
-    directives: Annotated[tuple[Rule, ...], Meta(description="The headers that are instructions; no other is.")] = ()
-    trace: Annotated[TraceRules, Meta(description="Trace context.")] = TraceRules()
+    directives: Annotated[
+        tuple[HeaderRule, ...], Meta(description="The headers that are instructions; no other is.")
+    ] = ()
+    trace: Annotated[TraceSpec, Meta(description="Trace context.")] = TraceSpec()
     passthrough: Annotated[
         Literal["data", "none"], Meta(description="`none` hides headers without a rule from the playbook.")
     ] = "data"
 
 
-class Verify(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class VerifySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a delivery proves where it comes from."""
 
     type: Annotated[Literal["hmac_sha256", "bearer", "pubsub_oidc"], Meta(description="Kind of proof.")]
@@ -190,7 +192,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return by_header.get(self.header.lower(), "plain")
 
 
-class Ingress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class IngressSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where deliveries of a push subscription arrive."""
 
     gateway_path: Annotated[
@@ -200,7 +202,7 @@ class Ingress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             description="Path they are posted to; its last segment is the listener.",
         ),
     ]
-    verify: Annotated[Verify, Meta(description="Every delivery is verified.")]
+    verify: Annotated[VerifySpec, Meta(description="Every delivery is verified.")]
     max_body_bytes: Annotated[Size, Meta(description="Size of a body at most.")] = 2 << 20
 
     @property
@@ -209,7 +211,7 @@ class Ingress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.gateway_path.rstrip("/").rpartition("/")[2]
 
 
-class Keda(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KedaSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers for a KEDA scaler of the runtime."""
 
     trigger: Annotated[Text, Meta(description="Name of the KEDA trigger.")] = ""
@@ -218,13 +220,13 @@ class Keda(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lag_threshold: Annotated[Count, Meta(description="Waiting messages per replica.")] = 100
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScalingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a deployment scales the runtime by."""
 
-    keda: Annotated[Keda, Meta(description="For KEDA.")] = Keda()
+    keda: Annotated[KedaSpec, Meta(description="For KEDA.")] = KedaSpec()
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The `spec` of a subscription."""
 
     source: Annotated[
@@ -267,21 +269,21 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sasl_mechanism: Annotated[
         Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="How Kafka is logged in to.")
     ] = "PLAIN"
-    tls: Annotated[Tls | None, Meta(description="Encryption of the connection.")] = None
+    tls: Annotated[TlsSpec | None, Meta(description="Encryption of the connection.")] = None
 
     options: Annotated[
         dict[str, Text],
         Meta(description="More settings: librdkafka's for Kafka, its own for a source of yours."),
     ] = {}
 
-    runtime: Annotated[Runtime, Meta(description="Where and how it runs.")] = Runtime()
-    dispatch: Annotated[Dispatch, Meta(description="What a message becomes.")]
-    dedup: Annotated[DedupWindow, Meta(description="Leaving out what comes again.")] = DedupWindow()
-    limits: Annotated[Limits, Meta(description="How fast.")] = Limits()
-    headers: Annotated[Headers, Meta(description="Headers as instructions and as data.")] = Headers()
-    spool: Annotated[Spool, Meta(description="Where messages wait while what they need is down.")] = Spool()
-    scaling: Annotated[Scaling | None, Meta(description="For what deploys the runtime.")] = None
-    ingress: Annotated[Ingress | None, Meta(description="Where deliveries arrive (`mode: push`).")] = None
+    runtime: Annotated[RuntimeSpec, Meta(description="Where and how it runs.")] = RuntimeSpec()
+    dispatch: Annotated[DispatchSpec, Meta(description="What a message becomes.")]
+    dedup: Annotated[DedupSpec, Meta(description="Leaving out what comes again.")] = DedupSpec()
+    limits: Annotated[LimitsSpec, Meta(description="How fast.")] = LimitsSpec()
+    headers: Annotated[HeadersSpec, Meta(description="Headers as instructions and as data.")] = HeadersSpec()
+    spool: Annotated[SpoolSpec, Meta(description="Where messages wait while what they need is down.")] = SpoolSpec()
+    scaling: Annotated[ScalingSpec | None, Meta(description="For what deploys the runtime.")] = None
+    ingress: Annotated[IngressSpec | None, Meta(description="Where deliveries arrive (`mode: push`).")] = None
 
     @property
     def max_in_flight(self) -> int | None:
@@ -304,5 +306,5 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     path: str
     name: str
-    spec: Spec
+    spec: SubscriptionSpec
     labels: dict[str, Any] = {}

@@ -17,7 +17,7 @@ GIBIBYTE = 1 << 30
 BUCKET_SCHEMES = {"gcs": "gs://", "s3": "s3://"}
 
 
-class Downstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DownstreamSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that runs need, and how to tell whether it is there."""
 
     name: Annotated[Text, Meta(description="Its name; a pool of the same name is routed to it.")]
@@ -28,7 +28,7 @@ class Downstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: Annotated[Text, Meta(description="URL or host:port to ask.")] = ""
 
 
-class Circuit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CircuitSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a downstream counts as down, and when it is tried again."""
 
     trip_after: Annotated[Count, Meta(description="Failures in a row that open it.")] = 5
@@ -37,11 +37,11 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
     probe_interval_ms: Annotated[Count, Meta(description="Time between active probes.")] = 5_000
     downstream: Annotated[
-        tuple[Downstream, ...], Meta(description="What is watched; one passive `default` without it.")
+        tuple[DownstreamSpec, ...], Meta(description="What is watched; one passive `default` without it.")
     ] = ()
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RetentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How much may wait, and how long."""
 
     max_age_hours: Annotated[Count | None, Meta(description="Age that ends in a dead letter; unlimited.")] = None
@@ -51,7 +51,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = "stop_acking"
 
 
-class Drain(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DrainSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How what waited is replayed."""
 
     on_recovery: Annotated[
@@ -61,7 +61,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_replay_attempts: Annotated[Count, Meta(description="Attempts before an item is a dead letter.")] = 5
 
 
-class Spool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SpoolSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where messages wait while what they need is down."""
 
     mode: Annotated[
@@ -86,9 +86,9 @@ class Spool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hybrid_escalate_after_ms: Annotated[
         int, Meta(ge=0, description="How long `hybrid` leaves messages to their source at most.")
     ] = 30_000
-    circuit: Annotated[Circuit, Meta(description="When something counts as down.")] = Circuit()
-    retention: Annotated[Retention, Meta(description="How much may wait.")] = Retention()
-    drain: Annotated[Drain, Meta(description="How it is replayed.")] = Drain()
+    circuit: Annotated[CircuitSpec, Meta(description="When something counts as down.")] = CircuitSpec()
+    retention: Annotated[RetentionSpec, Meta(description="How much may wait.")] = RetentionSpec()
+    drain: Annotated[DrainSpec, Meta(description="How it is replayed.")] = DrainSpec()
 
     @property
     def bucket_name(self) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.brokers.log import LOGS
-from tape.documents.document import Document, Place
+from tape.documents.document import Document, Node
 from tape.documents.reader import key_at, read_block
 from tape.errors import InvalidCadence, InvalidDocument, Problem
 from tape.playbooks.pools import POOL_RULE, is_pool
 from tape.subscriptions.document.cron import Cron
-from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Spec, Subscription
+from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Subscription, SubscriptionSpec
 from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES
 
 KIND = "subscription"
@@ -51,12 +51,12 @@ def parse_subscription(content: str) -> Subscription:
 def read_subscription(document: Document) -> Subscription:
     """The subscription of a document. Raises InvalidDocument with everything that is wrong."""
     fields = document.fields("spec")
-    spec: Spec | None = None
+    spec: SubscriptionSpec | None = None
     if "spec" not in fields:
         document.wrong(("spec",), "kind: Subscription requires a 'spec' block")
     else:
         place = fields.at("spec")
-        spec = read_block(place, Spec)
+        spec = read_block(place, SubscriptionSpec)
         if isinstance(place.value, dict):
             for rule in RULES:
                 rule(place)
@@ -68,7 +68,7 @@ def read_subscription(document: Document) -> Subscription:
     return Subscription(path=document.path, name=name, spec=spec, labels=labels)
 
 
-def _mode_fits(spec: Place) -> None:
+def _mode_fits(spec: Node) -> None:
     given = spec.value
     source, mode = _word(spec, "source"), _word(spec, "mode")
     if mode == "pull" and source == "webhook":
@@ -92,7 +92,7 @@ def _mode_fits(spec: Place) -> None:
                 key_at(runtime, key).wrong("is for mode: pull; this subscription is delivered to")
 
 
-def _connection_fits(spec: Place) -> None:
+def _connection_fits(spec: Node) -> None:
     given = spec.value
     source, mode = _word(spec, "source"), _word(spec, "mode")
     for key, sources in CONNECTION_KEYS.items():
@@ -112,7 +112,7 @@ def _connection_fits(spec: Place) -> None:
         key_at(spec, "subject").wrong("has no effect without create: true")
 
 
-def _cadence_fits(spec: Place) -> None:
+def _cadence_fits(spec: Node) -> None:
     given = spec.value
     is_scheduled = _word(spec, "activation") == "scheduled"
     if is_scheduled and "cadence" not in given:
@@ -129,14 +129,14 @@ def _cadence_fits(spec: Place) -> None:
             cadence.wrong(f"subscription 'cadence' is not a cron expression: {error}")
 
 
-def _limits_agree(spec: Place) -> None:
+def _limits_agree(spec: Node) -> None:
     limits, runtime = _block(spec, "limits").value, _block(spec, "runtime")
     one, other = limits.get("max_in_flight"), runtime.value.get("max_in_flight")
     if one is not None and other is not None and one != other:
         key_at(runtime, "max_in_flight").wrong(f"differs from limits.max_in_flight, which is {one}; keep one of them")
 
 
-def _directives_constrain(spec: Place) -> None:
+def _directives_constrain(spec: Node) -> None:
     for rule in _items(_block(spec, "headers"), "directives"):
         header, controls = rule.value.get("header"), _word(rule, "controls")
         if controls in ROUTING and not rule.value.get("allowed"):
@@ -160,7 +160,7 @@ def _directives_constrain(spec: Place) -> None:
             key_at(rule, "map").wrong("is for controls: priority alone")
 
 
-def _proof_is_complete(spec: Place) -> None:
+def _proof_is_complete(spec: Node) -> None:
     verify = _block(_block(spec, "ingress"), "verify")
     kind = _word(verify, "type")
     if kind not in PROOFS:
@@ -177,7 +177,7 @@ def _proof_is_complete(spec: Place) -> None:
             key_at(verify, key).wrong(f"has no effect with verify.type '{kind}'; leave it out")
 
 
-def _spool_fits(spec: Place) -> None:
+def _spool_fits(spec: Node) -> None:
     spool = _block(spec, "spool")
     given = spool.value
     drain = _block(spool, "drain")
@@ -202,7 +202,7 @@ def _spool_fits(spec: Place) -> None:
         key_at(spool, "bucket").wrong(f"does not go with spool.backend {backend!r}, whose bucket {remedy}")
 
 
-def _downstreams_fit(spool: Place) -> None:
+def _downstreams_fit(spool: Node) -> None:
     seen: set[Any] = set()
     for downstream in _items(_block(spool, "circuit"), "downstream"):
         name = downstream.value.get("name")
@@ -235,7 +235,7 @@ _HARMLESS_ON_SPARK: dict[tuple[str, ...], Any] = {
 }
 
 
-def _spark_fits(spec: Place) -> None:
+def _spark_fits(spec: Node) -> None:
     target = _block(spec, "runtime")
     if _word(target, "target") != "spark":
         return
@@ -256,14 +256,14 @@ def _spark_fits(spec: Place) -> None:
             key_at(spool, key).wrong("has no effect with runtime.target spark, which has no spool; leave it out")
 
 
-def _scaling_is_possible(spec: Place) -> None:
+def _scaling_is_possible(spec: Node) -> None:
     keda = _block(_block(spec, "scaling"), "keda")
     least, most = keda.value.get("min", 1), keda.value.get("max", 10)
     if isinstance(least, int) and isinstance(most, int) and least > most:
         key_at(keda, "min").wrong(f"is more than scaling.keda.max, which is {most}")
 
 
-RULES: tuple[Callable[[Place], None], ...] = (
+RULES: tuple[Callable[[Node], None], ...] = (
     _mode_fits,
     _connection_fits,
     _cadence_fits,
@@ -276,29 +276,29 @@ RULES: tuple[Callable[[Place], None], ...] = (
 )
 
 
-def _block(place: Place, key: str) -> Place:
+def _block(place: Node, key: str) -> Node:
     """The mapping under a key; an empty one where there is none, which was noted if it is wrong."""
     value = place.value.get(key)
-    return Place(place.document, value if isinstance(value, dict) else {}, (*place.path, key))
+    return Node(place.document, value if isinstance(value, dict) else {}, (*place.path, key))
 
 
-def _word(place: Place, key: str, otherwise: str = "") -> str:
+def _word(place: Node, key: str, otherwise: str = "") -> str:
     """The text under a key; nothing where it is no text, which was noted then."""
     value = place.value.get(key, otherwise)
     return value if isinstance(value, str) else ""
 
 
-def _texts(place: Place, key: str) -> list[Place]:
+def _texts(place: Node, key: str) -> list[Node]:
     """The texts of a list under a key."""
     return [item for item in _listed(place, key) if isinstance(item.value, str)]
 
 
-def _items(place: Place, key: str) -> list[Place]:
+def _items(place: Node, key: str) -> list[Node]:
     """The mappings of a list under a key."""
     return [item for item in _listed(place, key) if isinstance(item.value, dict)]
 
 
-def _listed(place: Place, key: str) -> list[Place]:
+def _listed(place: Node, key: str) -> list[Node]:
     value = place.value.get(key)
     found = enumerate(value) if isinstance(value, list) else ()
-    return [Place(place.document, item, (*place.path, key, index)) for index, item in found]
+    return [Node(place.document, item, (*place.path, key, index)) for index, item in found]

@@ -17,15 +17,15 @@ from tape.errors import ApiRefused, PayloadTooLarge, ServerUnreachable, TapeErro
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.events import Event
-from tape.subscriptions.ingress.ingress import Admitted, Taken
+from tape.subscriptions.events import SubscriptionEvent
+from tape.subscriptions.ingress.ingress import AdmittedMessage, Taken
 from tape.subscriptions.ingress.listeners import Listener
 
 EMITTER = "gateway_ingress"
 WORKER = "gateway"
 FRESH_S = 30.0
 # Requests to the server at the same time. What comes meanwhile goes with the next.
-LANES = 4
+CONNECTIONS = 4
 MAX_BATCH = 500
 # What the server takes in one request, with some room.
 MAX_BATCH_BYTES = (2 << 20) - 4_096
@@ -58,30 +58,30 @@ class RemoteListeners:
         )
 
 
-async def tell(control: Control, told: Sequence[Event]) -> None:
+async def post_events(control: Control, told: Sequence[SubscriptionEvent]) -> None:
     """Put events on the server's journal."""
     await asyncio.to_thread(control.post_events, told)
 
 
-class _Waiting(NamedTuple):
+class _PendingRequest(NamedTuple):
     request: bytes
     taken: asyncio.Future[Taken]
 
 
-class Forward:
+class GatewayDispatch:
     """Has the server begin the runs of messages; each is answered when it is durable there."""
 
-    def __init__(self, control: Control, lanes: int = LANES) -> None:
+    def __init__(self, control: Control, lanes: int = CONNECTIONS) -> None:
         self._control = control
         self._free = lanes
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingRequest] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken:
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
         request = msgspec.json.encode(request_of(listener.about, admitted.plan, EMITTER, WORKER))
         if len(request) > MAX_BATCH_BYTES:
             raise PayloadTooLarge(f"The message makes a request of {len(request)} bytes; {MAX_BATCH_BYTES} are taken.")
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
+        waiting = _PendingRequest(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._free:
             self._free -= 1
@@ -102,8 +102,8 @@ class Forward:
         finally:
             self._free += 1
 
-    def _next(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
+    def _next(self) -> list[_PendingRequest]:
+        batch: list[_PendingRequest] = []
         size = 0
         while self._waiting and len(batch) < MAX_BATCH and size + len(self._waiting[0].request) <= MAX_BATCH_BYTES:
             waiting = self._waiting.popleft()
@@ -112,7 +112,7 @@ class Forward:
                 size += len(waiting.request) + 1
         return batch
 
-    async def _send(self, batch: list[_Waiting]) -> None:
+    async def _send(self, batch: list[_PendingRequest]) -> None:
         body = b'{"executions":[%b]}' % b",".join(waiting.request for waiting in batch)
         answers: list[Taken | TapeError]
         try:

@@ -16,14 +16,14 @@ from tape.base.telemetry.metrics import Metrics
 from tape.errors import InvalidConfig, PayloadTooLarge, TapeError
 from tape.subscriptions import events
 from tape.subscriptions.ingress.listeners import Listener, Listeners
-from tape.subscriptions.ingress.push_message import pushed_envelope
-from tape.subscriptions.ingress.rejections import NOBODY, Rejections, Tell
-from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
-from tape.subscriptions.ingress.verification.oidc import NO_KEYS, Issuers
-from tape.subscriptions.ingress.verification.verify import prove
-from tape.subscriptions.message import Envelope
+from tape.subscriptions.ingress.push_message import message_from_push
+from tape.subscriptions.ingress.rejections import UNKNOWN_LISTENER, EmitEvents, RejectionEvents
+from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.oidc import NO_KEYS, IssuerKeys
+from tape.subscriptions.ingress.verification.verify import verify_delivery
+from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan, resolve
-from tape.subscriptions.runtime.flow_limits import Governor
+from tape.subscriptions.runtime.flow_limits import FlowLimiter
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ LIMITED = "answered_429"
 # All bodies that are being read or dispatched, together.
 MAX_HELD_BYTES = 256 << 20
 
-Headers = Sequence[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 _DETAILS = {
     "unknown_listener": "no push subscription for this ingress path",
@@ -53,10 +53,10 @@ _DETAILS = {
 }
 
 
-class Admitted(NamedTuple):
+class AdmittedMessage(NamedTuple):
     """A verified delivery: the message, and what it becomes. Both together are what a spool keeps."""
 
-    envelope: Envelope
+    envelope: SourceMessage
     plan: Plan
 
 
@@ -67,16 +67,16 @@ class Taken(NamedTuple):
     is_duplicate: bool = False
 
 
-class Take(Protocol):
+class IngressDispatch(Protocol):
     """Makes a verified message durable, as a run or otherwise; raises a TapeError if it is not.
 
     It gets message and plan, so that a spool can stand here as well as a dispatch.
     """
 
-    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken: ...
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken: ...
 
 
-class Answer(NamedTuple):
+class IngressResponse(NamedTuple):
     """What the sender is told. `closes` ends the connection: the rest of a body is not wanted."""
 
     status: int
@@ -85,13 +85,13 @@ class Answer(NamedTuple):
     closes: bool = False
 
 
-async def admit(listener: Listener, issuers: Issuers, delivery: Delivery) -> Admitted | Refused:
+async def admit(listener: Listener, issuers: IssuerKeys, delivery: PushDelivery) -> AdmittedMessage | Rejection:
     """The one way to a plan: verified, then and only then parsed."""
-    proven = await prove(listener.subscription, listener.secrets, issuers, delivery)
-    if isinstance(proven, Refused):
+    proven = await verify_delivery(listener.subscription, listener.secrets, issuers, delivery)
+    if isinstance(proven, Rejection):
         return proven
-    envelope = pushed_envelope(proven)
-    return Admitted(envelope, resolve(proven.subscription, envelope))
+    envelope = message_from_push(proven)
+    return AdmittedMessage(envelope, resolve(proven.subscription, envelope))
 
 
 class Ingress:
@@ -100,8 +100,8 @@ class Ingress:
     def __init__(
         self,
         listeners: Listeners,
-        take: Take,
-        tell: Tell,
+        take: IngressDispatch,
+        tell: EmitEvents,
         metrics: Metrics,
         *,
         body_timeout_s: float = 10.0,
@@ -113,9 +113,9 @@ class Ingress:
         self._metrics = metrics
         self._body_timeout_s = body_timeout_s
         self._emitter = emitter
-        self._rejections = Rejections(tell, emitter)
-        self._issuers = Issuers()
-        self._governors: dict[str, Governor] = {}
+        self._rejections = RejectionEvents(tell, emitter)
+        self._issuers = IssuerKeys()
+        self._governors: dict[str, FlowLimiter] = {}
         self._held_bytes = 0
 
     async def close(self) -> None:
@@ -123,7 +123,7 @@ class Ingress:
         await self._rejections.close()
         await self._issuers.close()
 
-    async def receive(self, name: str, headers: Headers, body: AsyncIterable[bytes]) -> Answer:
+    async def receive(self, name: str, headers: RawHeaders, body: AsyncIterable[bytes]) -> IngressResponse:
         """Take a delivery for a listener. The body is read as far as it is wanted."""
         try:
             listener = await self._listeners.find(name)
@@ -143,39 +143,39 @@ class Ingress:
             refused = await self._read(listener, headers, body, held)
             if refused is not None:
                 return self._reject(listener, refused.status, refused.reason, closes=True)
-            return await self._judge(listener, Delivery(headers, bytes(held)))
+            return await self._judge(listener, PushDelivery(headers, bytes(held)))
         finally:
             self._held_bytes -= len(held)
 
     async def _read(
-        self, listener: Listener, headers: Headers, body: AsyncIterable[bytes], held: bytearray
-    ) -> Refused | None:
+        self, listener: Listener, headers: RawHeaders, body: AsyncIterable[bytes], held: bytearray
+    ) -> Rejection | None:
         """Read a body into `held`, as long as it is welcome."""
         assert listener.subscription.spec.ingress is not None
         limit = listener.subscription.spec.ingress.max_body_bytes
         announced = next((value for name, value in headers if name.lower() == b"content-length"), b"")
         if announced.isdigit() and int(announced) > limit:
-            return Refused(413, "body_too_large")
+            return Rejection(413, "body_too_large")
         try:
             async with asyncio.timeout(self._body_timeout_s):
                 async for chunk in body:
                     held += chunk
                     self._held_bytes += len(chunk)
                     if len(held) > limit:
-                        return Refused(413, "body_too_large")
+                        return Rejection(413, "body_too_large")
                     if self._held_bytes > MAX_HELD_BYTES:
-                        return Refused(503, "overloaded")
+                        return Rejection(503, "overloaded")
         except TimeoutError:
-            return Refused(408, "slow_body")
+            return Rejection(408, "slow_body")
         return None
 
-    async def _judge(self, listener: Listener, delivery: Delivery) -> Answer:
+    async def _judge(self, listener: Listener, delivery: PushDelivery) -> IngressResponse:
         try:
             admitted = await admit(listener, self._issuers, delivery)
         except InvalidConfig as error:  # an address that keys cannot come from
             log.warning("%s: %s", listener.subscription.path, error)
             admitted = NO_KEYS
-        if isinstance(admitted, Refused):
+        if isinstance(admitted, Rejection):
             return self._reject(listener, admitted.status, admitted.reason)
         governor = self._governor(listener)
         allowance = governor.allow(1)
@@ -190,7 +190,7 @@ class Ingress:
         finally:
             governor.settled(1)
 
-    async def _accept(self, listener: Listener, admitted: Admitted) -> Answer:
+    async def _accept(self, listener: Listener, admitted: AdmittedMessage) -> IngressResponse:
         try:
             taken = await self._take(listener, admitted)
         except PayloadTooLarge as error:
@@ -201,28 +201,28 @@ class Ingress:
             return self._reject(listener, 502, "dispatch_error")
         self._metrics.ingress_dispatched.labels(listener.name).inc()
         if not taken.execution_id:
-            return Answer(202, {"status": "accepted", "spooled": True, "message_id": admitted.plan.message_id})
+            return IngressResponse(202, {"status": "accepted", "spooled": True, "message_id": admitted.plan.message_id})
         accepted = {"status": "accepted", "execution_id": taken.execution_id}
-        return Answer(202, accepted | ({"duplicate": True} if taken.is_duplicate else {}))
+        return IngressResponse(202, accepted | ({"duplicate": True} if taken.is_duplicate else {}))
 
     def _reject(
         self, listener: Listener | None, status: int, reason: str, *, retry_after_s: int = 0, closes: bool = False
-    ) -> Answer:
+    ) -> IngressResponse:
         label = listener.name if listener else UNKNOWN
         if listener is None:
             self._metrics.ingress_received.labels(label).inc()
         self._metrics.ingress_rejected.labels(label, reason).inc()
-        self._rejections.add(listener.about if listener else NOBODY, reason, status)
+        self._rejections.add(listener.about if listener else UNKNOWN_LISTENER, reason, status)
         detail = _DETAILS.get(reason)
         body = {"status": "rejected", "reason": reason} | ({"detail": detail} if detail else {})
-        return Answer(status, body, retry_after_s or (1 if status == 503 else 0), closes)
+        return IngressResponse(status, body, retry_after_s or (1 if status == 503 else 0), closes)
 
-    def _governor(self, listener: Listener) -> Governor:
+    def _governor(self, listener: Listener) -> FlowLimiter:
         spec = listener.subscription.spec
         limits = (spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         found = self._governors.get(listener.name)
         if found is None or (found.max_in_flight, found.max_dispatch_per_sec) != limits:
-            found = self._governors[listener.name] = Governor(*limits)
+            found = self._governors[listener.name] = FlowLimiter(*limits)
         return found
 
     async def _told_limited(self, listener: Listener, reason: str) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from tape.errors import TapeError
 from tape.subscriptions import events
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.events import About
+from tape.subscriptions.events import SubscriptionRef
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +36,15 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
 
     @property
-    def about(self) -> About:
+    def about(self) -> SubscriptionRef:
         """What its events are about."""
-        return events.about(self.subscription.path, self.subscription_id)
+        return events.subscription_ref(self.subscription.path, self.subscription_id)
 
     def __repr__(self) -> str:
         return f"Listener({self.name!r}, {self.subscription.path!r}, {self.state}, {len(self.secrets)} secrets)"
 
 
-class Source(Protocol):
+class ListenerSource(Protocol):
     """Where listeners are known: the catalog, or a server that has one."""
 
     async def names(self) -> frozenset[str]:
@@ -54,7 +54,7 @@ class Source(Protocol):
         """A listener as it is now; None if there is none of that name."""
 
 
-class _Known(NamedTuple):
+class _CachedListener(NamedTuple):
     listener: Listener
     heard_at: float
     asked_at: float
@@ -63,11 +63,11 @@ class _Known(NamedTuple):
 class Listeners:
     """The listeners of a source, remembered for `fresh_s` seconds."""
 
-    def __init__(self, source: Source, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, source: ListenerSource, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._fresh_s = fresh_s
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedListener] = {}
         self._names: frozenset[str] | None = None
         self._named_at = -NAMES_S
         self._failure: TapeError | None = None
@@ -100,7 +100,7 @@ class Listeners:
         if listener is None:
             self._known.pop(name, None)
         else:
-            self._known[name] = _Known(listener, now, now)
+            self._known[name] = _CachedListener(listener, now, now)
         return listener
 
     async def _all_names(self) -> frozenset[str]:

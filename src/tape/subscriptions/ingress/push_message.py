@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from tape.subscriptions.ingress.verification import bearer, signatures
-from tape.subscriptions.ingress.verification.delivery import Delivery
-from tape.subscriptions.ingress.verification.verify import Proven
-from tape.subscriptions.message import Envelope, receive
+from tape.subscriptions.ingress.verification.delivery import PushDelivery
+from tape.subscriptions.ingress.verification.verify import VerifiedDelivery
+from tape.subscriptions.message import SourceMessage, receive
 
 # What proves who sent a request, or could let somebody pose as him, goes no further.
 WITHHELD = frozenset({"authorization", "cookie", "proxy-authorization"})
@@ -24,7 +24,7 @@ MAX_ID_CHARS = 200
 PUSHED = {"mode": "push"}
 
 
-def pushed_envelope(proven: Proven) -> Envelope:
+def message_from_push(proven: VerifiedDelivery) -> SourceMessage:
     """The message of a delivery. It takes a proof, so that nothing unproven is ever parsed."""
     spec, delivery = proven.subscription.spec, proven.delivery
     if spec.source == "pubsub" and (wrapped := _unwrap(delivery.body)) is not None:
@@ -39,7 +39,7 @@ def pushed_envelope(proven: Proven) -> Envelope:
     )
 
 
-def _shown(proven: Proven) -> Iterable[tuple[str, str]]:
+def _shown(proven: VerifiedDelivery) -> Iterable[tuple[str, str]]:
     """The headers that a playbook may see: without those that prove the sender, or that are not plain text."""
     assert proven.subscription.spec.ingress is not None
     verify = proven.subscription.spec.ingress.verify
@@ -51,7 +51,7 @@ def _shown(proven: Proven) -> Iterable[tuple[str, str]]:
             yield name, text
 
 
-def _message_id(proven: Proven, headers: Iterable[tuple[str, str]]) -> str:
+def _message_id(proven: VerifiedDelivery, headers: Iterable[tuple[str, str]]) -> str:
     """What the sender calls the message. A signed id counts before one that anybody on the way could have changed."""
     spec, delivery = proven.subscription.spec, proven.delivery
     assert spec.ingress is not None
@@ -68,7 +68,7 @@ def _message_id(proven: Proven, headers: Iterable[tuple[str, str]]) -> str:
     return _digest(delivery) if spec.dedup.enabled else _new_id()
 
 
-def _unwrap(body: bytes) -> Envelope | None:
+def _unwrap(body: bytes) -> SourceMessage | None:
     """The message of a Pub/Sub push; None if the body is none."""
     try:
         document = msgspec.json.decode(body)
@@ -111,5 +111,5 @@ def _short(message_id: str) -> str:
     return f"sha256-{hashlib.sha256(message_id.encode(errors='surrogatepass')).hexdigest()}"
 
 
-def _digest(delivery: Delivery) -> str:
+def _digest(delivery: PushDelivery) -> str:
     return f"sha256-{hashlib.sha256(delivery.body).hexdigest()}"

@@ -24,7 +24,7 @@ class _Opened(NamedTuple):
     secrets: tuple[str, ...]
 
 
-class Registered:
+class CatalogListeners:
     """A source of listeners on a database. What did not change since the last look is not read again."""
 
     def __init__(self, database: Database, wallet: Wallet) -> None:

@@ -9,27 +9,27 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tape.errors import ApiRefused, TapeError
 from tape.subscriptions import events
-from tape.subscriptions.events import About, Event
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 
 log = logging.getLogger(__name__)
 
 # Anybody can send what is refused: a flood of it must not fill the journal.
 WINDOW_S = 1.0
-NOBODY = About("unknown", "unknown")
+UNKNOWN_LISTENER = SubscriptionRef("unknown", "unknown")
 
-Tell = Callable[[Sequence[Event]], Awaitable[None]]
+EmitEvents = Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]
 
 
-class Rejections:
+class RejectionEvents:
     """Gathers what was refused and tells it, with its number."""
 
-    def __init__(self, tell: Tell, emitter: str = "ingress") -> None:
+    def __init__(self, tell: EmitEvents, emitter: str = "ingress") -> None:
         self._tell = tell
         self._emitter = emitter
-        self._counts: Counter[tuple[About, str, int]] = Counter()
+        self._counts: Counter[tuple[SubscriptionRef, str, int]] = Counter()
         self._telling: asyncio.Task[None] | None = None
 
-    def add(self, about: About, reason: str, status: int) -> None:
+    def add(self, about: SubscriptionRef, reason: str, status: int) -> None:
         """A delivery was refused. `NOBODY` is a listener that does not exist: its name is a stranger's choice."""
         self._counts[(about, reason, status)] += 1
         if self._telling is None:

@@ -14,17 +14,17 @@ from tape.errors import ApiRefused, SpoolFull, TapeError
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.ingress.ingress import Admitted, Take, Taken
-from tape.subscriptions.ingress.listeners import Listener, Source
-from tape.subscriptions.message import Envelope
+from tape.subscriptions.ingress.ingress import AdmittedMessage, IngressDispatch, Taken
+from tape.subscriptions.ingress.listeners import Listener, ListenerSource
+from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan
-from tape.subscriptions.spool.replay import InLanes, Replayed
-from tape.subscriptions.spool.spool import Tell
+from tape.subscriptions.spool.replay import LaneDispatch, Replayed
+from tape.subscriptions.spool.spool import EmitEvents
 
 log = logging.getLogger(__name__)
 
 Reveal = Callable[[str], Awaitable[Any]]
-Replays = Callable[[Listener], InLanes]
+Replays = Callable[[Listener], LaneDispatch]
 
 _LOOK_AGAIN_S = 5.0
 
@@ -35,10 +35,10 @@ class _Open(NamedTuple):
     running: asyncio.Task[None]
 
 
-class _Deliveries:
+class _DeliveryDispatch:
     """Dispatches what is delivered one by one, as it comes, and what is replayed in batches."""
 
-    def __init__(self, take: Take, listener: Listener, replays: InLanes) -> None:
+    def __init__(self, take: IngressDispatch, listener: Listener, replays: LaneDispatch) -> None:
         self._take = take
         self._listener = listener
         self.in_lanes = replays.in_lanes
@@ -47,19 +47,23 @@ class _Deliveries:
         return await asyncio.gather(*map(self._one, plans))
 
     async def _one(self, plan: Plan) -> Replayed:
-        envelope = Envelope(message_id=plan.message_id, source=plan.source, body=None)  # all that counts is in the plan
+        envelope = SourceMessage(
+            message_id=plan.message_id, source=plan.source, body=None
+        )  # all that counts is in the plan
         try:
-            taken = await self._take(self._listener, Admitted(envelope, plan))
+            taken = await self._take(self._listener, AdmittedMessage(envelope, plan))
         except TapeError as error:
             is_away = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
             return Replayed("away" if is_away else "refused", error=str(error))
         return Replayed("duplicate" if taken.is_duplicate else "started", int(taken.execution_id))
 
 
-class Spooling:
+class SpoolingDispatch:
     """Takes deliveries as another does, and keeps in a spool what that one cannot take, where there is one."""
 
-    def __init__(self, take: Take, replays: Replays, tell: Tell, reveal: Reveal, metrics: Metrics) -> None:
+    def __init__(
+        self, take: IngressDispatch, replays: Replays, tell: EmitEvents, reveal: Reveal, metrics: Metrics
+    ) -> None:
         self._take = take
         self._replays = replays
         self._tell = tell
@@ -70,11 +74,11 @@ class Spooling:
         self._closed_until: dict[str, float] = {}
         self._recovering: asyncio.Task[None] | None = None
 
-    def recover(self, listeners: Source) -> None:
+    def recover(self, listeners: ListenerSource) -> None:
         """Replay what an earlier process kept, without waiting for the next delivery."""
         self._recovering = asyncio.create_task(self._recover(listeners), name="tape-spools")
 
-    async def __call__(self, listener: Listener, admitted: Admitted) -> Taken:
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
         """The run of a message, or its place in the spool; raises if it has neither."""
         if listener.subscription.spec.spool.mode == "off":
             return await self._take(listener, admitted)
@@ -126,7 +130,7 @@ class Spooling:
         forwarder = forwarder_of(
             listener.subscription,
             listener.about,
-            _Deliveries(self._take, listener, self._replays(listener)),
+            _DeliveryDispatch(self._take, listener, self._replays(listener)),
             self._tell,
             metrics=self._metrics,
             credential=credential,
@@ -136,7 +140,7 @@ class Spooling:
         await forwarder.start()
         return _Open(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))
 
-    async def _recover(self, listeners: Source) -> None:
+    async def _recover(self, listeners: ListenerSource) -> None:
         left: set[str] | None = None
         warned: set[tuple[str, str]] = set()  # what goes on for hours is said once
 

@@ -11,15 +11,15 @@ from ruamel.yaml import YAML
 from tape.errors import InvalidConfig
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.manifests import cloud_run, kubernetes
-from tape.subscriptions.manifests.deployment import Place
+from tape.subscriptions.manifests.deployment import DeploymentSettings
 
-TARGETS: dict[str, Callable[[Subscription, Place], list[dict[str, Any]]]] = {
+TARGETS: dict[str, Callable[[Subscription, DeploymentSettings], list[dict[str, Any]]]] = {
     "kubernetes": kubernetes.documents,
     "cloud-run": cloud_run.documents,
 }
 
 
-def render(subscription: Subscription, target: str, place: Place) -> str:
+def render(subscription: Subscription, target: str, place: DeploymentSettings) -> str:
     """The manifests of a subscription as one YAML stream, ready for `kubectl apply -f -` or `gcloud run`.
 
     Raises InvalidConfig for one that runs on Spark, which has its own way to a cluster.

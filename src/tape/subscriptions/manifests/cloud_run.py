@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.manifests.deployment import Place, command_of, labels_of, name_of, probe
+from tape.subscriptions.manifests.deployment import DeploymentSettings, command_of, labels_of, name_of, probe
 
 
-def documents(subscription: Subscription, place: Place) -> list[dict[str, Any]]:
+def documents(subscription: Subscription, place: DeploymentSettings) -> list[dict[str, Any]]:
     """One service, for `gcloud run services replace`."""
     runtime = subscription.spec.runtime
     is_push = subscription.spec.mode == "push"

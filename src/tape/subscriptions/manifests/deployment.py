@@ -10,7 +10,7 @@ import msgspec
 from tape.subscriptions.document.spec import Subscription
 
 
-class Place(msgspec.Struct, kw_only=True, frozen=True):
+class DeploymentSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Where the server is, and what the containers are made from."""
 
     image: str = "tape:latest"
@@ -36,7 +36,7 @@ def labels_of(subscription: Subscription, component: str) -> dict[str, str]:
     }
 
 
-def command_of(subscription: Subscription, place: Place) -> list[str]:
+def command_of(subscription: Subscription, place: DeploymentSettings) -> list[str]:
     """How the container runs the subscription: the runtime of a pull source, the gateway of a push one."""
     server = subscription.spec.runtime.server_url or place.server_url
     if subscription.spec.mode == "push":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tape.subscriptions.document.spec import Keda, Spec, Subscription
-from tape.subscriptions.manifests.deployment import Place, command_of, labels_of, name_of, probe
+from tape.subscriptions.document.spec import KedaSpec, Subscription, SubscriptionSpec
+from tape.subscriptions.manifests.deployment import DeploymentSettings, command_of, labels_of, name_of, probe
 
 
-def documents(subscription: Subscription, place: Place) -> list[dict[str, Any]]:
+def documents(subscription: Subscription, place: DeploymentSettings) -> list[dict[str, Any]]:
     """Deployment and ScaledObject of the runtime (or of the gateway, with its Service), then those of the pool."""
-    keda = subscription.spec.scaling.keda if subscription.spec.scaling else Keda()
+    keda = subscription.spec.scaling.keda if subscription.spec.scaling else KedaSpec()
     found = [_deployment(subscription, place, keda)]
     if subscription.spec.mode == "push":
         found.append(_service(subscription, place))
@@ -24,7 +24,7 @@ def documents(subscription: Subscription, place: Place) -> list[dict[str, Any]]:
     return found
 
 
-def _deployment(subscription: Subscription, place: Place, keda: Keda) -> dict[str, Any]:
+def _deployment(subscription: Subscription, place: DeploymentSettings, keda: KedaSpec) -> dict[str, Any]:
     is_push = subscription.spec.mode == "push"
     component = "gateway" if is_push else "runtime"
     container = {
@@ -38,7 +38,7 @@ def _deployment(subscription: Subscription, place: Place, keda: Keda) -> dict[st
     return _deployment_of(subscription, place, name_of(subscription), component, container, strategy, max(1, keda.min))
 
 
-def _workers(subscription: Subscription, place: Place, pool: str) -> dict[str, Any]:
+def _workers(subscription: Subscription, place: DeploymentSettings, pool: str) -> dict[str, Any]:
     command = ["tape", "worker", "--pool", pool, "--url", place.grpc_url]
     container = _container("worker", place, command)
     name = name_of(subscription, "pool", pool)
@@ -47,7 +47,7 @@ def _workers(subscription: Subscription, place: Place, pool: str) -> dict[str, A
 
 def _deployment_of(
     subscription: Subscription,
-    place: Place,
+    place: DeploymentSettings,
     name: str,
     component: str,
     container: dict[str, Any],
@@ -75,7 +75,7 @@ def _deployment_of(
     }
 
 
-def _container(name: str, place: Place, command: list[str]) -> dict[str, Any]:
+def _container(name: str, place: DeploymentSettings, command: list[str]) -> dict[str, Any]:
     token = {"secretKeyRef": {"name": place.token_secret, "key": "token"}}
     return {
         "name": name,
@@ -87,7 +87,7 @@ def _container(name: str, place: Place, command: list[str]) -> dict[str, Any]:
     }
 
 
-def _service(subscription: Subscription, place: Place) -> dict[str, Any]:
+def _service(subscription: Subscription, place: DeploymentSettings) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -99,7 +99,7 @@ def _service(subscription: Subscription, place: Place) -> dict[str, Any]:
     }
 
 
-def _scaled(name: str, place: Place, least: int, most: int, trigger: dict[str, Any]) -> dict[str, Any]:
+def _scaled(name: str, place: DeploymentSettings, least: int, most: int, trigger: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
@@ -113,7 +113,7 @@ def _scaled(name: str, place: Place, least: int, most: int, trigger: dict[str, A
     }
 
 
-def _backlog(spec: Spec, keda: Keda) -> dict[str, Any] | None:
+def _backlog(spec: SubscriptionSpec, keda: KedaSpec) -> dict[str, Any] | None:
     """What KEDA reads the backlog of a source from. A push source has none: its gateway scales like a web server."""
     threshold = str(keda.lag_threshold)
     match spec.source:
@@ -142,7 +142,7 @@ def _backlog(spec: Spec, keda: Keda) -> dict[str, Any] | None:
             return None
 
 
-def _tasks(place: Place, pool: str, keda: Keda) -> dict[str, Any]:
+def _tasks(place: DeploymentSettings, pool: str, keda: KedaSpec) -> dict[str, Any]:
     metadata = {
         "url": f"{place.server_url}/api/pools/{pool}",
         "valueLocation": "waiting",

@@ -12,9 +12,9 @@ from tape.brokers import Source, open_source
 from tape.errors import ApiRefused, SecretNotFound
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.ordered import Dispatch
-from tape.subscriptions.document.spec import CONNECTION_KEYS, Spec, Subscription
-from tape.subscriptions.event_reporter import Reporting
-from tape.subscriptions.events import About
+from tape.subscriptions.document.spec import CONNECTION_KEYS, Subscription, SubscriptionSpec
+from tape.subscriptions.event_reporter import EventReporter
+from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.runtime.runtime import Runtime
 
 Reveal = Callable[[str], Awaitable[Any]]
@@ -22,11 +22,11 @@ Reveal = Callable[[str], Awaitable[Any]]
 
 async def assemble(
     subscription: Subscription,
-    about: About,
+    about: SubscriptionRef,
     dispatch: Dispatch,
     *,
     reveal: Reveal,
-    reporting: Reporting,
+    reporting: EventReporter,
     metrics: Metrics,
     **more: Any,
 ) -> Runtime:
@@ -48,13 +48,13 @@ async def assemble(
     return Runtime(subscription, about, source, forwarder, reporting=reporting, metrics=metrics, **more)
 
 
-async def source_of(spec: Spec, reveal: Reveal) -> Source:
+async def source_of(spec: SubscriptionSpec, reveal: Reveal) -> Source:
     """The source of a spec, with its credential."""
     secrets, credential = await secrets_of(spec, reveal)
     return open_source(spec.source, connection_of(spec) | secrets, credential)
 
 
-async def secrets_of(spec: Spec, reveal: Reveal) -> tuple[dict[str, str], Any]:
+async def secrets_of(spec: SubscriptionSpec, reveal: Reveal) -> tuple[dict[str, str], Any]:
     """What stands for the aliases of a spec's connection: by its key, and the credential that `auth` names."""
     connection = connection_of(spec)
     secrets = {
@@ -65,9 +65,9 @@ async def secrets_of(spec: Spec, reveal: Reveal) -> tuple[dict[str, str], Any]:
     return secrets, await reveal(spec.auth) if spec.auth else None
 
 
-def connection_of(spec: Spec) -> dict[str, Any]:
+def connection_of(spec: SubscriptionSpec) -> dict[str, Any]:
     """The keys of a spec that are about its connection, as far as they were given."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Spec)}
+    defaults = {field.name: field.default for field in msgspec.structs.fields(SubscriptionSpec)}
     found = {}
     for key in CONNECTION_KEYS:
         value = getattr(spec, key)

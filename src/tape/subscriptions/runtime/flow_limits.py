@@ -30,7 +30,7 @@ class Allowance(NamedTuple):
     has_begun: bool = False
 
 
-class Governor:
+class FlowLimiter:
     """Holds the limits of one subscription. Say what was received and what was settled; ask before fetching."""
 
     def __init__(

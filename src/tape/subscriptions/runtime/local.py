@@ -16,15 +16,15 @@ from tape.subscriptions import events
 from tape.subscriptions.dispatch.ordered import Dispatch
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.event_reporter import Reporting
-from tape.subscriptions.events import About
-from tape.subscriptions.message import Envelope
+from tape.subscriptions.event_reporter import EventReporter
+from tape.subscriptions.events import SubscriptionRef
+from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.runtime.assembly import assemble
 from tape.subscriptions.runtime.local_trail import Trail
 from tape.subscriptions.runtime.runtime import Counts, Runtime
 
 
-class Local:
+class LocalRuntime:
     """Runs a subscription here. A scheduled one is drained at once, and then on its cadence."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Local:
         if subscription.spec.mode != "pull":
             raise InvalidConfig(f"{subscription.path} is pushed to; a server or `tape gateway` takes its deliveries.")
         self.subscription = subscription
-        self.about = About(subscription.name, subscription.path, new_id())
+        self.about = SubscriptionRef(subscription.name, subscription.path, new_id())
         self.counts = Counts()
         self.pending = 0
         self.runtime: Runtime | None = None
@@ -76,7 +76,7 @@ class Local:
             self.about,
             dispatch,
             reveal=self._reveal,
-            reporting=Reporting(self._trail.write),
+            reporting=EventReporter(self._trail.write),
             metrics=Metrics(),
             until_empty=self.subscription.spec.activation == "scheduled",
             once=self._once,
@@ -102,7 +102,7 @@ class Local:
         except TimeoutError:
             pass
 
-    async def _note(self, envelopes: Sequence[Envelope]) -> None:
+    async def _note(self, envelopes: Sequence[SourceMessage]) -> None:
         source = self.subscription.spec.source
         told = []
         for each in envelopes:

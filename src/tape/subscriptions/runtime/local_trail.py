@@ -13,7 +13,7 @@ import msgspec
 from tape.errors import InvalidInput
 from tape.subscriptions import events
 from tape.subscriptions.dispatch.http import ServerDispatch
-from tape.subscriptions.events import About, Event, stamped
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef, stamped
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.replay import Replayed
 
@@ -23,7 +23,7 @@ WORKER = "cli-local"
 class Trail:
     """Writes events to a file, which is emptied first; each is there when it was told. `seen` counts their types."""
 
-    def __init__(self, path: Path, shown: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(self, path: Path, shown: Callable[[SubscriptionEvent], None] = lambda event: None) -> None:
         self.path = path
         self.seen: Counter[str] = Counter()
         self._shown = shown
@@ -33,7 +33,7 @@ class Trail:
         except OSError as error:
             raise InvalidInput(f"the events cannot be written to {path}: {error.strerror}.") from error
 
-    async def write(self, events: Sequence[Event]) -> None:
+    async def write(self, events: Sequence[SubscriptionEvent]) -> None:
         """Append events and flush them."""
         named = [stamped(event, WORKER) for event in events]
         await asyncio.to_thread(self._append, b"".join(msgspec.json.encode(event.record()) + b"\n" for event in named))
@@ -50,7 +50,7 @@ class Trail:
         self._file.flush()
 
 
-def begun(about: About, plan: Plan, execution_id: int) -> list[Event]:
+def started_events(about: SubscriptionRef, plan: Plan, execution_id: int) -> list[SubscriptionEvent]:
     """What a trail tells of a plan that became a run, here or on a server."""
     context = {
         "subscription": about.path,
@@ -65,10 +65,10 @@ def begun(about: About, plan: Plan, execution_id: int) -> list[Event]:
     return told
 
 
-class ToldDispatch:
+class TrailDispatch:
     """Has a server run plans, and tells the trail which run each became; how runs end is on the server's journal."""
 
-    def __init__(self, dispatch: ServerDispatch, about: About, trail: Trail) -> None:
+    def __init__(self, dispatch: ServerDispatch, about: SubscriptionRef, trail: Trail) -> None:
         self._dispatch = dispatch
         self._about = about
         self._trail = trail
@@ -82,10 +82,10 @@ class ToldDispatch:
         return await self._tell(plans, await self._dispatch.in_lanes(plans, lanes))
 
     async def _tell(self, plans: Sequence[Plan], answers: list[Replayed]) -> list[Replayed]:
-        told: list[Event] = []
+        told: list[SubscriptionEvent] = []
         for plan, answer in zip(plans, answers, strict=True):
             if answer.outcome == "started":
-                told += begun(self._about, plan, answer.execution_id)
+                told += started_events(self._about, plan, answer.execution_id)
             elif answer.outcome == "duplicate" and plan.dedup is not None:
                 told.append(events.deduplicated(self._about, plan.dedup.key, answer.execution_id))
         if told:

@@ -14,8 +14,8 @@ from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.http import ServerDispatch
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.event_reporter import Reporting
-from tape.subscriptions.events import Event, about
+from tape.subscriptions.event_reporter import EventReporter
+from tape.subscriptions.events import SubscriptionEvent, subscription_ref
 from tape.subscriptions.runtime.assembly import assemble
 from tape.subscriptions.runtime.runtime import Counts, Runtime
 
@@ -27,7 +27,7 @@ STATE_S = 2.0
 PATIENCE = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
 
 
-class Elsewhere:
+class RemoteRuntime:
     """Runs one subscription of a server's catalog. A server that is away is waited for.
 
     When it is told to stop it finishes what it has, then drains and deactivates the subscription; the next start
@@ -63,7 +63,7 @@ class Elsewhere:
         if status["state"] == "REGISTERED":
             status = await self._patiently(lambda: self._control.act(subscription_id, "activate"))
         self._state = status["state"]
-        place, spec = about(self.path, subscription_id), subscription.spec
+        place, spec = subscription_ref(self.path, subscription_id), subscription.spec
         dispatch = ServerDispatch(
             self._control,
             place,
@@ -76,7 +76,7 @@ class Elsewhere:
             place,
             dispatch,
             reveal=self._reveal,
-            reporting=Reporting(self._write, self._worker_id),
+            reporting=EventReporter(self._write, self._worker_id),
             metrics=self.metrics,
             state=lambda: self._state,
         )
@@ -131,7 +131,7 @@ class Elsewhere:
     async def _reveal(self, alias: str) -> Any:
         return await self._patiently(lambda: self._control.credential(alias))
 
-    async def _write(self, events: Sequence[Event]) -> None:
+    async def _write(self, events: Sequence[SubscriptionEvent]) -> None:
         try:
             await asyncio.to_thread(self._control.post_events, events)
         except ApiRefused as error:

@@ -30,12 +30,12 @@ from tape.errors import (
 from tape.subscriptions import events
 from tape.subscriptions.dispatch.forwarder import Forwarded, Forwarder
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.event_reporter import Reporting
-from tape.subscriptions.events import About, Event
-from tape.subscriptions.message import Envelope, message_of
-from tape.subscriptions.received import envelope_of
+from tape.subscriptions.event_reporter import EventReporter
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
+from tape.subscriptions.message import SourceMessage, message_fields
+from tape.subscriptions.received import message_of
 from tape.subscriptions.routing import Plan, resolve
-from tape.subscriptions.runtime.flow_limits import Allowance, Governor
+from tape.subscriptions.runtime.flow_limits import Allowance, FlowLimiter
 
 log = logging.getLogger(__name__)
 
@@ -80,18 +80,18 @@ class Runtime:
     def __init__(
         self,
         subscription: Subscription,
-        about: About,
+        about: SubscriptionRef,
         source: Source,
         forwarder: Forwarder,
         *,
-        reporting: Reporting,
+        reporting: EventReporter,
         metrics: Metrics,
         state: State = lambda: "ACTIVE",
         until_empty: bool = False,
         once: bool = False,
         max_messages: int | None = None,
         backoff: RetryPolicy = BACKOFF,
-        on_messages: Callable[[Sequence[Envelope]], Awaitable[None]] | None = None,
+        on_messages: Callable[[Sequence[SourceMessage]], Awaitable[None]] | None = None,
     ) -> None:
         self.subscription = subscription
         self.about = about
@@ -109,7 +109,7 @@ class Runtime:
         self._backoff = backoff
         self._on_messages = on_messages
         spec = subscription.spec
-        self.governor = Governor(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        self.governor = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         self._stopping = asyncio.Event()
         self._fetched: asyncio.Queue[list[Delivery] | None] = asyncio.Queue(maxsize=1)
         self._held_in_a_row = 0
@@ -341,8 +341,8 @@ class Runtime:
                 again[times].append(delivery.receipt)
         await self._settle(safe, given_up, again)
 
-    def _planned(self, delivery: Delivery) -> tuple[Envelope, Plan]:
-        envelope = envelope_of(self.subscription.spec.source, delivery)
+    def _planned(self, delivery: Delivery) -> tuple[SourceMessage, Plan]:
+        envelope = message_of(self.subscription.spec.source, delivery)
         return envelope, resolve(self.subscription, envelope)
 
     def _count(self, plan: Plan, answer: Forwarded) -> None:
@@ -358,14 +358,14 @@ class Runtime:
             self.counts.failed += 1
             log.warning("%s: message %s: %s", self.subscription.path, plan.message_id, answer.error or answer.outcome)
 
-    async def _is_put_aside(self, delivery: Delivery, envelope: Envelope, answer: Forwarded) -> bool:
+    async def _is_put_aside(self, delivery: Delivery, envelope: SourceMessage, answer: Forwarded) -> bool:
         """Whether a message that is refused time and again is told as a dead letter and may be given up.
 
         It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
         """
         if delivery.deliveries < MAX_DELIVERIES and delivery.patience.deliveries_left != 0:
             return False
-        message = message_of(envelope, self.subscription.spec.headers, envelope.data)
+        message = message_fields(envelope, self.subscription.spec.headers, envelope.data)
         try:
             try:
                 await self._reporting.write([self._letter(delivery, answer, message)])
@@ -383,7 +383,7 @@ class Runtime:
         self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
         return True
 
-    def _letter(self, delivery: Delivery, answer: Forwarded, message: dict[str, Any]) -> Event:
+    def _letter(self, delivery: Delivery, answer: Forwarded, message: dict[str, Any]) -> SubscriptionEvent:
         return events.dead_lettered(
             self.about,
             delivery.message_id,

@@ -23,8 +23,8 @@ from tape.subscriptions.dispatch.in_server import WriterDispatch
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
-from tape.subscriptions.event_reporter import Reporting
-from tape.subscriptions.events import Event
+from tape.subscriptions.event_reporter import EventReporter
+from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.runtime import leases
 from tape.subscriptions.runtime.assembly import Reveal, assemble
 from tape.subscriptions.runtime.runtime import FINISH_S, Runtime
@@ -36,7 +36,7 @@ LEASE_MS = 15_000
 RESTART = RetryPolicy(max_attempts=1_000_000, initial_interval_s=1.0, max_interval_s=60.0)
 
 
-class Seen(NamedTuple):
+class LiveRegistration(NamedTuple):
     """A registration that is alive, and the newest version of its document."""
 
     subscription_id: int
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 class _Running:
     """A subscription that this server runs."""
 
-    def __init__(self, seen: Seen, subscription: Subscription) -> None:
+    def __init__(self, seen: LiveRegistration, subscription: Subscription) -> None:
         self.seen = seen
         self.subscription = subscription
         self.runtime: Runtime | None = None
@@ -61,7 +61,7 @@ class _Running:
             self.runtime.stop()
 
 
-class Hosting:
+class RuntimeSupervisor:
     """Looks every second which subscriptions are to run here, and runs them."""
 
     def __init__(self, journal: Journal, reveal: Reveal, holder: str) -> None:
@@ -121,7 +121,7 @@ class Hosting:
             if subscription is not None and seen.path not in self._running:
                 await self._consider(seen, subscription)
 
-    async def _consider(self, seen: Seen, subscription: Subscription) -> None:
+    async def _consider(self, seen: LiveRegistration, subscription: Subscription) -> None:
         if time.monotonic() < self._failures.get(seen.path, (0, 0.0))[1]:
             return
         now, until = now_ms(), now_ms() + LEASE_MS
@@ -144,8 +144,8 @@ class Hosting:
 
     async def _run(self, running: _Running, is_scheduled: bool) -> None:
         seen, subscription = running.seen, running.subscription
-        about = events.about(seen.path, seen.subscription_id)
-        reporting = Reporting(self._write_events, self._holder)
+        about = events.subscription_ref(seen.path, seen.subscription_id)
+        reporting = EventReporter(self._write_events, self._holder)
         try:
             running.runtime = runtime = await assemble(
                 subscription,
@@ -187,7 +187,7 @@ class Hosting:
             del self._running[seen.path]
             await self._database.write(lambda tx: leases.release(tx, seen.path, self._holder))
 
-    async def _learn(self, found: Sequence[Seen]) -> None:
+    async def _learn(self, found: Sequence[LiveRegistration]) -> None:
         """Read the documents that are new; only those of subscriptions that run here are kept."""
         for seen in found:
             if seen.catalog_id not in self._documents:
@@ -196,19 +196,19 @@ class Hosting:
         known = {seen.catalog_id for seen in found}
         self._documents = {number: document for number, document in self._documents.items() if number in known}
 
-    async def _write_events(self, told: Sequence[Event]) -> None:
+    async def _write_events(self, told: Sequence[SubscriptionEvent]) -> None:
         await self._journal.append([event.draft() for event in told])
 
 
-def _alive(reader: Reader | Transaction) -> list[Seen]:
+def _alive(reader: Reader | Transaction) -> list[LiveRegistration]:
     rows = reader.query(
         "SELECT s.subscription_id, s.path, s.state, c.catalog_id FROM tape_subscriptions s"
         " JOIN tape_catalog c ON c.path = s.path AND c.is_latest = 1 WHERE s.state <> 'DEACTIVATED' ORDER BY s.path"
     )
-    return [Seen(*row) for row in rows]
+    return [LiveRegistration(*row) for row in rows]
 
 
-def _deactivate(tx: Transaction, seen: Seen, holder: str) -> None:
+def _deactivate(tx: Transaction, seen: LiveRegistration, holder: str) -> None:
     if lifecycle.require(tx, seen.subscription_id).state == "DRAINING":
         lifecycle.act(tx, seen.subscription_id, "deactivate")
     leases.release(tx, seen.path, holder)

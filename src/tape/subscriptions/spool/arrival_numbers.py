@@ -9,7 +9,7 @@ BLOCK = 1_000
 _NAME = "numbers"
 
 
-class Numbers:
+class ArrivalNumbers:
     """Counts what arrives at one place. Up to where numbers may be given out is written there before they are."""
 
     def __init__(self, backend: SpoolBackend) -> None:

@@ -16,23 +16,23 @@ class Area(StrEnum):
     CONTROL = "control"
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object as a listing shows it."""
 
     key: str
     size: int
 
 
-class Extent(NamedTuple):
+class AreaSize(NamedTuple):
     """How much an area holds: objects, their bytes, and the last of their keys."""
 
     items: int = 0
     size: int = 0
     last: str = ""
 
-    def with_object(self, key: str, size: int) -> Extent:
+    def with_object(self, key: str, size: int) -> AreaSize:
         """This, and one more."""
-        return Extent(self.items + 1, self.size + size, max(self.last, key))
+        return AreaSize(self.items + 1, self.size + size, max(self.last, key))
 
 
 class SpoolBackend(Protocol):
@@ -47,10 +47,10 @@ class SpoolBackend(Protocol):
     async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
         """Several objects' bytes, in the order of the keys; None for each that is not there."""
 
-    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+    async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         """The first objects whose key comes after another, in the order of their keys."""
 
-    async def measure(self, area: Area) -> Extent:
+    async def measure(self, area: Area) -> AreaSize:
         """How much an area holds, from one listing."""
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:

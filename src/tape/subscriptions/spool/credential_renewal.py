@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tape.errors import InvalidConfig, SpoolUnavailable, TapeError
-from tape.subscriptions.document.spool_spec import Spool
-from tape.subscriptions.spool.backend import Area, Extent, SpoolBackend, Stored
-from tape.subscriptions.spool.locations import open_place
+from tape.subscriptions.document.spool_spec import SpoolSpec
+from tape.subscriptions.spool.backend import Area, AreaSize, SpoolBackend, StoredObject
+from tape.subscriptions.spool.locations import open_backend
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _ANSWER_S = 5.0
 
 
-class RenewedPlace:
+class RenewingBackend:
     """The place of a spool. When it cannot be used, the wallet is asked whether there is another credential by now.
 
     A server that does not answer within five seconds leaves things as they are: a spool must not wait for it.
@@ -27,7 +27,7 @@ class RenewedPlace:
 
     def __init__(
         self,
-        spool: Spool,
+        spool: SpoolSpec,
         subscription: str,
         credential: Mapping[str, Any] | None,
         reveal: Callable[[str], Awaitable[Any]],
@@ -36,7 +36,7 @@ class RenewedPlace:
         self._subscription = subscription
         self._credential = credential
         self._reveal = reveal
-        self._place = open_place(spool, subscription, credential)
+        self._place = open_backend(spool, subscription, credential)
         self._renewing = asyncio.Lock()
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
@@ -51,11 +51,11 @@ class RenewedPlace:
         """Several objects' bytes, in the order of the keys; None for each that is not there."""
         return await self._tried(lambda place: place.get_many(area, keys))
 
-    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+    async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         """The first objects whose key comes after another, in the order of their keys."""
         return await self._tried(lambda place: place.page(area, after, limit))
 
-    async def measure(self, area: Area) -> Extent:
+    async def measure(self, area: Area) -> AreaSize:
         """How much an area holds, from one listing."""
         return await self._tried(lambda place: place.measure(area))
 
@@ -95,7 +95,7 @@ class RenewedPlace:
         if credential == self._credential:
             return False
         log.warning("The spool of %s has another credential now.", self._subscription)
-        old, self._place = self._place, open_place(self._spool, self._subscription, credential)
+        old, self._place = self._place, open_backend(self._spool, self._subscription, credential)
         self._credential = credential
         await old.close()
         return True

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 from tape.base.file_lock import lock_file
 from tape.errors import SpoolUnavailable
-from tape.subscriptions.spool.backend import Area, Extent, Stored
+from tape.subscriptions.spool.backend import Area, AreaSize, StoredObject
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,11 +42,11 @@ class DiskBackend:
         """Several objects' bytes; None for each whose file is not there."""
         return await self._in_thread(self._get_many, area, keys)
 
-    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+    async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         """The first files after a key. The folder is scanned, never held in memory."""
         return await self._in_thread(self._page, area, after, limit)
 
-    async def measure(self, area: Area) -> Extent:
+    async def measure(self, area: Area) -> AreaSize:
         """How many files there are, and their bytes."""
         return await self._in_thread(self._measure, area)
 
@@ -121,19 +121,19 @@ class DiskBackend:
     def _get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
         return [self._get(area, key) for key in keys]
 
-    def _page(self, area: Area, after: str, limit: int) -> list[Stored]:
+    def _page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         names = heapq.nsmallest(limit, (_key(entry) for entry in self._entries(area) if _key(entry) > after))
         folder = self._folder(area)
         found = []
         for key in names:
             try:
-                found.append(Stored(key, (folder / f"{key}{_SUFFIX}").stat().st_size))
+                found.append(StoredObject(key, (folder / f"{key}{_SUFFIX}").stat().st_size))
             except FileNotFoundError:
                 continue  # replayed and deleted meanwhile
         return found
 
-    def _measure(self, area: Area) -> Extent:
-        found = Extent()
+    def _measure(self, area: Area) -> AreaSize:
+        found = AreaSize()
         for entry in self._entries(area):
             try:
                 found = found.with_object(_key(entry), entry.stat().st_size)

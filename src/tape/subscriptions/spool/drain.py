@@ -10,7 +10,7 @@ import msgspec
 
 from tape.errors import DamagedSpoolItem
 from tape.subscriptions import events
-from tape.subscriptions.spool.backend import Area, Stored
+from tape.subscriptions.spool.backend import Area, StoredObject
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.replay import Replayed
 from tape.subscriptions.spool.spool import Lane, Spool
@@ -25,7 +25,7 @@ Lanes = OrderedDict[Lane, deque[tuple[SpoolItem, int]]]
 Replay = Callable[[list[SpoolItem], Sequence[Lane]], Awaitable[list[Replayed]]]
 
 
-class Report(msgspec.Struct, kw_only=True):
+class DrainReport(msgspec.Struct, kw_only=True):
     """What one pass over the spool did."""
 
     replayed: int = 0
@@ -46,15 +46,15 @@ async def drain(
     *,
     may_pass: Callable[[str], bool] = lambda downstream: True,
     stopping: Callable[[], bool] = lambda: False,
-) -> Report:
+) -> DrainReport:
     """Replay what waits, in order, as far as it goes. A lane whose head cannot pass keeps its place."""
     async with spool.draining:
-        report = Report(remaining=spool.items)
+        report = DrainReport(remaining=spool.items)
         if not spool.items or not await spool.backend.claim():
             return report  # nothing waits, or another process is at it
         try:
             spool.evicted.clear()
-            this = _Pass(spool, replay, may_pass, stopping, report)
+            this = _DrainPass(spool, replay, may_pass, stopping, report)
             await this.run()
         finally:
             await spool.backend.release()
@@ -67,7 +67,7 @@ async def drain(
         return report
 
 
-class _Pass:
+class _DrainPass:
     """One walk over the spool."""
 
     def __init__(
@@ -76,7 +76,7 @@ class _Pass:
         replay: Replay,
         may_pass: Callable[[str], bool],
         stopping: Callable[[], bool],
-        report: Report,
+        report: DrainReport,
     ) -> None:
         self.spool = spool
         self.replay = replay
@@ -102,9 +102,9 @@ class _Pass:
         # With one lane for all there is nothing behind a stalled head that may pass it.
         return self.stopping() or (self.spool.rules.ordering == "global" and bool(self.stalled))
 
-    async def _listed(self) -> AsyncIterator[list[Stored]]:
+    async def _listed(self) -> AsyncIterator[list[StoredObject]]:
         """What waits, as much at a time as is held."""
-        some: list[Stored] = []
+        some: list[StoredObject] = []
         size, most = 0, _ROUND  # where all stand still, as in most passes, one round has shown it
         async for stored in self.spool.walk(Area.LIVE, first=_ROUND + 1):
             if some and (len(some) == most or size + stored.size > _HELD_BYTES):
@@ -115,7 +115,7 @@ class _Pass:
         if some:
             yield some
 
-    async def _lanes(self, page: list[Stored]) -> Lanes:
+    async def _lanes(self, page: list[StoredObject]) -> Lanes:
         lanes: Lanes = OrderedDict()
         for start in range(0, len(page), _READS):
             some = page[start : start + _READS]
@@ -129,7 +129,7 @@ class _Pass:
                     lanes.setdefault(lane, deque()).append((item, stored.size))
         return lanes
 
-    async def _unpacked(self, stored: Stored, data: bytes | None) -> SpoolItem | None:
+    async def _unpacked(self, stored: StoredObject, data: bytes | None) -> SpoolItem | None:
         try:
             return await self.spool.unpacked(stored, data)
         except DamagedSpoolItem:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 
-from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
+from tape.subscriptions.spool.backend import Area, SpoolBackend, StoredObject
 
 _AHEAD = 1_000
 
 
-class Front:
+class SpoolFront:
     """Walks over what waits, the oldest first, a thousand names ahead. One of them may be gone when it is looked at."""
 
     def __init__(self, backend: SpoolBackend) -> None:
         self._backend = backend
-        self._ahead: deque[Stored] = deque()
+        self._ahead: deque[StoredObject] = deque()
         self._passed = ""
 
-    async def peek(self) -> Stored | None:
+    async def peek(self) -> StoredObject | None:
         """The first that was not passed; None if there is none."""
         if not self._ahead:
             self._ahead.extend(await self._backend.page(Area.LIVE, self._passed, _AHEAD))
         return self._ahead[0] if self._ahead else None
 
-    def step(self, first: Stored) -> None:
+    def step(self, first: StoredObject) -> None:
         """Pass the first, unless somebody else did."""
         if self._ahead and self._ahead[0] == first:
             self._passed = self._ahead.popleft().key

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tape.errors import InvalidConfig, MissingExtra
-from tape.subscriptions.document.spool_spec import Spool
+from tape.subscriptions.document.spool_spec import SpoolSpec
 from tape.subscriptions.spool.backend import SpoolBackend
 from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.nats import NatsBackend
@@ -31,7 +31,7 @@ _AZURE = {
 }
 
 
-def open_place(spool: Spool, subscription: str, credential: Mapping[str, Any] | None = None) -> SpoolBackend:
+def open_backend(spool: SpoolSpec, subscription: str, credential: Mapping[str, Any] | None = None) -> SpoolBackend:
     """The backend of a subscription's spool. In a bucket it is below `<prefix>/<subscription path>/`."""
     prefix = "/".join(part for part in (spool.prefix, subscription) if part)
     given = credential or {}

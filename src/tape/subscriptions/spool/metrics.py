@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tape.base.clock import now_ms
 from tape.base.telemetry.metrics import Metrics
-from tape.subscriptions.events import Event
+from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.spool.spool import Spool
 
 
@@ -19,7 +19,7 @@ class SpoolCounts:
         self._source = source
         self._labels = (source, subscription)
 
-    def see(self, events: Sequence[Event]) -> None:
+    def see(self, events: Sequence[SubscriptionEvent]) -> None:
         """Count what happened."""
         for event in events:
             match event.event_type:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from tape.errors import MissingExtra, SpoolUnavailable
-from tape.subscriptions.spool.backend import Area, Extent, Stored
+from tape.subscriptions.spool.backend import Area, AreaSize, StoredObject
 
 T = TypeVar("T")
 
@@ -71,15 +71,15 @@ class NatsBackend:
 
         return await asyncio.gather(*map(one, keys))
 
-    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+    async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         """The first objects after a key. NATS tells all names each time; only those asked for are kept."""
 
         every = await self._list(area)
-        return sorted(Stored(each.name, each.size or 0) for each in every if each.name > after)[:limit]
+        return sorted(StoredObject(each.name, each.size or 0) for each in every if each.name > after)[:limit]
 
-    async def measure(self, area: Area) -> Extent:
+    async def measure(self, area: Area) -> AreaSize:
         """How many objects there are, and their bytes."""
-        found = Extent()
+        found = AreaSize()
         for each in await self._list(area):
             found = found.with_object(each.name, each.size or 0)
         return found

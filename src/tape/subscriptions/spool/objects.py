@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from tape.errors import MissingExtra, SpoolUnavailable
-from tape.subscriptions.spool.backend import Area, Extent, Stored
+from tape.subscriptions.spool.backend import Area, AreaSize, StoredObject
 
 T = TypeVar("T")
 
@@ -57,18 +57,18 @@ class BucketBackend:
 
         return await asyncio.gather(*map(one, keys))
 
-    async def page(self, area: Area, after: str, limit: int) -> list[Stored]:
+    async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         """The first objects after a key; the store lists in the order of keys."""
-        found: list[Stored] = []
+        found: list[StoredObject] = []
         async for some in self._chunks(area, after):
             found += some
             if len(found) >= limit and self._lists_in_order:
                 break
         return sorted(found)[:limit]
 
-    async def measure(self, area: Area) -> Extent:
+    async def measure(self, area: Area) -> AreaSize:
         """How many objects there are, and their bytes."""
-        found = Extent()
+        found = AreaSize()
         async for some in self._chunks(area, ""):
             for stored in some:
                 found = found.with_object(*stored)
@@ -100,12 +100,12 @@ class BucketBackend:
     def _path(self, area: Area, key: str) -> str:
         return "/".join(part for part in (self._prefix, area.value) if part) + f"/{key}"
 
-    async def _chunks(self, area: Area, after: str) -> AsyncIterator[list[Stored]]:
+    async def _chunks(self, area: Area, after: str) -> AsyncIterator[list[StoredObject]]:
         folder = self._path(area, "")
         try:
             stream = self._obstore.list(self._store, folder, offset=folder + after if after else None, chunk_size=1000)
             async for chunk in stream:
-                yield [Stored(each["path"][len(folder) :], each["size"]) for each in chunk]
+                yield [StoredObject(each["path"][len(folder) :], each["size"]) for each in chunk]
         except self._error as error:
             raise self._unavailable(error) from error
 

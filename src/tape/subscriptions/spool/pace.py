@@ -6,7 +6,7 @@ import asyncio
 import time
 
 
-class Pace:
+class ReplayRate:
     """Spaces out work by count. Without a rate it never waits."""
 
     def __init__(self, rate_per_sec: float | None) -> None:

@@ -13,9 +13,9 @@ from itertools import islice
 import msgspec
 
 from tape.errors import ApiRefused, SpoolUnavailable, TapeError
-from tape.subscriptions.events import Event
+from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.spool.backend import Area, SpoolBackend
-from tape.subscriptions.spool.spool import Tell
+from tape.subscriptions.spool.spool import EmitEvents
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ MAX_HOMELESS = 10_000
 ANSWER_S = 5.0
 
 
-class Telling:
+class PendingEvents:
     """Tells events; those that cannot be told, because the server is what is away, are kept until it is back.
 
     An event that was told just before a crash may be told again: a journal that tells an outage twice can be read, one
@@ -37,14 +37,17 @@ class Telling:
     """
 
     def __init__(
-        self, backend: SpoolBackend, tell: Tell, seen: Callable[[Sequence[Event]], None] = lambda events: None
+        self,
+        backend: SpoolBackend,
+        tell: EmitEvents,
+        seen: Callable[[Sequence[SubscriptionEvent]], None] = lambda events: None,
     ) -> None:
         self._backend = backend
         self._tell = tell
         self._seen = seen
         self._has_kept = False
         self._keeping = 0
-        self._homeless: list[Event] = []
+        self._homeless: list[SubscriptionEvent] = []
         self._last = 0
         self._mark = uuid.uuid4().hex[:8]  # two processes at one place must not take each other's names
         self._turn = asyncio.Lock()
@@ -58,7 +61,7 @@ class Telling:
             if waiting and (number := waiting[-1].split("-")[1]).isdigit():
                 self._last = max(self._last, int(number))
 
-    async def __call__(self, events: Sequence[Event]) -> None:
+    async def __call__(self, events: Sequence[SubscriptionEvent]) -> None:
         """Tell events, or keep them: they are safe on return."""
         if not events:
             return
@@ -77,7 +80,7 @@ class Telling:
                     log.warning("What happens to a subscription cannot be told and is kept: %s", reason)
             await self._keep(events)
 
-    async def _keep(self, events: Sequence[Event]) -> None:
+    async def _keep(self, events: Sequence[SubscriptionEvent]) -> None:
         self._has_kept = True
         self._keeping += 1
         homeless, self._homeless = self._homeless, []
@@ -118,7 +121,7 @@ class Telling:
         self._has_kept = self._keeping > 0
         return not self._has_kept
 
-    async def _is_told(self, events: Sequence[Event]) -> bool:
+    async def _is_told(self, events: Sequence[SubscriptionEvent]) -> bool:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._tell(events)
@@ -132,7 +135,7 @@ class Telling:
 
     async def _tell_some(self, waiting: deque[str]) -> bool:
         """Tell what was kept first, as much as goes into one request, and take it from the names. Whether it went."""
-        some: dict[str, list[Event]] = {}
+        some: dict[str, list[SubscriptionEvent]] = {}
         size = 0
         for key in islice(waiting, _TOGETHER):
             data = await self._backend.get(Area.CONTROL, key) or b"[]"
@@ -155,7 +158,7 @@ class Telling:
             waiting.popleft()
         return True
 
-    async def _is_each_told(self, some: Mapping[str, list[Event]]) -> bool:
+    async def _is_each_told(self, some: Mapping[str, list[SubscriptionEvent]]) -> bool:
         """What will never be taken must not keep back what happened since: it is let go alone."""
         for key, told in some.items():
             if not await self._is_told(told):
@@ -163,10 +166,10 @@ class Telling:
             await self._backend.delete(Area.CONTROL, [key])
         return True
 
-    async def _decoded(self, key: str, data: bytes) -> list[Event]:
+    async def _decoded(self, key: str, data: bytes) -> list[SubscriptionEvent]:
         """The events of an object; one that is torn or altered is put aside, and keeps no others back."""
         try:
-            return msgspec.json.decode(data, type=list[Event])
+            return msgspec.json.decode(data, type=list[SubscriptionEvent])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.error("Events that were kept cannot be read and are put aside as %s in quarantine: %s", key, error)
             await self._backend.put(Area.QUARANTINE, [(key, data)])

@@ -25,7 +25,7 @@ class Replayed(NamedTuple):
 
 
 @runtime_checkable
-class InLanes(Protocol):
+class LaneDispatch(Protocol):
     """A dispatch that takes several plans of one lane together."""
 
     async def in_lanes(self, plans: Sequence[Any], lanes: Sequence[Hashable]) -> list[Replayed]:

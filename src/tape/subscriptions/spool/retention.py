@@ -35,7 +35,7 @@ async def _older(spool: Spool, limit_ms: int) -> int:
     return len(old)
 
 
-async def make_room(spool: Spool, excess: int) -> None:
+async def evict_oldest(spool: Spool, excess: int) -> None:
     """Give up so many bytes from the front. What is on its way out leaves by itself and is passed over."""
     evicted: list[tuple[SpoolItem, int]] = []
     was_passed_over = False

@@ -12,23 +12,23 @@ import msgspec
 
 from tape.errors import DamagedSpoolItem, SpoolFull, SpoolUnavailable
 from tape.subscriptions import events
-from tape.subscriptions.events import About, Event
-from tape.subscriptions.spool.arrival_numbers import Numbers
-from tape.subscriptions.spool.backend import Area, SpoolBackend, Stored
-from tape.subscriptions.spool.front import Front
+from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
+from tape.subscriptions.spool.arrival_numbers import ArrivalNumbers
+from tape.subscriptions.spool.backend import Area, SpoolBackend, StoredObject
+from tape.subscriptions.spool.front import SpoolFront
 from tape.subscriptions.spool.item import SpoolItem, decode, digest, sequence_of
-from tape.subscriptions.spool.pace import Pace
-from tape.subscriptions.spool.retention import expire, make_room
+from tape.subscriptions.spool.pace import ReplayRate
+from tape.subscriptions.spool.retention import evict_oldest, expire
 
 Ordering = Literal["global", "per_key", "none"]
 OnFull = Literal["stop_acking", "drop_to_dlq", "alert_only"]
 Lane = tuple[str, ...]
-Tell = Callable[[Sequence[Event]], Awaitable[None]]
+EmitEvents = Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]
 
 PAGE = 25_000  # keys held at once
 
 
-class Rules(msgspec.Struct, kw_only=True, frozen=True):
+class SpoolRules(msgspec.Struct, kw_only=True, frozen=True):
     """How a spool orders, keeps and replays: the `spool` block of a subscription."""
 
     ordering: Ordering = "per_key"
@@ -71,12 +71,12 @@ class Spool:
 
     def __init__(
         self,
-        about: About,
+        about: SubscriptionRef,
         source: str,
         backend: SpoolBackend,
-        rules: Rules,
+        rules: SpoolRules,
         *,
-        tell: Tell,
+        tell: EmitEvents,
         now_ms: Callable[[], int],
     ) -> None:
         self.about = about
@@ -87,15 +87,15 @@ class Spool:
         self.items = 0
         self.size_bytes = 0
         self.oldest_ms: int | None = None  # since when the front waits, as far as it was looked at
-        self.front = Front(backend)
+        self.front = SpoolFront(backend)
         self.evicted: set[str] = set()  # given up since a pass began, which may hold them still
         self.untold: set[str] = set()  # written, and not yet on the journal: to be replayed after that
         self.draining = asyncio.Lock()
-        self.pace = Pace(rules.rate_per_sec)  # of all passes together: short ones must not add up to more
+        self.pace = ReplayRate(rules.rate_per_sec)  # of all passes together: short ones must not add up to more
         self._turns: list[_Turn] = []
         self._writing: asyncio.Task[None] | None = None
         self.high_water = 0  # the newest number that an earlier process left here
-        self._numbers = Numbers(backend)
+        self._numbers = ArrivalNumbers(backend)
         self._now_ms = now_ms
         self._replaying: set[str] = set()
         self._leaving: set[str] = set()
@@ -200,7 +200,7 @@ class Spool:
             taken.append((item, data))
             answers.append(item)
         if is_over and self.rules.on_full == "drop_to_dlq":
-            await make_room(self, self._excess(incoming))
+            await evict_oldest(self, self._excess(incoming))
         if taken:
             keys = [item.key for item, _ in taken]
             self.untold.update(keys)
@@ -233,11 +233,11 @@ class Spool:
             return 0
         return await expire(self, self._now_ms() - int(self.rules.max_age_hours * 3_600_000))
 
-    async def load(self, stored: Stored) -> SpoolItem | None:
+    async def load(self, stored: StoredObject) -> SpoolItem | None:
         """An item by its listing; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
         return await self.unpacked(stored, await self.backend.get(Area.LIVE, stored.key))
 
-    async def unpacked(self, stored: Stored, data: bytes | None) -> SpoolItem | None:
+    async def unpacked(self, stored: StoredObject, data: bytes | None) -> SpoolItem | None:
         """The item of an object; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
         if data is None:
             return None
@@ -254,7 +254,7 @@ class Spool:
             self._knows_lanes = not self.items
             raise
 
-    async def sound(self, stored: Stored) -> SpoolItem | None:
+    async def sound(self, stored: StoredObject) -> SpoolItem | None:
         """An item by its listing; None if it is gone, or damaged and told."""
         with contextlib.suppress(DamagedSpoolItem):
             return await self.load(stored)
@@ -342,7 +342,7 @@ class Spool:
             if data is None:
                 continue
             with contextlib.suppress(DamagedSpoolItem):
-                item = await self.unpacked(Stored(key, len(data)), data)
+                item = await self.unpacked(StoredObject(key, len(data)), data)
                 if item is not None:
                     letter = events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason="purged")
                     await self.tell([letter])
@@ -359,7 +359,7 @@ class Spool:
         finally:
             self._replaying.difference_update(keys)
 
-    async def walk(self, area: Area, first: int = PAGE) -> AsyncIterator[Stored]:
+    async def walk(self, area: Area, first: int = PAGE) -> AsyncIterator[StoredObject]:
         """All objects of an area, in the order of their keys. `first` of them are listed before the others are."""
         after, limit = "", first
         while page := await self.backend.page(area, after, limit):

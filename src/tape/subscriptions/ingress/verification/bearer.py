@@ -5,17 +5,17 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-from tape.subscriptions.document.spec import Verify
-from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
+from tape.subscriptions.document.spec import VerifySpec
+from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
 
 DEFAULT_HEADER = "authorization"
 
-MISCONFIGURED = Refused(403, "misconfigured")
-MISSING = Refused(401, "missing_token")
-BAD = Refused(401, "bad_token")
+MISCONFIGURED = Rejection(403, "misconfigured")
+MISSING = Rejection(401, "missing_token")
+BAD = Rejection(401, "bad_token")
 
 
-def check_token(verify: Verify, secrets: Sequence[str], delivery: Delivery) -> Refused | None:
+def check_token(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
     """None if the delivery shows one of the secrets."""
     if not secrets:
         return MISCONFIGURED

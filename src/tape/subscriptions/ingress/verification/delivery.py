@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Refused(NamedTuple):
+class Rejection(NamedTuple):
     """A delivery is not let in: an HTTP status, and one word that says why."""
 
     status: int
     reason: str
 
 
-class Delivery:
+class PushDelivery:
     """The headers and the body of a request, byte for byte. It can be looked into for a signature, not parsed."""
 
     __slots__ = ("body", "headers", "received_at")

@@ -11,9 +11,9 @@ import msgspec
 
 from tape.engine.security.jwks import KeySet
 from tape.errors import TokenRejected
-from tape.subscriptions.document.spec import Verify
+from tape.subscriptions.document.spec import VerifySpec
 from tape.subscriptions.ingress.verification.bearer import bare
-from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
+from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
 
 GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
 GOOGLE_ISSUERS = ("https://accounts.google.com", "accounts.google.com")
@@ -21,14 +21,14 @@ LEEWAY_S = 60
 KEYS_REFRESH_S = 3_600.0
 KEYS_MAX_STALE_S = 86_400.0
 
-NO_KEYS = Refused(502, "jwks_error")
-MISCONFIGURED = Refused(403, "misconfigured")
-INVALID = Refused(401, "oidc_invalid")
+NO_KEYS = Rejection(502, "jwks_error")
+MISCONFIGURED = Rejection(403, "misconfigured")
+INVALID = Rejection(401, "oidc_invalid")
 
 _JWS = jwt.PyJWS(algorithms=["RS256"])
 
 
-class Issuers:
+class IssuerKeys:
     """The public keys of those who sign tokens, by address; fetched when first needed, kept fresh from then on."""
 
     def __init__(self) -> None:
@@ -52,63 +52,63 @@ class Issuers:
         await asyncio.gather(*(keys.close() for keys in self._sets.values()))
 
 
-async def check_identity(verify: Verify, issuers: Issuers, delivery: Delivery) -> Refused | None:
+async def check_identity(verify: VerifySpec, issuers: IssuerKeys, delivery: PushDelivery) -> Rejection | None:
     """None if the delivery shows a token of the service account, for our audience, signed by its issuer."""
     keys = await issuers.keys(verify.jwks_url)
     shown = delivery.first("authorization")
     if shown is None:
-        return Refused(401, "missing_token")
+        return Rejection(401, "missing_token")
     if not verify.audience or not verify.service_account:
         return MISCONFIGURED
     claims = await _signed_claims(bare(shown), keys)
-    return claims if isinstance(claims, Refused) else _check(claims, verify, delivery.received_at)
+    return claims if isinstance(claims, Rejection) else _check(claims, verify, delivery.received_at)
 
 
-async def _signed_claims(token: str, keys: KeySet) -> Mapping[str, Any] | Refused:
+async def _signed_claims(token: str, keys: KeySet) -> Mapping[str, Any] | Rejection:
     try:
         header = jwt.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError):
-        return Refused(401, "oidc_malformed")
+        return Rejection(401, "oidc_malformed")
     kid = header.get("kid")
     if not isinstance(kid, str) or not kid:
-        return Refused(401, "oidc_malformed")
+        return Rejection(401, "oidc_malformed")
     try:
         key = await keys.find(kid)
     except TokenRejected:
         return NO_KEYS
     if key is None:
-        return Refused(401, "oidc_unknown_kid")
+        return Rejection(401, "oidc_unknown_kid")
     if "RS256" not in key.algorithms:
-        return Refused(403, "oidc_bad_key")
+        return Rejection(403, "oidc_bad_key")
     if header.get("alg") != "RS256":
         return INVALID
     try:
         claims = msgspec.json.decode(_JWS.decode(token, key.public, algorithms=["RS256"]))
     except jwt.InvalidSignatureError:
-        return Refused(401, "oidc_bad_signature")
+        return Rejection(401, "oidc_bad_signature")
     except (jwt.PyJWTError, msgspec.DecodeError, ValueError, TypeError):
         return INVALID
     return claims if isinstance(claims, dict) else INVALID
 
 
-def _check(claims: Mapping[str, Any], verify: Verify, now: float) -> Refused | None:
+def _check(claims: Mapping[str, Any], verify: VerifySpec, now: float) -> Rejection | None:
     expires, begins = claims.get("exp"), claims.get("nbf", 0)
     if not _is_time(expires) or not _is_time(begins):
         return INVALID
     if now >= float(expires or 0) + LEEWAY_S:
-        return Refused(401, "oidc_expired")
+        return Rejection(401, "oidc_expired")
     if now < float(begins) - LEEWAY_S:
-        return Refused(401, "oidc_not_yet_valid")
+        return Rejection(401, "oidc_not_yet_valid")
     if claims.get("iss") not in ((verify.issuer,) if verify.issuer else GOOGLE_ISSUERS):
-        return Refused(403, "oidc_wrong_issuer")
+        return Rejection(403, "oidc_wrong_issuer")
     audience = claims.get("aud")
     if verify.audience not in (audience if isinstance(audience, list) else [audience]):
-        return Refused(403, "oidc_wrong_audience")
+        return Rejection(403, "oidc_wrong_audience")
     if not claims.get("email"):
-        return Refused(403, "oidc_unverified_email")
+        return Rejection(403, "oidc_unverified_email")
     if claims["email"] != verify.service_account:
-        return Refused(403, "oidc_wrong_sa")
-    return None if claims.get("email_verified") is True else Refused(403, "oidc_unverified_email")
+        return Rejection(403, "oidc_wrong_sa")
+    return None if claims.get("email_verified") is True else Rejection(403, "oidc_unverified_email")
 
 
 def _is_time(value: object) -> bool:

@@ -13,22 +13,22 @@ import hmac
 import re
 from collections.abc import Iterable, Sequence
 
-from tape.subscriptions.document.spec import Verify
-from tape.subscriptions.ingress.verification.delivery import Delivery, Refused
+from tape.subscriptions.document.spec import VerifySpec
+from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
 
 DEFAULT_HEADER = "x-signature"
 WHSEC = "whsec_"
 
-MISCONFIGURED = Refused(403, "misconfigured")
-MISSING = Refused(401, "missing_signature")
-BAD = Refused(401, "bad_signature")
-STALE = Refused(401, "stale_signature")
+MISCONFIGURED = Rejection(403, "misconfigured")
+MISSING = Rejection(401, "missing_signature")
+BAD = Rejection(401, "bad_signature")
+STALE = Rejection(401, "stale_signature")
 
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 _SECONDS = re.compile(r"[0-9]{1,15}")
 
 
-def check_signature(verify: Verify, secrets: Sequence[str], delivery: Delivery) -> Refused | None:
+def check_signature(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
     """None if one of the secrets has signed the delivery, and lately where the scheme tells when."""
     if not secrets:
         return MISCONFIGURED
@@ -45,7 +45,7 @@ def check_signature(verify: Verify, secrets: Sequence[str], delivery: Delivery) 
             return _standard(header, shown, secrets, delivery, verify.tolerance_secs)
 
 
-def _plain(shown: str, secrets: Sequence[str], delivery: Delivery) -> Refused | None:
+def _plain(shown: str, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
     text = shown.strip()
     if text[:7] in ("sha256=", "SHA256="):
         text = text[7:].strip()
@@ -53,7 +53,7 @@ def _plain(shown: str, secrets: Sequence[str], delivery: Delivery) -> Refused | 
     return None if _is_signed(keys, delivery.body, [_digest(text)]) else BAD
 
 
-def _stripe(shown: str, secrets: Sequence[str], delivery: Delivery, tolerance_s: int) -> Refused | None:
+def _stripe(shown: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int) -> Rejection | None:
     parts = [part.strip().partition("=") for part in shown.split(",")]
     moments = [value for name, _, value in parts if name == "t"]
     signatures = [_digest(value) for name, _, value in parts if name == "v1" and _HEX.fullmatch(value)]
@@ -64,7 +64,9 @@ def _stripe(shown: str, secrets: Sequence[str], delivery: Delivery, tolerance_s:
     return _fresh(moments[0], delivery, tolerance_s) if _is_signed(keys, signed, signatures) else BAD
 
 
-def _standard(header: str, shown: str, secrets: Sequence[str], delivery: Delivery, tolerance_s: int) -> Refused | None:
+def _standard(
+    header: str, shown: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int
+) -> Rejection | None:
     # The other two headers are named alike: webhook-id, or svix-id beside a svix-signature.
     family = header.lower().removesuffix("-signature")
     message_id, moment = delivery.first(f"{family}-id"), delivery.first(f"{family}-timestamp")
@@ -80,7 +82,7 @@ def _standard(header: str, shown: str, secrets: Sequence[str], delivery: Deliver
     return _fresh(moment, delivery, tolerance_s) if _is_signed(keys, signed, signatures) else BAD
 
 
-def _fresh(moment: str, delivery: Delivery, tolerance_s: int) -> Refused | None:
+def _fresh(moment: str, delivery: PushDelivery, tolerance_s: int) -> Rejection | None:
     """A signature that is good may still be too old, or from the future."""
     if not _SECONDS.fullmatch(moment):
         return BAD
