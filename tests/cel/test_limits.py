@@ -83,6 +83,11 @@ def test_macros_nest_only_so_far() -> None:
         "[payload.s]" + ".map(a, a.split('').join(a))" * 10 + ".size() > 0",
         "[payload.s]" + ".map(a, '%s%s'.format([a, a]))" * 60 + ".size() > 0",
         " || ".join(["payload != payload"] * 400),
+        "payload.m.map(k, payload.m) == []",
+        "payload.m.map(k, payload.m) == payload.m.map(k, payload.m)",
+        "payload.m.map(k, payload.m)",
+        "payload.l.map(a, payload.l.map(b, payload.l))",
+        "payload.m in payload.m.map(k, payload.m)",
         " || ".join(["payload.s.matches('(x+x+)+y')"] * 400),
     ],
 )
@@ -100,7 +105,10 @@ def test_no_text_takes_longer_than_its_budget(text: str) -> None:
     )
 
     started = time.process_time()
-    value = compile_predicate(text).evaluate(seen)
+    predicate = compile_predicate(text)
+    value = predicate.evaluate(seen)
+    predicate.matches(seen)
+    predicate.explain(seen)
     took = time.process_time() - started
 
     assert isinstance(value, EvaluationError | bool)

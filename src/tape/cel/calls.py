@@ -8,9 +8,9 @@ from typing import Any
 
 from tape.cel.envelope import Constant, Envelope, Run
 from tape.cel.functions import Function, Implementation, Weight
-from tape.cel.limits import LONG_STRING, STEP_SIZE_BITS, STEPS_PER_ELEMENT
+from tape.cel.limits import LONG_STRING, STEP_SIZE_BITS
 from tape.cel.regex import compile_pattern
-from tape.cel.values import Exhausted, Fault, kind_of, no_overload, weight_of
+from tape.cel.values import Exhausted, Fault, kind_of, no_overload
 
 _SIZED = frozenset((str, bytes, list))
 _REGEX_STEP_BITS = 4
@@ -79,15 +79,16 @@ def _call_2(apply: Callable[[Any, Any], Any], first: Run, second: Run, at: int) 
 
 
 def _call_any(apply: Callable[..., Any], operands: Sequence[Run], at: int, *, weight: Weight) -> Run:
-    weigh = _deep_size if weight is Weight.DEEP else _size
-
     def run(envelope: Envelope) -> Any:
         values = [operand(envelope) for operand in operands]
         try:
             if weight is not Weight.NONE:
                 for value in values:
                     if type(value) in _SIZED:
-                        envelope.spend(weigh(value))
+                        if weight is Weight.DEEP:
+                            envelope.spend_on(value)
+                        else:
+                            envelope.spend(_size(value))
             result = apply(*values)
             if type(result) in _SIZED:
                 envelope.spend(_size(result))
@@ -97,10 +98,6 @@ def _call_any(apply: Callable[..., Any], operands: Sequence[Run], at: int, *, we
             raise
 
     return run
-
-
-def _deep_size(value: Any) -> int:
-    return weight_of(value) * STEPS_PER_ELEMENT
 
 
 def _size(value: Any) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.cel.envelope import Constant, Envelope, Run
-from tape.cel.limits import LONG_STRING, STEP_SIZE_BITS, STEPS_PER_ELEMENT
-from tape.cel.values import NUMERIC, ORDERED, Fault, equals, kind_of, lookup_key, weight_of
+from tape.cel.limits import LONG_STRING, STEP_SIZE_BITS
+from tape.cel.values import NUMERIC, ORDERED, Fault, equals, kind_of, lookup_key
 
 _ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -40,7 +40,9 @@ def equality(left: Run, right: Run) -> Run:
 def _are_equal(first: Any, second: Any, envelope: Envelope) -> bool:
     if type(first) is type(second):
         if type(first) in _CONTAINERS:
-            envelope.spend(weight_of(first) * STEPS_PER_ELEMENT)
+            if len(first) != len(second):
+                return False
+            envelope.spend_on(first)
         elif type(first) is str:
             envelope.spend(len(first) >> STEP_SIZE_BITS)
     return equals(first, second)
@@ -169,7 +171,7 @@ def membership(operand: Run, container: Run, at: int) -> Run:
         value, found = operand(envelope), container(envelope)
         if type(found) is list:
             if type(value) in _CONTAINERS:
-                envelope.spend(weight_of(found) * STEPS_PER_ELEMENT)
+                envelope.spend_on(found)
             else:
                 envelope.spend(len(found) * (1 if type(value) is not str else 1 + (len(value) >> STEP_SIZE_BITS)))
             return any(equals(value, item) for item in found)

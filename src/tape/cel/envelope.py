@@ -9,7 +9,8 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import msgspec
 
 from tape.cel.celtypes import DYN, INT, STRING, Type
-from tape.cel.values import INT_MAX, INT_MIN, UINT_MAX, Exhausted, Fault, Uint
+from tape.cel.limits import STEPS_PER_ELEMENT
+from tape.cel.values import INT_MAX, INT_MIN, UINT_MAX, Exhausted, Fault, Uint, revealed, weight_of
 
 VARIABLES: dict[str, Type] = {
     "global_seq": INT,
@@ -29,6 +30,9 @@ VARIABLES: dict[str, Type] = {
 }
 # What the envelope works out itself when first asked; the rest are plain attributes of the entry.
 COMPUTED = frozenset(("payload", "type", "prev_value_json"))
+
+
+_REVEALED_PER_STEP = 8
 
 
 class EntryLike(Protocol):
@@ -98,6 +102,16 @@ class Envelope:
         self.steps -= steps
         if self.steps < 0:
             raise_exhausted()
+
+    def spend_on(self, value: Any) -> None:
+        """Take the steps that it costs to walk through a value, before anything walks through it."""
+        self.spend(weight_of(value, self.steps // STEPS_PER_ELEMENT) * STEPS_PER_ELEMENT)
+
+    def reveal(self, value: Any) -> Any:
+        """The result of the evaluation as a copy for the caller; eight values of it cost one step."""
+        limit = max(self.steps, 0) * _REVEALED_PER_STEP
+        self.spend(-(-weight_of(value, limit) // _REVEALED_PER_STEP))
+        return revealed(value)
 
 
 Run: TypeAlias = Callable[[Envelope], Any]

@@ -12,10 +12,12 @@ from tape.cel.display import plain, shown
 from tape.cel.envelope import Envelope, Run
 from tape.cel.failure import EvaluationError
 from tape.cel.syntax import Comprehension, Conditional, Has, Literal, Logical, Name, Node, Select, Unary, children
-from tape.cel.values import Exhausted, Fault, revealed
+from tape.cel.values import Exhausted, Fault, described, revealed, weight_of
 
 # Elements of long lists beyond this many sub-expressions are evaluated but not recorded.
 MAX_STEPS = 1_000
+# Larger values are not copied into an explanation: values inside, 256 characters counting as one.
+MAX_VALUES = 5_000
 
 
 class Step(msgspec.Struct):
@@ -132,17 +134,17 @@ class _Trace:
 
         def traced(envelope: Envelope) -> Any:
             step = Step(expression, node)
-            if body:
-                step.binding = f"{body[0]} = {shown(envelope.locals[body[1]])}"
             self._recorded += 1
             is_recorded = self._recorded <= MAX_STEPS
             if is_recorded:
+                if body:
+                    step.binding = f"{body[0]} = {shown(_shown_value(envelope.locals[body[1]]))}"
                 self._open[-1].steps.append(step)
             self._open.append(step)
             try:
                 value = run(envelope)
                 if is_recorded:
-                    step.value = revealed(value)
+                    step.value = _shown_value(value)
                 return value
             except (Fault, Exhausted) as error:
                 step.error = EvaluationError.in_text(error.reason, self._text, error.at)
@@ -154,6 +156,12 @@ class _Trace:
                 self._open.pop()
 
         return traced
+
+
+def _shown_value(value: Any) -> Any:
+    if weight_of(value, MAX_VALUES) <= MAX_VALUES:
+        return revealed(value)
+    return f"({described(value)} of {len(value)}, too large to show)"
 
 
 def _mark_decisive(step: Step) -> Step:

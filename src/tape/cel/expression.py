@@ -16,7 +16,7 @@ from tape.cel.failure import EvaluationError
 from tape.cel.limits import LIMITS, Limits
 from tape.cel.parser import parse
 from tape.cel.times import write_duration, write_timestamp
-from tape.cel.values import Duration, Exhausted, Fault, Timestamp, TypeValue, Uint, revealed
+from tape.cel.values import Duration, Exhausted, Fault, Timestamp, TypeValue, Uint
 
 
 class Scope(Envelope):
@@ -50,7 +50,7 @@ class Expression:
         """The value as JSON has it, or an EvaluationError."""
         scope.steps = self._steps
         try:
-            return _plain(revealed(self._run(scope)))
+            return _plain(scope.reveal(self._run(scope)))
         except (Fault, Exhausted) as error:
             return EvaluationError.in_text(error.reason, self.text, error.at)
         except RecursionError:

@@ -17,7 +17,7 @@ from tape.cel.index import IndexKey, index_keys_of
 from tape.cel.limits import LIMITS, Limits
 from tape.cel.parser import parse
 from tape.cel.syntax import Literal, Node
-from tape.cel.values import Exhausted, Fault, described, revealed
+from tape.cel.values import Exhausted, Fault, described
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Predicate:
         envelope = entry if isinstance(entry, Envelope) else Envelope(entry)
         envelope.steps = self._steps
         try:
-            return revealed(self._run(envelope))
+            return envelope.reveal(self._run(envelope))
         except (Fault, Exhausted) as error:
             self._last = (error.reason, error.at)
         except RecursionError:

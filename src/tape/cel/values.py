@@ -150,13 +150,25 @@ def equals(left: Any, right: Any) -> bool:
     return kind in NUMERIC and other in NUMERIC and bool(left == right)
 
 
-def weight_of(value: Any) -> int:
-    """How many values there are in a value, itself included; 256 characters count as one."""
-    if type(value) is list:
-        return 1 + sum(map(weight_of, value))
-    if type(value) is dict:
-        return 1 + sum(map(weight_of, value.values()))
-    return 1 + (len(value) >> STEP_SIZE_BITS) if type(value) is str else 1
+def weight_of(value: Any, limit: int) -> int:
+    """How many values there are in a value, itself included; 256 characters count as one.
+
+    The walk stops beyond `limit`: a value may hold itself many times over, so that its weight has no bound.
+    """
+    weight = 0
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        weight += 1
+        if type(value) is list:
+            waiting += value
+        elif type(value) is dict:
+            waiting += value.values()
+        elif type(value) is str:
+            weight += len(value) >> STEP_SIZE_BITS
+        if weight + len(waiting) > limit:
+            return limit + 1
+    return weight
 
 
 def key_of(value: Any) -> Any:
