@@ -15,6 +15,7 @@ from tests.objects import S3Server
 from bench.options import Options
 from bench.table import NOTHING, Table, count, ratio
 from tape.base.clock import now_ms
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
@@ -26,7 +27,6 @@ from tape.subscriptions.spool.drain import drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.nats import NatsBackend
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.replay import Replayed
 from tape.subscriptions.spool.spool import Arrival, Lane, Spool, SpoolRules
 
 TITLE = "Spool: messages that wait for their downstream"
@@ -83,9 +83,9 @@ class Receiver:
     def __init__(self) -> None:
         self.calls = 0
 
-    async def __call__(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
+    async def __call__(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
         self.calls += 1
-        return [Replayed("started", 1)] * len(items)
+        return [RunDispatchResult("started", 1)] * len(items)
 
 
 async def _rate(number: int, work: Callable[..., Awaitable[Any]], *arguments: Any) -> float:
@@ -199,8 +199,8 @@ async def _idle(options: Options) -> Table:
     envelope = receive("nats", "m1", b'{"v": 1}')
     plan = Plan(subscription=ABOUT.path, source="nats", message_id="m1", playbook="p", payload={"message": {}})
 
-    async def dispatch(plans: Sequence[Plan]) -> list[Replayed]:
-        return [Replayed("started", 1)] * len(plans)
+    async def dispatch(plans: Sequence[Plan]) -> list[RunDispatchResult]:
+        return [RunDispatchResult("started", 1)] * len(plans)
 
     async def bare() -> None:
         for _ in range(0, number, TAKEN_AT_ONCE):

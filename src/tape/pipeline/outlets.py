@@ -7,9 +7,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tape.engine.executions.execute import Executed, ExecuteRequest, checked_request
+from tape.engine.executions.execute import ExecuteRequest, checked_request
 from tape.engine.executions.offsets import OffsetRange, OffsetRecord, Outcome, checked_range, execute_range
 from tape.errors import ApiRefused, InvalidInput, ServerUnreachable, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.model.entry import checked
 from tape.pipeline.batches import transact
 from tape.subscriptions.api_client import Control
@@ -116,6 +117,6 @@ def _read(record: Offered) -> OffsetRecord:
 
 
 def _word(outcome: Outcome) -> str:
-    if isinstance(outcome, Executed):
-        return outcome.status
+    if isinstance(outcome, RunDispatchResult):
+        return outcome.outcome
     return "refused" if isinstance(outcome, TapeError) else outcome

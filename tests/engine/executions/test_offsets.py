@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tape.engine.executions.execute import Dedup, Executed, ExecuteRequest
+from tape.engine.executions.execute import Dedup, ExecuteRequest
 from tape.engine.executions.offsets import (
     OffsetRange,
     OffsetRecord,
@@ -17,6 +17,7 @@ from tape.engine.executions.offsets import (
     executed_ranges,
 )
 from tape.errors import InvalidInput, PlaybookNotFound, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.model.entry import Draft
 from tape.store import Database
 from tests.engine.executions.test_execute import request, shop
@@ -43,7 +44,7 @@ async def took(
 
 def words(result: RangeResult) -> list[str]:
     return [
-        each.status if isinstance(each, Executed) else "refused" if isinstance(each, TapeError) else each
+        each.outcome if isinstance(each, RunDispatchResult) else "refused" if isinstance(each, TapeError) else each
         for each in result.outcomes
     ]
 

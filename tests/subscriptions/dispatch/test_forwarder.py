@@ -17,6 +17,7 @@ import tape.subscriptions.dispatch.forwarder as forwarder_module
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers.source import Patience
 from tape.errors import SpoolUnavailable
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of, rules_of
 from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
@@ -24,7 +25,6 @@ from tape.subscriptions.message import SourceMessage, receive
 from tape.subscriptions.routing import Plan, resolve
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.replay import Replayed
 from tape.subscriptions.spool.spool import Spool
 from tests.objects import free_ports
 from tests.subscriptions.specs import subscription
@@ -71,24 +71,24 @@ class World:
         await forwarder.start()
         return forwarder
 
-    async def dispatch(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def dispatch(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         self.calls += 1
         self.windows += [plan.dedup.window_secs for plan in plans if plan.dedup is not None]
         return [self.one(plan) for plan in plans]
 
-    def one(self, plan: Plan) -> Replayed:
+    def one(self, plan: Plan) -> RunDispatchResult:
         if self.breaks is not None:
             raise self.breaks
         if not self.is_up or plan.message_id in self.away:
-            return Replayed("away", error="connection refused")
+            return RunDispatchResult("unavailable", error="connection refused")
         if plan.message_id in self.unknown:
-            return Replayed("refused", error="no such playbook")
+            return RunDispatchResult("rejected", error="no such playbook")
         if plan.dedup is not None and plan.dedup.key in self.seen:
-            return Replayed("duplicate", self.seen[plan.dedup.key])
+            return RunDispatchResult("duplicate", self.seen[plan.dedup.key])
         self.runs.append(plan.message_id)
         if plan.dedup is not None:
             self.seen[plan.dedup.key] = len(self.runs)
-        return Replayed("started", len(self.runs))
+        return RunDispatchResult("started", len(self.runs))
 
     async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
         self.told += events
@@ -125,7 +125,7 @@ async def test_a_message_that_is_refused_holds_nobody_back() -> None:
     world.unknown |= {"m0", "m2"}
     forwarder = await world.begin()
     answers = await forwarder.forward([world.message(f"m{n}") for n in range(4)])
-    assert [answer.outcome for answer in answers] == ["refused", "started", "refused", "started"]
+    assert [answer.outcome for answer in answers] == ["rejected", "started", "rejected", "started"]
     assert world.runs == ["m1", "m3"]
 
 
@@ -200,7 +200,7 @@ async def test_a_failure_while_the_circuit_is_closed_leaves_the_message_to_its_s
     forwarder = await world.begin()
     world.is_up = False
     (answer,) = await forwarder.forward([world.message("m0")])
-    assert (answer.outcome, answer.is_safe) == ("held", False)
+    assert (answer.outcome, answer.is_durable) == ("held", False)
 
 
 async def test_an_outage_from_beginning_to_end() -> None:
@@ -468,7 +468,7 @@ async def test_a_playbook_that_does_not_exist_opens_no_circuit() -> None:
     forwarder = await world.begin()
     world.unknown = {f"m{n}" for n in range(5)}
     answers = await forwarder.forward([world.message(f"m{n}") for n in range(5)])
-    assert {answer.outcome for answer in answers} == {"refused"}
+    assert {answer.outcome for answer in answers} == {"rejected"}
     assert forwarder.circuits.are_closed
 
 
@@ -489,9 +489,9 @@ async def test_whatever_happens_every_message_becomes_one_run_in_the_order_of_it
                 for name, lane in batch:
                     for _ in range(4):
                         (answer,) = await forwarder.forward([world.message(name, lane)])
-                        if answer.is_safe:
+                        if answer.is_durable:
                             break
-                    assert answer.is_safe
+                    assert answer.is_durable
                     lanes[lane].append(name)
             case "switch":
                 world.is_up = not world.is_up
@@ -557,8 +557,8 @@ async def test_prometheus_is_told_what_the_journal_is(tmp_path: Path) -> None:
     )
     metrics, is_up = Metrics(), False
 
-    async def dispatch(plans: Sequence[Plan]) -> list[Replayed]:
-        return [Replayed("started", 1) if is_up else Replayed("away")] * len(plans)
+    async def dispatch(plans: Sequence[Plan]) -> list[RunDispatchResult]:
+        return [RunDispatchResult("started", 1) if is_up else RunDispatchResult("unavailable")] * len(plans)
 
     async def tell(told: Sequence[SubscriptionEvent]) -> None:
         """Nobody listens."""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tape.errors import ApiRefused, ServerUnreachable
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.http import BATCH_BYTES, ServerDispatch
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import AppliedHeader, DedupKey, Plan
-from tape.subscriptions.spool.replay import Replayed
 
 
 class Server:
@@ -42,17 +42,17 @@ def dispatch(server: Server, **options: Any) -> ServerDispatch:
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        ({"status": "started", "execution_id": "12"}, Replayed("started", 12)),
-        ({"status": "duplicate", "execution_id": "11"}, Replayed("duplicate", 11)),
-        (ApiRefused("Playbook not found: p", 404), Replayed("refused", error="Playbook not found: p")),
-        (ApiRefused("too large", 413), Replayed("refused", error="too large")),
-        (ApiRefused("wrong token", 403), Replayed("away", error="wrong token")),
-        (ApiRefused("busy", 429), Replayed("away", error="busy")),
-        (ApiRefused("broken", 500), Replayed("away", error="broken")),
-        (ServerUnreachable("nobody there"), Replayed("away", error="nobody there")),
+        ({"status": "started", "execution_id": "12"}, RunDispatchResult("started", 12)),
+        ({"status": "duplicate", "execution_id": "11"}, RunDispatchResult("duplicate", 11)),
+        (ApiRefused("Playbook not found: p", 404), RunDispatchResult("rejected", error="Playbook not found: p")),
+        (ApiRefused("too large", 413), RunDispatchResult("rejected", error="too large")),
+        (ApiRefused("wrong token", 403), RunDispatchResult("unavailable", error="wrong token")),
+        (ApiRefused("busy", 429), RunDispatchResult("unavailable", error="busy")),
+        (ApiRefused("broken", 500), RunDispatchResult("unavailable", error="broken")),
+        (ServerUnreachable("nobody there"), RunDispatchResult("unavailable", error="nobody there")),
     ],
 )
-async def test_what_the_server_says_decides_whose_trouble_it_is(answer: Any, outcome: Replayed) -> None:
+async def test_what_the_server_says_decides_whose_trouble_it_is(answer: Any, outcome: RunDispatchResult) -> None:
     assert await dispatch(Server(answer))(plans(1)) == [outcome]
 
 
@@ -97,7 +97,7 @@ async def test_batches_keep_to_their_size_and_each_plan_has_its_own_answer() -> 
         ("/api/execute/batch", 2),
         ("/api/execute/batch", 1),
     ]
-    assert [answer.outcome for answer in answers] == ["started", "refused", "started", "started", "started"]
+    assert [answer.outcome for answer in answers] == ["started", "rejected", "started", "started", "started"]
 
 
 async def test_a_batch_is_split_where_it_would_be_too_large_for_the_server() -> None:
@@ -113,12 +113,12 @@ async def test_a_batch_that_is_refused_as_a_whole_is_sent_one_by_one() -> None:
         ApiRefused("cannot be read", 400), {"status": "started", "execution_id": "1"}, ApiRefused("no", 422)
     )
     answers = await dispatch(server, batch_max=10, concurrency=1)(plans(2))
-    assert [answer.outcome for answer in answers] == ["started", "refused"]
+    assert [answer.outcome for answer in answers] == ["started", "rejected"]
 
 
 async def test_a_batch_that_nobody_took_is_away_as_a_whole() -> None:
     answers = await dispatch(Server(ServerUnreachable("gone")), batch_max=10)(plans(3))
-    assert answers == [Replayed("away", error="gone")] * 3
+    assert answers == [RunDispatchResult("unavailable", error="gone")] * 3
 
 
 OK = {"status": "started", "execution_id": "1"}
@@ -142,20 +142,20 @@ async def test_a_lane_that_stopped_in_one_batch_is_left_out_of_the_next() -> Non
     server = Server({"results": [OK, BAD]}, {"results": [OK]})
     answers = await dispatch(server).in_lanes(plans(4, size), ["a", "b", "b", "a"])
     assert [[each["message_id"] for each in body["executions"]] for _, body in server.asked] == [["0", "1"], ["3"]]
-    assert [answer.outcome for answer in answers] == ["started", "refused", "skipped", "started"]
+    assert [answer.outcome for answer in answers] == ["started", "rejected", "skipped", "started"]
 
 
 async def test_what_the_server_skipped_was_not_tried() -> None:
     server = Server({"results": [OK, BAD, SKIPPED]})
     answers = await dispatch(server).in_lanes(plans(3), ["a", "a", "a"])
-    assert [answer.outcome for answer in answers] == ["started", "refused", "skipped"]
+    assert [answer.outcome for answer in answers] == ["started", "rejected", "skipped"]
 
 
 async def test_after_a_batch_that_is_lost_no_other_is_sent() -> None:
     server = Server(ServerUnreachable("gone"))
     answers = await dispatch(server).in_lanes(plans(4, BATCH_BYTES // 2 - 1_000), ["a", "b", "a", "c"])
     assert len(server.asked) == 1
-    assert [answer.outcome for answer in answers] == ["away", "away", "skipped", "skipped"]
+    assert [answer.outcome for answer in answers] == ["unavailable", "unavailable", "skipped", "skipped"]
 
 
 async def test_lanes_of_a_batch_that_is_refused_as_a_whole_go_one_by_one_in_their_order() -> None:
@@ -163,4 +163,4 @@ async def test_lanes_of_a_batch_that_is_refused_as_a_whole_go_one_by_one_in_thei
     answers = await dispatch(server, concurrency=1).in_lanes(plans(5), ["a", "b", "a", "b", "a"])
     assert [body["message_id"] for _, body in server.asked[1:]] == ["0", "1", "2", "4"]
     assert all("lane" not in body for _, body in server.asked[1:])
-    assert [answer.outcome for answer in answers] == ["started", "refused", "started", "skipped", "started"]
+    assert [answer.outcome for answer in answers] == ["started", "rejected", "started", "skipped", "started"]

@@ -20,8 +20,9 @@ import pytest
 import tape.subscriptions.ingress.ingress as module
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import PayloadTooLarge, StoreUnavailable, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.events import SubscriptionEvent
-from tape.subscriptions.ingress.ingress import AdmittedMessage, Ingress, IngressResponse, Taken, admit
+from tape.subscriptions.ingress.ingress import AdmittedMessage, Ingress, IngressResponse, admit
 from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
 from tape.subscriptions.ingress.verification.oidc import IssuerKeys
@@ -80,7 +81,7 @@ class Door:
         self.taken: list[AdmittedMessage] = []
         self.told: list[SubscriptionEvent] = []
         self.error: TapeError | None = None
-        self.answer = Taken("4711")
+        self.answer = RunDispatchResult("started", 4711)
         self.go = asyncio.Event()
         self.go.set()
         self.waiting = 0
@@ -92,7 +93,7 @@ class Door:
     def plans(self) -> list[Plan]:
         return [each.plan for each in self.taken]
 
-    async def take(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
+    async def take(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         self.waiting += 1
         await self.go.wait()
         self.waiting -= 1
@@ -151,7 +152,7 @@ async def test_a_signed_delivery_becomes_a_plan_and_is_accepted_when_its_run_is_
 
 async def test_a_message_that_has_its_run_already_is_accepted_as_that_run() -> None:
     door = Door(push())
-    door.answer = Taken("17", is_duplicate=True)
+    door.answer = RunDispatchResult("duplicate", 17)
     assert await door.post() == IngressResponse(202, {"status": "accepted", "execution_id": "17", "duplicate": True})
 
 
@@ -382,7 +383,7 @@ async def test_a_dispatch_that_fails_is_not_accepted() -> None:
 
 async def test_what_waits_in_a_spool_is_accepted_without_a_run() -> None:
     door = Door(push())
-    door.answer = Taken()
+    door.answer = RunDispatchResult("spooled")
     answer = await door.post(b'{"n": 1}', signed(b'{"n": 1}', x_message_id="m1"))
     assert answer == IngressResponse(202, {"status": "accepted", "spooled": True, "message_id": "m1"})
     assert door.taken[0].envelope.body == b'{"n": 1}'

@@ -12,14 +12,14 @@ import pytest
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import SecretNotFound, ServerUnreachable
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress import spooled
-from tape.subscriptions.ingress.ingress import AdmittedMessage, Taken
+from tape.subscriptions.ingress.ingress import AdmittedMessage
 from tape.subscriptions.ingress.listeners import Listener
 from tape.subscriptions.ingress.spooled import SpoolingDispatch
 from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan, resolve
-from tape.subscriptions.spool.replay import Replayed
 from tests.subscriptions.specs import subscription
 
 
@@ -48,8 +48,8 @@ class Replays:
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
 
-    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
-        return [Replayed("away")] * len(plans)
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
+        return [RunDispatchResult("unavailable")] * len(plans)
 
 
 async def tell(events: Sequence[SubscriptionEvent]) -> None:
@@ -64,7 +64,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
     broken = listener("broken", backend="local_disk", path=str(tmp_path / "broken"), credential="not_set")
     asked = 0
 
-    async def away(listener: Listener, admitted: AdmittedMessage) -> Taken:
+    async def away(listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         raise ServerUnreachable("nobody is there")
 
     async def reveal(alias: str) -> Any:
@@ -74,16 +74,17 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
 
     before = SpoolingDispatch(away, Replays, tell, reveal, Metrics())
     envelope = SourceMessage(message_id="m1", source="webhook", body=b"{}")
-    assert await before(good, AdmittedMessage(envelope, resolve(good.subscription, envelope))) == Taken()
+    kept = await before(good, AdmittedMessage(envelope, resolve(good.subscription, envelope)))
+    assert (kept.outcome, kept.is_durable) == ("spooled", True)
     await before.close()
 
     replayed: asyncio.Queue[str] = asyncio.Queue()
 
     class Replaying(Replays):
-        async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+        async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
             for plan in plans:
                 replayed.put_nowait(plan.message_id)
-            return [Replayed("started", 8)] * len(plans)
+            return [RunDispatchResult("started", 8)] * len(plans)
 
     caplog.set_level(logging.WARNING, "tape.subscriptions.ingress.spooled")
     after = SpoolingDispatch(away, Replaying, tell, reveal, Metrics())

@@ -18,13 +18,13 @@ from tape.base.retry import RetryPolicy
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers import open_source
 from tape.brokers.pubsub.source import PubSubSource
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime.runtime import Runtime
-from tape.subscriptions.spool.replay import Replayed
 from tests.broker_services import NatsServer
 from tests.brokers.rigs import nats_server  # noqa: F401 - a fixture
 
@@ -82,13 +82,13 @@ class Scene:
     async def _write(self, told: Sequence[SubscriptionEvent]) -> None:
         self.told += told
 
-    async def _dispatch(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def _dispatch(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         if self.refuses:
-            return [Replayed("refused", error="no such playbook")] * len(plans)
+            return [RunDispatchResult("rejected", error="no such playbook")] * len(plans)
         if not self.is_up:
-            return [Replayed("away")] * len(plans)
+            return [RunDispatchResult("unavailable")] * len(plans)
         self.runs += [plan.payload["message"]["data"]["n"] for plan in plans]
-        return [Replayed("started", 1)] * len(plans)
+        return [RunDispatchResult("started", 1)] * len(plans)
 
     def contexts(self, verb: str) -> list[dict[str, Any]]:
         return [event.context for event in self.told if event.event_type == f"subscription.{verb}"]

@@ -14,6 +14,7 @@ from tape.base.retry import RetryPolicy
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers.memory import MemorySource
 from tape.errors import PayloadTooLarge, ServerUnreachable, SourceMisconfigured, SourceMissing, SpoolUnavailable
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
@@ -21,7 +22,6 @@ from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime import runtime
 from tape.subscriptions.runtime.runtime import MAX_DELIVERIES, Runtime
-from tape.subscriptions.spool.replay import Replayed
 
 SOON = RetryPolicy(max_attempts=1_000, initial_interval_s=0.01, max_interval_s=0.02)
 SPEC: dict[str, Any] = {
@@ -45,7 +45,7 @@ class Stage:
         self.plans: list[Plan] = []
         self.told: list[SubscriptionEvent] = []
         self.state = "ACTIVE"
-        self.answer: Callable[[Plan], Replayed] = lambda plan: Replayed("started", len(self.plans))
+        self.answer: Callable[[Plan], RunDispatchResult] = lambda plan: RunDispatchResult("started", len(self.plans))
         self.gate = asyncio.Event()
         self.gate.set()
         self.can_tell = True
@@ -71,7 +71,7 @@ class Stage:
             raise PayloadTooLarge("payload_json has too many bytes")
         self.told += told
 
-    async def _dispatch(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def _dispatch(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         await self.gate.wait()
         found = []
         for plan in plans:
@@ -128,7 +128,7 @@ async def test_the_lag_of_a_source_is_told_as_long_as_somebody_looks() -> None:
 async def test_the_lag_of_a_source_is_told_while_nothing_is_fetched(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "LAG_EVERY_S", 0.0)
     stage = Stage(spool={"mode": "off", "circuit": {"trip_after": 1, "probe_after_ms": 3_600_000}})
-    stage.answer = lambda plan: Replayed("away")
+    stage.answer = lambda plan: RunDispatchResult("unavailable")
     if why == "paused":
         stage.state = "PAUSED"
     else:
@@ -156,7 +156,11 @@ async def test_nothing_is_acknowledged_before_its_run_is_durable() -> None:
 
 async def test_what_nobody_could_take_comes_again_until_somebody_can() -> None:
     stage = Stage(spool={"circuit": {"trip_after": 1000}})
-    stage.answer = lambda plan: Replayed("away", error="no server") if len(stage.plans) < 20 else Replayed("started", 1)
+    stage.answer = lambda plan: (
+        RunDispatchResult("unavailable", error="no server")
+        if len(stage.plans) < 20
+        else RunDispatchResult("started", 1)
+    )
     stage.source.publish(b"1")
     async with playing(stage):
         await until(lambda: stage.source.unsettled == 0)
@@ -167,9 +171,9 @@ async def test_what_nobody_could_take_comes_again_until_somebody_can() -> None:
 
 async def test_a_message_that_is_refused_time_and_again_is_a_dead_letter_and_told_whole() -> None:
     stage = Stage()
-    stage.answer = lambda plan: Replayed(
+    stage.answer = lambda plan: RunDispatchResult(
         *(
-            ("refused", 0, "Playbook not found: domain/ingest")
+            ("rejected", 0, "Playbook not found: domain/ingest")
             if plan.payload["message"]["data"] == 1
             else ("started", 1)
         )
@@ -190,7 +194,7 @@ async def test_a_message_that_is_refused_time_and_again_is_a_dead_letter_and_tol
 
 async def test_a_dead_letter_that_cannot_be_told_keeps_its_message() -> None:
     stage = Stage()
-    stage.answer = lambda plan: Replayed("refused", error="no")
+    stage.answer = lambda plan: RunDispatchResult("rejected", error="no")
     stage.can_tell = False
     stage.source.publish(b"1")
     async with playing(stage):
@@ -204,7 +208,7 @@ async def test_a_dead_letter_that_cannot_be_told_keeps_its_message() -> None:
 async def test_a_letter_that_no_journal_can_hold_is_given_up_only_where_the_source_keeps_it() -> None:
     for keeps_settled in (True, False):
         stage = Stage()
-        stage.answer = lambda plan: Replayed("refused", error="payload_json has too many bytes")
+        stage.answer = lambda plan: RunDispatchResult("rejected", error="payload_json has too many bytes")
         stage.max_bytes = 1_000
         stage.source.keeps_settled = keeps_settled
         stage.source.publish(b'"' + b"x" * 5_000 + b'"')
@@ -376,7 +380,9 @@ async def test_a_message_that_waits_for_a_circuit_rests_no_longer_than_the_circu
         await nack(receipts, delay_s)
 
     monkeypatch.setattr(stage.source, "nack", noted)
-    stage.answer = lambda plan: Replayed("away" if len(stage.plans) < 12 else "started", len(stage.plans))
+    stage.answer = lambda plan: RunDispatchResult(
+        "unavailable" if len(stage.plans) < 12 else "started", len(stage.plans)
+    )
     stage.source.publish(b"0")
     async with playing(stage):
         await until(lambda: stage.source.unsettled == 0)

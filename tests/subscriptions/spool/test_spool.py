@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.errors import SpoolFull, SpoolUnavailable
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.spool import pace
 from tape.subscriptions.spool.backend import Area, StoredObject
@@ -20,7 +21,6 @@ from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.drain import drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.objects import BucketBackend
-from tape.subscriptions.spool.replay import Replayed
 from tape.subscriptions.spool.spool import Arrival, Lane, Spool, SpoolRules
 
 
@@ -34,25 +34,25 @@ class Downstream:
         self.seen: set[str] = set()
         self.calls: list[int] = []
 
-    async def __call__(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
+    async def __call__(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
         self.calls.append(len(items))
         answers, stopped = [], set()
         for item, lane in zip(items, lanes, strict=True):
-            answers.append(Replayed("skipped") if lane in stopped else self.one(item))
-            if not answers[-1].is_run:
+            answers.append(RunDispatchResult("skipped") if lane in stopped else self.one(item))
+            if not answers[-1].has_run:
                 stopped.add(lane)
         return answers
 
-    def one(self, item: SpoolItem) -> Replayed:
+    def one(self, item: SpoolItem) -> RunDispatchResult:
         if item.message_id in self.away:
-            return Replayed("away", error="connection refused")
+            return RunDispatchResult("unavailable", error="connection refused")
         if item.message_id in self.refuses:
-            return Replayed("refused", error="no such playbook")
+            return RunDispatchResult("rejected", error="no such playbook")
         if item.dedup_key in self.seen:
-            return Replayed("duplicate", execution_id=1)
+            return RunDispatchResult("duplicate", execution_id=1)
         self.seen.add(item.dedup_key)
         self.runs.append(item.message_id)
-        return Replayed("started", execution_id=len(self.runs))
+        return RunDispatchResult("started", execution_id=len(self.runs))
 
 
 class Clock:
@@ -454,7 +454,7 @@ async def test_what_is_evicted_while_a_drain_holds_it_is_not_replayed_as_well() 
     desk, downstream = Desk(ordering="global", max_bytes=20_000, on_full="drop_to_dlq", rate_per_sec=10), Downstream()
     await desk.spool.take([arrival(f"m{n}") for n in range(20)])
 
-    async def replay(items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
+    async def replay(items: list[SpoolItem], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
         if not downstream.runs:
             await desk.spool.take([arrival(f"n{n}") for n in range(40)])  # pushes others out while this one is held
         return await downstream(items, lanes)

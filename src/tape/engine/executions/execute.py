@@ -7,7 +7,7 @@ claims, one insert for each table; what is wrong with one request is its own res
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,7 @@ from tape.engine.ledgers.runs import PLAYBOOKS, Run
 from tape.errors import ExecutionSkipped, InvalidInput, PlaybookNotFound, TapeError
 from tape.journal.appender import append
 from tape.model import subject
+from tape.model.dispatch_result import RunDispatchResult
 from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, check_payload, checked
 from tape.model.execution_ids import MAX_ID, new_id
 from tape.model.ledger_states import RunStatus
@@ -85,15 +86,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return (self.payload if self.payload is not None else self.workload) or {}
 
 
-class Executed(msgspec.Struct, frozen=True):
-    """What became of a request: a new run, or the one that it has already."""
-
-    execution_id: str
-    status: Literal["started", "duplicate"]
-    commands_generated: int = 0
-
-
-Result: TypeAlias = "Executed | TapeError"
+Result: TypeAlias = RunDispatchResult | TapeError
 
 
 def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> ExecuteRequest:
@@ -119,7 +112,7 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
     return request
 
 
-def execute(tx: Transaction, request: ExecuteRequest) -> Executed:
+def execute(tx: Transaction, request: ExecuteRequest) -> RunDispatchResult:
     """Begin the run of a checked request; raises what is wrong with it."""
     result = execute_batch(tx, [request])[0]
     if isinstance(result, TapeError):
@@ -170,14 +163,14 @@ class _Batch:
         dedup, window_ms = request.dedup, request.dedup.window_secs * 1_000 if request.dedup else 0
         if dedup and (holder := self._claims.holder(request.scope, dedup.key, window_ms, self._now)):
             self._audits.append(_deduplicated(request, dedup.key, holder, next(self._ids)))
-            return Executed(holder, "duplicate")
+            return RunDispatchResult("duplicate", int(holder))
         try:
             run_id = self._begin(request)
         except TapeError as error:
             return error
         if dedup:
             self._claims.claim(request.scope, dedup.key, run_id, window_ms, self._now)
-        return Executed(run_id, "started", 1)
+        return RunDispatchResult("started", int(run_id))
 
     def _begin(self, request: ExecuteRequest) -> str:
         resource = self._resource(request)

@@ -11,9 +11,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from tape.engine.executions.execute import Executed, ExecuteRequest, execute_batch
+from tape.engine.executions.execute import ExecuteRequest, execute_batch
 from tape.errors import InvalidInput, TapeError
 from tape.journal.appender import append
+from tape.model.dispatch_result import RunDispatchResult
 from tape.model.entry import Draft, check_id
 from tape.store import Reader, Transaction
 
@@ -37,7 +38,7 @@ class OffsetRecord(NamedTuple):
 
 
 # `taken` was taken before; `told` is a dead letter now; `held` stands behind one that was refused.
-Outcome: TypeAlias = Executed | TapeError | Literal["taken", "told", "held"]
+Outcome: TypeAlias = RunDispatchResult | TapeError | Literal["taken", "told", "held"]
 
 
 class RangeResult(NamedTuple):

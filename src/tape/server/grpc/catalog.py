@@ -9,17 +9,10 @@ import msgspec
 from tape.documents.document import Check, checked_document
 from tape.engine import catalog
 from tape.engine.catalog import Resource
-from tape.engine.executions.execute import (
-    MAX_BATCH,
-    Dedup,
-    Executed,
-    ExecuteRequest,
-    Result,
-    checked_request,
-    execute_batch,
-)
+from tape.engine.executions.execute import MAX_BATCH, Dedup, ExecuteRequest, Result, checked_request, execute_batch
 from tape.errors import InvalidInput, InvalidJson, ResourceNotFound, TapeError
 from tape.journal.journal import Journal
+from tape.model.dispatch_result import RunDispatchResult
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
@@ -85,9 +78,13 @@ class CatalogDoor:
         return pb.ExecuteResponse(results=[self._result(result or next(done)) for result in results])
 
     def _result(self, result: Result) -> pb.ExecutionResult:
-        if isinstance(result, Executed):
-            self._outcomes.labels("rpc", "new" if result.status == "started" else "duplicate").inc()
-            return to_message(pb.ExecutionResult, result)
+        if isinstance(result, RunDispatchResult):
+            self._outcomes.labels("rpc", "new" if result.outcome == "started" else "duplicate").inc()
+            return pb.ExecutionResult(
+                execution_id=result.run_id,
+                status=result.outcome,
+                commands_generated=int(result.outcome == "started"),
+            )
         self._outcomes.labels("rpc", "error").inc()
         return pb.ExecutionResult(status="error", error=str(result), error_code=result.code)
 

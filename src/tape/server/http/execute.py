@@ -8,10 +8,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.engine.executions.execute import MAX_BATCH, Executed, ExecuteRequest, Result, checked_request, execute_batch
+from tape.engine.executions.execute import MAX_BATCH, ExecuteRequest, Result, checked_request, execute_batch
 from tape.engine.ledgers import runs
 from tape.errors import ExecutionSkipped, InvalidInput, NotFound, TapeError
 from tape.journal.journal import Journal
+from tape.model.dispatch_result import RunDispatchResult
 from tape.server.http.internal import MAX_BODY_BYTES, answer, decode
 from tape.server.http.request_bodies import read_body, to_time
 
@@ -44,8 +45,8 @@ class ExecuteDoor:
         result = await self._database.write_bulk(execute_batch, wanted, len(body) + RUN_OVERHEAD_BYTES)
         if isinstance(result, TapeError):
             raise result
-        self._outcomes.labels("single", _OUTCOMES[result.status]).inc()
-        return answer(result)
+        self._outcomes.labels("single", _OUTCOMES[result.outcome]).inc()
+        return answer(_run_of(result))
 
     async def execute_batch(self, request: Request) -> Response:
         """Start up to 1,000 playbooks in one commit; each has its own result.
@@ -107,9 +108,9 @@ class ExecuteDoor:
         )
 
     def _shown(self, index: int, result: Result) -> dict[str, Any]:
-        if isinstance(result, Executed):
-            self._outcomes.labels("batch", _OUTCOMES[result.status]).inc()
-            return {"index": index, **msgspec.structs.asdict(result)}
+        if isinstance(result, RunDispatchResult):
+            self._outcomes.labels("batch", _OUTCOMES[result.outcome]).inc()
+            return {"index": index, **_run_of(result)}
         if isinstance(result, ExecutionSkipped):
             self._outcomes.labels("batch", "skipped").inc()
             return {"index": index, "status": "skipped", "commands_generated": 0, "error": str(result)}
@@ -119,6 +120,14 @@ class ExecuteDoor:
 
 
 _OUTCOMES = {"started": "new", "duplicate": "duplicate"}
+
+
+def _run_of(result: RunDispatchResult) -> dict[str, Any]:
+    return {
+        "execution_id": result.run_id,
+        "status": result.outcome,
+        "commands_generated": int(result.outcome == "started"),
+    }
 
 
 def read_request(item: bytes | msgspec.Raw, max_bytes: int) -> ExecuteRequest:

@@ -13,11 +13,12 @@ from tape.engine.executions.execute import ExecuteRequest, checked_request, exec
 from tape.engine.security.wallet import Wallet
 from tape.errors import NotFound, TapeError
 from tape.journal.journal import Journal
+from tape.model.dispatch_result import RunDispatchResult
 from tape.server.http.execute import RUN_OVERHEAD_BYTES
 from tape.server.http.internal import answer
 from tape.subscriptions.dispatch.in_server import WriterDispatch
 from tape.subscriptions.dispatch.request import request_of
-from tape.subscriptions.ingress.ingress import AdmittedMessage, Taken
+from tape.subscriptions.ingress.ingress import AdmittedMessage
 from tape.subscriptions.ingress.listeners import Listener, ListenerSource
 
 # That the same secrets are given to gateways is on the journal this often.
@@ -33,14 +34,14 @@ class Begin:
         self._database = journal.database
         self._max_bytes = journal.max_payload_bytes
 
-    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         body = request_of(listener.about, admitted.plan, EMITTER)
         request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
         size = len(admitted.envelope.body or b"") * 2 + RUN_OVERHEAD_BYTES
         result = await self._database.write_bulk(execute_batch, request, size)
         if isinstance(result, TapeError):
             raise result
-        return Taken(result.execution_id, result.status == "duplicate")
+        return result
 
     def replays(self, listener: Listener) -> WriterDispatch:
         """How what waited for this listener's runs becomes them."""

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.engine.executions.execute import MAX_BATCH, Executed
+from tape.engine.executions.execute import MAX_BATCH
 from tape.engine.executions.offsets import (
     OffsetRange,
     OffsetRecord,
@@ -19,6 +19,7 @@ from tape.engine.executions.offsets import (
 )
 from tape.errors import InvalidInput, TapeError
 from tape.journal.journal import Journal
+from tape.model.dispatch_result import RunDispatchResult
 from tape.model.entry import check_payload, checked
 from tape.server.http.execute import RUN_OVERHEAD_BYTES, read_request
 from tape.server.http.internal import MAX_BODY_BYTES, answer, decode
@@ -87,9 +88,9 @@ class TakingDoor:
             return OffsetRecord(record.offset, error)
 
     def _shown(self, outcome: Outcome) -> dict[str, Any]:
-        if isinstance(outcome, Executed):
-            self._outcomes.labels("batch", "new" if outcome.status == "started" else "duplicate").inc()
-            return {"status": outcome.status, "execution_id": outcome.execution_id}
+        if isinstance(outcome, RunDispatchResult):
+            self._outcomes.labels("batch", "new" if outcome.outcome == "started" else "duplicate").inc()
+            return {"status": outcome.outcome, "execution_id": outcome.run_id}
         if isinstance(outcome, TapeError):
             self._outcomes.labels("batch", "error").inc()
             return {"status": "refused", "error": str(outcome)}

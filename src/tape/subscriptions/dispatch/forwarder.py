@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
 
 import msgspec
 
 from tape.base.clock import now_ms
 from tape.brokers.source import ENDLESS, Patience
 from tape.errors import SpoolFull, SpoolUnavailable
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.dispatch import probes
 from tape.subscriptions.dispatch.circuit import CircuitDecision, CircuitPhase, Circuits, CircuitTransition
@@ -30,20 +30,6 @@ log = logging.getLogger(__name__)
 
 _CIRCUITS = "circuit-state"
 _LOOK_AGAIN_S = 30.0
-
-
-class Forwarded(NamedTuple):
-    """What became of a message. `started`, `duplicate` and `spooled` are safe; the others stay with the source."""
-
-    outcome: Literal["started", "duplicate", "spooled", "held", "refused"]
-    execution_id: int = 0
-    spool_ref: str = ""
-    error: str = ""
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether the source may forget the message."""
-        return self.outcome in ("started", "duplicate", "spooled")
 
 
 class Forwarder:
@@ -118,13 +104,13 @@ class Forwarder:
 
     async def forward(
         self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience] = ()
-    ) -> list[Forwarded]:
+    ) -> list[RunDispatchResult]:
         """Dispatch or keep messages, in their order; the answers are in the same order.
 
         `patience` is that of their source: what it is about to give up on does not stay there.
         """
         patience = patience or [ENDLESS] * len(messages)
-        answers: list[Forwarded | None] = [None] * len(messages)
+        answers: list[RunDispatchResult | None] = [None] * len(messages)
         waiting: list[int] = []
         going: list[int] = []
         for index, (_, plan) in enumerate(messages):
@@ -161,7 +147,7 @@ class Forwarder:
             answers[index] = answer
         self._note_held(answers, patience)
         await self._tell_changes()
-        return [answer or Forwarded("held") for answer in answers]
+        return [answer or RunDispatchResult("held") for answer in answers]
 
     async def run(self) -> None:
         """Probe, drain, expire, until stopped."""
@@ -213,17 +199,16 @@ class Forwarder:
 
     # -- dispatching ---------------------------------------------------------------------------
 
-    async def _send(self, plans: Sequence[Plan]) -> list[Forwarded]:
+    async def _send(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         if not plans:
             return []
         found = []
         for answer in await self._sender.send(plans):
-            if answer.outcome == "away":
-                found.append(Forwarded("held", error=answer.error))
+            if answer.outcome == "unavailable":
+                answer = RunDispatchResult("held", error=answer.error)
             elif answer.outcome == "skipped":
-                found.append(Forwarded("held", error="one before it could not go"))
-            else:
-                found.append(Forwarded(answer.outcome, answer.execution_id, error=answer.error))
+                answer = RunDispatchResult("held", error="an earlier message of its lane failed")
+            found.append(answer)
         return found
 
     # -- waiting -------------------------------------------------------------------------------
@@ -250,7 +235,7 @@ class Forwarder:
         down_ms = max(circuit.down_for_ms(now_ms) for _, circuit in self.circuits)
         return not self.circuits.are_closed and down_ms >= self._spec.hybrid_escalate_after_ms
 
-    def _note_held(self, answers: Sequence[Forwarded | None], patience: Sequence[Patience]) -> None:
+    def _note_held(self, answers: Sequence[RunDispatchResult | None], patience: Sequence[Patience]) -> None:
         """Remember when the first of those is forgotten that stay with their source: nothing may be fetched by then."""
         held = [
             each for answer, each in zip(answers, patience, strict=True) if answer is None or answer.outcome == "held"
@@ -263,7 +248,7 @@ class Forwarder:
 
     async def _keep(
         self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience]
-    ) -> list[Forwarded]:
+    ) -> list[RunDispatchResult]:
         if not messages:
             return []
         # Where one has to be kept all are, or it would overtake those that come again later.
@@ -286,20 +271,20 @@ class Forwarder:
                 self._pending.append(
                     events.dropped(self._about, arrival.message_id, arrival.downstream, "retention_full")
                 )
-                answers.append(Forwarded("held", error=str(item)))
+                answers.append(RunDispatchResult("held", error=str(item)))
             else:
-                answers.append(Forwarded("spooled", spool_ref=item.ref))
+                answers.append(RunDispatchResult("spooled", spool_ref=item.ref))
         return answers
 
     def _left(
         self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience], why: str
-    ) -> list[Forwarded]:
+    ) -> list[RunDispatchResult]:
         """Leave messages to their source. What that brings no more is told: nobody else would know."""
         for (_, plan), each in zip(messages, patience, strict=True):
             if each.deliveries_left == 0:
                 downstream = self.circuits.route(plan.pool or None)
                 self._pending.append(events.dropped(self._about, plan.message_id, downstream, "source_gives_up"))
-        return [Forwarded("held", error=why)] * len(messages)
+        return [RunDispatchResult("held", error=why)] * len(messages)
 
     def _arrival(self, plan: Plan) -> Arrival:
         downstream = self.circuits.route(plan.pool or None)

@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from tape.errors import ApiRefused, ServerUnreachable
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
-from tape.subscriptions.spool.replay import Replayed, batched, in_batches, in_turns, named
+from tape.subscriptions.spool.replay import batched, in_batches, in_turns, named
 
 EMITTER = "subscription_runtime"
 # A batch request of more than this is sent in several; the server takes 2 MiB.
@@ -48,24 +49,24 @@ class ServerDispatch:
         self._emitter = emitter
         self._places = asyncio.Semaphore(concurrency or CONCURRENCY)
 
-    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Begin the runs, in batches one after the other, or several requests at a time."""
         requests = self._requests(plans)
         if self._batch_max == 1 or len(requests) == 1:
             return await self._each(requests)
-        answers: list[Replayed] = []
+        answers: list[RunDispatchResult] = []
         for some in batched(_sizes(requests), self._batch_max, BATCH_BYTES):
             answers += await self._many([requests[index] for index in some])
         return answers
 
-    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
         """Begin the runs in batches, those of a lane in their order; behind one that cannot go its lane is skipped."""
         requests = self._requests(plans)
         for request, lane in zip(requests, named(lanes), strict=True):
             if lane:
                 request["lane"] = lane
 
-        async def send(some: list[int]) -> list[Replayed]:
+        async def send(some: list[int]) -> list[RunDispatchResult]:
             return await self._many([requests[index] for index in some])
 
         return await in_batches(send, batched(_sizes(requests), REPLAYED_AT_ONCE, BATCH_BYTES), lanes)
@@ -73,19 +74,21 @@ class ServerDispatch:
     def _requests(self, plans: Sequence[Plan]) -> list[dict[str, Any]]:
         return [request_of(self._about, plan, self._emitter, self._worker_id) for plan in plans]
 
-    async def _each(self, requests: Sequence[dict[str, Any]]) -> list[Replayed]:
+    async def _each(self, requests: Sequence[dict[str, Any]]) -> list[RunDispatchResult]:
         return list(await asyncio.gather(*map(self._one, requests)))
 
-    async def _one(self, request: dict[str, Any]) -> Replayed:
+    async def _one(self, request: dict[str, Any]) -> RunDispatchResult:
         async with self._places:
             try:
                 return _told(await self._control.ask("POST", "/api/execute", request))
             except ApiRefused as error:
-                return Replayed("refused" if error.http_status in REFUSALS else "away", error=str(error))
+                return RunDispatchResult(
+                    "rejected" if error.http_status in REFUSALS else "unavailable", error=str(error)
+                )
             except ServerUnreachable as error:
-                return Replayed("away", error=str(error))
+                return RunDispatchResult("unavailable", error=str(error))
 
-    async def _many(self, requests: list[dict[str, Any]]) -> list[Replayed]:
+    async def _many(self, requests: list[dict[str, Any]]) -> list[RunDispatchResult]:
         try:
             said = await self._control.ask("POST", "/api/execute/batch", {"executions": requests})
         except ApiRefused as error:
@@ -93,9 +96,9 @@ class ServerDispatch:
                 # The batch as a whole was not taken: one by one, the fault is found with whom it lies.
                 lanes = [request.pop("lane", index) for index, request in enumerate(requests)]
                 return await in_turns(self._each, requests, lanes)
-            return [Replayed("away", error=str(error))] * len(requests)
+            return [RunDispatchResult("unavailable", error=str(error))] * len(requests)
         except ServerUnreachable as error:
-            return [Replayed("away", error=str(error))] * len(requests)
+            return [RunDispatchResult("unavailable", error=str(error))] * len(requests)
         return [_told(each) for each in said["results"]]
 
 
@@ -103,9 +106,9 @@ def _sizes(requests: Sequence[dict[str, Any]]) -> list[int]:
     return [len(msgspec.json.encode(request)) for request in requests]
 
 
-def _told(said: dict[str, Any]) -> Replayed:
+def _told(said: dict[str, Any]) -> RunDispatchResult:
     if said.get("status") in ("started", "duplicate"):
-        return Replayed(said["status"], int(said["execution_id"]))
+        return RunDispatchResult(said["status"], int(said["execution_id"]))
     if said.get("status") == "skipped":
-        return Replayed("skipped")
-    return Replayed("refused", error=str(said.get("error", "the server did not say why")))
+        return RunDispatchResult("skipped")
+    return RunDispatchResult("rejected", error=str(said.get("error", "the server did not say why")))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tape.errors import InvalidInput, PlaybookError, PlaybookNotFound, StepFailed, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.model.execution_ids import new_id
 from tape.playbooks.document import Playbook
 from tape.playbooks.files import from_folder, load_file
@@ -21,7 +22,6 @@ from tape.subscriptions import events
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime.local_trail import Trail, started_events
-from tape.subscriptions.spool.replay import Replayed
 
 
 class Playbooks:
@@ -65,20 +65,20 @@ class InProcessDispatch:
         self._expiring: list[tuple[float, str]] = []
         self._host = LocalHost(playbooks.find, self._publish)
 
-    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Run the plans; each has its own answer."""
         return list(await asyncio.gather(*map(self._run, plans)))
 
-    async def _run(self, plan: Plan) -> Replayed:
+    async def _run(self, plan: Plan) -> RunDispatchResult:
         async with self._places:
             if (holder := self._holder(plan)) is not None:
                 assert plan.dedup is not None
                 await self._trail.write([events.deduplicated(self._about, plan.dedup.key, holder)])
-                return Replayed("duplicate", holder)
+                return RunDispatchResult("duplicate", holder)
             try:
                 playbook = self._playbooks.find(plan.playbook)
             except TapeError as error:
-                return Replayed("refused", error=str(error))
+                return RunDispatchResult("rejected", error=str(error))
             execution_id = new_id()
             if plan.dedup is not None:
                 until = time.monotonic() + plan.dedup.window_secs
@@ -86,7 +86,7 @@ class InProcessDispatch:
                 heapq.heappush(self._expiring, (until, plan.dedup.key))
             await self._trail.write(started_events(self._about, plan, execution_id))
             self.failed += bool(await self._perform(playbook, plan, execution_id))
-            return Replayed("started", execution_id)
+            return RunDispatchResult("started", execution_id)
 
     async def _perform(self, playbook: Playbook, plan: Plan, execution_id: int) -> str:
         """Run a playbook; what went wrong, or nothing."""

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tape.engine.executions.execute import Executed, ExecuteRequest, checked_request, execute_batch
+from tape.engine.executions.execute import ExecuteRequest, checked_request, execute_batch
 from tape.errors import ExecutionSkipped, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.store import Database
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER, REPLAYED_AT_ONCE
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
-from tape.subscriptions.spool.replay import Replayed, batched, in_batches, named
+from tape.subscriptions.spool.replay import batched, in_batches, named
 
 # Room that a run takes beside its payload, for the limits of the writer.
 RUN_OVERHEAD_BYTES = 2_048
@@ -46,25 +47,25 @@ class WriterDispatch:
         self._worker_id = worker_id
         self._emitter = emitter
 
-    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Begin the runs; each plan has its own answer."""
         wanted = [self._wanted(plan) for plan in plans]
         good = [each for each in wanted if isinstance(each, _Wanted)]
         done = iter(await self._execute(good))
         return [next(done) if isinstance(each, _Wanted) else each for each in wanted]
 
-    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
         """Begin the runs in batches, those of a lane in their order; behind one that cannot go its lane is skipped."""
         wanted = [self._wanted(plan, lane) for plan, lane in zip(plans, named(lanes), strict=True)]
 
-        async def send(some: list[int]) -> list[Replayed]:
-            answers: dict[int, Replayed] = {}
+        async def send(some: list[int]) -> list[RunDispatchResult]:
+            answers: dict[int, RunDispatchResult] = {}
             going: dict[int, _Wanted] = {}
             stopped: set[Hashable] = set()
             for index in some:
                 each = wanted[index]
                 if lanes[index] in stopped:
-                    answers[index] = Replayed("skipped")
+                    answers[index] = RunDispatchResult("skipped")
                 elif isinstance(each, _Wanted):
                     going[index] = each
                 else:
@@ -76,7 +77,7 @@ class WriterDispatch:
         sizes = [each.size if isinstance(each, _Wanted) else 0 for each in wanted]
         return await in_batches(send, batched(sizes, REPLAYED_AT_ONCE, BATCH_BYTES), lanes)
 
-    def _wanted(self, plan: Plan, lane: str = "") -> _Wanted | Replayed:
+    def _wanted(self, plan: Plan, lane: str = "") -> _Wanted | RunDispatchResult:
         body = request_of(self._about, plan, self._emitter, self._worker_id) | ({"lane": lane} if lane else {})
         try:
             request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
@@ -84,16 +85,16 @@ class WriterDispatch:
             return _failed(error)
         return _Wanted(request, len(msgspec.json.encode(plan.payload)) + RUN_OVERHEAD_BYTES)
 
-    async def _execute(self, good: list[_Wanted]) -> list[Replayed]:
+    async def _execute(self, good: list[_Wanted]) -> list[RunDispatchResult]:
         if self._batch_max == 1:
             writes = (self._database.write_bulk(execute_batch, request, size) for request, size in good)
             return [_answer(result) for result in await asyncio.gather(*writes, return_exceptions=True)]
-        answers: list[Replayed] = []
+        answers: list[RunDispatchResult] = []
         for start in range(0, len(good), self._batch_max):
             answers += await self._execute_together(good[start : start + self._batch_max])
         return answers
 
-    async def _execute_together(self, some: list[_Wanted]) -> list[Replayed]:
+    async def _execute_together(self, some: list[_Wanted]) -> list[RunDispatchResult]:
         if not some:
             return []
         requests = [request for request, _ in some]
@@ -104,11 +105,11 @@ class WriterDispatch:
         return [_answer(result) for result in results]
 
 
-def _answer(result: Any) -> Replayed:
-    if isinstance(result, Executed):
-        return Replayed(result.status, int(result.execution_id))
+def _answer(result: Any) -> RunDispatchResult:
+    if isinstance(result, RunDispatchResult):
+        return result
     if isinstance(result, ExecutionSkipped):
-        return Replayed("skipped")
+        return RunDispatchResult("skipped")
     if isinstance(result, TapeError):
         return _failed(result)
     if isinstance(result, BaseException):
@@ -116,5 +117,5 @@ def _answer(result: Any) -> Replayed:
     raise TypeError(f"an execution gave {result!r}")
 
 
-def _failed(error: TapeError) -> Replayed:
-    return Replayed("away" if error.retryable else "refused", error=str(error))
+def _failed(error: TapeError) -> RunDispatchResult:
+    return RunDispatchResult("unavailable" if error.retryable else "rejected", error=str(error))

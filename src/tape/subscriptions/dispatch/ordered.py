@@ -6,16 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.circuit import Circuits
 from tape.subscriptions.routing import DedupKey, Plan
 from tape.subscriptions.spool.item import SpoolItem
-from tape.subscriptions.spool.replay import LaneDispatch, Replayed, in_turns
+from tape.subscriptions.spool.replay import LaneDispatch, in_turns
 from tape.subscriptions.spool.spool import Lane, SpoolRules
 
 # A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
 _REPLAY_WINDOW_S = 7 * 24 * 3600
 
-Dispatch = Callable[[Sequence[Plan]], Awaitable[list[Replayed]]]
+Dispatch = Callable[[Sequence[Plan]], Awaitable[list[RunDispatchResult]]]
 
 
 class OrderedDispatch:
@@ -35,7 +36,7 @@ class OrderedDispatch:
         self._now_ms = now_ms
         self._recorded = recorded
 
-    async def send(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def send(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Begin the runs, in the order that was asked for. One that is refused stops nobody: it has its own end."""
         rules = self._rules
         if rules is None or rules.ordering == "none" or len(plans) == 1:
@@ -43,24 +44,24 @@ class OrderedDispatch:
             self._record_all(plans, answers)
             return answers
         lanes = [rules.lane(self._circuits.route(plan.pool or None), plan.ordering_key or None, "") for plan in plans]
-        answers = [Replayed("skipped")] * len(plans)
+        answers = [RunDispatchResult("skipped")] * len(plans)
         left = list(range(len(plans)))
         while left:
             sent = await self._in_lanes([plans[index] for index in left], [lanes[index] for index in left])
             for index, answer in zip(left, sent, strict=True):
                 answers[index] = answer
-            if lost := next((answer for answer in sent if answer.outcome == "away"), None):
+            if lost := next((answer for answer in sent if answer.outcome == "unavailable"), None):
                 return [self._also_lost(plan, lost, each) for plan, each in zip(plans, answers, strict=True)]
             skipped = [index for index, answer in zip(left, sent, strict=True) if answer.outcome == "skipped"]
             left = skipped if len(skipped) < len(left) else []
         return answers
 
-    async def replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[Replayed]:
+    async def replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
         """Begin the runs of messages that waited; behind one that fails its lane is skipped."""
         now_ms = self._now_ms()
         return await self._in_lanes([_again(item, now_ms) for item in items], lanes)
 
-    async def _in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Lane]) -> list[Replayed]:
+    async def _in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
         if isinstance(self._dispatch, LaneDispatch):
             answers = await self._dispatch.in_lanes(plans, lanes)
         else:
@@ -68,23 +69,23 @@ class OrderedDispatch:
         self._record_all(plans, answers)
         return answers
 
-    def _also_lost(self, plan: Plan, lost: Replayed, answer: Replayed) -> Replayed:
+    def _also_lost(self, plan: Plan, lost: RunDispatchResult, answer: RunDispatchResult) -> RunDispatchResult:
         """Whoever stands behind a message that nobody took fails with it, and counts for the circuit as it does."""
         if answer.outcome != "skipped":
             return answer
         self._record(plan, lost)
         return lost
 
-    def _record_all(self, plans: Sequence[Plan], answers: Sequence[Replayed]) -> None:
+    def _record_all(self, plans: Sequence[Plan], answers: Sequence[RunDispatchResult]) -> None:
         for plan, answer in zip(plans, answers, strict=True):
             if answer.outcome != "skipped":
                 self._record(plan, answer)
 
-    def _record(self, plan: Plan, answer: Replayed) -> None:
+    def _record(self, plan: Plan, answer: RunDispatchResult) -> None:
         # A playbook that does not exist is the message's trouble, not its downstream's: that one answered.
         downstream = self._circuits.route(plan.pool or None)
         self._recorded(downstream)
-        self._circuits.record(downstream, succeeded=answer.outcome != "away", now_ms=self._now_ms())
+        self._circuits.record(downstream, succeeded=answer.outcome != "unavailable", now_ms=self._now_ms())
 
 
 def _again(item: SpoolItem, now_ms: int) -> Plan:

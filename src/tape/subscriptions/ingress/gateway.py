@@ -14,11 +14,12 @@ from urllib.parse import quote
 import msgspec
 
 from tape.errors import ApiRefused, PayloadTooLarge, ServerUnreachable, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.events import SubscriptionEvent
-from tape.subscriptions.ingress.ingress import AdmittedMessage, Taken
+from tape.subscriptions.ingress.ingress import AdmittedMessage
 from tape.subscriptions.ingress.listeners import Listener
 
 EMITTER = "gateway_ingress"
@@ -65,7 +66,7 @@ async def post_events(control: Control, told: Sequence[SubscriptionEvent]) -> No
 
 class _PendingRequest(NamedTuple):
     request: bytes
-    taken: asyncio.Future[Taken]
+    taken: asyncio.Future[RunDispatchResult]
 
 
 class GatewayDispatch:
@@ -77,7 +78,7 @@ class GatewayDispatch:
         self._waiting: deque[_PendingRequest] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         request = msgspec.json.encode(request_of(listener.about, admitted.plan, EMITTER, WORKER))
         if len(request) > MAX_BATCH_BYTES:
             raise PayloadTooLarge(f"The message makes a request of {len(request)} bytes; {MAX_BATCH_BYTES} are taken.")
@@ -114,10 +115,10 @@ class GatewayDispatch:
 
     async def _send(self, batch: list[_PendingRequest]) -> None:
         body = b'{"executions":[%b]}' % b",".join(waiting.request for waiting in batch)
-        answers: list[Taken | TapeError]
+        answers: list[RunDispatchResult | TapeError]
         try:
             results = (await self._control.ask("POST", "/api/execute/batch", msgspec.Raw(body)))["results"]
-            answers = [_taken(result) for result in results]
+            answers = [_result(each) for each in results]
             if len(answers) != len(batch):
                 raise ServerUnreachable(f"{self._control.url} gave {len(answers)} answers to {len(batch)} messages.")
         except TapeError as error:
@@ -135,7 +136,7 @@ class GatewayDispatch:
                 waiting.taken.set_result(answer)
 
 
-def _taken(result: dict[str, str]) -> Taken | TapeError:
-    if result["status"] == "error":
-        return ApiRefused(result["error"], 422)
-    return Taken(result["execution_id"], result["status"] == "duplicate")
+def _result(answer: dict[str, str]) -> RunDispatchResult | TapeError:
+    if answer["status"] == "error":
+        return ApiRefused(answer["error"], 422)
+    return RunDispatchResult("duplicate" if answer["status"] == "duplicate" else "started", int(answer["execution_id"]))

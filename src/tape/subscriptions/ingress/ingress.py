@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import InvalidConfig, PayloadTooLarge, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.push_message import message_from_push
@@ -60,20 +61,13 @@ class AdmittedMessage(NamedTuple):
     plan: Plan
 
 
-class Taken(NamedTuple):
-    """A message is durable: as a run, as the run that it had already, or, without an id, in a spool."""
-
-    execution_id: str = ""
-    is_duplicate: bool = False
-
-
 class IngressDispatch(Protocol):
     """Makes a verified message durable, as a run or otherwise; raises a TapeError if it is not.
 
     It gets message and plan, so that a spool can stand here as well as a dispatch.
     """
 
-    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken: ...
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult: ...
 
 
 class IngressResponse(NamedTuple):
@@ -100,7 +94,7 @@ class Ingress:
     def __init__(
         self,
         listeners: Listeners,
-        take: IngressDispatch,
+        dispatch: IngressDispatch,
         tell: EmitEvents,
         metrics: Metrics,
         *,
@@ -108,7 +102,7 @@ class Ingress:
         emitter: str = "ingress",
     ) -> None:
         self._listeners = listeners
-        self._take = take
+        self._dispatch = dispatch
         self._tell = tell
         self._metrics = metrics
         self._body_timeout_s = body_timeout_s
@@ -192,7 +186,7 @@ class Ingress:
 
     async def _accept(self, listener: Listener, admitted: AdmittedMessage) -> IngressResponse:
         try:
-            taken = await self._take(listener, admitted)
+            result = await self._dispatch(listener, admitted)
         except PayloadTooLarge as error:
             log.warning("%s: %s", listener.subscription.path, error)
             return self._reject(listener, 413, "payload_too_large")
@@ -200,10 +194,10 @@ class Ingress:
             log.warning("%s: a delivery could not be dispatched: %s", listener.subscription.path, error)
             return self._reject(listener, 502, "dispatch_error")
         self._metrics.ingress_dispatched.labels(listener.name).inc()
-        if not taken.execution_id:
+        if result.outcome == "spooled":
             return IngressResponse(202, {"status": "accepted", "spooled": True, "message_id": admitted.plan.message_id})
-        accepted = {"status": "accepted", "execution_id": taken.execution_id}
-        return IngressResponse(202, accepted | ({"duplicate": True} if taken.is_duplicate else {}))
+        accepted = {"status": "accepted", "execution_id": result.run_id}
+        return IngressResponse(202, accepted | ({"duplicate": True} if result.outcome == "duplicate" else {}))
 
     def _reject(
         self, listener: Listener | None, status: int, reason: str, *, retry_after_s: int = 0, closes: bool = False

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import ApiRefused, SpoolFull, TapeError
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.ingress.ingress import AdmittedMessage, IngressDispatch, Taken
+from tape.subscriptions.ingress.ingress import AdmittedMessage, IngressDispatch
 from tape.subscriptions.ingress.listeners import Listener, ListenerSource
 from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan
-from tape.subscriptions.spool.replay import LaneDispatch, Replayed
+from tape.subscriptions.spool.replay import LaneDispatch
 from tape.subscriptions.spool.spool import EmitEvents
 
 log = logging.getLogger(__name__)
@@ -38,33 +39,32 @@ class _Open(NamedTuple):
 class _DeliveryDispatch:
     """Dispatches what is delivered one by one, as it comes, and what is replayed in batches."""
 
-    def __init__(self, take: IngressDispatch, listener: Listener, replays: LaneDispatch) -> None:
-        self._take = take
+    def __init__(self, dispatch: IngressDispatch, listener: Listener, replays: LaneDispatch) -> None:
+        self._dispatch = dispatch
         self._listener = listener
         self.in_lanes = replays.in_lanes
 
-    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         return await asyncio.gather(*map(self._one, plans))
 
-    async def _one(self, plan: Plan) -> Replayed:
+    async def _one(self, plan: Plan) -> RunDispatchResult:
         envelope = SourceMessage(
             message_id=plan.message_id, source=plan.source, body=None
         )  # all that counts is in the plan
         try:
-            taken = await self._take(self._listener, AdmittedMessage(envelope, plan))
+            return await self._dispatch(self._listener, AdmittedMessage(envelope, plan))
         except TapeError as error:
-            is_away = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
-            return Replayed("away" if is_away else "refused", error=str(error))
-        return Replayed("duplicate" if taken.is_duplicate else "started", int(taken.execution_id))
+            is_unavailable = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
+            return RunDispatchResult("unavailable" if is_unavailable else "rejected", error=str(error))
 
 
 class SpoolingDispatch:
     """Takes deliveries as another does, and keeps in a spool what that one cannot take, where there is one."""
 
     def __init__(
-        self, take: IngressDispatch, replays: Replays, tell: EmitEvents, reveal: Reveal, metrics: Metrics
+        self, dispatch: IngressDispatch, replays: Replays, tell: EmitEvents, reveal: Reveal, metrics: Metrics
     ) -> None:
-        self._take = take
+        self._dispatch = dispatch
         self._replays = replays
         self._tell = tell
         self._reveal = reveal
@@ -78,29 +78,25 @@ class SpoolingDispatch:
         """Replay what an earlier process kept, without waiting for the next delivery."""
         self._recovering = asyncio.create_task(self._recover(listeners), name="tape-spools")
 
-    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> Taken:
+    async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         """The run of a message, or its place in the spool; raises if it has neither."""
         if listener.subscription.spec.spool.mode == "off":
-            return await self._take(listener, admitted)
+            return await self._dispatch(listener, admitted)
         if self._closed_until.get(listener.name, 0.0) > time.monotonic():
-            return await self._take(listener, admitted)
+            return await self._dispatch(listener, admitted)
         try:
             forwarder = await self._forwarder(listener)
         except TapeError as error:
             # A message that can become a run needs no spool; one that cannot is refused, and its sender told so.
             log.warning("The spool of %s cannot be opened: %s", listener.subscription.path, error)
             self._closed_until[listener.name] = time.monotonic() + _LOOK_AGAIN_S
-            return await self._take(listener, admitted)
-        (answer,) = await forwarder.forward([admitted])
-        match answer.outcome:
-            case "started" | "duplicate":
-                return Taken(str(answer.execution_id), answer.outcome == "duplicate")
-            case "spooled":
-                return Taken()
-            case "refused":
-                raise ApiRefused(answer.error, 422)
-            case "held":
-                raise SpoolFull(answer.error)
+            return await self._dispatch(listener, admitted)
+        (result,) = await forwarder.forward([admitted])
+        if result.is_durable:
+            return result
+        if result.outcome == "rejected":
+            raise ApiRefused(result.error, 422)
+        raise SpoolFull(result.error)
 
     async def close(self) -> None:
         """Stop draining; what waits is found again by the next process."""
@@ -130,7 +126,7 @@ class SpoolingDispatch:
         forwarder = forwarder_of(
             listener.subscription,
             listener.about,
-            _DeliveryDispatch(self._take, listener, self._replays(listener)),
+            _DeliveryDispatch(self._dispatch, listener, self._replays(listener)),
             self._tell,
             metrics=self._metrics,
             credential=credential,

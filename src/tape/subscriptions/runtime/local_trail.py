@@ -11,11 +11,11 @@ from typing import IO
 import msgspec
 
 from tape.errors import InvalidInput
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.dispatch.http import ServerDispatch
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef, stamped
 from tape.subscriptions.routing import Plan
-from tape.subscriptions.spool.replay import Replayed
 
 WORKER = "cli-local"
 
@@ -73,15 +73,15 @@ class TrailDispatch:
         self._about = about
         self._trail = trail
 
-    async def __call__(self, plans: Sequence[Plan]) -> list[Replayed]:
+    async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Dispatch the plans; each has its own answer."""
         return await self._tell(plans, await self._dispatch(plans))
 
-    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[Replayed]:
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
         """Dispatch the plans, those of a lane in their order."""
         return await self._tell(plans, await self._dispatch.in_lanes(plans, lanes))
 
-    async def _tell(self, plans: Sequence[Plan], answers: list[Replayed]) -> list[Replayed]:
+    async def _tell(self, plans: Sequence[Plan], answers: list[RunDispatchResult]) -> list[RunDispatchResult]:
         told: list[SubscriptionEvent] = []
         for plan, answer in zip(plans, answers, strict=True):
             if answer.outcome == "started":

@@ -27,8 +27,9 @@ from tape.errors import (
     SpoolUnavailable,
     TapeError,
 )
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
-from tape.subscriptions.dispatch.forwarder import Forwarded, Forwarder
+from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
@@ -328,16 +329,16 @@ class Runtime:
         safe: list[str] = []
         again: defaultdict[int, list[str]] = defaultdict(list)
         given_up: list[str] = []
-        is_stuck = not any(answer.is_safe for answer in answers)
+        is_stuck = not any(answer.is_durable for answer in answers)
         self._held_in_a_row = min(self._held_in_a_row + 1, self._most_in_a_row) if is_stuck else 0
         for delivery, (envelope, plan), answer in zip(deliveries, messages, answers, strict=True):
             self._count(plan, answer)
-            if answer.is_safe:
+            if answer.is_durable:
                 safe.append(delivery.receipt)
-            elif answer.outcome == "refused" and await self._is_put_aside(delivery, envelope, answer):
+            elif answer.outcome == "rejected" and await self._is_put_aside(delivery, envelope, answer):
                 given_up.append(delivery.receipt)
             else:
-                times = delivery.deliveries if answer.outcome == "refused" else self._held_in_a_row
+                times = delivery.deliveries if answer.outcome == "rejected" else self._held_in_a_row
                 again[times].append(delivery.receipt)
         await self._settle(safe, given_up, again)
 
@@ -345,20 +346,20 @@ class Runtime:
         envelope = message_of(self.subscription.spec.source, delivery)
         return envelope, resolve(self.subscription, envelope)
 
-    def _count(self, plan: Plan, answer: Forwarded) -> None:
+    def _count(self, plan: Plan, answer: RunDispatchResult) -> None:
         source = self.subscription.spec.source
         self.counts.dispatched += answer.outcome == "started"
         self.counts.duplicates += answer.outcome == "duplicate"
         self.counts.spooled += answer.outcome == "spooled"
         if answer.outcome != "spooled":
-            self._metrics.message_executions.labels(source, "dispatched" if answer.is_safe else "error").inc()
+            self._metrics.message_executions.labels(source, "dispatched" if answer.is_durable else "error").inc()
         for applied in plan.applied if answer.outcome == "started" else ():
             self._metrics.directives_applied.labels(applied.controls).inc()
-        if not answer.is_safe:
+        if not answer.is_durable:
             self.counts.failed += 1
             log.warning("%s: message %s: %s", self.subscription.path, plan.message_id, answer.error or answer.outcome)
 
-    async def _is_put_aside(self, delivery: Delivery, envelope: SourceMessage, answer: Forwarded) -> bool:
+    async def _is_put_aside(self, delivery: Delivery, envelope: SourceMessage, answer: RunDispatchResult) -> bool:
         """Whether a message that is refused time and again is told as a dead letter and may be given up.
 
         It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
@@ -383,7 +384,7 @@ class Runtime:
         self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
         return True
 
-    def _letter(self, delivery: Delivery, answer: Forwarded, message: dict[str, Any]) -> SubscriptionEvent:
+    def _letter(self, delivery: Delivery, answer: RunDispatchResult, message: dict[str, Any]) -> SubscriptionEvent:
         return events.dead_lettered(
             self.about,
             delivery.message_id,

@@ -9,10 +9,10 @@ from itertools import islice
 import msgspec
 
 from tape.errors import DamagedSpoolItem
+from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.spool.backend import Area, StoredObject
 from tape.subscriptions.spool.item import SpoolItem
-from tape.subscriptions.spool.replay import Replayed
 from tape.subscriptions.spool.spool import Lane, Spool
 
 _HELD = 2_500  # messages held at once,
@@ -22,7 +22,7 @@ _READS = 250
 
 Lanes = OrderedDict[Lane, deque[tuple[SpoolItem, int]]]
 # Several of one lane are begun in their order; behind one that cannot go, the others of its lane are skipped.
-Replay = Callable[[list[SpoolItem], Sequence[Lane]], Awaitable[list[Replayed]]]
+Replay = Callable[[list[SpoolItem], Sequence[Lane]], Awaitable[list[RunDispatchResult]]]
 
 
 class DrainReport(msgspec.Struct, kw_only=True):
@@ -173,7 +173,9 @@ class _DrainPass:
             lanes.move_to_end(lane)
         return going
 
-    async def _settle(self, lanes: Lanes, going: list[tuple[Lane, SpoolItem, int]], answers: list[Replayed]) -> None:
+    async def _settle(
+        self, lanes: Lanes, going: list[tuple[Lane, SpoolItem, int]], answers: list[RunDispatchResult]
+    ) -> None:
         gone: list[tuple[SpoolItem, int]] = []
         told = []
         stopped: set[Lane] = set()
@@ -187,7 +189,7 @@ class _DrainPass:
                 )
                 self.report.replayed += answer.outcome == "started"
                 self.report.deduped += answer.outcome == "duplicate"
-            elif answer.outcome == "refused" and await self._is_poison(item, size):
+            elif answer.outcome == "rejected" and await self._is_poison(item, size):
                 stopped.add(lane)
             else:
                 stopped.add(lane)

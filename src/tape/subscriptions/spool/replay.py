@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from tape.model.dispatch_result import RunDispatchResult
 
 T = TypeVar("T")
-
-
-class Replayed(NamedTuple):
-    """What became of one replay. `refused` is the item's own fault and counts as an attempt; `away` does not.
-
-    `skipped` was not tried, because one before it in its lane could not go.
-    """
-
-    outcome: Literal["started", "duplicate", "refused", "away", "skipped"]
-    execution_id: int = 0
-    error: str = ""
-
-    @property
-    def is_run(self) -> bool:
-        """Whether the message has its run."""
-        return self.outcome in ("started", "duplicate")
 
 
 @runtime_checkable
 class LaneDispatch(Protocol):
     """A dispatch that takes several plans of one lane together."""
 
-    async def in_lanes(self, plans: Sequence[Any], lanes: Sequence[Hashable]) -> list[Replayed]:
+    async def in_lanes(self, plans: Sequence[Any], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
         """Begin runs, those of a lane in their order; behind one that cannot go, the others of its lane are skipped."""
 
 
 async def in_turns(
-    dispatch: Callable[[list[T]], Awaitable[list[Replayed]]], things: Sequence[T], lanes: Sequence[Hashable]
-) -> list[Replayed]:
+    dispatch: Callable[[list[T]], Awaitable[list[RunDispatchResult]]], things: Sequence[T], lanes: Sequence[Hashable]
+) -> list[RunDispatchResult]:
     """Dispatch the first of each lane, then the second of those whose first has gone, and so on."""
-    answers = [Replayed("skipped")] * len(things)
+    answers = [RunDispatchResult("skipped")] * len(things)
     left = list(range(len(things)))
     stopped: set[Hashable] = set()
     while left:
@@ -46,7 +32,7 @@ async def in_turns(
         taken = list(heads.values())
         for index, answer in zip(taken, await dispatch([things[index] for index in taken]), strict=True):
             answers[index] = answer
-            if not answer.is_run:
+            if not answer.has_run:
                 stopped.add(lanes[index])
         done = set(taken)
         left = [index for index in left if index not in done and lanes[index] not in stopped]
@@ -54,10 +40,12 @@ async def in_turns(
 
 
 async def in_batches(
-    send: Callable[[list[int]], Awaitable[list[Replayed]]], batches: Iterable[Sequence[int]], lanes: Sequence[Hashable]
-) -> list[Replayed]:
+    send: Callable[[list[int]], Awaitable[list[RunDispatchResult]]],
+    batches: Iterable[Sequence[int]],
+    lanes: Sequence[Hashable],
+) -> list[RunDispatchResult]:
     """Send batches of indexes one after the other, without lanes that have stopped; none after one that is lost."""
-    answers = [Replayed("skipped")] * len(lanes)
+    answers = [RunDispatchResult("skipped")] * len(lanes)
     stopped: set[Hashable] = set()
     for batch in batches:
         left = [index for index in batch if lanes[index] not in stopped]
@@ -65,9 +53,9 @@ async def in_batches(
         for index, answer in zip(left, sent, strict=True):
             if lanes[index] not in stopped:
                 answers[index] = answer
-            if not answer.is_run:
+            if not answer.has_run:
                 stopped.add(lanes[index])
-        if sent and all(answer.outcome == "away" for answer in sent):
+        if sent and all(answer.outcome == "unavailable" for answer in sent):
             break
     return answers
 
