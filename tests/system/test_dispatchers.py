@@ -133,7 +133,7 @@ def test_sigterm_lets_handlers_finish_and_the_process_ends_well(dispatchers: Dis
         wait_for(lambda: len(dispatchers.noted("begun")) == 3, "three handlers at work")
         process.send_signal(signal.SIGTERM)
         # Only then may they go on: a place that is free before it has heard us is given to somebody else.
-        wait_for(lambda: "stopping: finishing what runs" in dispatchers.said, "it to have heard")
+        wait_for(lambda: "stopping: waiting up to" in dispatchers.said, "it to have heard")
         (dispatchers.folder / "go").touch()
         assert process.finish() == "3 done, 0 failed, 0 dead.\n"
         assert process.poll() == 0

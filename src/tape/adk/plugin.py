@@ -13,7 +13,6 @@ import dataclasses
 import json
 import sys
 import time
-import uuid
 import weakref
 from typing import Any
 
@@ -33,6 +32,7 @@ from tape.adk.identity import RunIdentity
 from tape.adk.invocation import MEANING, calls_of, first_answer, has_answered, model_of, put_question_back
 from tape.adk.records import decision_json, is_continuation, joined, response_of, result_from_record, result_to_record
 from tape.adk.runs import Runs, refuse_cancelled
+from tape.base.ids import new_id
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
@@ -191,7 +191,7 @@ class TapePlugin(BasePlugin):
         if drive is None or not is_answer or MARK in (llm_response.custom_metadata or {}):
             return None
         for call in calls_of(llm_response):
-            call.id = call.id or f"adk-{uuid.uuid4()}"  # the prefix tells google-adk that the model did not give it
+            call.id = call.id or f"adk-{new_id()}"  # the prefix tells google-adk that the model did not give it
         return await asyncio.to_thread(self._record, drive, callback_context, llm_response)
 
     def _record(self, drive: Drive, context: CallbackContext, response: LlmResponse) -> LlmResponse | None:

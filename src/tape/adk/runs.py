@@ -12,11 +12,12 @@ from tape.adk.drive import Drive
 from tape.adk.identity import RunIdentity
 from tape.adk.invocation import meaning_of, unanswered_calls
 from tape.adk.order import CallsLast
+from tape.base.owner import new_owner
 from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
 from tape.durable.budgets import KEY, Budget, budget_from_run_config
 from tape.durable.effect_call import RunHandle
-from tape.durable.lease import Lease, new_owner
+from tape.durable.lease import Lease
 from tape.durable.runs import adopted_owner, ends_run
 from tape.durable.server_retry import patiently
 from tape.errors import IllegalTransition, RunCancelled, RunEnded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from google.adk.sessions.state import State
 from pydantic_core import to_jsonable_python
 
 from tape.adk.events import from_record, to_record
+from tape.base.ids import new_id
 from tape.client.channel import DEFAULT_URL
 from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
@@ -40,7 +40,7 @@ class TapeSessionService(BaseSessionService):
     ) -> Session:
         """A new session; AlreadyExistsError if there is one with that id, also if somebody was faster."""
         wanted = session_id.strip() if session_id else ""
-        place = {"app_name": app_name, "user_id": user_id, "session_id": wanted or str(uuid.uuid4())}
+        place = {"app_name": app_name, "user_id": user_id, "session_id": wanted or new_id()}
         state_json = _to_json(_kept(state or {}))
         try:
             created = await self._call(self._tape.create_session, **place, state_json=state_json, if_absent=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
 
@@ -14,6 +13,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tape.archive.schema import TYPES, arrow_schema
+from tape.base.ids import new_suffix
 from tape.errors import ArchiveDamaged, ArchiveUnreachable
 from tape.model.entry import type_of
 
@@ -72,7 +72,7 @@ def write_file(
     chains = [begin["chain"].hex(), end["chain"].hex()]
     name = f"{begin['global_seq']:016d}-{end['global_seq']:016d}-{chains[0][:16]}-{chains[1][:16]}"
     folder = f"day={day}/kind={kind}"
-    path = f"{folder}/{name}-{uuid.uuid4().hex[:8]}.parquet"
+    path = f"{folder}/{name}-{new_suffix()}.parquet"
     schema = arrow_schema(FILE_COLUMNS).with_metadata({_FIRST_CHAIN: chains[0], _LAST_CHAIN: chains[1]})
     filesystem.create_dir(folder, recursive=True)
     entries = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from typing import Annotated
 
 import typer
 
 from tape.base.extras import require_server_libraries
+from tape.base.process import stop_on_signal
 from tape.cli.options import run
 from tape.errors import InvalidInput
 
@@ -46,15 +46,14 @@ async def _serve(server: str, listen: str, remember_s: float, body_timeout_s: fl
     from tape.server.gateway import Gateway
 
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     token = os.environ.get(TOKEN, "")
-    async with Gateway(server, token, listen, fresh_s=remember_s, body_timeout_s=body_timeout_s) as gateway:
-        typer.echo(
-            f"The gateway takes deliveries at http://{gateway.address}/ingress/<listener>"
-            f"   (/healthz /readyz /metrics)\n  for  {server}\n\nCtrl-C stops it."
-        )
-        sys.stdout.flush()
-        await stop.wait()
-        typer.echo("Stopping: answering what is on its way.")
+    with stop_on_signal(stop.set, interrupts=False):
+        async with Gateway(server, token, listen, fresh_s=remember_s, body_timeout_s=body_timeout_s) as gateway:
+            typer.echo(
+                f"The gateway takes deliveries at http://{gateway.address}/ingress/<listener>"
+                f"   (/healthz /readyz /metrics)\n  for  {server}\n\nCtrl-C stops it."
+            )
+            sys.stdout.flush()
+            await stop.wait()
+            typer.echo("Stopping: answering what is on its way.")
     typer.echo("Stopped.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import re
 import sys
@@ -115,7 +116,7 @@ def main(command: Callable[[], Any] = app) -> None:
         typer.secho(f"error {error.code}: ", fg="red", bold=True, err=True, nl=False)
         typer.echo(str(error), err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):  # the second is how asyncio code is interrupted
         sys.exit(130)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 import typer
+
+from tape.base.process import run_async
 
 T = TypeVar("T")
 
@@ -37,9 +38,5 @@ DEFAULT_SERVER = "http://127.0.0.1:7879"
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, on the faster loop where there is one."""
-    try:
-        import uvloop
-    except ImportError:  # pragma: no cover - no uvloop on Windows
-        return asyncio.run(work)
-    return uvloop.run(work)
+    """Run a coroutine on an event loop of its own."""
+    return run_async(work)

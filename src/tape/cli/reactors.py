@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from tape.base.process import stop_event
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption
 from tape.cli.output import console, print_json, state
 from tape.cli.user_code import import_modules, load_object
 from tape.connectors import all_registered
 from tape.errors import InvalidInput
 from tape.reactors import run_outbox_dispatcher, run_reactors
-from tape.reactors.loop import stopping
 
 ImportOption = Annotated[
     list[str],
@@ -119,7 +119,7 @@ def pubsub_worker(
     worker = PubSubSubscriber(
         project, subscription, url, load_object("--handle", handle), claimer=claimer, lease_ttl_ms=lease_ms
     )
-    with stopping() as stop:
+    with stop_event() as stop:
         worker.run(block=False)
         typer.echo(f"Working on messages of {subscription} for {url}. End with Ctrl-C.")
         stop.wait()
@@ -135,7 +135,7 @@ def _through() -> str:
 def _together(loops: list[Callable[[threading.Event], None]], *, once: bool) -> None:
     """Run loops side by side until one of them or a signal ends all."""
     failures: list[BaseException] = []
-    with stopping() as stop:
+    with stop_event() as stop:
 
         def run(loop: Callable[[threading.Event], None]) -> None:
             try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from typing import Annotated
 
 import typer
 
+from tape.base.process import stop_event
 from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, UrlOption
 from tape.errors import InvalidInput
@@ -52,29 +51,28 @@ def relay(
     compile_predicate(where)  # a text that does not compile is told before anybody is asked
     number, shards = _shard(shard)
     target = open_sink(sink, headers=header or [], secret=secret, allow_private=allow_private, concurrency=concurrency)
-    metrics, stop, line = RelayMetrics(), threading.Event(), _StatusLine()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: stop.set())
+    metrics, line = RelayMetrics(), _StatusLine()
     try:
         if metrics_listen:
             _serve(metrics, metrics_listen)
-        run_outbox_relay(
-            url,
-            target,
-            cursor_path=cursor,
-            subject_pattern=subject,
-            predicate_cel=where,
-            run_id=run_id,
-            kind=kind,
-            policy=_policy(policy),
-            dead_letter=dead_letter,
-            shard=number,
-            shards=shards,
-            once=once,
-            metrics=metrics,
-            on_status=line.show,
-            stop=stop,
-        )
+        with stop_event() as stop:
+            run_outbox_relay(
+                url,
+                target,
+                cursor_path=cursor,
+                subject_pattern=subject,
+                predicate_cel=where,
+                run_id=run_id,
+                kind=kind,
+                policy=_policy(policy),
+                dead_letter=dead_letter,
+                shard=number,
+                shards=shards,
+                once=once,
+                metrics=metrics,
+                on_status=line.show,
+                stop=stop,
+            )
     finally:
         line.end(metrics.status)
         target.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ import typer
 from tape import __version__
 from tape.base.config import Settings, load_settings
 from tape.base.extras import require_server_libraries
+from tape.base.process import stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.cli.options import run
 from tape.cli.user_code import import_modules
@@ -156,12 +156,11 @@ async def _serve(settings: Settings) -> None:
     from tape.server.server import Server
 
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with Server(settings) as server:
-        _greet(settings, server.grpc_address, server.http_address)
-        await stop.wait()
-        typer.echo("Stopping: finishing commits and ending streams.")
+    with stop_on_signal(stop.set, interrupts=False):
+        async with Server(settings) as server:
+            _greet(settings, server.grpc_address, server.http_address)
+            await stop.wait()
+            typer.echo("Stopping: finishing commits and ending streams.")
     typer.echo("Stopped.")
 
 

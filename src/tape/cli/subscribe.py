@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tape.base.process import stop_on_signal
 from tape.cli.options import DEFAULT_SERVER
 from tape.cli.options import run as run_loop
-from tape.cli.subscription import on_signals, set_logging
+from tape.cli.subscription import set_logging
 from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
 from tape.subscriptions.events import SubscriptionEvent
@@ -101,10 +102,10 @@ async def _run(
     screen.say(f"   dispatch: {server_url or 'local'}   events: {trail.path}")
     if spool.mode != "off":
         screen.say(f"   spool: {spool.mode} in {spool.path}")
-    on_signals(local.stop)
     showing = asyncio.create_task(screen.keep_showing(local))
     try:
-        await local.run(dispatch)
+        with stop_on_signal(local.stop):
+            await local.run(dispatch)
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)

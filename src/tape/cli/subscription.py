@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
 
+from tape.base.owner import process_name
+from tape.base.process import stop_on_signal
 from tape.cli.options import DEFAULT_SERVER, ServerOption
 from tape.cli.options import run as run_loop
 from tape.cli.user_code import import_modules
@@ -38,7 +37,7 @@ def run(
     token: Annotated[
         str, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The server's internal token.", show_default=False)
     ] = "",
-    worker_id: Annotated[str, typer.Option(help="The name in its events. [default: host and process]")] = "",
+    worker_id: Annotated[str, typer.Option(help="The name in its events. [default: <host>-<pid>]")] = "",
     modules: Annotated[
         list[str] | None, typer.Option("--import", "-i", help="A module with a source of yours; may be repeated.")
     ] = None,
@@ -56,7 +55,7 @@ def run(
     """
     set_logging(log_level)
     import_modules(modules or [])
-    name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
+    name = worker_id or process_name()
     control = Control(server, token, connections=MAX_REQUESTS)
     counts = run_loop(_run(path, control, name, metrics_listen, keep_active))
     typer.echo(summary(counts))
@@ -70,22 +69,9 @@ async def _run(path: str, control: Control, name: str, metrics_listen: str, keep
     elsewhere = RemoteRuntime(path, control, name, keeps_active=keep_active)
     if metrics_listen:
         serve_metrics(elsewhere.metrics.registry, metrics_listen)
-    on_signals(elsewhere.stop)
     typer.echo(f"{path} from {control.url}. Ctrl-C stops it.", err=True)
-    return await elsewhere.run()
-
-
-def on_signals(stop: object) -> None:
-    """Call `stop` at the first SIGTERM or SIGINT; the second ends the process as if nothing had been set."""
-    loop = asyncio.get_running_loop()
-
-    def first(number: int) -> None:
-        assert callable(stop)
-        stop()
-        loop.remove_signal_handler(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, first, number)
+    with stop_on_signal(elsewhere.stop):
+        return await elsewhere.run()
 
 
 def serve_metrics(registry: object, listen: str) -> None:

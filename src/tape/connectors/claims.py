@@ -5,18 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable
 
-from tape.durable.lease import new_owner
 from tape.errors import TapeError
 
 log = logging.getLogger(__name__)
-
-
-def claim_name(claimer: str) -> str:
-    """A name for one claim that nobody else has, also if two processes go by the same `claimer`."""
-    return f"{claimer}#{uuid.uuid4().hex[:8]}" if claimer else new_owner()
 
 
 class KeptClaim:

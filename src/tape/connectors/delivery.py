@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tape.base.clock import now_ms
+from tape.base.owner import claim_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import DispatchResult, EffectConnector, ObservationResult, call_dispatch, call_observe
-from tape.connectors.claims import KeptClaim, claim_name
+from tape.connectors.claims import KeptClaim
 from tape.durable.registry import get_tool_compensator
 from tape.durable.server_retry import patiently
 from tape.errors import IllegalTransition, InvalidInput, InvalidJson, LeaseHeld
@@ -51,7 +52,7 @@ class Dispatcher:
 
     def send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
         """Send an effect if it is free; says what became of it: `outcome` and `reason`."""
-        return replace(self, claimer=claim_name(self.claimer))._send(effect, connector)
+        return replace(self, claimer=claim_owner(self.claimer))._send(effect, connector)
 
     def _send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
         claimed_at = time.monotonic()

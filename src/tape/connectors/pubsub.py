@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tape.base.clock import now_ms
+from tape.base.owner import new_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
 from tape.connectors.delivery import DEFAULT_ATTEMPTS, Dispatcher
 from tape.connectors.templates import content_of, fill_in
-from tape.durable.lease import new_owner
 from tape.errors import MissingExtra, TapeError
 from tape.proto import tape_pb2 as pb
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
-import uuid
 from typing import Any
 
 from tape.errors import IllegalTransition, LeaseHeld, TapeError
@@ -15,11 +12,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TTL_MS = 120_000
 _LEAST_PAUSE_S = 0.1
-
-
-def new_owner() -> str:
-    """A lease owner nobody else has: the machine, the process, and a few digits."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
 
 class Lease:

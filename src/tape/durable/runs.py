@@ -10,19 +10,20 @@ import asyncio
 import contextvars
 import json
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from tape.base.ids import new_id
+from tape.base.owner import new_owner
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
 from tape.durable.callback_arguments import finish
 from tape.durable.effect_call import EffectCall, RunHandle, within
-from tape.durable.lease import DEFAULT_TTL_MS, Lease, new_owner
+from tape.durable.lease import DEFAULT_TTL_MS, Lease
 from tape.durable.server_retry import patiently
 from tape.errors import BudgetExceeded, LeaseHeld, RunEnded, RunInterrupted, TapeError
 from tape.model.payload import to_json
@@ -249,7 +250,7 @@ def durable_run(
         "app_name": app_name,
         "user_id": user_id,
         "session_id": session_id,
-        "invocation_id": invocation_id or str(uuid.uuid4()),
+        "invocation_id": invocation_id or new_id(),
         "lease_owner": lease_owner,
         "tenant_id": tenant_id,
         "actor": actor,

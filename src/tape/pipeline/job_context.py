@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from tape.base.config import parse_address
+from tape.base.process import stop_on_signal
 
 
 class Running:
@@ -84,19 +83,14 @@ def running(job: str, *, quiet: bool = False, metrics_listen: str = "") -> Itera
     """A job in the foreground: SIGTERM and SIGINT end it after the round it is in."""
     work = Running(job, quiet=quiet)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        work.stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     server = None
     if metrics_listen:
         host, port = parse_address("metrics_listen", metrics_listen)
         server, _ = start_http_server(port, host, work.registry)
     try:
-        yield work
+        with stop_on_signal(work.stop, interrupts=False):
+            yield work
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if server is not None:
             server.shutdown()
             server.server_close()

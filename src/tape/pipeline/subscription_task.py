@@ -5,8 +5,6 @@ The rows are those of `format("tape-messages")`, and everything between them and
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from tape.base.owner import process_name
 from tape.base.retry import RetryPolicy
 from tape.brokers.source import Delivery
 from tape.engine.executions.offsets import OffsetRange
@@ -112,7 +111,7 @@ class Task:
         self._outlet = outlet
         self._report = report
         self._most = taking.subscription.spec.batch_max
-        self._worker_id = f"{socket.gethostname()}-{os.getpid()}"
+        self._worker_id = process_name()
         self._waits = 0
 
     def take(self, rows: Iterator[dict[str, Any]]) -> None:

@@ -6,9 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import secrets
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from tape.base.owner import new_owner
+from tape.base.process import run_async, stop_on_event, stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
 from tape.durable.server_retry import patiently_async
@@ -44,7 +43,7 @@ from tape.playbooks.worker_host import RemoteHost
 from tape.proto import tape_pb2 as pb
 from tape.reactions.consumer import GiveBack
 from tape.reactions.counters import Tally
-from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
+from tape.reactions.dispatcher import DRAIN_S, Dispatcher
 from tape.reactions.envelope import Envelope
 from tape.reactions.slots import leave_place, take_place
 
@@ -96,20 +95,21 @@ def run_worker(
     to others, who go on where it was. A worker that is killed is missed after `lease_ms`.
     """
     start_export("tape-worker")
-    run_to_the_end(
-        work(
-            url,
-            pool=pool,
-            concurrency=concurrency,
-            owner=owner,
-            lease_ms=lease_ms,
-            drain_s=drain_s,
-            once=once,
-            announce=announce,
-            stop=stop,
-            tally=tally,
+    with contextlib.suppress(asyncio.CancelledError):  # interrupted by a second signal
+        run_async(
+            work(
+                url,
+                pool=pool,
+                concurrency=concurrency,
+                owner=owner,
+                lease_ms=lease_ms,
+                drain_s=drain_s,
+                once=once,
+                announce=announce,
+                stop=stop,
+                tally=tally,
+            )
         )
-    )
 
 
 async def work(
@@ -128,7 +128,7 @@ async def work(
         raise InvalidInput(f"pool {pool!r} {POOL_RULE}.")
     if concurrency < 1:
         raise InvalidInput(f"concurrency {concurrency} must be at least 1.")
-    owner = owner or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    owner = owner or new_owner()
     threads = ThreadPoolExecutor(min(max(4 * concurrency, 32), MAX_THREADS), "tape-playbook")
     asyncio.get_running_loop().set_default_executor(threads)
     async with AsyncTapeClient(url) as client:
@@ -141,7 +141,7 @@ async def work(
                 reaction_id(pool), worker.handle, name=f"pool {pool}", max_concurrency=concurrency, ahead=AHEAD
             )
             async with worker.leases:
-                with stopping(dispatcher.stop, stop):
+                with stop_on_signal(dispatcher.stop), stop_on_event(dispatcher.stop, stop):
                     await dispatcher.run()
         finally:
             await asyncio.to_thread(blocking.close)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
-import signal
-import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from tape.base.owner import new_owner
+from tape.base.process import run_async, stop_on_event, stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient
 from tape.errors import InvalidInput, NothingToDispatch, NotServed, TapeError
@@ -78,7 +76,8 @@ def run_dispatcher(
         stop=stop,
         tally=tally,
     )
-    run_to_the_end(work)
+    with contextlib.suppress(asyncio.CancelledError):  # interrupted by a second signal
+        run_async(work)
 
 
 async def dispatch(
@@ -117,7 +116,8 @@ async def dispatch(
                 from tape.reactions.bridges.bridge import bridging, by_target
 
                 await stack.enter_async_context(bridging(client, dispatcher, by_target()))
-            stack.enter_context(stopping(dispatcher.stop, stop))
+            stack.enter_context(stop_on_signal(dispatcher.stop))
+            stack.enter_context(stop_on_event(dispatcher.stop, stop))
             await dispatcher.run(idles=bridges and not dispatcher.once)
 
 
@@ -139,7 +139,7 @@ class Dispatcher:
         for name, value in (("claim_max", claim_max), ("lease_ms", lease_ms), ("poll_interval_s", poll_interval_s)):
             if value <= 0:
                 raise InvalidInput(f"{name} {value} must be larger than 0.")
-        self.owner = owner or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.owner = owner or new_owner()
         self.tally = tally if tally is not None else Tally()
         self.lines: dict[str, Line] = {}
         self._feed = Feed(client, self.owner, self.tally, poll_interval_s)
@@ -212,6 +212,7 @@ class Dispatcher:
             for line in self.lines.values():
                 line.stop()
             self._changed.set()
+            log.info("stopping: waiting up to %g s for running tasks", self._drain_s)
 
     def fail(self, error: TapeError) -> None:
         """Stop, and let `run` end with this error."""
@@ -269,51 +270,3 @@ class Dispatcher:
             for line in self.lines.values():
                 line.renew_leases()
                 line.give_back()
-
-
-@contextlib.contextmanager
-def stopping(stop: Callable[[], None], told: threading.Event | None = None) -> Iterator[None]:
-    """Call `stop` on the first SIGTERM or SIGINT, or when `told`; a second signal interrupts at once."""
-    loop = asyncio.get_running_loop()
-    here = asyncio.current_task()
-    signals: list[int] = []
-
-    def receive(number: int) -> None:
-        if signals:
-            log.warning("told to stop again: not waiting for what runs; its leases will run out")
-            if here is not None:
-                here.cancel()
-        signals.append(number)
-        log.info("stopping: finishing what runs, giving back the rest")
-        stop()
-
-    async def listen() -> None:
-        while told is not None and not told.is_set():  # noqa: ASYNC110  (an event of threads cannot be awaited)
-            await asyncio.sleep(0.05)
-        stop()
-
-    listening = loop.create_task(listen()) if told is not None else None
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, receive, number)
-    try:
-        yield
-    finally:
-        if is_main:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-        if listening is not None:
-            listening.cancel()
-
-
-def run_to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on a loop of its own, the faster one where there is one."""
-    try:
-        import uvloop
-    except ImportError:  # pragma: no cover - no uvloop on Windows
-        run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
-    else:
-        run = uvloop.run
-    with contextlib.suppress(asyncio.CancelledError):
-        run(work)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.base.clock import now_ms
+from tape.base.process import stop_event
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.errors import IllegalTransition
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, pages
-from tape.reactors.loop import repeat, stopping
+from tape.reactors.loop import repeat
 
 
 def compact_once(
@@ -75,7 +76,7 @@ def run_compactor(
     stop: threading.Event | None = None,
 ) -> None:
     """Compact runs `hot_window_s` after they have ended (a day), every `interval_s` (5 minutes), until told to stop."""
-    with TapeClient(url) as client, stopping(stop) as event:
+    with TapeClient(url) as client, stop_event(stop) as event:
 
         def tick() -> dict[str, Any]:
             before = now_ms() - int(hot_window_s * 1000)

@@ -9,10 +9,11 @@ from typing import Any
 
 from tape.base.clock import now_ms
 from tape.base.coroutines import run_to_end
+from tape.base.owner import claim_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, EffectConnector, ObservationResult, call_compensate, described, get
-from tape.connectors.claims import KeptClaim, claim_name
+from tape.connectors.claims import KeptClaim
 from tape.connectors.delivery import DEFAULT_LEASE_MS, LONGEST_ERROR, record_observation, recordable
 from tape.connectors.templates import content_of
 from tape.durable.callback_arguments import call_offering
@@ -51,7 +52,7 @@ def compensate_one(
     undo = _find_undo(ob, _effect_of(ob, client))
     if undo is None:
         return _report(ob, "unregistered", f"no compensator {ob.compensator_ref or ob.kind!r} in this process")
-    one = _Undoing(ob, client, claim_name(claimer), lease_ttl_ms, pauses)
+    one = _Undoing(ob, client, claim_owner(claimer), lease_ttl_ms, pauses)
     claimed_at = time.monotonic()
     try:
         is_claimed = one.claim()

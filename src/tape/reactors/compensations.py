@@ -9,16 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.base.clock import now_ms
+from tape.base.owner import new_owner
+from tape.base.process import stop_event
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.durable.lease import new_owner
 from tape.errors import IllegalTransition
 from tape.model.entry import Entry
 from tape.proto import tape_pb2 as pb
 from tape.reactors.compensation import compensate_one
 from tape.reactors.connection import Report, connected, for_each, pages
 from tape.reactors.journal_feed import Waker
-from tape.reactors.loop import repeat, stopping
+from tape.reactors.loop import repeat
 
 UNDONE = ("compensated", "skipped")
 UNDOING = (
@@ -165,7 +166,7 @@ def run_compensations_event_driven(
         wake.set()
 
     where = f"({EVENTS}) && ts_ms >= {from_ts_ms}" if from_ts_ms else EVENTS
-    with TapeClient(url) as client, stopping(stop) as event:
+    with TapeClient(url) as client, stop_event(stop) as event:
 
         def work() -> list[Report]:
             if catchup:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from tape.errors import InvalidInput, TapeError
 
@@ -20,31 +18,6 @@ T = TypeVar("T")
 SHORTEST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 10.0
 NOTICE_S = 0.2  # how soon a loop that waits to be woken sees that it is to stop
-
-
-@contextmanager
-def stopping(stop: threading.Event | None = None) -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set while the block lasts; what is under way is finished first.
-
-    Only the main thread hears signals. A second SIGINT interrupts at once.
-    """
-    event = stop or threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def hear(number: int, frame: Any) -> None:
-        if event.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        log.info("stopping on %s", signal.Signals(number).name)
-        event.set()
-
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def repeat(

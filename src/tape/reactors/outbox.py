@@ -6,15 +6,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tape.base.owner import new_owner
+from tape.base.process import stop_event
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.connectors.base import all_registered, get
 from tape.connectors.delivery import DEFAULT_ATTEMPTS, DEFAULT_LEASE_MS, Dispatcher, report
-from tape.durable.lease import new_owner
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, for_each
 from tape.reactors.journal_feed import Waker
-from tape.reactors.loop import repeat, stopping
+from tape.reactors.loop import repeat
 
 __all__ = ["dispatch_one", "outbox_dispatch_once", "run_outbox_dispatcher"]
 
@@ -104,7 +105,7 @@ def run_outbox_dispatcher(
     again.
     """
     name = claimer or new_owner()
-    with TapeClient(url) as client, stopping(stop) as event:
+    with TapeClient(url) as client, stop_event(stop) as event:
 
         def work() -> list[dict[str, Any]]:
             return outbox_dispatch_once(

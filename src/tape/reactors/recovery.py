@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.base.coroutines import run_to_end
+from tape.base.owner import new_owner
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.connectors.claims import KeptClaim
-from tape.durable.lease import DEFAULT_TTL_MS, new_owner
+from tape.durable.lease import DEFAULT_TTL_MS
 from tape.durable.runs import adopted_owner
 from tape.durable.server_retry import patiently
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunInterrupted, RunParked, TapeError

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.base.clock import now_ms
+from tape.base.owner import new_owner
+from tape.base.process import stop_event
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.durable.lease import DEFAULT_TTL_MS, new_owner
+from tape.durable.lease import DEFAULT_TTL_MS
 from tape.reactors.compaction import compact_once
 from tape.reactors.compensations import compensate_once
 from tape.reactors.connection import Report
-from tape.reactors.loop import repeat, stopping
+from tape.reactors.loop import repeat
 from tape.reactors.reconciliation import Reconciler
 from tape.reactors.recovery import recover_once
 from tape.reactors.timers import fire_due_timers_once
@@ -56,7 +58,7 @@ def run_reactors(
     """
     name = claimer or new_owner()
     can_drive = runner is not None or redrive_fn is not None
-    with TapeClient(url) as client, stopping(stop) as event:
+    with TapeClient(url) as client, stop_event(stop) as event:
         reconciler = Reconciler(client, pending_after_ms=int(reconcile_pending_after_s * 1000))
         driving: dict[str, Any] = {"runner": runner, "redrive_fn": redrive_fn, "client": client, "stop": event}
         reactors: dict[str, Reactor] = {}

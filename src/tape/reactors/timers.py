@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.base.coroutines import run_to_end
+from tape.base.owner import claim_owner, new_owner
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.claims import claim_name
-from tape.durable.lease import DEFAULT_TTL_MS, new_owner
+from tape.durable.lease import DEFAULT_TTL_MS
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected
@@ -45,7 +45,7 @@ def fire_due_timers_once(
     drive = driver(runner, redrive_fn) if runner is not None or redrive_fn is not None else None
     if drive is None and on_timer is None:
         raise InvalidInput("Nothing would become of a timer: pass on_timer, runner or redrive_fn.")
-    name = claim_name(claimer)
+    name = claim_owner(claimer)
     with connected(url, client) as connection:
         reports: list[Report] = []
         seen: set[tuple[str, str]] = set()

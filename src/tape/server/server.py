@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import Iterator, Sequence
-from uuid import uuid4
 
 import grpc
 import uvicorn
@@ -19,6 +17,7 @@ from starlette.types import ASGIApp
 from tape.archive import open_past
 from tape.base.clock import now_ms
 from tape.base.config import Settings, parse_address
+from tape.base.owner import new_owner
 from tape.base.telemetry.metrics import Metrics
 from tape.engine.executions.dedup import forget_claims
 from tape.engine.fanout.hub import Hub
@@ -113,9 +112,7 @@ class Server:
         self._authenticator = _authenticator(settings)
         self.board = Board(self.database)
         self.matcher = Matcher(self.hub, self.board)
-        self.hosting = RuntimeSupervisor(
-            self.journal, self.wallet.reveal, f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
-        )
+        self.hosting = RuntimeSupervisor(self.journal, self.wallet.reveal, new_owner())
         self._journal_door = JournalDoor(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""

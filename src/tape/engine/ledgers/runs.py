@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.base.ids import new_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
 from tape.journal.appender import Page
@@ -174,7 +174,7 @@ def begin(
     now = now_ms()
     run = msgspec.structs.replace(
         wanted,
-        run_id=str(uuid.uuid4()),
+        run_id=new_id(),
         status=RunStatus.RUNNING,
         lease_owner=owner,
         lease_expires_at_ms=now - 1 if is_recoverable else now + _lease(lease_ms),

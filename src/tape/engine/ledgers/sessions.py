@@ -5,12 +5,12 @@ Keys of the state that begin with `app:` or `user:` are shared by the sessions o
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.base.ids import new_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import scoped_state
 from tape.errors import InvalidJson, SessionExists
@@ -110,7 +110,7 @@ def create(
         check_id(name, value)
     state = parse_object("state_json", state_json)
     own_json = msgspec.json.encode(scoped_state.own(state)).decode()
-    session = Session(app_name, user_id, session_id or str(uuid.uuid4()), own_json, now_ms())
+    session = Session(app_name, user_id, session_id or new_id(), own_json, now_ms())
     if not if_absent:
         store(tx, "tape_sessions", _KEYS, session)
     elif not _add(tx, session):
@@ -151,7 +151,7 @@ def append_event(
     event = msgspec.structs.replace(
         wanted,
         ord=row[0] + 1 if row else 1,
-        event_id=wanted.event_id or str(uuid.uuid4()),
+        event_id=wanted.event_id or new_id(),
         timestamp_ms=wanted.timestamp_ms or now,
     )
     insert(tx, "tape_events", event)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tape.base.ids import new_time_ordered_id
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.simulation import Fired
-from tape.engine.reactions.tasks import COLUMNS, PENDING, Task, new_task_id
+from tape.engine.reactions.tasks import COLUMNS, PENDING, Task
 from tape.store import Transaction
 from tape.store.records import load_all
 
@@ -56,7 +57,7 @@ def _row(
     """A row of tape_tasks; while it `is_open`, a newer entry of its subject takes its place."""
     entry, reaction = match.entry, match.watch.reaction
     return (
-        new_task_id(now),
+        new_time_ordered_id(now),
         reaction.reaction_id,
         match.shard,
         entry.run_id,

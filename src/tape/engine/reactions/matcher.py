@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Sequence, Set
 
 from tape.base.clock import now_ms
+from tape.base.owner import new_owner
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import Subscription
 from tape.engine.reactions import agent_tasks, matcher_partitions, matcher_steps, registry
@@ -54,7 +54,7 @@ class Matcher:
     """One per server. `start()` it after the hub, `close()` it before."""
 
     def __init__(self, hub: Hub, board: Board) -> None:
-        self.owner = f"matcher-{uuid.uuid4()}"
+        self.owner = new_owner()
         self.catalog = Catalog()
         self._hub = hub
         self._database = hub.database

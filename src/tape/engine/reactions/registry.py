@@ -6,11 +6,10 @@ its own transaction, so that nothing is ever matched by a registry that is out o
 
 from __future__ import annotations
 
-import uuid
-
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.base.ids import new_id
 from tape.engine.reactions.reaction import COLUMNS, Reaction
 from tape.engine.reactions.shards import lane_of
 from tape.errors import InvalidReaction, NotFound, ShardsApart
@@ -73,7 +72,7 @@ def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, bac
     start = _start(tx, from_global_seq, backfill)
     reaction = msgspec.structs.replace(
         wanted,
-        reaction_id=wanted.reaction_id or str(uuid.uuid4()),
+        reaction_id=wanted.reaction_id or new_id(),
         created_at_ms=before.created_at_ms if before else now_ms(),
         deleted=False,
     )

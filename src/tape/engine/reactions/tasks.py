@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -95,14 +94,6 @@ class Settled(msgspec.Struct):
     tasks: list[Task] = []
     refused: list[Refusal] = []
     done: list[Done] = []
-
-
-def new_task_id(now_ms: int) -> str:
-    """An id that sorts by time: new tasks lie side by side in the index (a UUID of version 7)."""
-    noise = random.getrandbits(74)
-    number = (now_ms << 80) | (0x7 << 76) | ((noise >> 62) << 64) | (0b10 << 62) | (noise & ((1 << 62) - 1))
-    text = f"{number:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def find(reader: Reader | Transaction, task_id: str) -> Task | None:

@@ -8,7 +8,6 @@ be an entry is kept in a file of rejects, with the reason.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
 from tape.archive.location import resolved
 from tape.base.clock import now_ms
+from tape.base.ids import new_id
 from tape.engine.security.redaction import Redactor
 from tape.errors import PipelineInput, TapeError
 from tape.model.entry import Draft, checked, type_of
@@ -172,7 +172,7 @@ def ingest(
     """
     job = job.resolved()
     finish_batches(job.store, job.producer)
-    batch = batch_id or (f"{path}#{uuid.uuid4()}" if job.unique else path)
+    batch = batch_id or (f"{path}#{new_id()}" if job.unique else path)
     known = ask_patiently(job.store, lambda reader: find_batch(reader, job.producer, batch))
     if known is not None:
         return Ingested(known.entries, 0, known.entries, is_repeated=True)

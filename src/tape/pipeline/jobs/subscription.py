@@ -6,8 +6,6 @@ was taken are one transaction. So the checkpoint only says where to go on: witho
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ import msgspec
 from pyspark.errors import PySparkException
 
 from tape.archive.location import resolved
+from tape.base.owner import process_name
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers.log import Log, open_log
 from tape.errors import OrderNotKept, ServerUnreachable, SourceError, TapeError
@@ -71,7 +70,7 @@ def run_subscription(
 ) -> Report:
     """Make runs of what a source has, and with `follow` of what comes, until told to stop; what was done."""
     control = Control(url, token)
-    worker_id = f"{socket.gethostname()}-{os.getpid()}"
+    worker_id = process_name()
     steering = Steering(control, path, running, worker_id=worker_id, follows=how.follow)
     opener = partial(StoreOutlet, resolve_store(how.store)) if how.store else partial(ServerOutlet, url, token)
     try:

@@ -7,13 +7,16 @@ The target of a reaction chooses the broker: `pubsub://project/topic`, `nats://h
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 
+from tape.base.process import run_async, stop_on_event, stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient
 from tape.reactions.bridges.bridge import Choice, bridging, by_target, to_topic
 from tape.reactions.counters import Tally
-from tape.reactions.dispatcher import DRAIN_S, Dispatcher, run_to_the_end, stopping
+from tape.reactions.dispatcher import DRAIN_S, Dispatcher
 
 __all__ = ["run_bridge", "run_pubsub_bridge"]
 
@@ -51,7 +54,8 @@ def run_bridge(
             "tally": tally,
         },
     )
-    run_to_the_end(work)
+    with contextlib.suppress(asyncio.CancelledError):  # interrupted by a second signal
+        run_async(work)
 
 
 def run_pubsub_bridge(
@@ -86,7 +90,8 @@ def run_pubsub_bridge(
             "tally": tally,
         },
     )
-    run_to_the_end(work)
+    with contextlib.suppress(asyncio.CancelledError):  # interrupted by a second signal
+        run_async(work)
 
 
 async def _bridge(
@@ -95,5 +100,5 @@ async def _bridge(
     async with AsyncTapeClient(url) as client:
         dispatcher = Dispatcher(client, once=once, **options)  # type: ignore[arg-type]
         async with bridging(client, dispatcher, choose):
-            with stopping(dispatcher.stop, stop):
+            with stop_on_signal(dispatcher.stop), stop_on_event(dispatcher.stop, stop):
                 await dispatcher.run(idles=not once)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import time
-import uuid
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tape import __version__
+from tape.base.ids import new_id
 from tape.server.http.access import Access
 from tape.server.http.queries import PROTOCOL_VERSION, Identity
 from tape.server.http.request_bodies import read_json
@@ -39,7 +39,7 @@ class RuntimeInfo:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._instance = str(uuid.uuid4())
+        self._instance = new_id()
         self._started = time.monotonic()
 
     async def info(self, request: Request) -> Response:

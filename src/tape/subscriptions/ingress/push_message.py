@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import random
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from tape.base.ids import new_id
 from tape.subscriptions.ingress.verification import bearer, signatures
 from tape.subscriptions.ingress.verification.delivery import PushDelivery
 from tape.subscriptions.ingress.verification.verify import VerifiedDelivery
@@ -65,7 +64,7 @@ def _message_id(proven: VerifiedDelivery, headers: Iterable[tuple[str, str]]) ->
     if spec.source == "pubsub" and (named := delivery.first("x-goog-pubsub-message-id")):
         return _short(named)
     # Without a name two deliveries are the same message if they say the same, for a subscription that cares.
-    return _digest(delivery) if spec.dedup.enabled else _new_id()
+    return _digest(delivery) if spec.dedup.enabled else new_id()
 
 
 def _unwrap(body: bytes) -> SourceMessage | None:
@@ -75,7 +74,7 @@ def _unwrap(body: bytes) -> SourceMessage | None:
         message = document["message"]
         attributes: dict[str, Any] = message.get("attributes") or {}
         headers = [(name, value if isinstance(value, str) else "") for name, value in attributes.items()]
-        message_id = message.get("messageId") or message.get("message_id") or _new_id()
+        message_id = message.get("messageId") or message.get("message_id") or new_id()
         deliveries = document.get("deliveryAttempt") or 1
         return receive(
             "pubsub",
@@ -98,11 +97,6 @@ def _data(data: Any) -> bytes | None:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError, TypeError):
         return msgspec.json.encode(data)  # as it stands there
-
-
-def _new_id() -> str:
-    # It has to be unlike any other, not hard to guess: no need to ask the kernel.
-    return str(uuid.UUID(int=random.getrandbits(128), version=4))
 
 
 def _short(message_id: str) -> str:

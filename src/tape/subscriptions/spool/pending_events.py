@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
 
+from tape.base.ids import new_suffix
 from tape.errors import ApiRefused, SpoolUnavailable, TapeError
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.spool.backend import Area, SpoolBackend
@@ -49,7 +49,7 @@ class PendingEvents:
         self._keeping = 0
         self._homeless: list[SubscriptionEvent] = []
         self._last = 0
-        self._mark = uuid.uuid4().hex[:8]  # two processes at one place must not take each other's names
+        self._mark = new_suffix()  # two processes at one place must not take each other's names
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
