@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 
@@ -997,6 +997,67 @@ def all_errors() -> dict[str, type[TapeError]]:
         found[error.code] = error
         waiting.extend(error.__subclasses__())
     return dict(sorted(found.items()))
+
+
+# ── 230x: outgoing HTTP requests ─────────────────────────────────────────────────────────────────
+
+
+class HttpRequestFailed(TapeError):
+    """An outgoing HTTP request has no usable response. `was_sent` is False if nothing of it has left the process."""
+
+    code = "TAPE-2300"
+    status = "UNAVAILABLE"
+    was_sent: ClassVar[bool] = True
+
+
+class HttpUnreachable(HttpRequestFailed):
+    """No connection to the host could be made, so nothing of the request was sent."""
+
+    code = "TAPE-2301"
+    retryable = True
+    was_sent = False
+
+
+class HttpInterrupted(HttpRequestFailed):
+    """The connection broke or the time limit passed after the request was sent; the host may have acted on it."""
+
+    code = "TAPE-2302"
+    retryable = True
+
+
+class AddressNotAllowed(HttpRequestFailed):
+    """The host resolves to addresses outside the public internet and is not in `http_allow`."""
+
+    code = "TAPE-2303"
+    status = "PERMISSION_DENIED"
+    was_sent = False
+
+    def __init__(self, host: str, port: int, refused: Mapping[str, str]) -> None:
+        addresses = ", ".join(f"{address} ({rule})" for address, rule in sorted(refused.items()))
+        shown = f"[{host}]" if ":" in host else host
+        super().__init__(
+            f"{host} is {addresses}, which is not a public address. To allow it, add {shown}:{port} or its network to"
+            f" http_allow: TAPE_HTTP_ALLOW={shown}:{port}, --http-allow or tape.toml."
+        )
+        self.host = host
+        self.port = port
+        self.refused = dict(refused)
+
+    def __reduce__(self) -> tuple[type[AddressNotAllowed], tuple[str, int, dict[str, str]]]:
+        return AddressNotAllowed, (self.host, self.port, self.refused)
+
+
+class HttpResponseTooLarge(HttpRequestFailed):
+    """The response has more bytes of body or of headers than the request allows."""
+
+    code = "TAPE-2304"
+    status = "RESOURCE_EXHAUSTED"
+
+
+class InvalidHttpRequest(InvalidInput):
+    """The URL, the method or a header of an outgoing request cannot be sent."""
+
+    code = "TAPE-2305"
 
 
 # ── 225x: store and forward ──────────────────────────────────────────────────────────────────────

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from tape.base.addresses import is_public
+from tape.base.http import parse_retry_after
 from tape.errors import InvalidInput, RefusedAddress, SinkClosed, SinkHeldBack, SinkRejected, SinkUnavailable
 from tape.sinks import AIPlexSink, WebhookSink
-from tape.sinks.http import retry_after
 from tape.sinks.signature import Signer
 from tests.services import free_port, wait_for
 from tests.sinks.conftest import entry
@@ -93,7 +92,7 @@ def test_nobody_there_is_unavailable() -> None:
 def test_a_receiver_that_does_not_answer_in_time_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        with pytest.raises(SinkUnavailable, match="Timeout"):
+        with pytest.raises(SinkUnavailable, match="in time"):
             WebhookSink(url, max_retries=0, timeout_s=0.05, allow_private=True).publish(entry(1))
 
 
@@ -128,10 +127,10 @@ def test_a_long_retry_after_is_left_to_the_relay(http: HttpReceiver) -> None:
 
 def test_retry_after_may_be_a_date_or_nonsense() -> None:
     soon = email.utils.formatdate(time.time() + 100, usegmt=True)
-    assert 90 < (retry_after(soon) or 0) <= 100
-    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert retry_after("soon") is None
-    assert retry_after(None) is None
+    assert 90 < (parse_retry_after(soon) or 0) <= 100
+    assert parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert parse_retry_after("soon") is None
+    assert parse_retry_after(None) is None
 
 
 def test_pauses_double_and_vary(http: HttpReceiver) -> None:
@@ -208,34 +207,6 @@ def test_a_secret_that_is_none_is_refused(secret: str) -> None:
 
 
 # ── addresses ────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "10.0.0.1",
-        "172.16.5.5",
-        "192.168.1.1",
-        "169.254.169.254",
-        "0.0.0.0",
-        "100.64.0.1",
-        "224.0.0.1",
-        "::1",
-        "fe80::1%eth0",
-        "fd00::1",
-        "::ffff:127.0.0.1",
-        "64:ff9b::7f00:1",
-        "2002:7f00:1::",
-    ],
-)
-def test_addresses_of_ones_own_network_are_not_public(address: str) -> None:
-    assert not is_public(address)
-
-
-@pytest.mark.parametrize("address", ["93.184.215.14", "2606:4700:4700::1111", "::ffff:8.8.8.8"])
-def test_addresses_of_the_internet_are(address: str) -> None:
-    assert is_public(address)
 
 
 def test_private_receivers_are_refused_before_anything_is_sent(http: HttpReceiver) -> None:

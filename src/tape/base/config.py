@@ -8,12 +8,15 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tape.base.allow_list import AllowList
 from tape.errors import InvalidConfig
 
 FILE = "tape.toml"
+HTTP_ALLOW_VARIABLE = "TAPE_HTTP_ALLOW"
 
 # Tables of the file, and what they may hold.
 _TABLES = {"archive": ("lake", "options"), "pipeline": ("master", "spark")}
@@ -45,6 +48,7 @@ class Settings:
     auth_max_stale_s: float = 3600.0
     anonymous: str = "loopback"
     cors_origins: str = ""
+    http_allow: str = ""
     subscriber_buffer_size: int = 256
     max_subscribers_per_session: int = 16
     idle_timeout_s: float = 60.0
@@ -97,6 +101,7 @@ class Settings:
             raise InvalidConfig(f"log_level is {self.log_level!r}; use debug, info, warning or error.")
         if self.anonymous not in ("loopback", "network"):
             raise InvalidConfig(f"anonymous is {self.anonymous!r}; use loopback or network.")
+        AllowList.parse(self.http_allow)
         self._check_doors()
 
     def _check_doors(self) -> None:
@@ -170,10 +175,24 @@ def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None
     return Settings(**values)
 
 
+def load_http_allow(env: Mapping[str, str] | None = None) -> str:
+    """The setting `http_allow` of this process: TAPE_HTTP_ALLOW, else the file that TAPE_CONFIG names or tape.toml."""
+    env = os.environ if env is None else env
+    if (given := env.get(HTTP_ALLOW_VARIABLE)) is not None:
+        return given
+    return _http_allow_of_file(env.get("TAPE_CONFIG", ""))
+
+
+@cache
+def _http_allow_of_file(path: str) -> str:
+    return str(_from_file(Path(path) if path else None, _types()).get("http_allow", ""))
+
+
 def parse_address(name: str, address: str) -> tuple[str, int]:
     """Host and port of `host:port`, `:port` or `[v6]:port`."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65_535:
+    is_literal = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isdecimal() or int(port) > 65_535 or (":" in host and not is_literal):
         raise InvalidConfig(f"{name} is {address!r}; write it as host:port, for example 127.0.0.1:7878.")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104  (asked for with an empty host)
 

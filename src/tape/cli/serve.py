@@ -62,6 +62,9 @@ def serve(
     cors_origins: Annotated[
         str | None, typer.Option(help="Web pages that may read: origins, separated by commas. [default: none]")
     ] = None,
+    http_allow: Annotated[
+        str | None, typer.Option(help="Private hosts and networks that HTTP requests may reach. [default: none]")
+    ] = None,
     subscriber_buffer_size: Annotated[
         int | None, typer.Option(help="Events a slow HTTP stream may be behind before it loses some. [default: 256]")
     ] = None,
@@ -126,6 +129,7 @@ def serve(
         "auth_max_stale_s": auth_max_stale_s,
         "anonymous": anonymous,
         "cors_origins": cors_origins,
+        "http_allow": http_allow,
         "subscriber_buffer_size": subscriber_buffer_size,
         "max_subscribers_per_session": max_subscribers_per_session,
         "idle_timeout_s": idle_timeout_s,

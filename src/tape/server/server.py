@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
 from tape.archive import open_past
+from tape.base.addresses import allowing
 from tape.base.clock import now_ms
 from tape.base.config import Settings, parse_address
 from tape.base.owner import new_owner
@@ -85,6 +86,7 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self._is_stopped = False
         self.settings = settings
+        self._allowed_hosts = contextlib.ExitStack()
         self.metrics = Metrics()
         self.database = open_database(
             settings.store,
@@ -123,6 +125,7 @@ class Server:
 
     async def start(self) -> None:
         """Open the database, then the doors."""
+        self._allowed_hosts.enter_context(allowing(self.settings.http_allow))
         await self.database.open()
         try:
             if self._authenticator is not None:
@@ -171,6 +174,7 @@ class Server:
         await self.audit.close()
         self.wallet.close()
         await self.database.close()
+        self._allowed_hosts.close()
 
     async def __aenter__(self) -> Server:
         await self.start()

@@ -1,36 +1,35 @@
-"""POSTs that arrive or say why not: what WebhookSink and AIPlexSink share."""
+"""POST requests with retries, as WebhookSink and AIPlexSink send them."""
 
 from __future__ import annotations
 
-import email.utils
 import random
-import socket
 import threading
-import time
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
-import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError, NewConnectionError
+from tape.base.addresses import OPERATOR, PUBLIC_ONLY
+from tape.base.http import HttpClient
+from tape.errors import (
+    AddressNotAllowed,
+    HttpRequestFailed,
+    InvalidHttpRequest,
+    InvalidInput,
+    RefusedAddress,
+    SinkClosed,
+    SinkRejected,
+    SinkUnavailable,
+)
 
-from tape.base.addresses import connect
-from tape.errors import InvalidInput, RefusedAddress, SinkClosed, SinkRejected, SinkUnavailable
-
-# Statuses below 500 that ask to come again.
-COME_AGAIN = frozenset({408, 425, 429})
 MAX_BACKOFF_S = 30.0
 MAX_SHOWN = 200
-MAX_ANSWER = 1 << 16
+MAX_RESPONSE_BYTES = 1 << 16
 
 
 class HttpTarget:
     """A URL that bodies are POSTed to, on connections that are kept. Safe to use from several threads.
 
-    408, 425, 429, 5xx and network errors are tried `max_retries` times more, with a pause that doubles and varies, or
-    as long as `Retry-After` asks for; then they are SinkUnavailable. Other statuses than 2xx are SinkRejected.
+    408, 425, 429, 5xx and network errors are retried `max_retries` times, with exponential backoff and jitter, or after
+    the time that `Retry-After` asks for; then they are SinkUnavailable. Other statuses than 2xx are SinkRejected.
     """
 
     def __init__(
@@ -63,8 +62,12 @@ class HttpTarget:
         self._max_retries = max_retries
         self._first_pause = initial_backoff_s
         self._closed = threading.Event()
-        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._pool = _pool(parts.scheme, parts.hostname, parts.port, timeout_s, connections, allow_private)
+        self._http = HttpClient(
+            OPERATOR if allow_private else PUBLIC_ONLY,
+            timeout_s=timeout_s,
+            connect_timeout_s=timeout_s,
+            connections=connections,
+        )
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> None:
         """Return when the target has answered 2xx."""
@@ -77,93 +80,31 @@ class HttpTarget:
                 return
             asked = failure.retry_after_s or 0.0
             if attempt == self._max_retries or asked > MAX_BACKOFF_S:
-                raise failure  # whoever called us waits longer than we would
+                raise failure  # the relay waits longer than this loop does
             self.retries += 1
             self._closed.wait(max(asked, pause * random.uniform(0.5, 1.0)))  # noqa: S311
             pause = min(pause * 2, MAX_BACKOFF_S)
 
     def close(self) -> None:
-        """Close connections; a pause between tries ends at once."""
+        """Close the connections; a pause between retries ends at once."""
         self._closed.set()
-        self._pool.close()
+        self._http.close()
 
     def _try(self, body: bytes, headers: Mapping[str, str]) -> SinkUnavailable | None:
+        wanted = {**self._headers, **headers}
         try:
-            answer = self._pool.urlopen(
-                "POST",
-                self._path,
-                body=body,
-                headers={**self._headers, **headers},
-                retries=False,
-                redirect=False,
-                preload_content=False,
-            )
-            shown = answer.read(MAX_ANSWER)[:MAX_SHOWN].decode(errors="replace")
-            if not answer.closed:  # it says more than anybody wants to know
-                answer.close()
-            answer.release_conn()
-        except RefusedAddress:
-            raise
-        except (HTTPError, OSError) as error:
-            return SinkUnavailable(f"{self.url} cannot be reached: {_reason(error)}.")
-        if 200 <= answer.status < 300:
+            response = self._http.request("POST", self.url, body=body, headers=wanted, cut=MAX_RESPONSE_BYTES)
+        except AddressNotAllowed as error:
+            raise RefusedAddress(
+                f"{error} For this sink alone: allow_private=True (tape relay: --allow-private)."
+            ) from error
+        except InvalidHttpRequest as error:
+            raise SinkRejected(str(error)) from error
+        except HttpRequestFailed as error:
+            return SinkUnavailable(str(error))
+        if response.is_success:
             return None
-        told = f"{self.url} answered {answer.status} {answer.reason or ''}: {shown}"
-        if answer.status >= 500 or answer.status in COME_AGAIN:
-            return SinkUnavailable(told, retry_after_s=retry_after(answer.headers.get("Retry-After")))
-        raise SinkRejected(told)
-
-
-def retry_after(header: str | None) -> float | None:
-    """How many seconds a Retry-After header asks for, as a number or as a date; None if it says nothing sensible."""
-    if header is None:
-        return None
-    text = header.strip()
-    if text.isdecimal():
-        return float(text)
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return max(moment.timestamp() - time.time(), 0.0)
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _pool(
-    scheme: str, host: str, port: int | None, timeout_s: float, connections: int, allow_private: bool
-) -> HTTPConnectionPool:
-    """Connections that check where they go; proxies of the environment are not used."""
-
-    class Checked(HTTPConnection):
-        def _new_conn(self) -> socket.socket:
-            return _open(self, allow_private)
-
-    class CheckedTls(HTTPSConnection):
-        def _new_conn(self) -> socket.socket:
-            return _open(self, allow_private)
-
-    options: dict[str, Any] = {
-        "timeout": urllib3.Timeout(total=timeout_s),
-        "maxsize": connections,
-        "block": True,
-        "retries": False,
-    }
-    pool: HTTPConnectionPool
-    if scheme == "https":
-        pool = HTTPSConnectionPool(host, port, cert_reqs="CERT_REQUIRED", **options)
-        pool.ConnectionCls = CheckedTls
-    else:
-        pool = HTTPConnectionPool(host, port, **options)
-        pool.ConnectionCls = Checked
-    return pool
-
-
-def _open(connection: HTTPConnection, allow_private: bool) -> socket.socket:
-    seconds = connection.timeout if isinstance(connection.timeout, int | float) else None
-    try:
-        return connect(connection.host, connection.port or 80, seconds, allow_private=allow_private)
-    except OSError as error:
-        raise NewConnectionError(connection, f"{error}") from error
+        said = f"{self.url} answered {response.status} {response.reason}: {response.text[:MAX_SHOWN]}"
+        if response.is_retryable:
+            return SinkUnavailable(said, retry_after_s=response.retry_after_s)
+        raise SinkRejected(said)
