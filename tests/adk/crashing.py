@@ -31,6 +31,8 @@ from google.adk.workflow import START, BaseNode, JoinNode, Workflow
 import tape
 from tape.adk import DurableRunner, TapePlugin, TapeSessionService
 from tape.client import AsyncTapeClient
+from tape.client.channel import Channel
+from tape.client.rpcs import Unary
 from tests.adk.scripted import Scripted, calls, message, says, texts
 
 USER = "ann"
@@ -114,17 +116,18 @@ def agent_for(scenario: str, world: World) -> BaseNode:
 
 def kill_at(which: int | str, moment: str, world: World) -> None:
     """Let this process die at its n-th call of the server, or at its first of a name: before it is sent or after."""
-    call = AsyncTapeClient._call
+    call = Channel.call
     count = 0
     decisions: Counter[str] = Counter()
 
-    async def counted(self: AsyncTapeClient, name: str, request: Any, **more: Any) -> Any:
+    async def counted(self: Channel, rpc: Unary[Any, Any], request: Any, **more: Any) -> Any:
         nonlocal count
+        name = rpc.name
         count += 1
         is_last = which in (count, name)
         if is_last and moment == "before":
             die(name)
-        answer = await call(self, name, request, **more)
+        answer = await call(self, rpc, request, **more)
         if name == "RecordDecision":
             agent = json.loads(request.request_json)["agent"]
             world.note("recorded", agent, decisions[agent])
@@ -138,7 +141,7 @@ def kill_at(which: int | str, moment: str, world: World) -> None:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    AsyncTapeClient._call = counted  # type: ignore[method-assign]
+    Channel.call = counted  # type: ignore[method-assign]
 
 
 async def drive(url: str, scenario: str, world: World, session_id: str) -> None:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tape import AsyncTapeClient, Draft, TapeClient
-from tape.client.append_batcher import Batcher
+from tape.client.append_batcher import AppendBatcher
 from tape.client.channel import target_of
 from tape.errors import (
     InvalidConfig,
@@ -64,7 +64,7 @@ class Flaky:
 
 async def test_a_retry_repeats_the_request_id_so_that_nothing_is_appended_twice() -> None:
     server = Flaky(failures=2)
-    assert await Batcher(server).append([Draft(subject="/tape/a/b")]) == [7]
+    assert await AppendBatcher(server).append([Draft(subject="/tape/a/b")]) == [7]
     assert len(server.requests) == 3
     assert len(set(server.requests)) == 1
 
@@ -76,7 +76,7 @@ async def test_an_unclear_failure_is_not_sent_again_under_a_new_id() -> None:
         requests.append(request_id)
         raise RpcFailed("nobody knows whether it was carried out")
 
-    batcher = Batcher(broken)
+    batcher = AppendBatcher(broken)
     results = await asyncio.gather(
         *(batcher.append([Draft(subject="/tape/a/b")]) for _ in range(3)), return_exceptions=True
     )
@@ -87,7 +87,7 @@ async def test_an_unclear_failure_is_not_sent_again_under_a_new_id() -> None:
 async def test_retries_end_and_the_error_is_told() -> None:
     server = Flaky(failures=100)
     with pytest.raises(StoreUnavailable, match="for a moment"):
-        await Batcher(server).append([Draft(subject="/tape/a/b")])
+        await AppendBatcher(server).append([Draft(subject="/tape/a/b")])
     assert len(server.requests) == 4
 
 
@@ -217,8 +217,14 @@ def test_payloads_become_json_and_nothing_is_silently_changed() -> None:
 
 async def test_one_connection_speaks_for_several_owners(client: AsyncTapeClient) -> None:
     ids = {"app_name": "app", "user_id": "ann", "session_id": "s1", "invocation_id": "i1"}
-    mine, other = client.speaking_as("me"), client.speaking_as("somebody else")
+    mine, other = client.with_lease_owner("me"), client.with_lease_owner("somebody else")
     run_id = (await mine.begin_run(**ids, lease_owner="me")).run_id
     with pytest.raises(LeaseHeld, match="somebody else"):
         await other.record_decision(run_id=run_id, decision_index=0)
     await mine.record_decision(run_id=run_id, decision_index=0)
+
+
+async def test_speaking_as_is_a_deprecated_name_of_with_lease_owner(client: AsyncTapeClient) -> None:
+    with pytest.warns(DeprecationWarning, match="with_lease_owner"):
+        other = client.speaking_as("worker-2")
+    assert other._channel.lease_owner == "worker-2"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tape.client import AsyncTapeClient
+from tape.client import AsyncTapeClient, rpcs
 from tape.client.channel import Channel
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunCancelled
 from tape.proto import tape_pb2 as pb
@@ -48,7 +48,7 @@ async def test_a_run_goes_from_effect_to_effect_to_its_end_with_one_call_each(cl
 async def test_what_is_refused_takes_everything_back(client: AsyncTapeClient) -> None:
     run_id = await begun(client)
     await client.advance_run(run_id, begin=begin(run_id, "a"))
-    other = client.speaking_as("somebody else")
+    other = client.with_lease_owner("somebody else")
     with pytest.raises(LeaseHeld):
         await other.advance_run(run_id, complete=[done(run_id, "a")])
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED)
@@ -84,5 +84,5 @@ async def test_runs_that_go_on_at_the_same_time_share_messages_and_each_has_its_
 async def test_a_batch_that_is_too_long_is_refused_by_its_number(server: Server) -> None:
     channel = Channel(f"tape://{server.grpc_address}")
     with pytest.raises(InvalidInput, match="moves has 1001 of them; send 1000 at most"):
-        await channel.call("AdvanceRuns", pb.AdvanceRunsRequest(moves=[pb.AdvanceRunRequest()] * 1_001))
+        await channel.call(rpcs.ADVANCE_RUNS, pb.AdvanceRunsRequest(moves=[pb.AdvanceRunRequest()] * 1_001))
     await channel.close()

@@ -12,7 +12,7 @@ from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tape.client import AsyncTapeClient
+from tape.client import AsyncTapeClient, rpcs
 from tape.client.channel import OPTIONS, Channel
 from tape.errors import (
     CursorBeyondHead,
@@ -57,18 +57,18 @@ async def take(stream: AsyncIterator[object], count: int) -> list[object]:
 
 async def test_append_answers_with_the_places_in_the_order(channel: Channel) -> None:
     request = pb.AppendRequest(drafts=[pb.Draft(subject=f"/tape/order/created/{n}") for n in range(3)])
-    assert list((await channel.call("Append", request)).global_seqs) == [1, 2, 3]
-    assert list((await channel.call("Append", request)).global_seqs) == [4, 5, 6]
+    assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [1, 2, 3]
+    assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [4, 5, 6]
 
 
 async def test_a_repeated_append_request_appends_nothing(channel: Channel) -> None:
     request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/order/created/1")], request_id="again")
     for _ in range(3):
-        assert list((await channel.call("Append", request)).global_seqs) == [1]
+        assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [1]
 
 
 async def test_a_stream_of_appends_is_answered_in_order_and_survives_a_bad_one(channel: Channel) -> None:
-    call = await channel.open_stream("AppendStream")
+    call = await channel.open_stream(rpcs.APPEND_STREAM)
     good = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/order/created/1")] * 2)
     bad = pb.AppendRequest(drafts=[pb.Draft(subject="nonsense")])
     for request in (good, bad, good):
@@ -93,7 +93,7 @@ async def test_bad_drafts_have_a_status_and_a_code(
     channel: Channel, server: Server, draft: pb.Draft, error: type[Exception], status: str
 ) -> None:
     with pytest.raises(error) as raised:
-        await channel.call("Append", pb.AppendRequest(drafts=[draft]))
+        await channel.call(rpcs.APPEND, pb.AppendRequest(drafts=[draft]))
     cause = raised.value.__cause__
     assert isinstance(cause, grpc.aio.AioRpcError)
     assert cause.code().name == status

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tape.client import AsyncTapeClient
+from tape.client import AsyncTapeClient, rpcs
 from tape.errors import (
     IllegalTransition,
     InvalidInput,
@@ -558,7 +558,7 @@ async def test_state_that_is_no_object_is_refused(client: AsyncTapeClient) -> No
         await client.append_event(**place, event=pb.EventRecord(id="e"), state_delta_json="{")
     assert not (await client.get_session(**place)).found
     with pytest.raises(InvalidInput, match="missing event"):
-        await client._call("AppendEvent", pb.AppendEventRequest(**place))
+        await client._channel.call(rpcs.APPEND_EVENT, pb.AppendEventRequest(**place))
 
 
 # ── compaction ───────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tape.client import AsyncTapeClient
+from tape.client import AsyncTapeClient, rpcs
 from tape.client.channel import Channel
 from tape.errors import StoreFull, StoreUnavailable
 from tape.journal.verifier import verify
@@ -40,7 +40,7 @@ async def test_when_postgres_goes_away_appends_fail_at_once_and_streams_resume_w
                 for _ in range(3):
                     with pytest.raises(StoreUnavailable, match="Is it running"):
                         async with asyncio.timeout(60):
-                            await channel.call("Append", request)
+                            await channel.call(rpcs.APPEND, request)
 
                 await asyncio.to_thread(postgres.start)
                 await until_appended(client, 2)
@@ -119,5 +119,5 @@ async def test_a_full_disk_reaches_the_client_as_what_it_is(tmp_path: Path) -> N
             (disk / "ballast").write_bytes(bytes(DISK_BYTES * 3 // 4))
             request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/a/b", payload_json=f'"{"x" * 900_000}"')])
             with pytest.raises(StoreFull):
-                await asyncio.gather(*(channel.call("Append", request) for _ in range(100)))
+                await asyncio.gather(*(channel.call(rpcs.APPEND, request) for _ in range(100)))
             await channel.close()

@@ -97,7 +97,7 @@ class Runs:
     ) -> tuple[RunHandle, bool]:
         """The run of an invocation, leased to this drive, and whether it was begun before."""
         owner = adopted_owner.get() or self._lease_owner or new_owner()
-        client = (self._client or shared_client(self._url)).speaking_as(owner)
+        client = (self._client or shared_client(self._url)).with_lease_owner(owner)
         identity = self._identity.fields()
         if budget is not None:  # whoever resumes the run does not have the run configuration
             identity["labels"] = {**identity["labels"], KEY: json.dumps(asdict(budget))}

@@ -1,11 +1,12 @@
-"""`AdvanceRun` of many callers in few messages: runs that go on at the same time share commits."""
+"""Batches `AdvanceRun` calls of concurrent runs, so that they share commits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tape.client.call_batcher import Caller, Gathering
-from tape.client.channel import Channel, error_of
+from tape.client import rpcs
+from tape.client.call_batcher import CallBatcher, PendingCall
+from tape.client.channel import Channel, to_error
 from tape.errors import NotServed
 from tape.proto import tape_pb2 as pb
 
@@ -13,40 +14,40 @@ MAX_MOVES = 256
 MAX_BYTES = 2 << 20
 
 
-class Advances:
-    """Gathers what runs do and sends it together. An older server is sent one by one."""
+class AdvanceBatcher:
+    """Sends the steps of runs in batches. A server without `AdvanceRuns` gets one call a step."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._gathering: Gathering[pb.AdvanceRunRequest, pb.AdvanceRunResponse] = Gathering(
-            self._deliver, max_count=MAX_MOVES, max_bytes=MAX_BYTES
+        self._batcher: CallBatcher[pb.AdvanceRunRequest, pb.AdvanceRunResponse] = CallBatcher(
+            self._send_batch, max_count=MAX_MOVES, max_bytes=MAX_BYTES
         )
-        self._is_one_by_one = False
+        self._can_batch = True
 
     async def send(self, move: pb.AdvanceRunRequest) -> pb.AdvanceRunResponse:
-        """What came of one run's move. It has to say itself whose it is: it travels with those of others."""
-        if not self._is_one_by_one:
+        """Send one run's step. It must name its lease owner itself: a batch has steps of several owners."""
+        if self._can_batch:
             try:
-                return await self._gathering.send(move, 1, move.ByteSize())
+                return await self._batcher.send(move, 1, move.ByteSize())
             except NotServed:
-                self._is_one_by_one = True
-        whose = self._channel.speaking_as(move.lease_owner) if move.lease_owner else self._channel
-        return await whose.call("AdvanceRun", move)  # type: ignore[no-any-return]
+                self._can_batch = False
+        channel = self._channel.with_lease_owner(move.lease_owner) if move.lease_owner else self._channel
+        return await channel.call(rpcs.ADVANCE_RUN, move)
 
     async def flush(self) -> None:
-        """Wait until nothing is on its way."""
-        await self._gathering.flush()
+        """Wait until every step has its answer."""
+        await self._batcher.flush()
 
-    async def _deliver(self, callers: Sequence[Caller[pb.AdvanceRunRequest, pb.AdvanceRunResponse]]) -> None:
-        request = pb.AdvanceRunsRequest(moves=[caller.item for caller in callers])
+    async def _send_batch(self, calls: Sequence[PendingCall[pb.AdvanceRunRequest, pb.AdvanceRunResponse]]) -> None:
+        request = pb.AdvanceRunsRequest(moves=[call.item for call in calls])
         try:
-            answer: pb.AdvanceRunsResponse = await self._channel.call("AdvanceRuns", request)
+            answer = await self._channel.call(rpcs.ADVANCE_RUNS, request)
         except Exception as error:
-            for caller in callers:
-                caller.fail(error)
+            for call in calls:
+                call.fail(error)
             return
-        for caller, result in zip(callers, answer.results, strict=True):
+        for call, result in zip(calls, answer.results, strict=True):
             if result.error_code:
-                caller.fail(error_of(result.error_code, result.error_message))
+                call.fail(to_error(result.error_code, result.error_message))
             else:
-                caller.answer(pb.AdvanceRunResponse(begun=result.begun if result.HasField("begun") else None))
+                call.answer(pb.AdvanceRunResponse(begun=result.begun if result.HasField("begun") else None))

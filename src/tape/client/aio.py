@@ -1,4 +1,4 @@
-"""The client for asyncio. The synchronous one is this one on a thread."""
+"""The client for asyncio. The synchronous client runs this one on a thread."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import asyncio
 import copy
 import logging
 import random
+import warnings
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
-from tape.client.advance_batcher import Advances
-from tape.client.append_batcher import Batcher
+from tape.client import rpcs
+from tape.client.advance_batcher import AdvanceBatcher
+from tape.client.append_batcher import AppendBatcher
 from tape.client.append_stream import AppendStream
 from tape.client.catalog import CatalogCalls
 from tape.client.channel import DEFAULT_URL, Channel
 from tape.client.credentials import Credentials
-from tape.client.ledgers import LedgerCalls
+from tape.client.effects import EffectCalls
 from tape.client.reactions import ReactionCalls
+from tape.client.runs import RunCalls
+from tape.client.sessions import SessionCalls
+from tape.client.values import ValueCalls
 from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
 from tape.model.entry import Draft, Entry
 from tape.model.payload import to_json
@@ -25,18 +30,20 @@ from tape.proto import tape_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+DEPRECATED_SPEAKING_AS = "speaking_as() is deprecated; use with_lease_owner()."
+
 FIRST_RECONNECT_S = 0.1
 LAST_RECONNECT_S = 2.0
-# What is worth waiting for: the server or its database comes back.
-_COMES_BACK = (ServerUnreachable, ServerStopping, StoreUnavailable)
+# The server or its database is unavailable: `follow` reconnects.
+_UNAVAILABLE = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
 
-class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
+class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionCalls, CatalogCalls):
     """A connection to one server. Use as an async context manager, or call `close()`.
 
-    With a `lease_owner` every call says who makes it, and the server holds it to the leases of runs.
-    Calls and appends made inside an OpenTelemetry span carry it. `tapes://…` is encrypted. A server that asks
-    who calls is shown the `id_token`, else TAPE_TOKEN, else Google's token for the `audience`; `auth=False` shows none.
+    With a `lease_owner` the server rejects writes to a run that another owner has leased. Calls and appends made
+    inside an OpenTelemetry span carry its trace context. `tapes://…` uses TLS. Credentials are the `id_token`, else
+    TAPE_TOKEN, else Google's identity token for the `audience`; `auth=False` sends none.
     """
 
     def __init__(
@@ -51,8 +58,8 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         self.url = url
         self._channel = Channel(url, lease_owner, Credentials(auth=auth, audience=audience, id_token=id_token))
         self._appends = AppendStream(self._channel)
-        self._batcher = Batcher(self._send)
-        self._advances = Advances(self._channel)
+        self._batcher = AppendBatcher(self._send)
+        self._advances = AdvanceBatcher(self._channel)
 
     async def __aenter__(self) -> AsyncTapeClient:
         return self
@@ -60,14 +67,19 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def speaking_as(self, lease_owner: str) -> AsyncTapeClient:
-        """This client under another lease owner, on the same connection: it is closed with this one."""
+    def with_lease_owner(self, lease_owner: str) -> AsyncTapeClient:
+        """A client for another lease owner on the same connection; `close()` of this client disconnects both."""
         other = copy.copy(self)
-        other._channel = self._channel.speaking_as(lease_owner)
+        other._channel = self._channel.with_lease_owner(lease_owner)
         return other
 
+    def speaking_as(self, lease_owner: str) -> AsyncTapeClient:
+        """Deprecated name of `with_lease_owner`."""
+        warnings.warn(DEPRECATED_SPEAKING_AS, DeprecationWarning, stacklevel=2)
+        return self.with_lease_owner(lease_owner)
+
     async def close(self) -> None:
-        """Let appends that are on their way arrive, then disconnect."""
+        """Wait for appends in flight, then disconnect."""
         await self._batcher.flush()
         await self._advances.flush()
         await self._appends.close()
@@ -76,9 +88,9 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
     # ── the journal ──────────────────────────────────────────────────────────────────────────────
 
     async def append(self, /, subject: str, payload: Any = None, **fields: Any) -> int:
-        """Append one event; its `global_seq` once it is durable.
+        """Append one event; returns its `global_seq` once it is durable.
 
-        `payload` is anything JSON can say. `fields` are the other fields of `Draft`: run_id, tenant,
+        `payload` is any JSON value. `fields` are the other fields of `Draft`: run_id, tenant,
         user, session, schema_version, trace_id, …. Concurrent callers share messages and commits.
         """
         trace = current_trace()
@@ -89,18 +101,18 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         return (await self.append_many([Draft(subject=subject, payload_json=to_json(payload), **fields)]))[0]
 
     async def append_many(self, drafts: Sequence[Draft], *, request_id: str = "") -> list[int]:
-        """Append drafts, all or none, next to each other in the order; their `global_seq`s.
+        """Append drafts, all or none, with consecutive `global_seq`s, which it returns.
 
-        With a `request_id` of your own you may send them again after a failure, also from another process and within
-        a day, without appending them twice.
+        With a `request_id` of your own you may retry after a failure, for a day and from any process, without
+        appending them twice.
         """
         if request_id:
-            return await self._batcher.send_surely(drafts, request_id)
+            return await self._batcher.send_with_retry(drafts, request_id)
         return await self._batcher.append(drafts)
 
     async def head(self) -> pb.JournalHead:
         """Both ends of the journal: `global_seq`, `oldest`, and the chain value at the head."""
-        return await self._call("GetHead", pb.GetHeadRequest())  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.GET_HEAD, pb.GetHeadRequest())
 
     async def follow(
         self,
@@ -112,10 +124,10 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         predicate_cel: str = "",
         reconnect: bool = True,
     ) -> AsyncIterator[Entry]:
-        """Every matching entry after a cursor, in order, none missing, none twice; then live, without end.
+        """Every matching entry after a cursor, in order and exactly once; then new entries, without end.
 
-        0 begins with the oldest entry, -1 with what comes next. When the server goes away, the
-        stream resumes after the last entry seen as soon as it is back.
+        `from_global_seq` 0 starts with the oldest entry, -1 with the next new one. When the connection is lost, the
+        stream reconnects and resumes after the last entry it returned.
         """
         async for batch in self.follow_batches(
             subject_pattern,
@@ -138,7 +150,7 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         predicate_cel: str = "",
         reconnect: bool = True,
     ) -> AsyncIterator[pb.EntryBatch]:
-        """Like `follow`, in the batches that travel; `position` is where to resume, also if a batch is empty."""
+        """Like `follow`, in batches; `position` is the cursor to resume from, also of an empty batch."""
         request = pb.FollowRequest(
             subject_pattern=subject_pattern,
             from_global_seq=from_global_seq,
@@ -149,18 +161,18 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         pause = FIRST_RECONNECT_S
         while True:
             try:
-                async for batch in self._channel.stream("Follow", request):
+                async for batch in self._channel.stream(rpcs.FOLLOW, request):
                     pause = FIRST_RECONNECT_S
                     request.from_global_seq = batch.position or request.from_global_seq
                     yield batch
-            except _COMES_BACK as error:
+            except _UNAVAILABLE as error:
                 if not reconnect:
                     raise
-                log.info("the stream was lost, resuming after %d: %s", request.from_global_seq, error)
+                log.info("Follow stream lost, resuming after global_seq %d: %s", request.from_global_seq, error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(pause * 2, LAST_RECONNECT_S)
 
-    # ── subscriptions by their RPCs' names ───────────────────────────────────────────────────────
+    # ── subscriptions, named for their RPCs ───────────────────────────────────────────────────────
 
     def subscribe_by_subject(
         self,
@@ -170,11 +182,11 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         from_global_seq: int = 0,
         timeout: float | None = None,
     ) -> AsyncIterator[pb.EventEntry]:
-        """Matching entries one by one, as the RPC sends them."""
+        """Matching entries one by one."""
         request = pb.SubscribeBySubjectRequest(
             subject_pattern=subject_pattern, predicate_cel=predicate_cel, from_global_seq=from_global_seq
         )
-        return self._channel.stream("SubscribeBySubject", request, timeout)
+        return self._channel.stream(rpcs.SUBSCRIBE_BY_SUBJECT, request, timeout)
 
     def subscribe_events(
         self,
@@ -185,7 +197,7 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         from_global_seq: int = 0,
         subject_pattern: str = "",
     ) -> AsyncIterator[pb.EventEntry]:
-        """Entries one by one, from a time or a global_seq, as the RPC sends them."""
+        """Entries one by one, from a time or a global_seq on."""
         request = pb.SubscribeEventsRequest(
             from_ts_ms=from_ts_ms,
             run_id=run_id,
@@ -193,7 +205,7 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
             from_global_seq=from_global_seq,
             subject_pattern=subject_pattern,
         )
-        return self._channel.stream("SubscribeEvents", request)
+        return self._channel.stream(rpcs.SUBSCRIBE_EVENTS, request)
 
     def subscribe_run(
         self,
@@ -202,48 +214,21 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
         from_seq: int = 0,
         timeout: float | None = None,
     ) -> AsyncIterator[pb.JournalEntry]:
-        """One run's entries from a seq on, as the RPC sends them."""
-        return self._channel.stream("SubscribeRun", pb.SubscribeRunRequest(run_id=run_id, from_seq=from_seq), timeout)
-
-    # ── values ───────────────────────────────────────────────────────────────────────────────────
-
-    async def write_value(
-        self, *, namespace: str, key: str, value_json: str, if_version: int = -1, writer: str = ""
-    ) -> pb.ValueRecord:
-        """Write a value; with `if_version` >= 0 only if that is its current version (0: not there yet)."""
-        return await self._call(  # type: ignore[no-any-return]
-            "WriteValue",
-            pb.WriteValueRequest(
-                namespace=namespace, key=key, value_json=value_json, if_version=if_version, writer=writer
-            ),
+        """One run's entries from a seq on, then new ones."""
+        return self._channel.stream(
+            rpcs.SUBSCRIBE_RUN, pb.SubscribeRunRequest(run_id=run_id, from_seq=from_seq), timeout
         )
-
-    async def get_value(self, *, namespace: str, key: str) -> pb.GetValueResponse:
-        """The value as it stands, and whether it is there."""
-        return await self._call("GetValue", pb.GetValueRequest(namespace=namespace, key=key))  # type: ignore[no-any-return]
-
-    async def delete_value(self, *, namespace: str, key: str) -> pb.DeleteValueResponse:
-        """Delete a value."""
-        return await self._call("DeleteValue", pb.DeleteValueRequest(namespace=namespace, key=key))  # type: ignore[no-any-return]
-
-    def watch_value(self, *, namespace: str, key: str, from_version: int = 0) -> AsyncIterator[pb.ValueEvent]:
-        """Every version above `from_version`, in order, then each new one."""
-        request = pb.WatchValueRequest(namespace=namespace, key=key, from_version=from_version)
-        return self._channel.stream("WatchValue", request)
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────
 
     def dispatch_tasks(self, requests: AsyncIterator[pb.DispatchRequest]) -> AsyncIterator[pb.DispatchReply]:
-        """Tasks as they come, for a dispatcher that reports on the same stream; see `DispatchTasks`.
+        """Tasks pushed by the server to a dispatcher, which reports on the same stream; see `DispatchTasks`.
 
-        The first request names the owner, the reactions and the window. Ends when `requests` does.
+        The first request names the owner, the reactions and the window. The stream ends when `requests` ends.
         """
-        return self._channel.converse("DispatchTasks", requests)
+        return self._channel.converse(rpcs.DISPATCH_TASKS, requests)
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────
-
-    async def _call(self, name: str, request: Any) -> Any:
-        return await self._channel.call(name, request)
+    # ── internals ───────────────────────────────────────────────────────────────────────────────────
 
     async def _advance(self, move: pb.AdvanceRunRequest) -> pb.AdvanceRunResponse:
         if not move.lease_owner:
@@ -263,7 +248,7 @@ class AsyncTapeClient(LedgerCalls, ReactionCalls, CatalogCalls):
 
 
 def add_draft(request: pb.AppendRequest, draft: Draft) -> None:
-    """Put a draft on the wire. Most of its fields are usually empty, and those cost nothing."""
+    """Add a draft to a request. Empty fields, which most are, are not set: that saves time."""
     on_wire = request.drafts.add(subject=draft.subject, payload_json=draft.payload_json)
     if draft.run_id:
         on_wire.run_id = draft.run_id
@@ -284,7 +269,7 @@ def add_draft(request: pb.AppendRequest, draft: Draft) -> None:
 
 
 def to_entry(event: pb.EventEntry) -> Entry:
-    """An entry from the wire."""
+    """The entry of a message."""
     return Entry(
         event.global_seq,
         event.run_id,

@@ -1,4 +1,4 @@
-"""Appends of many callers in few messages, each sent until it is surely there."""
+"""Batches appends of concurrent callers and retries them with the same request id."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from tape.client.call_batcher import Caller, Gathering
+from tape.client.call_batcher import CallBatcher, PendingCall
 from tape.errors import InvalidInput, TapeError
 from tape.model.entry import Draft
 
@@ -20,46 +20,46 @@ FIRST_RETRY_S = 0.05
 Send = Callable[[Sequence[Draft], str], Awaitable[list[int]]]
 
 
-class Batcher:
-    """Gathers appends and sends them; a request id makes a retry harmless."""
+class AppendBatcher:
+    """Sends appends in batches; the request id makes a retry append nothing twice."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._gathering: Gathering[Sequence[Draft], list[int]] = Gathering(
-            self._deliver, max_count=MAX_DRAFTS, max_bytes=MAX_BYTES
+        self._batcher: CallBatcher[Sequence[Draft], list[int]] = CallBatcher(
+            self._send_batch, max_count=MAX_DRAFTS, max_bytes=MAX_BYTES
         )
 
     async def append(self, drafts: Sequence[Draft]) -> list[int]:
-        """Append drafts, all or none; their `global_seq`s once they are durable."""
+        """Append drafts, all or none; returns their `global_seq`s once they are durable."""
         size = sum(len(draft.payload_json) for draft in drafts)
-        return await self._gathering.send(drafts, len(drafts), size)
+        return await self._batcher.send(drafts, len(drafts), size)
 
     async def flush(self) -> None:
-        """Wait until nothing is on its way."""
-        await self._gathering.flush()
+        """Wait until every append has its answer."""
+        await self._batcher.flush()
 
-    async def _deliver(self, callers: Sequence[Caller[Sequence[Draft], list[int]]]) -> None:
+    async def _send_batch(self, calls: Sequence[PendingCall[Sequence[Draft], list[int]]]) -> None:
         try:
-            # Beginning with the time, ids of one day lie side by side in the server's index.
+            # Ids begin with the time, so that those of one day lie side by side in the server's index.
             request_id = f"{time.time_ns():016x}-{secrets.token_hex(8)}"
-            seqs = await self.send_surely([draft for caller in callers for draft in caller.item], request_id)
+            seqs = await self.send_with_retry([draft for call in calls for draft in call.item], request_id)
         except Exception as error:
-            if len(callers) > 1 and isinstance(error, InvalidInput):
-                # Refused, so nothing was written: one bad draft must not fail those it travelled with.
-                # After any other error the request may have been carried out and must not get a new id.
-                for caller in callers:
-                    await self._deliver([caller])
+            if len(calls) > 1 and isinstance(error, InvalidInput):
+                # A rejected batch wrote nothing: send each call alone, so that one bad draft fails only its own call.
+                # After any other error the batch may have been written and must not get a new id.
+                for call in calls:
+                    await self._send_batch([call])
                 return
-            for caller in callers:
-                caller.fail(error)
+            for call in calls:
+                call.fail(error)
             return
         start = 0
-        for caller in callers:
-            caller.answer(seqs[start : start + caller.count])
-            start += caller.count
+        for call in calls:
+            call.answer(seqs[start : start + call.count])
+            start += call.count
 
-    async def send_surely(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
-        """Send one request, and again after a failure that may pass."""
+    async def send_with_retry(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
+        """Send one request, up to `ATTEMPTS` times while the error is retryable."""
         pause = FIRST_RETRY_S
         for attempt in range(1, ATTEMPTS + 1):
             try:

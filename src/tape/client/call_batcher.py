@@ -1,7 +1,7 @@
-"""Calls of many callers in few messages.
+"""Batches concurrent calls into few messages.
 
-While one message is on its way, callers gather; what has gathered goes out together. Nobody waits
-for a timer: a call with nobody beside it leaves at once.
+Calls that arrive while messages are in flight form the next batch. There is no timer: a call that finds fewer than
+`MAX_IN_FLIGHT` messages in flight is sent at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# Two messages on their way keep both sides busy; more only makes the batches smaller.
+# Two messages in flight keep both sides busy; more only make the batches smaller.
 MAX_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Caller(Generic[Item, Answer]):
-    """Somebody who waits: what it wants sent, how much that is, and where its answer goes."""
+class PendingCall(Generic[Item, Answer]):
+    """A call that waits for its answer: the item to send, how many it counts as, its size in bytes, its future."""
 
     item: Item
     count: int
@@ -29,69 +29,69 @@ class Caller(Generic[Item, Answer]):
     future: asyncio.Future[Answer]
 
     def answer(self, answer: Answer) -> None:
-        """Give it its answer, unless it has gone away."""
+        """Return an answer to the caller, unless it was cancelled."""
         if not self.future.done():
             self.future.set_result(answer)
 
     def fail(self, error: Exception) -> None:
-        """Give it an error, unless it has gone away."""
+        """Raise an error in the caller, unless it was cancelled."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
-Deliver = Callable[[Sequence[Caller[Item, Answer]]], Awaitable[None]]
+SendBatch = Callable[[Sequence[PendingCall[Item, Answer]]], Awaitable[None]]
 
 
-class Gathering(Generic[Item, Answer]):
-    """Gathers callers and hands them to `deliver`, which answers every one of them and raises nothing."""
+class CallBatcher(Generic[Item, Answer]):
+    """Collects calls and passes batches to `send_batch`, which answers or fails every call and never raises."""
 
-    def __init__(self, deliver: Deliver[Item, Answer], *, max_count: int, max_bytes: int) -> None:
-        self._deliver = deliver
+    def __init__(self, send_batch: SendBatch[Item, Answer], *, max_count: int, max_bytes: int) -> None:
+        self._send_batch = send_batch
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._waiting: deque[Caller[Item, Answer]] = deque()
+        self._waiting: deque[PendingCall[Item, Answer]] = deque()
         self._in_flight = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def send(self, item: Item, count: int, size: int) -> Answer:
-        """The answer to an item, which counts as so many and has so many bytes."""
+        """Send an item that counts as `count` and has `size` bytes; returns its answer."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Caller(item, count, size, future))
+        self._waiting.append(PendingCall(item, count, size, future))
         if self._in_flight < MAX_IN_FLIGHT:
-            self._depart()
+            self._start_sender()
         return await future
 
     async def flush(self) -> None:
-        """Wait until nothing is on its way."""
+        """Wait until every call has its answer."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _depart(self) -> None:
+    def _start_sender(self) -> None:
         self._in_flight += 1
-        task = asyncio.create_task(self._run())
+        task = asyncio.create_task(self._send_waiting())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self) -> None:
+    async def _send_waiting(self) -> None:
         try:
             while self._waiting:
-                if callers := self._gather():
-                    await self._deliver(callers)
+                if calls := self._next_batch():
+                    await self._send_batch(calls)
         finally:
             self._in_flight -= 1
 
-    def _gather(self) -> list[Caller[Item, Answer]]:
-        """Those who still wait, as many as one message takes."""
-        callers: list[Caller[Item, Answer]] = []
+    def _next_batch(self) -> list[PendingCall[Item, Answer]]:
+        """The oldest waiting calls, as many as fit into one message."""
+        calls: list[PendingCall[Item, Answer]] = []
         count = size = 0
         while self._waiting:
-            following = self._waiting[0]
-            if following.future.done():  # it has gone away, and nothing was sent for it
+            call = self._waiting[0]
+            if call.future.done():  # its caller was cancelled before anything was sent
                 self._waiting.popleft()
                 continue
-            count += following.count
-            size += following.size
-            if callers and (count > self._max_count or size > self._max_bytes):
+            count += call.count
+            size += call.size
+            if calls and (count > self._max_count or size > self._max_bytes):
                 break
-            callers.append(self._waiting.popleft())
-        return callers
+            calls.append(self._waiting.popleft())
+        return calls

@@ -5,33 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tape.client import rpcs
+from tape.client.channel import ChannelCalls
 from tape.errors import PlaybookError, all_errors
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 
 
-class CatalogCalls:
+class CatalogCalls(ChannelCalls):
     """Documents, and executions of playbooks."""
-
-    async def _call(self, name: str, request: Any) -> Any:
-        raise NotImplementedError
 
     async def register_resource(
         self, content: str, *, resource_type: str = "", if_changed: bool = False
     ) -> pb.Resource:
         """Register a document of the catalog, as the next version of its path."""
         request = pb.RegisterResourceRequest(content=content, resource_type=resource_type, if_changed=if_changed)
-        return await self._call("RegisterResource", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.REGISTER_RESOURCE, request)
 
     async def get_resource(self, path: str = "", *, version: int = 0, catalog_id: int = 0) -> pb.Resource:
         """A document with its content: the latest version of a path, unless one is named."""
         request = pb.GetResourceRequest(path=path, version=version, catalog_id=catalog_id)
-        return await self._call("GetResource", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.GET_RESOURCE, request)
 
     async def list_resources(self, kind: str = "", *, after_path: str = "", limit: int = 0) -> pb.ListResourcesResponse:
         """The latest version of every path, of one kind or of all, without contents."""
         request = pb.ListResourcesRequest(kind=kind, after_path=after_path, limit=limit)
-        return await self._call("ListResources", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.LIST_RESOURCES, request)
 
     async def execute(
         self,
@@ -61,4 +60,4 @@ class CatalogCalls:
 
     async def execute_many(self, executions: Sequence[pb.Execution]) -> pb.ExecuteResponse:
         """Start playbooks, up to 1,000 in one commit; a result for each, in order."""
-        return await self._call("Execute", pb.ExecuteRequest(executions=executions))  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.EXECUTE, pb.ExecuteRequest(executions=executions))

@@ -1,34 +1,33 @@
-"""The way to a server: addresses, the channel, calls, and errors turned back into what they were."""
+"""The connection to a server: its address, typed calls, and errors translated from gRPC."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 from tape.client.credentials import Credentials
+from tape.client.rpcs import BidiStream, Rpc, ServerStream, Unary
 from tape.errors import InvalidConfig, NotServed, RpcFailed, ServerUnreachable, TapeError, all_errors
-from tape.proto import tape_pb2
 
 DEFAULT_URL = "tape://localhost:7878"
 ERROR_CODE_KEY = "tape-error-code"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
 
-# How the channel behaves, by gRPC's names. Its server allows a question every five seconds (see `grpc_options` there).
+# gRPC channel options. The server allows one keepalive ping every 5 s (see `grpc_options` there).
 OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A server that comes back is found again within a second. `min_reconnect_backoff_ms` stays as it is, 20 s: despite
-    # its name it is how long one attempt to connect may take, and a far or busy server needs more than a moment.
+    # Reconnect within 1 s of a server's restart. `min_reconnect_backoff_ms` keeps its default of 20 s: despite its name
+    # it is the timeout of one attempt to connect, which a distant or busy server needs.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A server that vanished without a word is noticed.
+    # Detect a connection that is lost without a FIN or RST: after at most 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -36,7 +35,20 @@ OPTIONS = [
 
 _SECURE = ("tapes", "grpcs", "https")
 
-R = TypeVar("R", bound=Message)
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Sent = TypeVar("Sent", bound=Message, contravariant=True)
+Received = TypeVar("Received", bound=Message, covariant=True)
+
+
+class StreamCall(Protocol[Sent, Received]):
+    """An open bidirectional stream: what this package uses of gRPC's call object."""
+
+    async def write(self, request: Sent) -> None: ...
+
+    async def read(self) -> Received: ...
+
+    def cancel(self) -> bool: ...
 
 
 def target_of(url: str) -> str:
@@ -54,12 +66,12 @@ def target_of(url: str) -> str:
 
 
 def is_secure(url: str) -> bool:
-    """Whether the way to the server is encrypted: `tapes://host`, by the certificates that the system trusts."""
+    """Whether the URL asks for TLS: `tapes://`, `grpcs://` or `https://`, with the system's certificate authorities."""
     return url.partition("://")[0] in _SECURE
 
 
 class Channel:
-    """One connection to a server, with every RPC by name."""
+    """One connection to a server."""
 
     def __init__(self, url: str, lease_owner: str = "", credentials: Credentials | None = None) -> None:
         self.url = url
@@ -70,58 +82,73 @@ class Channel:
             self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=OPTIONS)
         else:
             self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
-        self._calls: dict[str, Callable[..., Any]] = {}
+        # gRPC has no type annotations: `call`, `stream` and `converse` type what goes in and comes out.
+        self._calls: dict[Rpc[Any, Any], Callable[..., Any]] = {}
 
     @property
     def lease_owner(self) -> str:
-        """The name that calls say, if they say one."""
+        """The lease owner that calls are made for; empty if they name none."""
         return self._owner[0][1] if self._owner else ""
 
-    def speaking_as(self, lease_owner: str) -> Channel:
-        """The same connection, whose calls say another name."""
+    def with_lease_owner(self, lease_owner: str) -> Channel:
+        """The same connection with calls on behalf of another lease owner."""
         other = copy.copy(self)
         other._owner = ((OWNER_KEY, lease_owner),)
         return other
 
-    async def call(self, name: str, request: Message, timeout: float | None = None) -> Any:  # noqa: ASYNC109
-        """A unary RPC. Failures are the errors that the server meant."""
+    async def call(
+        self,
+        rpc: Unary[Request, Response],
+        request: Request,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Response:
+        """Make a unary call; raises the error that the server reported."""
         try:
-            return await self._bound(name)(request, timeout=timeout, metadata=await self._metadata())
+            response: Response = await self._bound(rpc)(request, timeout=timeout, metadata=await self._metadata())
         except grpc.aio.AioRpcError as error:
-            raise_meant(error, self.url, name)
+            raise_translated(error, self.url, rpc.name)
+        return response
 
-    async def stream(self, name: str, request: Message, timeout: float | None = None) -> AsyncIterator[Any]:  # noqa: ASYNC109
-        """A streaming RPC; leaving the loop cancels it."""
-        call = self._bound(name)(request, timeout=timeout, metadata=await self._metadata())
+    async def stream(
+        self,
+        rpc: ServerStream[Request, Response],
+        request: Request,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> AsyncIterator[Response]:
+        """Make a server-streaming call; leaving the loop cancels it."""
+        call = self._bound(rpc)(request, timeout=timeout, metadata=await self._metadata())
         try:
-            async for reply in call:
-                yield reply
+            async for response in call:
+                yield response
         except grpc.aio.AioRpcError as error:
-            raise_meant(error, self.url, name)
+            raise_translated(error, self.url, rpc.name)
         finally:
             call.cancel()
 
-    async def converse(self, name: str, requests: AsyncIterator[Message]) -> AsyncIterator[Any]:
-        """A call that sends and receives as both sides like; leaving the loop cancels it."""
-        call = self._bound(name)(requests, metadata=await self._metadata())
+    async def converse(
+        self, rpc: BidiStream[Request, Response], requests: AsyncIterator[Request]
+    ) -> AsyncIterator[Response]:
+        """Make a bidirectional call that sends what `requests` yields; leaving the loop cancels it."""
+        call = self._bound(rpc)(requests, metadata=await self._metadata())
         try:
-            async for reply in call:
-                yield reply
+            async for response in call:
+                yield response
         except grpc.aio.AioRpcError as error:
-            raise_meant(error, self.url, name)
+            raise_translated(error, self.url, rpc.name)
         finally:
             call.cancel()
 
-    async def open_stream(self, name: str) -> Any:
-        """A call that sends and receives many messages."""
-        return self._bound(name)(metadata=await self._credentials.metadata())
+    async def open_stream(self, rpc: BidiStream[Request, Response]) -> StreamCall[Request, Response]:
+        """Open a bidirectional call for the caller to write to and read from."""
+        call: StreamCall[Request, Response] = self._bound(rpc)(metadata=await self._credentials.metadata())
+        return call
 
     async def close(self) -> None:
-        """End all calls."""
+        """Disconnect; calls in progress are cancelled."""
         await self._channel.close()
 
     async def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Who calls, what proves it, and the span the call belongs to."""
+        """Lease owner, credentials and trace context of one call."""
         identity = self._owner + await self._credentials.metadata()
         trace = current_trace()
         if trace is NO_TRACE:
@@ -130,39 +157,47 @@ class Channel:
             identity = (*identity, ("traceparent", to_traceparent(trace)))
         return (*identity, (CAUSE_KEY, trace.cause)) if trace.cause else identity
 
-    def _bound(self, name: str) -> Callable[..., Any]:
-        call = self._calls.get(name)
+    def _bound(self, rpc: Rpc[Request, Response]) -> Callable[..., Any]:
+        call = self._calls.get(rpc)
         if call is None:
-            method = tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods_by_name[name]
-            if method.client_streaming:
-                kind = self._channel.stream_stream
-            else:
-                kind = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
-            call = self._calls[name] = kind(
-                f"/tape.v1.Tape/{name}",
-                request_serializer=GetMessageClass(method.input_type).SerializeToString,
-                response_deserializer=GetMessageClass(method.output_type).FromString,
+            match rpc:
+                case Unary():
+                    kind = self._channel.unary_unary
+                case ServerStream():
+                    kind = self._channel.unary_stream
+                case _:
+                    kind = self._channel.stream_stream
+            call = self._calls[rpc] = kind(
+                f"/tape.v1.Tape/{rpc.name}",
+                request_serializer=rpc.request.SerializeToString,
+                response_deserializer=rpc.response.FromString,
             )
         return call
+
+
+class ChannelCalls:
+    """What the groups of calls that make up a client share."""
+
+    _channel: Channel
 
 
 _ERRORS = all_errors()
 
 
-def error_of(code: str, message: str) -> TapeError:
-    """The error that a server named by its code; one that is newer than this client is a TapeError."""
+def to_error(code: str, message: str) -> TapeError:
+    """The error with the code that a server sent; a code newer than this client becomes a TapeError."""
     kind = _ERRORS.get(code, TapeError)
     error = kind.__new__(kind)
-    TapeError.__init__(error, message)  # constructors differ; the message is what the server said
+    TapeError.__init__(error, message)  # constructors differ; the message is the server's
     return error
 
 
-def raise_meant(error: grpc.aio.AioRpcError, url: str, name: str) -> NoReturn:
-    """Raise the Tape error that an RPC error stands for."""
+def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoReturn:
+    """Raise the Tape error for a gRPC error."""
     code = dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY)
     details = error.details() or ""
     if code is not None:
-        raise error_of(str(code), details) from error
+        raise to_error(str(code), details) from error
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         raise ServerUnreachable(
             f"The Tape server at {url} cannot be reached ({details}). Is it running? Start one with: tape serve"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import cast
 
+from tape.client import rpcs
+from tape.client.channel import ChannelCalls
 from tape.proto import tape_pb2 as pb
 
 
-class ReactionCalls:
+class ReactionCalls(ChannelCalls):
     """The registry of reactions, tasks, and dead letters."""
-
-    async def _call(self, name: str, request: Any) -> Any:
-        raise NotImplementedError
 
     # ── reactions ────────────────────────────────────────────────────────────────────────────────
 
@@ -23,7 +22,7 @@ class ReactionCalls:
         name: str = "",
         subject_pattern: str,
         predicate_cel: str = "",
-        handler_kind: Any,
+        handler_kind: int | str,
         agent_app: str = "",
         publish_target: str = "",
         max_concurrency: int = 1,
@@ -44,7 +43,7 @@ class ReactionCalls:
             name=name,
             subject_pattern=subject_pattern,
             predicate_cel=predicate_cel,
-            handler_kind=handler_kind,
+            handler_kind=cast("pb.HandlerKind", handler_kind),
             agent_app=agent_app,
             publish_target=publish_target,
             max_concurrency=max_concurrency,
@@ -59,27 +58,29 @@ class ReactionCalls:
             allow_self=allow_self,
             strict_order=strict_order,
         )
-        return await self._call("RegisterReaction", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.REGISTER_REACTION, request)
 
     async def deregister_reaction(self, reaction_id: str) -> bool:
         """Remove a reaction; False if there never was one. Its tasks stay."""
-        answer = await self._call("DeregisterReaction", pb.DeregisterReactionRequest(reaction_id=reaction_id))
-        return answer.deregistered  # type: ignore[no-any-return]
+        answer = await self._channel.call(
+            rpcs.DEREGISTER_REACTION, pb.DeregisterReactionRequest(reaction_id=reaction_id)
+        )
+        return answer.deregistered
 
     async def list_reactions(self, subject_pattern: str = "") -> pb.ListReactionsResponse:
         """The reactions that are registered, all or those with exactly this pattern."""
         request = pb.ListReactionsRequest(subject_pattern=subject_pattern)
-        return await self._call("ListReactions", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.LIST_REACTIONS, request)
 
     async def get_reaction_stats(self, reaction_id: str = "") -> pb.GetReactionStatsResponse:
         """How one reaction or all stand: lag, tasks by state, predicate errors."""
         request = pb.GetReactionStatsRequest(reaction_id=reaction_id)
-        return await self._call("GetReactionStats", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.GET_REACTION_STATS, request)
 
     async def explain_reaction(self, reaction_id: str, global_seq: int) -> pb.ExplainReactionResponse:
         """Why a reaction did or did not fire on an entry, and what became of the work."""
         request = pb.ExplainReactionRequest(reaction_id=reaction_id, global_seq=global_seq)
-        return await self._call("ExplainReaction", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.EXPLAIN_REACTION, request)
 
     async def test_reaction(
         self,
@@ -100,7 +101,7 @@ class ReactionCalls:
             samples=samples,
             bucket_ms=bucket_ms,
         )
-        return await self._call("TestReaction", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.TEST_REACTION, request)
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,19 +126,19 @@ class ReactionCalls:
             now_ms=now_ms,
             task_ids=task_ids,
         )
-        return await self._call("ClaimTasks", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.CLAIM_TASKS, request)
 
     async def complete_task(self, *, task_id: str, owner: str) -> pb.CompleteTaskResponse:
         """Say that a claimed task is done."""
         request = pb.CompleteTaskRequest(task_id=task_id, owner=owner)
-        return await self._call("CompleteTask", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.COMPLETE_TASK, request)
 
     async def nack_task(
         self, *, task_id: str, owner: str, error: str = "", permanent: bool = False
     ) -> pb.NackTaskResponse:
         """Say that a claimed task failed: tried again later, or a dead letter at once if that is permanent."""
         request = pb.NackTaskRequest(task_id=task_id, owner=owner, error=error, permanent=permanent)
-        return await self._call("NackTask", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.NACK_TASK, request)
 
     async def settle_tasks(
         self,
@@ -149,20 +150,23 @@ class ReactionCalls:
     ) -> pb.SettleTasksResponse:
         """Complete, nack and give back many tasks in one step; those that the owner does not hold are refused."""
         request = pb.SettleTasksRequest(owner=owner, completed=completed, failed=failed, released=released)
-        return await self._call("SettleTasks", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.SETTLE_TASKS, request)
 
     async def list_tasks(
-        self, *, reaction_id: str, status: Any = 0, limit: int = 200, before_global_seq: int = 0
+        self, *, reaction_id: str, status: int | str = 0, limit: int = 200, before_global_seq: int = 0
     ) -> pb.ListTasksResponse:
         """A reaction's tasks, the newest first."""
         request = pb.ListTasksRequest(
-            reaction_id=reaction_id, status=status, limit=limit, before_global_seq=before_global_seq
+            reaction_id=reaction_id,
+            status=cast("pb.TaskStatus", status),
+            limit=limit,
+            before_global_seq=before_global_seq,
         )
-        return await self._call("ListTasks", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.LIST_TASKS, request)
 
     async def get_task(self, task_id: str) -> pb.Task:
         """One task."""
-        return await self._call("GetTask", pb.GetTaskRequest(task_id=task_id))  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.GET_TASK, pb.GetTaskRequest(task_id=task_id))
 
     async def redrive_tasks(
         self,
@@ -174,7 +178,7 @@ class ReactionCalls:
     ) -> pb.RedriveTasksResponse:
         """Let dead letters be tried again: these, those that fit a filter, or all."""
         request = pb.RedriveTasksRequest(task_ids=task_ids, filter=filter, everything=everything, limit=limit)
-        return await self._call("RedriveTasks", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.REDRIVE_TASKS, request)
 
     async def drop_tasks(
         self,
@@ -189,4 +193,4 @@ class ReactionCalls:
         request = pb.DropTasksRequest(
             task_ids=task_ids, filter=filter, everything=everything, limit=limit, reason=reason
         )
-        return await self._call("DropTasks", request)  # type: ignore[no-any-return]
+        return await self._channel.call(rpcs.DROP_TASKS, request)

@@ -92,7 +92,7 @@ class ServerBackend:
         entries: list[dict[str, Any]] = []
         if head == 0:
             return entries
-        with contextlib.closing(client.follow_batches(run_id=self.run_id, reconnect=False)) as batches:  # type: ignore[type-var]
+        with contextlib.closing(client.follow_batches(run_id=self.run_id, reconnect=False)) as batches:
             for batch in batches:
                 entries += [parse(event.payload_json.encode()) for event in batch.entries]
                 if batch.position >= head:

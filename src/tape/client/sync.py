@@ -1,4 +1,4 @@
-"""The client for ordinary code: the asyncio client on a thread of its own."""
+"""The synchronous client: the asyncio client on a thread of its own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import contextvars
 import copy
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tape.client.aio import AsyncTapeClient
+from tape.client.aio import DEPRECATED_SPEAKING_AS, AsyncTapeClient
 from tape.client.channel import DEFAULT_URL
 
 P = ParamSpec("P")
@@ -20,7 +21,7 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[AsyncTapeClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[TapeClient, P], T]:
-    """The same method, waiting for its result."""
+    """The synchronous form of a coroutine method."""
 
     @wraps(method)
     def call(client: TapeClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,11 +32,11 @@ def _blocking(
 
 def _iterating(
     method: Callable[Concatenate[AsyncTapeClient, P], AsyncIterator[T]],
-) -> Callable[Concatenate[TapeClient, P], Iterator[T]]:
-    """The same method, as an ordinary iterator."""
+) -> Callable[Concatenate[TapeClient, P], Generator[T, None, None]]:
+    """The synchronous form of a method that returns an async iterator."""
 
     @wraps(method)
-    def call(client: TapeClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def call(client: TapeClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         return client._iterate(method(client._client, *args, **kwargs))
 
     return call
@@ -57,16 +58,14 @@ class TapeClient:
         lease_owner: str = "",
     ) -> None:
         self.url = url
-        self._who: dict[str, Any] = {
-            "auth": auth,
-            "audience": audience,
-            "id_token": id_token,
-            "lease_owner": lease_owner,
-        }
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tape-client", daemon=True)
         self._thread.start()
-        self._client: AsyncTapeClient = self._wait(self._connect())
+
+        async def connect() -> AsyncTapeClient:  # on its loop: a channel belongs to the loop it is created on
+            return AsyncTapeClient(url, auth=auth, audience=audience, id_token=id_token, lease_owner=lease_owner)
+
+        self._client = self._wait(connect())
 
     def __enter__(self) -> TapeClient:
         return self
@@ -75,7 +74,7 @@ class TapeClient:
         self.close()
 
     def close(self) -> None:
-        """Let appends that are on their way arrive, then disconnect."""
+        """Wait for appends in flight, then disconnect."""
         if self._loop.is_closed():
             return
         self._wait(self._client.close())
@@ -83,11 +82,16 @@ class TapeClient:
         self._thread.join()
         self._loop.close()
 
-    def speaking_as(self, lease_owner: str) -> TapeClient:
-        """This client under another lease owner, on the same connection: it is closed with this one."""
+    def with_lease_owner(self, lease_owner: str) -> TapeClient:
+        """A client for another lease owner on the same connection; `close()` of this client disconnects both."""
         other = copy.copy(self)
-        other._client = self._client.speaking_as(lease_owner)
+        other._client = self._client.with_lease_owner(lease_owner)
         return other
+
+    def speaking_as(self, lease_owner: str) -> TapeClient:
+        """Deprecated name of `with_lease_owner`."""
+        warnings.warn(DEPRECATED_SPEAKING_AS, DeprecationWarning, stacklevel=2)
+        return self.with_lease_owner(lease_owner)
 
     append = _blocking(AsyncTapeClient.append)
     append_many = _blocking(AsyncTapeClient.append_many)
@@ -165,32 +169,28 @@ class TapeClient:
     execute = _blocking(AsyncTapeClient.execute)
     execute_many = _blocking(AsyncTapeClient.execute_many)
 
-    async def _connect(self) -> AsyncTapeClient:
-        return AsyncTapeClient(self.url, **self._who)  # a channel belongs to the loop it is made on
-
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        context = contextvars.copy_context()  # so that a call belongs to the span of the thread that makes it
+        context = contextvars.copy_context()  # the call belongs to the trace span of the calling thread
 
         async def in_context() -> T:
             return await self._loop.create_task(work, context=context)
 
         return asyncio.run_coroutine_threadsafe(in_context(), self._loop).result()
 
-    def _iterate(self, stream: AsyncIterator[T]) -> Iterator[T]:
-        async def following() -> T:
+    def _iterate(self, stream: AsyncIterator[T]) -> Generator[T, None, None]:
+        async def read_next() -> T:
             return await anext(stream)
 
-        async def leave() -> None:
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                await close()
+        async def close() -> None:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
 
         try:
             while True:
                 try:
-                    yield self._wait(following())
+                    yield self._wait(read_next())
                 except StopAsyncIteration:
                     return
         finally:
             if not self._loop.is_closed():
-                self._wait(leave())
+                self._wait(close())

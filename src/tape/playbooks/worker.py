@@ -206,7 +206,7 @@ class Worker:
             priority=command.priority,
             trace=command.trace,
         )
-        client, blocking = self._client.speaking_as(owner), self._blocking.speaking_as(owner)
+        client, blocking = self._client.with_lease_owner(owner), self._blocking.with_lease_owner(owner)
         host = RemoteHost(run, owner, self._lease_ms, client, blocking, self._load)
         try:
             with self.leases.keep(run.id, owner):

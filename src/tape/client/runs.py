@@ -1,0 +1,234 @@
+"""The calls about runs: their leases, decisions, budgets, gates and timers. Each is named for its RPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from tape.client import rpcs
+from tape.client.channel import ChannelCalls
+from tape.proto import tape_pb2 as pb
+
+
+class RunCalls(ChannelCalls):
+    """Runs, decisions, budgets, gates and timers."""
+
+    async def _advance(self, move: pb.AdvanceRunRequest) -> pb.AdvanceRunResponse:
+        raise NotImplementedError
+
+    async def begin_run(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        invocation_id: str,
+        lease_owner: str = "",
+        lease_ttl_ms: int = 120000,
+        tenant_id: str = "",
+        actor: str = "",
+        subject: str = "",
+        agent_id: str = "",
+        aiplex_instance_id: str = "",
+        gateway_route: str = "",
+        scopes: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> pb.BeginRunResponse:
+        """Begin a run, or take up the one with the same four ids."""
+        request = pb.BeginRunRequest(
+            app_name=app_name,
+            user_id=user_id,
+            session_id=session_id,
+            invocation_id=invocation_id,
+            lease_owner=lease_owner,
+            lease_ttl_ms=lease_ttl_ms,
+            tenant_id=tenant_id,
+            actor=actor,
+            subject=subject,
+            agent_id=agent_id,
+            aiplex_instance_id=aiplex_instance_id,
+            gateway_route=gateway_route,
+            scopes=scopes,
+            labels=labels,
+        )
+        return await self._channel.call(rpcs.BEGIN_RUN, request)
+
+    async def advance_run(
+        self,
+        run_id: str,
+        *,
+        lease_owner: str = "",
+        lease_ttl_ms: int = 0,
+        complete: Sequence[pb.CompleteEffectRequest] = (),
+        begin: pb.BeginEffectRequest | None = None,
+        end: pb.EndRunRequest | None = None,
+    ) -> pb.AdvanceRunResponse:
+        """Several steps of a run in one commit, all or none: take its lease, complete effects, begin one, end it.
+
+        Concurrent callers share messages and commits.
+        """
+        request = pb.AdvanceRunRequest(
+            run_id=run_id,
+            lease_owner=lease_owner,
+            lease_ttl_ms=lease_ttl_ms,
+            complete=complete,
+            begin=begin,
+            end=end,
+        )
+        return await self._advance(request)
+
+    async def resume_run(
+        self, *, run_id: str, lease_owner: str = "", lease_ttl_ms: int = 120000, renew: bool = False
+    ) -> pb.ResumeRunResponse:
+        """Take a run's lease, or renew it; with `renew` only if it is the caller's still."""
+        request = pb.ResumeRunRequest(run_id=run_id, lease_owner=lease_owner, lease_ttl_ms=lease_ttl_ms, renew=renew)
+        return await self._channel.call(rpcs.RESUME_RUN, request)
+
+    async def end_run(self, *, run_id: str, status: int | str = 4, detail_json: str = "") -> pb.EndRunResponse:
+        """End a run; 4 is TERMINAL."""
+        request = pb.EndRunRequest(run_id=run_id, status=cast("pb.RunStatus", status), detail_json=detail_json)
+        return await self._channel.call(rpcs.END_RUN, request)
+
+    async def get_run(self, run_id: str) -> pb.RunState:
+        """A run as it stands."""
+        request = pb.GetRunRequest(run_id=run_id)
+        return await self._channel.call(rpcs.GET_RUN, request)
+
+    async def list_runs(
+        self,
+        *,
+        app_name: str = "",
+        user_id: str = "",
+        session_id: str = "",
+        status: int | str = 0,
+        before_started_at_ms: int = 0,
+        before_run_id: str = "",
+        limit: int = 100,
+    ) -> pb.ListRunsResponse:
+        """Runs, the newest first; the next page begins before the last run of this one."""
+        request = pb.ListRunsRequest(
+            app_name=app_name,
+            user_id=user_id,
+            session_id=session_id,
+            status=cast("pb.RunStatus", status),
+            before_started_at_ms=before_started_at_ms,
+            before_run_id=before_run_id,
+            limit=limit,
+        )
+        return await self._channel.call(rpcs.LIST_RUNS, request)
+
+    async def list_runs_to_recover(
+        self, *, limit: int = 100, now_ms: int = 0, app_name: str = ""
+    ) -> pb.ListRunsToRecoverResponse:
+        """Runs that somebody should carry on."""
+        request = pb.ListRunsToRecoverRequest(limit=limit, now_ms=now_ms, app_name=app_name)
+        return await self._channel.call(rpcs.LIST_RUNS_TO_RECOVER, request)
+
+    async def list_compactable_runs(self, *, before_ms: int = 0, limit: int = 100) -> pb.ListCompactableRunsResponse:
+        """Ended runs that were never compacted."""
+        request = pb.ListCompactableRunsRequest(before_ms=before_ms, limit=limit)
+        return await self._channel.call(rpcs.LIST_COMPACTABLE_RUNS, request)
+
+    async def compact_run(self, run_id: str, *, ignore_unowed: bool = False) -> pb.CompactRunResponse:
+        """Blank what a settled run's decisions and effects said."""
+        request = pb.CompactRunRequest(run_id=run_id, ignore_unowed=ignore_unowed)
+        return await self._channel.call(rpcs.COMPACT_RUN, request)
+
+    async def record_decision(
+        self,
+        *,
+        run_id: str,
+        decision_index: int,
+        model: str = "",
+        request_json: str = "",
+        response_json: str = "",
+        rationale: str = "",
+        policy_version: str = "",
+    ) -> pb.DecisionRecord:
+        """Record a decision once; a repeat gets what is there."""
+        request = pb.RecordDecisionRequest(
+            run_id=run_id,
+            decision_index=decision_index,
+            model=model,
+            request_json=request_json,
+            response_json=response_json,
+            rationale=rationale,
+            policy_version=policy_version,
+        )
+        return await self._channel.call(rpcs.RECORD_DECISION, request)
+
+    async def get_decision(self, *, run_id: str, decision_index: int) -> pb.GetDecisionResponse:
+        """A decision, if it was made."""
+        request = pb.GetDecisionRequest(run_id=run_id, decision_index=decision_index)
+        return await self._channel.call(rpcs.GET_DECISION, request)
+
+    async def set_budget(self, *, run_id: str, usd_cap: float = 0.0, token_cap: int = 0) -> pb.BudgetState:
+        """Set a run's caps; 0 is no cap."""
+        request = pb.SetBudgetRequest(run_id=run_id, usd_cap=usd_cap, token_cap=token_cap)
+        return await self._channel.call(rpcs.SET_BUDGET, request)
+
+    async def admit_budget(
+        self, *, run_id: str, usd_estimate: float = 0.0, token_estimate: int = 0
+    ) -> pb.AdmitBudgetResponse:
+        """Whether an estimate fits into what is left."""
+        request = pb.AdmitBudgetRequest(run_id=run_id, usd_estimate=usd_estimate, token_estimate=token_estimate)
+        return await self._channel.call(rpcs.ADMIT_BUDGET, request)
+
+    async def charge_budget(self, *, run_id: str, usd: float = 0.0, tokens: int = 0) -> pb.BudgetState:
+        """Add to what a run has spent."""
+        request = pb.ChargeBudgetRequest(run_id=run_id, usd=usd, tokens=tokens)
+        return await self._channel.call(rpcs.CHARGE_BUDGET, request)
+
+    async def await_signal(self, *, run_id: str, gate_name: str, payload_json: str = "") -> pb.AwaitSignalResponse:
+        """The answer of a gate, or the run parks there."""
+        request = pb.AwaitSignalRequest(run_id=run_id, gate_name=gate_name, payload_json=payload_json)
+        return await self._channel.call(rpcs.AWAIT_SIGNAL, request)
+
+    async def send_signal(
+        self,
+        *,
+        run_id: str = "",
+        app_name: str = "",
+        user_id: str = "",
+        session_id: str = "",
+        gate_name: str,
+        resolution_json: str = "",
+    ) -> pb.SendSignalResponse:
+        """Answer a gate."""
+        request = pb.SendSignalRequest(
+            run_id=run_id,
+            app_name=app_name,
+            user_id=user_id,
+            session_id=session_id,
+            gate_name=gate_name,
+            resolution_json=resolution_json,
+        )
+        return await self._channel.call(rpcs.SEND_SIGNAL, request)
+
+    async def set_timer(
+        self, *, run_id: str, fire_at_ms: int, kind: str, timer_id: str = "", payload_json: str = ""
+    ) -> pb.TimerRecord:
+        """Set a timer."""
+        request = pb.SetTimerRequest(
+            run_id=run_id, fire_at_ms=fire_at_ms, kind=kind, timer_id=timer_id, payload_json=payload_json
+        )
+        return await self._channel.call(rpcs.SET_TIMER, request)
+
+    async def cancel_timer(self, *, run_id: str, timer_id: str) -> pb.CancelTimerResponse:
+        """Remove a timer."""
+        request = pb.CancelTimerRequest(run_id=run_id, timer_id=timer_id)
+        return await self._channel.call(rpcs.CANCEL_TIMER, request)
+
+    async def list_due_timers(
+        self, *, now_ms: int = 0, limit: int = 200, claim: bool = False, claimer: str = "", lease_ttl_ms: int = 60000
+    ) -> pb.ListDueTimersResponse:
+        """Due timers; a claimed one is nobody else's, and with a claimer it comes again unless it is completed."""
+        request = pb.ListDueTimersRequest(
+            now_ms=now_ms, limit=limit, claim=claim, claimer=claimer, lease_ttl_ms=lease_ttl_ms
+        )
+        return await self._channel.call(rpcs.LIST_DUE_TIMERS, request)
+
+    async def complete_timer(self, *, run_id: str, timer_id: str, claimer: str) -> pb.CompleteTimerResponse:
+        """Say that a leased timer has been acted on."""
+        request = pb.CompleteTimerRequest(run_id=run_id, timer_id=timer_id, claimer=claimer)
+        return await self._channel.call(rpcs.COMPLETE_TIMER, request)

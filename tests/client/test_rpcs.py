@@ -1,0 +1,21 @@
+"""The client's list of RPCs is that of the proto."""
+
+from __future__ import annotations
+
+from google.protobuf.message_factory import GetMessageClass
+
+from tape.client import rpcs
+from tape.client.rpcs import BidiStream, Rpc, ServerStream, Unary
+from tape.proto import tape_pb2 as pb
+
+
+def test_every_rpc_of_the_proto_is_listed_with_its_kind_and_its_messages() -> None:
+    listed = {rpc.name: rpc for rpc in vars(rpcs).values() if isinstance(rpc, Rpc)}
+    methods = pb.DESCRIPTOR.services_by_name["Tape"].methods
+    assert set(listed) == {method.name for method in methods}
+    for method in methods:
+        rpc = listed[method.name]
+        kind = BidiStream if method.client_streaming else ServerStream if method.server_streaming else Unary
+        assert type(rpc) is kind
+        assert rpc.request is GetMessageClass(method.input_type)
+        assert rpc.response is GetMessageClass(method.output_type)
