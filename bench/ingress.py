@@ -61,7 +61,7 @@ BARE = """\
 import socket, uvicorn, uvloop
 from starlette.requests import Request
 from starlette.responses import Response
-from tape.server.http.protocol import Connection
+from tape.server.http.protocol import HttpConnection
 
 async def app(scope, receive, send):
     await Request(scope, receive).body()
@@ -71,7 +71,8 @@ listening = socket.socket()
 listening.bind(("127.0.0.1", 0))
 listening.listen(1024)
 print(listening.getsockname()[1], flush=True)
-config = uvicorn.Config(app, http=Connection, server_header=False, log_config=None, access_log=False, lifespan="off")
+quiet = dict(server_header=False, log_config=None, access_log=False, lifespan="off")
+config = uvicorn.Config(app, http=HttpConnection, **quiet)
 uvloop.run(uvicorn.Server(config).serve([listening]))
 """
 

@@ -21,7 +21,7 @@ from tape.playbooks import functions
 from tape.playbooks.tools import TOOLS, ToolCall
 from tape.playbooks.worker import announce_playbooks, work
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.advance import AdvancingDoor
+from tape.server.grpc.advance import AdvanceService
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.forked import Forked
@@ -430,7 +430,7 @@ async def test_no_more_steps_act_at_a_time_than_a_worker_has_places(client: Asyn
 
 
 async def test_an_older_server_is_told_of_one_run_at_a_time(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(AdvancingDoor, "advance_runs")
+    monkeypatch.delattr(AdvanceService, "advance_runs")
     async with (
         Server(settings_for(store_url)) as server,
         AsyncTapeClient(f"tape://{server.grpc_address}") as client,
@@ -443,8 +443,8 @@ async def test_an_older_server_is_told_of_one_run_at_a_time(store_url: str, monk
 async def test_a_worker_that_is_newer_than_its_server_says_so_and_uses_up_no_attempt(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(AdvancingDoor, "advance_runs")
-    monkeypatch.delattr(AdvancingDoor, "advance_run")
+    monkeypatch.delattr(AdvanceService, "advance_runs")
+    monkeypatch.delattr(AdvanceService, "advance_run")
     async with (
         Server(settings_for(store_url)) as server,
         AsyncTapeClient(f"tape://{server.grpc_address}") as client,

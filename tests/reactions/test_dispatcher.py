@@ -24,7 +24,7 @@ from tape.reactions.dispatcher import dispatch
 from tape.reactions.invocation import Caller
 from tape.reactions.slots import leave_place, take_place
 from tape.reactions.threads import Threads
-from tape.server.grpc.tasks import TasksDoor
+from tape.server.grpc.tasks import TasksService
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.engine.reactions.helpers import CLAIMED, DLQ, DONE, PENDING, claim, matched, register, tasks, until
@@ -583,7 +583,7 @@ async def test_a_server_that_cannot_push_is_polled(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, missing: list[str]
 ) -> None:
     for name in missing:
-        monkeypatch.delattr(TasksDoor, name)
+        monkeypatch.delattr(TasksService, name)
     release = threading.Event()
 
     def handler(envelope: Envelope) -> None:

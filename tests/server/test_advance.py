@@ -83,6 +83,6 @@ async def test_runs_that_go_on_at_the_same_time_share_messages_and_each_has_its_
 
 async def test_a_batch_that_is_too_long_is_refused_by_its_number(server: Server) -> None:
     channel = Channel(f"tape://{server.grpc_address}")
-    with pytest.raises(InvalidInput, match="moves has 1001 of them; send 1000 at most"):
+    with pytest.raises(InvalidInput, match="moves has 1001 elements; send 1000 at most"):
         await channel.call(rpcs.ADVANCE_RUNS, pb.AdvanceRunsRequest(moves=[pb.AdvanceRunRequest()] * 1_001))
     await channel.close()

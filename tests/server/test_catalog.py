@@ -67,8 +67,8 @@ async def test_every_problem_of_a_document_is_in_one_answer(server: Server) -> N
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [
-        ("register", b"{", 400, "the request is no JSON"),
-        ("register", b'{"resource_type": 7}', 422, "the request cannot be read"),
+        ("register", b"{", 400, "the request is not JSON"),
+        ("register", b'{"resource_type": 7}', 422, "the request cannot be decoded"),
         ("register", {"content": "kind: Nonsense\nmetadata: {path: x}"}, 422, "kind: 'Nonsense' must be one of"),
         ("register", {"content": "kind: [x"}, 422, "line 1"),
         ("resource", {"path": "nowhere"}, 404, "Resource not found: nowhere"),

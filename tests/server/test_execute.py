@@ -57,7 +57,7 @@ async def test_a_batch_has_a_result_for_each_and_the_metrics_count_them(shop: Se
             "error": "Resource not found: Playbook not found: nope",
         },
     ]
-    assert answer["results"][3]["error"].startswith("Validation error: the request cannot be read")
+    assert answer["results"][3]["error"].startswith("Validation error: the request cannot be decoded")
     assert "unknown field `pool`" in answer["results"][4]["error"]
     metrics = (await call(shop.http_address, "GET", "/metrics")).body.decode()
     assert 'tape_execute_outcomes_total{entry="batch",outcome="new"} 1.0' in metrics
@@ -103,7 +103,7 @@ async def test_behind_one_that_fails_the_others_of_its_lane_are_skipped_and_no_o
         ("execute", {"path": "nope"}, 404, "Playbook not found: nope"),
         ("execute", {"path": "domain/ingest_order"}, 422, "payload: order_id is missing; send a string"),
         ("execute", {"path": "x", "lane": "a"}, 422, "lane 'a' keeps an order within a batch"),
-        ("execute", b"nonsense", 400, "the request is no JSON"),
+        ("execute", b"nonsense", 400, "the request is not JSON"),
         ("execute", b"[" * 3_000_000, 413, "more than 2097152 bytes"),
         ("execute/batch", {"executions": []}, 422, "execute batch requires a non-empty 'executions' array"),
         ("execute/batch", {"executions": [{}] * 1001}, 422, "execute batch size 1001 exceeds the 1000 cap"),

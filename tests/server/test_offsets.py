@@ -44,7 +44,7 @@ async def test_what_cannot_be_read_is_refused_in_its_place_and_by_its_name(shop:
     assert "unknown field `pool`" in done["results"][1]["error"]
     lifecycle = {"offset": 1, "letter": {"event_type": "subscription.paused"}}
     done = (await post(shop, "/api/taken", body(1, 2, lifecycle))).json()
-    assert "event_type 'subscription.paused' is not one that is taken here" in done["results"][0]["error"]
+    assert "event_type 'subscription.paused' is not accepted here" in done["results"][0]["error"]
     for bad, said in (
         (body(3, 2), "begin 3 and end 2"),
         (body(0, 9, *(record(offset) for offset in (5, 4))), "offset 4 is not in its place"),

@@ -140,7 +140,7 @@ async def test_runtimes_put_their_events_on_the_journal(server: Server, orders: 
     ("change", "status", "said"),
     [
         ({"event_type": "subscription.paused"}, 422, "The lifecycle is changed by POST"),
-        ({"event_type": "order.created"}, 422, "is not one that is taken here"),
+        ({"event_type": "order.created"}, 422, "is not accepted here"),
         ({"execution_id": "7"}, 404, "Subscription 7 not registered"),
         ({"execution_id": "x"}, 422, "execution_id 'x' must be a whole number"),
         ({"created_at": "yesterday"}, 400, "created_at 'yesterday' is not a time"),

@@ -30,7 +30,7 @@ BATCH_BYTES = 1 << 20
 UNLIMITED = 1 << 62
 
 
-class Line(Draft, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InputLine(Draft, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of input: a draft whose payload is plain JSON rather than text."""
 
     payload: msgspec.Raw = msgspec.Raw(b"{}")
@@ -115,7 +115,7 @@ async def _append_one(url: str, draft: Draft) -> int:
 
 def _drafts(subject: str | None, fields: dict[str, Any]) -> Iterator[Draft]:
     """Checked drafts from the lines of standard input."""
-    decode = msgspec.json.Decoder(Line).decode
+    decode = msgspec.json.Decoder(InputLine).decode
     given = {name: value for name, value in fields.items() if value and (name, value) != ("schema_version", 1)}
     for number, text in enumerate(sys.stdin.buffer, start=1):
         if not text.strip():

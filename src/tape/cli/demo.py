@@ -96,7 +96,7 @@ def _show_run(console: Console, stage: Stage, title: str) -> None:
     _title(console, title)
     with TapeClient(stage.url) as client:
         [run] = client.list_runs(app_name=APP).runs
-    runs.show_run(run.run_id, runs.View.tree, stage.url, Output.text)
+    runs.show_run(run.run_id, runs.RunView.tree, stage.url, Output.text)
 
 
 def _show_book(console: Console, bank: Bank) -> None:

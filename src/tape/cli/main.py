@@ -52,7 +52,7 @@ COMMANDS = (
 )
 
 
-class OnDemand(TyperGroup):
+class LazyGroup(TyperGroup):
     """The commands, each loaded when it is asked for: appending an event need not wait for what a server needs."""
 
     def __init__(self, **settings: Any) -> None:
@@ -86,7 +86,7 @@ def _take_literally(command: Any) -> None:
 
 
 app = typer.Typer(
-    cls=OnDemand,
+    cls=LazyGroup,
     name="tape",
     help="Tape: one durable log for agents, services and data pipelines.",
     no_args_is_help=True,

@@ -59,7 +59,7 @@ def reactors(
         "redrive_fn": load_object("--redrive", redrive) if redrive else None,
         "runner": load_object("--runner", runner) if runner else None,
     }
-    teller = Teller(output)
+    teller = ReportPrinter(output)
     common: dict[str, Any] = {"claimer": claimer, "once": once, "concurrency": concurrency}
 
     def react(stop: threading.Event) -> None:
@@ -91,7 +91,7 @@ def outbox(
 ) -> None:
     """Send what runs have left in the outbox."""
     import_modules(modules)
-    teller = Teller(output)
+    teller = ReportPrinter(output)
     with teller.live(f"Sending for {url}{_through()}"):
         run_outbox_dispatcher(
             url,
@@ -154,7 +154,7 @@ def _together(loops: list[Callable[[threading.Event], None]], *, once: bool) -> 
         raise failures[0]
 
 
-class Teller:
+class ReportPrinter:
     """Tells what the reactors do: a line each, and on a terminal how much of it in a status line."""
 
     def __init__(self, output: Output) -> None:

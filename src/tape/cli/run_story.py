@@ -20,7 +20,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
-class Story(msgspec.Struct, frozen=True):
+class RunStory(msgspec.Struct, frozen=True):
     """A run with what belongs to it; `entries` is what the journal still has of it."""
 
     run: pb.RunState
@@ -53,7 +53,7 @@ class Story(msgspec.Struct, frozen=True):
         }
 
 
-async def load(client: AsyncTapeClient, run_id: str) -> Story:
+async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
     """Ask for everything about a run; NotFound if there is none."""
     run, head = await asyncio.gather(client.get_run(run_id), client.head())
     entries: list[Entry] = []
@@ -68,7 +68,7 @@ async def load(client: AsyncTapeClient, run_id: str) -> Story:
     obligations, admitted = await asyncio.gather(
         client.list_obligations(run_id=run_id, only_unresolved=False), client.admit_budget(run_id=run_id)
     )
-    return Story(
+    return RunStory(
         run,
         [answer.decision for answer in decisions if answer.found],
         [answer.effect for answer in effects if answer.found],

@@ -10,13 +10,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tape.cli.output import age, cut, moment, state, state_of, table
-from tape.cli.run_story import Story
+from tape.cli.run_story import RunStory
 from tape.model.entry import Entry
 from tape.model.subject import verb_of
 from tape.proto import tape_pb2 as pb
 
 
-def headline(story: Story, now_ms: int) -> Table:
+def headline(story: RunStory, now_ms: int) -> Table:
     """Whose run it is, where it stands, what it may do and what it has spent."""
     run, budget = story.run, story.budget
     facts: dict[str, str | Text] = {
@@ -65,7 +65,7 @@ def _budget(budget: pb.BudgetState) -> str:
 # ── the journal as a timeline ────────────────────────────────────────────────────────────────────
 
 
-def timeline(story: Story) -> Table:
+def timeline(story: RunStory) -> Table:
     """Every entry in order, with the time since the run began."""
     shown = table("seq", "time", "since", "what", "about")
     for entry in story.entries:
@@ -105,7 +105,7 @@ _WORTH_TELLING = {
 # ── the journal as a tree ────────────────────────────────────────────────────────────────────────
 
 
-def tree(story: Story) -> Tree:
+def tree(story: RunStory) -> Tree:
     """Decisions, under each the effects it called for, under each what became of it and what would undo it."""
     entries = list(story.entries)
     # What stands at the top, by the seq it began with: it is shown in the order in which it happened.

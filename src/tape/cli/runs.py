@@ -10,7 +10,7 @@ import typer
 from tape.base.clock import now_ms
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, print_json, print_table, state, state_of
-from tape.cli.run_story import Story, load
+from tape.cli.run_story import RunStory, load
 from tape.cli.run_tree import headline, lease, timeline, tree
 from tape.client import AsyncTapeClient
 from tape.model.ledger_states import RunStatus
@@ -19,7 +19,7 @@ from tape.proto import tape_pb2 as pb
 app = typer.Typer(help="List runs, and show what one of them did.", no_args_is_help=True)
 
 
-class State(StrEnum):
+class RunStatusOption(StrEnum):
     """Where a run stands, as the journal calls it."""
 
     runnable = "runnable"
@@ -32,7 +32,7 @@ class State(StrEnum):
     cancelled = "cancelled"
 
 
-class View(StrEnum):
+class RunView(StrEnum):
     """How a run's journal is drawn."""
 
     tree = "tree"
@@ -41,7 +41,7 @@ class View(StrEnum):
 
 @app.command("list")
 def list_runs(
-    status: Annotated[State | None, typer.Option(help="Only in this state.")] = None,
+    status: Annotated[RunStatusOption | None, typer.Option(help="Only in this state.")] = None,
     app_name: Annotated[str, typer.Option("--app", help="Only of this app.")] = "",
     user_id: Annotated[str, typer.Option("--user", help="Only of this user; needs --app.")] = "",
     session_id: Annotated[str, typer.Option("--session", help="Only of this session; needs --user.")] = "",
@@ -98,7 +98,7 @@ async def _list(url: str, place: dict[str, str], status: int, before: str, limit
 @app.command("show")
 def show_run(
     run_id: Annotated[str, typer.Argument(help="The run, as `tape runs list` names it.")],
-    view: Annotated[View, typer.Option("--as", help="How its journal is drawn.")] = View.tree,
+    view: Annotated[RunView, typer.Option("--as", help="How its journal is drawn.")] = RunView.tree,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
@@ -112,9 +112,9 @@ def show_run(
     if told.run.seq_cursor > len(told.entries):
         page.print(f"The journal has {len(told.entries)} of its {told.run.seq_cursor} entries; the rest was pruned.")
     page.print()
-    page.print(tree(told) if view is View.tree else timeline(told))
+    page.print(tree(told) if view is RunView.tree else timeline(told))
 
 
-async def _load(url: str, run_id: str) -> Story:
+async def _load(url: str, run_id: str) -> RunStory:
     async with AsyncTapeClient(url) as client:
         return await load(client, run_id)

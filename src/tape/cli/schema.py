@@ -12,18 +12,18 @@ from tape.playbooks.schema import playbook_schema
 from tape.subscriptions.document.json_schema import subscription_schema
 
 
-class Kind(StrEnum):
+class DocumentKind(StrEnum):
     """Kinds of documents that have a schema."""
 
     playbook = "playbook"
     subscription = "subscription"
 
 
-def schema(kind: Annotated[Kind, typer.Argument(help="The kind of document.")]) -> None:
+def schema(kind: Annotated[DocumentKind, typer.Argument(help="The kind of document.")]) -> None:
     """Print the JSON Schema of a kind of document: an editor completes and checks with it."""
     match kind:
-        case Kind.playbook:
+        case DocumentKind.playbook:
             made = playbook_schema()
-        case Kind.subscription:
+        case DocumentKind.subscription:
             made = subscription_schema()
     typer.echo(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())

@@ -30,7 +30,7 @@ app = typer.Typer(help="See and settle what waits for a downstream.", no_args_is
 T = TypeVar("T")
 
 
-class Part(StrEnum):
+class SpoolPart(StrEnum):
     """The parts of a spool that people look at."""
 
     waiting = "waiting"
@@ -38,12 +38,14 @@ class Part(StrEnum):
     quarantine = "quarantine"
 
 
-_AREAS = {Part.waiting: Area.LIVE, Part.dead: Area.DEAD, Part.quarantine: Area.QUARANTINE}
+_AREAS = {SpoolPart.waiting: Area.LIVE, SpoolPart.dead: Area.DEAD, SpoolPart.quarantine: Area.QUARANTINE}
 
 WhichArgument = Annotated[
     str, typer.Argument(help="Path of a subscription on the server, or a file with its document.", metavar="PATH|FILE")
 ]
-PartOption = Annotated[Part, typer.Option("--part", "-p", help="What waits, the dead letters, or what is damaged.")]
+PartOption = Annotated[
+    SpoolPart, typer.Option("--part", "-p", help="Part of the spool: waiting, dead (letters), quarantine.")
+]
 FolderOption = Annotated[
     Path | None,
     typer.Option(
@@ -56,7 +58,7 @@ KeysArgument = Annotated[list[str] | None, typer.Argument(help="Keys as `tape sp
 @app.command("ls")
 def list_items(
     which: WhichArgument,
-    part: PartOption = Part.waiting,
+    part: PartOption = SpoolPart.waiting,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many, from the front.")] = 50,
     server: ServerOption = DEFAULT_SERVER,
     folder: FolderOption = None,
@@ -109,7 +111,7 @@ def list_items(
 def show(
     which: WhichArgument,
     key: Annotated[str, typer.Argument(help="A key as `tape spool ls` shows it.")],
-    part: PartOption = Part.waiting,
+    part: PartOption = SpoolPart.waiting,
     server: ServerOption = DEFAULT_SERVER,
     folder: FolderOption = None,
 ) -> None:
@@ -182,7 +184,7 @@ def requeue(
     """
 
     async def work(spool: Spool) -> int:
-        return await spool.requeue(await _chosen(spool, which, Part.dead, keys, everything))
+        return await spool.requeue(await _chosen(spool, which, SpoolPart.dead, keys, everything))
 
     typer.echo(f"{_with_spool(which, server, folder, work)} put back.")
 
@@ -191,7 +193,7 @@ def requeue(
 def purge(
     which: WhichArgument,
     keys: KeysArgument = None,
-    part: PartOption = Part.dead,
+    part: PartOption = SpoolPart.dead,
     everything: Annotated[bool, typer.Option("--all", help="All of this part.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     server: ServerOption = DEFAULT_SERVER,
@@ -207,7 +209,7 @@ def purge(
         typer.confirm(f"Remove {len(chosen):,} messages ({part}) for good?", abort=True)
 
     async def work(spool: Spool) -> None:
-        if part is Part.waiting:
+        if part is SpoolPart.waiting:
             await spool.drop(chosen)
         else:
             await spool.backend.delete(_AREAS[part], chosen)
@@ -216,7 +218,7 @@ def purge(
     typer.echo(f"{len(chosen)} removed.")
 
 
-async def _chosen(spool: Spool, which: str, part: Part, keys: Sequence[str] | None, everything: bool) -> list[str]:
+async def _chosen(spool: Spool, which: str, part: SpoolPart, keys: Sequence[str] | None, everything: bool) -> list[str]:
     if bool(keys) == everything:
         raise InvalidInput("name the keys, or say --all.")
     if everything:
@@ -226,7 +228,7 @@ async def _chosen(spool: Spool, which: str, part: Part, keys: Sequence[str] | No
     return list(dict.fromkeys(keys or ()))
 
 
-def _no_such(keys: Sequence[str], which: str, part: Part) -> NotFound:
+def _no_such(keys: Sequence[str], which: str, part: SpoolPart) -> NotFound:
     named = ", ".join(map(repr, keys))
     return NotFound(f"KEY {named} is not in this part of the spool; see `tape spool ls {which} --part {part}`.")
 

@@ -16,7 +16,7 @@ from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 
 
-class Target(StrEnum):
+class ManifestTarget(StrEnum):
     """Where a subscription can be deployed."""
 
     kubernetes = "kubernetes"
@@ -165,7 +165,7 @@ def outage(
 @app.command()
 def render(
     which: Annotated[str, typer.Argument(help="Path of a subscription, or a file with one.", metavar="PATH|FILE")],
-    target: Annotated[Target, typer.Option(help="What the manifests are for.")] = Target.kubernetes,
+    target: Annotated[ManifestTarget, typer.Option(help="What the manifests are for.")] = ManifestTarget.kubernetes,
     image: Annotated[str, typer.Option(help="The container's image.")] = "tape:latest",
     reach: Annotated[str, typer.Option("--server-url", help="Where the container reaches the server.")] = (
         "http://tape:7879"

@@ -20,7 +20,7 @@ from tape.proto import tape_pb2 as pb
 app = typer.Typer(help="List and show tasks; redrive and drop dead letters.", no_args_is_help=True)
 
 
-class State(StrEnum):
+class TaskStatusOption(StrEnum):
     """Where a task stands."""
 
     pending = "pending"
@@ -41,14 +41,14 @@ AllOption = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 @app.command("list")
 def list_tasks(
     reaction_id: Annotated[str, typer.Argument(help="The reaction; may be left out for claimed and dlq.")] = "",
-    status: Annotated[State | None, typer.Option(help="Only in this state. [default: all, or dlq]")] = None,
+    status: Annotated[TaskStatusOption | None, typer.Option(help="Only in this state. [default: all, or dlq]")] = None,
     before: Annotated[int, typer.Option(help="Only of entries before this one: the next page.", min=0)] = 0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 20,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
     """List tasks, those of the newest entries first; without a reaction, the dead letters of all."""
-    wanted = status or (None if reaction_id else State.dlq)
+    wanted = status or (None if reaction_id else TaskStatusOption.dlq)
     number = int(TaskStatus[wanted.upper()]) if wanted else 0
     found = run(_list(url, reaction_id, number, before, limit))
     if output is Output.json:

@@ -1,4 +1,4 @@
-"""A gateway: the edge that senders reach. It verifies and forwards; it holds no database connection and no key."""
+"""The process of `tape gateway`: verifies deliveries and forwards them to a server; without database or keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tape import __version__
 from tape.base.config import parse_address
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import InvalidConfig, TapeError
-from tape.server.http.ingress import IngressDoor
+from tape.server.http.ingress import IngressRoutes
 from tape.server.http.router import App
 from tape.server.sockets import bind, join
 from tape.subscriptions.api_client import Control
@@ -31,7 +31,7 @@ GRACE_S = 10
 
 
 class Gateway:
-    """Use as an async context manager; `address` tells where it listens."""
+    """Use as an async context manager; `address` is the address it listens on."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Gateway:
 
     def _app(self) -> App:
         app = App(self.metrics)
-        app.add("POST", "/ingress/", IngressDoor(self._ingress).deliver)
+        app.add("POST", "/ingress/", IngressRoutes(self._ingress).deliver)
         app.add("GET", "/healthz", self._healthz)
         app.add("GET", "/livez", self._healthz)
         app.add("GET", "/readyz", self._readyz)
@@ -123,5 +123,5 @@ class Gateway:
 class _Http(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for the whole gateway."""
+        """Leave signals alone: `tape gateway` handles them."""
         yield

@@ -1,4 +1,4 @@
-"""One server process: database, hub and doors, started together and stopped in order."""
+"""One server process: database, hub, gRPC services and HTTP routes, started together and stopped in order."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from tape.engine.security.screening import Screening
 from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
 from tape.journal.journal import Journal, forget_requests
-from tape.server.grpc.access import Access as GrpcAccess
-from tape.server.grpc.advance import AdvancingDoor
-from tape.server.grpc.catalog import CatalogDoor
-from tape.server.grpc.effects import EffectsDoor
-from tape.server.grpc.journal import JournalDoor
+from tape.server.grpc.access import RpcAccess
+from tape.server.grpc.advance import AdvanceService
+from tape.server.grpc.catalog import CatalogService
+from tape.server.grpc.effects import EffectsService
+from tape.server.grpc.journal import JournalService
 from tape.server.grpc.methods import SERVICE, handlers
-from tape.server.grpc.reactions import ReactionsDoor
-from tape.server.grpc.runs import RunsDoor
-from tape.server.grpc.sessions import SessionsDoor
-from tape.server.grpc.tasks import TasksDoor
-from tape.server.grpc.values import ValuesDoor
-from tape.server.http.access import Access as HttpAccess
-from tape.server.http.api import KINDS, Api
-from tape.server.http.app import Doors, build_app
-from tape.server.http.artifacts import ArtifactDoor
+from tape.server.grpc.reactions import ReactionsService
+from tape.server.grpc.runs import RunsService
+from tape.server.grpc.sessions import SessionsService
+from tape.server.grpc.tasks import TasksService
+from tape.server.grpc.values import ValuesService
+from tape.server.http.access import HttpAccess
+from tape.server.http.api import KINDS, ApiRoutes
+from tape.server.http.app import Endpoints, build_app
+from tape.server.http.artifacts import ArtifactRoutes
 from tape.server.http.frames import SseFormat
-from tape.server.http.info import RuntimeInfo
-from tape.server.http.ingress import IngressDoor
-from tape.server.http.internal import Internal
-from tape.server.http.listeners import Begin
-from tape.server.http.protocol import Connection
-from tape.server.http.publish import Publishing
-from tape.server.http.queries import Queries
+from tape.server.http.info import InfoRoutes
+from tape.server.http.ingress import IngressRoutes
+from tape.server.http.internal import InternalAccess
+from tape.server.http.listeners import RunStarter
+from tape.server.http.protocol import HttpConnection
+from tape.server.http.publish import PublishRoutes
+from tape.server.http.queries import QueryRoutes
 from tape.server.http.stream import EventStream
 from tape.server.sockets import bind, join
 from tape.store import WriterLimits, open_database
@@ -71,17 +71,17 @@ from tape.subscriptions.runtime.supervisor import RuntimeSupervisor
 
 log = logging.getLogger(__name__)
 
-# A message may be a little larger than what the queue takes, so that the error comes from us and says why.
+# gRPC accepts messages a little larger than the write queue, so that the error is ours and names the limit.
 MESSAGE_SLACK_BYTES = 8 << 20
 HOUSEKEEPING_S = 600.0
-# Entries newer than this are counted from the journal when somebody asks.
+# Seconds between two runs of the counter. Queries count newer entries from the journal.
 COUNTING_S = 10.0
-# A subscription that was paused, or a secret that was replaced, is noticed after so long.
+# Seconds after which a paused subscription or a replaced secret takes effect in the ingress.
 LISTENERS_S = 1.0
 
 
 class Server:
-    """Use as an async context manager; `grpc_address` and `http_address` tell where it listens."""
+    """Use as an async context manager; `grpc_address` and `http_address` are the addresses it listens on."""
 
     def __init__(self, settings: Settings) -> None:
         self._is_stopped = False
@@ -102,12 +102,12 @@ class Server:
         self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = CatalogListeners(self.database, self.wallet)
-        begin = Begin(self.journal)
-        self.spooling = SpoolingDispatch(begin, begin.replays, self._tell, self.wallet.reveal, self.metrics)
+        begin = RunStarter(self.journal)
+        self.spooling = SpoolingDispatch(begin, begin.replays, self._emit, self.wallet.reveal, self.metrics)
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),
             self.spooling,
-            self._tell,
+            self._emit,
             self.metrics,
             body_timeout_s=settings.ingress_body_timeout_s,
         )
@@ -115,7 +115,7 @@ class Server:
         self.board = Board(self.database)
         self.matcher = Matcher(self.hub, self.board)
         self.hosting = RuntimeSupervisor(self.journal, self.wallet.reveal, new_owner())
-        self._journal_door = JournalDoor(self.journal, self.hub)
+        self._journal_service = JournalService(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""
         self._health = health.aio.HealthServicer()
@@ -124,7 +124,7 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Open the database, then the doors."""
+        """Open the database, then listen for gRPC and HTTP."""
         self._allowed_hosts.enter_context(allowing(self.settings.http_allow))
         await self.database.open()
         try:
@@ -142,27 +142,27 @@ class Server:
             raise
         await self.hosting.start()
         self.spooling.recover(self.listeners)
-        self._tasks.append(asyncio.create_task(self._keep_house()))
-        self._tasks.append(asyncio.create_task(self._keep_count()))
+        self._tasks.append(asyncio.create_task(self._run_housekeeping()))
+        self._tasks.append(asyncio.create_task(self._run_counter()))
 
     async def stop(self) -> None:
-        """Accept nothing more, finish commits, end streams with a status, let go of the database. Once is enough."""
+        """Stop accepting requests, finish commits, end streams with a status, close the database. Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True
         await self._health.enter_graceful_shutdown()
-        doors = []
+        stopping = []
         if self._grpc is not None:
-            doors.append(asyncio.create_task(self._grpc.stop(self.settings.shutdown_grace_s)))
+            stopping.append(asyncio.create_task(self._grpc.stop(self.settings.shutdown_grace_s)))
         if self._http is not None:
-            self._http.leave()
-        await asyncio.sleep(0)  # the doors stop accepting before streams are told to leave
-        self._journal_door.end_append_streams()
+            self._http.request_stop()
+        await asyncio.sleep(0)  # both listeners stop accepting before streams are asked to end
+        self._journal_service.end_append_streams()
         await self.hosting.close(self.settings.shutdown_grace_s)
         await self.matcher.close()
         await self.board.close()
         await self.hub.close()
-        await asyncio.gather(*doors)
+        await asyncio.gather(*stopping)
         for task in self._tasks:
             if task.get_name() != "http":
                 task.cancel()
@@ -185,22 +185,23 @@ class Server:
 
     async def _open_grpc(self) -> None:
         server = grpc.aio.server(options=grpc_options(self.settings.queue_bytes + MESSAGE_SLACK_BYTES))
-        doors = [
-            self._journal_door,
-            ValuesDoor(self.journal, self.hub),
-            RunsDoor(self.journal),
-            EffectsDoor(self.journal),
-            SessionsDoor(self.journal),
-            ReactionsDoor(self.journal),
-            TasksDoor(self.journal, self.board),
-            CatalogDoor(self.journal, KINDS),
-            AdvancingDoor(self.journal),
+        services = [
+            self._journal_service,
+            ValuesService(self.journal, self.hub),
+            RunsService(self.journal),
+            EffectsService(self.journal),
+            SessionsService(self.journal),
+            ReactionsService(self.journal),
+            TasksService(self.journal, self.board),
+            CatalogService(self.journal, KINDS),
+            AdvanceService(self.journal),
         ]
-        server.add_generic_rpc_handlers((handlers(doors, self.metrics, GrpcAccess(self._authenticator, self.audit)),))
+        access = RpcAccess(self._authenticator, self.audit)
+        server.add_generic_rpc_handlers((handlers(services, self.metrics, access),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host, port = parse_address("listen", self.settings.listen)
-        bind("listen", host, port).close()  # gRPC hides why it cannot bind; this gives the reason
+        bind("listen", host, port).close()  # gRPC does not report why it cannot bind; this raises the reason
         bound = server.add_insecure_port(join(host, port))
         await server.start()
         self._grpc = server
@@ -211,11 +212,11 @@ class Server:
     def _open_http(self) -> None:
         host, port = parse_address("http_listen", self.settings.http_listen)
         listening = bind("http_listen", host, port)
-        listening.listen()  # connections wait from now on, also before the task below has begun
+        listening.listen()  # the kernel queues connections from here on, before the task below has started
         self.http_address = join(host, listening.getsockname()[1])
         config = uvicorn.Config(
             self._http_app(),
-            http=Connection,
+            http=HttpConnection,
             server_header=False,
             log_config=None,
             access_log=False,
@@ -237,21 +238,22 @@ class Server:
         )
         self.broadcast = Broadcast(self.hub, sse, limits)
         stream = EventStream(self.broadcast, sse, access, self.audit, settings.keepalive_s)
-        doors = Doors(
+        internal = InternalAccess(access, settings.internal_token)
+        endpoints = Endpoints(
             stream,
-            Queries(self.hub.history, access, self.audit),
-            Publishing(self.journal, access),
-            ArtifactDoor(self.artifacts, access, self.audit),
-            RuntimeInfo(access),
-            IngressDoor(self.ingress),
-            Api(self.journal, Internal(access, settings.internal_token), self.wallet, self.listeners).add_to,
+            QueryRoutes(self.hub.history, access, self.audit),
+            PublishRoutes(self.journal, access),
+            ArtifactRoutes(self.artifacts, access, self.audit),
+            InfoRoutes(access),
+            IngressRoutes(self.ingress),
+            ApiRoutes(self.journal, internal, self.wallet, self.listeners).add_to,
         )
-        return build_app(self.journal, self.metrics, doors, settings.origins)
+        return build_app(self.journal, self.metrics, endpoints, settings.origins)
 
-    async def _tell(self, told: Sequence[SubscriptionEvent]) -> None:
-        await self.journal.append([event.draft() for event in told])
+    async def _emit(self, events: Sequence[SubscriptionEvent]) -> None:
+        await self.journal.append([event.draft() for event in events])
 
-    async def _keep_house(self) -> None:
+    async def _run_housekeeping(self) -> None:
         while True:
             try:
                 await self.database.write(forget_requests)
@@ -259,53 +261,53 @@ class Server:
                 await purge_tasks(self.database, self.settings.keep_tasks_h)
                 await self.database.write(lambda tx: forget_claims(tx, now_ms()))
             except TapeError as error:
-                log.warning("housekeeping failed, trying again later: %s", error)
+                log.warning("housekeeping failed, retrying in %.0f s: %s", HOUSEKEEPING_S, error)
             await asyncio.sleep(HOUSEKEEPING_S)
 
-    async def _keep_count(self) -> None:
+    async def _run_counter(self) -> None:
         while True:
             try:
                 while await fold(self.database):
                     pass
             except TapeError as error:
-                log.warning("counting failed, trying again later: %s", error)
+                log.warning("counter failed, retrying in %.0f s: %s", COUNTING_S, error)
             await asyncio.sleep(COUNTING_S)
 
 
 def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """What the gRPC door is told. gRPC passes over a name that it does not know, without a word."""
+    """Options of the gRPC server. gRPC silently ignores a name that it does not know."""
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # Clients ask every 20 seconds whether the server is still there, also while nothing else is said. One that asks
-        # more often than this is sent away ("too_many_pings"); by default every 5 minutes is too often.
+        # Clients send a keepalive ping every 20 seconds, also on idle connections. gRPC closes a connection that pings
+        # more often than this ("too_many_pings"); its default is 5 minutes.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ]
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn, told when to end: by itself it looks ten times a second, and waits where nobody is to be waited for."""
+    """Uvicorn that stops on an event: by itself it polls ten times a second, and waits without open connections too."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
-    def leave(self) -> None:
-        """Accept nobody any more, and end when those who are there have been served."""
+    def request_stop(self) -> None:
+        """Accept no more connections, and end when the open requests are answered."""
         self.should_exit = True
-        self._told.set()
+        self._stop_requested.set()
 
     async def main_loop(self) -> None:
-        """Keep the date in the headers until told to end."""
+        """Update the Date header once a second until a stop is requested."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
-                    await self._told.wait()
+                    await self._stop_requested.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let those who are there finish."""
+        """Let open requests finish."""
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
         for each in (*self.servers, *(sockets or ())):
@@ -313,7 +315,7 @@ class _HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for the whole server, not for one of its doors."""
+        """Leave signals alone: `tape serve` handles them for the whole process."""
         yield
 
 

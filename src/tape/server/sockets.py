@@ -8,7 +8,7 @@ from tape.errors import InvalidConfig
 
 
 def bind(name: str, host: str, port: int) -> socket.socket:
-    """A socket on an address; an error names the option that said so."""
+    """A socket bound to an address; an error names the option that set the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -24,5 +24,5 @@ def bind(name: str, host: str, port: int) -> socket.socket:
 
 
 def join(host: str, port: int) -> str:
-    """Host and port as they stand in an address."""
+    """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,1 +1,1 @@
-"""The gRPC door: the service tape.v1.Tape."""
+"""The gRPC service: the service tape.v1.Tape."""

@@ -1,4 +1,4 @@
-"""Who may call what over gRPC, when the server demands tokens."""
+"""Authentication and authorization of gRPC calls, on a server that requires tokens."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tape.engine.security.identity import ADMIN, SERVICE, Authenticator, Caller
 from tape.errors import IdentityRequired, ScopeRequired, TokenRejected
 from tape.model.entry import Draft
 
-# The door serves whole tenants: runs, leases, values. That needs one of these scopes.
+# Most RPCs serve whole tenants: runs, leases, values. They need one of these scopes.
 SCOPES = frozenset({ADMIN, SERVICE})
-# What any caller may do: add to its own session, and see how far the journal is.
+# What every caller may do: append to its own session, and read the head of the journal.
 OPEN_TO_ALL = frozenset({"Append", "AppendStream", "GetHead"})
 
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
-class Access:
-    """Lets calls in, or not. Without an authenticator everybody is."""
+class RpcAccess:
+    """Admits or rejects calls. Without an authenticator every call is admitted."""
 
     def __init__(self, authenticator: Authenticator | None, audit: Audit) -> None:
         self._authenticator = authenticator
@@ -31,7 +31,7 @@ class Access:
         self.is_restricted = authenticator is not None
 
     async def admit(self, method: str, metadata: Any) -> Caller:
-        """The caller; raise unless the call's `authorization` metadata proves a caller that may make it."""
+        """The caller of the token in the `authorization` metadata. Raises unless it may call this method."""
         assert self._authenticator is not None
         header = next((value for key, value in metadata or () if key == "authorization"), "")
         scheme, _, token = str(header).strip().partition(" ")
@@ -55,7 +55,7 @@ def check_expiry(caller: Caller | None) -> None:
 
 
 def own(drafts: Sequence[Draft]) -> list[Draft]:
-    """Drafts that carry the present caller's identity; one that names somebody else's needs a scope."""
+    """Drafts with the identity of the current caller; naming another identity needs a scope."""
     caller = _caller.get()
     if caller is None or not SCOPES.isdisjoint(caller.scopes):
         return list(drafts)
@@ -68,7 +68,7 @@ def _owned(draft: Draft, caller: Caller) -> Draft:
             raise ScopeRequired(
                 f"{name} {getattr(draft, name)!r} is not the caller's; that needs the scope `service` or `admin`."
             )
-    # Nor may it say that a reaction caused the entry: that would hide the entry from the reaction.
+    # The caller may not name a reaction as the cause either: that would hide the entry from the reaction.
     return msgspec.structs.replace(draft, tenant=caller.tenant, user=caller.user, session=caller.session, cause="")
 
 

@@ -1,4 +1,4 @@
-"""`AdvanceRun` and `AdvanceRuns`: what runs do between two acts, in one commit instead of several."""
+"""`AdvanceRun` and `AdvanceRuns`: lease, complete, begin and end in one commit instead of several."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import CAUSE_KEY, Context, owner_of, trace_of
 
 MAX_MOVES = 1_000
-# What a move weighs beside what it says: its entries, and the rows that change.
+# Bytes a move adds to the write queue besides its texts: its entries and changed rows.
 MOVE_BYTES = 1_024
 
 Outcome = Begun | TapeError | None
 
 
-class AdvancingDoor:
-    """Serves runs that go on from one effect to the next."""
+class AdvanceService:
+    """RPCs that move runs from one effect to the next."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
         self._max_bytes = journal.max_payload_bytes
 
     async def advance_run(self, request: pb.AdvanceRunRequest, context: Context) -> pb.AdvanceRunResponse:
-        """Take the lease, complete effects, begin the next one, end the run: whatever is asked for, all or none."""
+        """Take the lease, complete effects, begin the next one, end the run: what the request names, all or none."""
         move = self._move(request, trace_of(context), owner_of(context))
         (outcome,) = await self._advance([move], request.ByteSize())
         if isinstance(outcome, TapeError):
@@ -42,7 +42,7 @@ class AdvancingDoor:
     async def advance_runs(self, request: pb.AdvanceRunsRequest, context: Context) -> pb.AdvanceRunsResponse:
         """The same for many runs at once; each has its own result."""
         if len(request.moves) > MAX_MOVES:
-            raise InvalidInput(f"moves has {len(request.moves)} of them; send {MAX_MOVES} at most.")
+            raise InvalidInput(f"moves has {len(request.moves)} elements; send {MAX_MOVES} at most.")
         trace, owner = trace_of(context), owner_of(context)
         outcomes: list[Move | Outcome] = []
         for each in request.moves:
@@ -62,9 +62,9 @@ class AdvancingDoor:
             await self._database.write_bulk(advance_many, usual, size + MOVE_BYTES * len(usual)) if usual else ()
         )
         outcomes = [next(found) if move.is_usual else Unusual() for move in moves]
-        return await asyncio.gather(*(self._surely(*each) for each in zip(moves, outcomes, strict=True)))
+        return await asyncio.gather(*(self._advance_one(*each) for each in zip(moves, outcomes, strict=True)))
 
-    async def _surely(self, move: Move, outcome: Outcome | Unusual) -> Outcome:
+    async def _advance_one(self, move: Move, outcome: Outcome | Unusual) -> Outcome:
         if not isinstance(outcome, Unusual):
             return outcome
         try:
@@ -97,7 +97,7 @@ class AdvancingDoor:
         for part in parts:
             if part.run_id != request.run_id:
                 raise InvalidInput(
-                    f"run_id {part.run_id!r} differs from {request.run_id!r}: all of it is about one run."
+                    f"run_id {part.run_id!r} differs from {request.run_id!r}: one request is about one run."
                 )
         for each in request.complete:
             check_texts(self._max_bytes, response_json=each.response_json, error_json=each.error_json)

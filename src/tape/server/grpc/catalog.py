@@ -22,8 +22,8 @@ MAX_LISTED = 1_000
 DEFAULT_WINDOW_S = 300
 
 
-class CatalogDoor:
-    """Serves documents and executions."""
+class CatalogService:
+    """RPCs of documents and executions."""
 
     def __init__(self, journal: Journal, kinds: Mapping[str, Check]) -> None:
         self._database = journal.database
@@ -32,7 +32,7 @@ class CatalogDoor:
         self._outcomes = journal.database.metrics.executes
 
     async def register_resource(self, request: pb.RegisterResourceRequest, context: Context) -> pb.Resource:
-        """Check a document and keep it."""
+        """Validate a document and store it as the next version."""
         document = checked_document(request.content, self._kinds, request.resource_type or "Playbook")
         resource = await self._database.write(
             lambda tx: catalog.register(tx, document, if_changed=request.if_changed), len(document.content) + 256
@@ -64,7 +64,7 @@ class CatalogDoor:
     async def execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         """Start playbooks; each has its own result."""
         if not 0 < len(request.executions) <= MAX_BATCH:
-            raise InvalidInput(f"executions has {len(request.executions)} of them; send 1 to {MAX_BATCH}.")
+            raise InvalidInput(f"executions has {len(request.executions)} elements; send 1 to {MAX_BATCH}.")
         results: list[Result | None] = []
         good: list[ExecuteRequest] = []
         for each in request.executions:
@@ -93,7 +93,7 @@ def _request(each: pb.Execution) -> ExecuteRequest:
     try:
         payload = msgspec.json.decode(each.payload_json or "{}", type=dict)
     except msgspec.DecodeError as error:
-        raise InvalidJson(f"payload_json {each.payload_json[:80]!r} is no JSON object: {error}.") from error
+        raise InvalidJson(f"payload_json {each.payload_json[:80]!r} is not a JSON object: {error}.") from error
     return ExecuteRequest(
         path=each.path,
         catalog_id=each.catalog_id or "",

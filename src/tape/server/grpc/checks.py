@@ -6,12 +6,12 @@ from tape.errors import InvalidInput, PayloadTooLarge
 
 
 def check_texts(max_bytes: int, **texts: str) -> None:
-    """Raise if a text is larger than the server takes, or could not be stored."""
+    """Raise if a text exceeds max_payload_bytes or has a NUL character."""
     for name, text in texts.items():
         if len(text) * 4 > max_bytes and (size := len(text.encode())) > max_bytes:
             raise PayloadTooLarge(
-                f"{name} has {size} bytes; this server takes {max_bytes} at most (max_payload_bytes)."
-                " Store the bulk elsewhere and record a reference to it."
+                f"{name} has {size} bytes; this server accepts at most {max_bytes} (max_payload_bytes)."
+                " Store the content outside of the journal and record a reference to it."
             )
         if "\0" in text:
             raise InvalidInput(f"{name} has a NUL character, which a database cannot store; write it as \\u0000.")

@@ -14,15 +14,15 @@ from tape.server.grpc.methods import Context, owner_of, trace_of
 from tape.store import Transaction
 
 
-class EffectsDoor:
-    """Serves effects, the outbox, and compensation."""
+class EffectsService:
+    """RPCs of effects, the outbox and compensation."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
         self._max_bytes = journal.max_payload_bytes
 
     async def begin_effect(self, request: pb.BeginEffectRequest, context: Context) -> pb.BeginEffectResponse:
-        """Begin an effect before it is carried out."""
+        """Record an effect as pending, before it is performed."""
         wanted = wanted_effect(request, self._max_bytes)
         trace, owner = trace_of(context), owner_of(context)
         outcome = await self._database.write(
@@ -34,7 +34,7 @@ class EffectsDoor:
         return to_message(pb.BeginEffectResponse, effect, existing=existing)
 
     async def complete_effect(self, request: pb.CompleteEffectRequest, context: Context) -> pb.EffectRecord:
-        """Say how an effect went."""
+        """Record the result of an effect."""
         check_texts(self._max_bytes, response_json=request.response_json, error_json=request.error_json)
         trace, owner = trace_of(context), owner_of(context)
         return _effect(
@@ -61,7 +61,7 @@ class EffectsDoor:
         return pb.GetEffectResponse(found=True, effect=_effect(found))
 
     async def reconcile_effect(self, request: pb.ReconcileEffectRequest, context: Context) -> pb.EffectRecord:
-        """Decide what became of an effect that was left open."""
+        """Settle an effect that was left pending or unknown."""
         check_texts(self._max_bytes, response_json=request.response_json, error_json=request.error_json)
         trace = trace_of(context)
         return _effect(
@@ -81,7 +81,7 @@ class EffectsDoor:
     async def record_external_observation(
         self, request: pb.RecordExternalObservationRequest, context: Context
     ) -> pb.EffectRecord:
-        """Record what the outside world shows about an effect."""
+        """Record what the external system reports about an effect."""
         check_texts(
             self._max_bytes,
             response_json=request.response_json,
@@ -109,7 +109,7 @@ class EffectsDoor:
     async def list_pending_effects(
         self, request: pb.ListPendingEffectsRequest, context: Context
     ) -> pb.ListPendingEffectsResponse:
-        """Effects whose outcome nobody knows."""
+        """Effects that are pending or unknown, oldest first."""
         found = await self._database.read(
             lambda reader: effects.unsettled(
                 reader,
@@ -179,7 +179,7 @@ class EffectsDoor:
     async def register_compensation(
         self, request: pb.RegisterCompensationRequest, context: Context
     ) -> pb.ObligationRecord:
-        """Take on an obligation."""
+        """Register an obligation to compensate."""
         check_texts(self._max_bytes, payload_json=request.payload_json, compensator_ref=request.compensator_ref)
         trace, owner = trace_of(context), owner_of(context)
 
@@ -211,7 +211,7 @@ class EffectsDoor:
     async def list_unresolved_obligations(
         self, request: pb.ListUnresolvedObligationsRequest, context: Context
     ) -> pb.ListUnresolvedObligationsResponse:
-        """Obligations of all runs that somebody should see to."""
+        """Unresolved obligations of all runs."""
         found = await self._database.read(
             lambda reader: obligations.unresolved(
                 reader,
@@ -287,7 +287,7 @@ class EffectsDoor:
 
 
 def wanted_effect(request: pb.BeginEffectRequest, max_bytes: int) -> Effect:
-    """The effect that a request wants to begin, checked."""
+    """The effect that a request begins, validated."""
     check_texts(max_bytes, request_json=request.request_json)
     key = request.custom_key or effects.key_of(
         request.run_id, request.decision_index, request.tool_name, request.call_index

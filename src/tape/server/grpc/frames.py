@@ -1,4 +1,4 @@
-"""Entries as bytes on the wire: each is encoded once, whoever receives it."""
+"""Entries as bytes on the wire: each is encoded once and shared by all subscribers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tape.model.entry import Entry
 from tape.proto import tape_pb2 as pb
 
-# Entries this close to the head are worth keeping encoded: other subscribers are about to get them too.
+# Entries this close to the head stay encoded in memory: other subscribers are about to receive them.
 KEPT = 8_192
 MAX_MESSAGE_BYTES = 1 << 20
 
@@ -55,7 +55,7 @@ def encode_journal_entry(entry: Entry) -> bytes:
 
 
 class Frames:
-    """The newest entries, encoded; older ones are encoded as they are asked for."""
+    """A cache of the newest entries, encoded; older ones are encoded on request."""
 
     def __init__(self) -> None:
         self._kept: dict[int, bytes] = {}
@@ -72,7 +72,7 @@ class Frames:
         return frame
 
     def batches(self, entries: Sequence[Entry], position: int, head: int) -> Iterator[bytes]:
-        """EntryBatch messages of about a mebibyte at most; each says where to resume after it."""
+        """EntryBatch messages of about a mebibyte at most; each carries the cursor to resume from."""
         parts: list[bytes] = []
         size = 0
         for index, entry in enumerate(entries):

@@ -25,16 +25,16 @@ from tape.server.grpc.methods import INTERNAL_ERROR, Context, trace_of
 log = logging.getLogger(__name__)
 
 MAX_BATCH_ENTRIES = 1_024
-# Requests of one append stream that may wait for the disk together.
+# Requests of one append stream that may be in flight.
 MAX_STREAMED_APPENDS = 64
-# A stream with nothing to say still tells this often how far it has looked.
+# Seconds between checkpoints on an idle stream.
 CHECKPOINT_S = 5.0
-# Who reads history up to the head wants to know soon that it has, also when the last entries did not match.
+# Seconds until a stream that has read history up to the head reports so, even if the last entries did not match.
 CAUGHT_UP_S = 0.02
 
 
-class JournalDoor:
-    """Serves what is about the journal itself."""
+class JournalService:
+    """RPCs of the journal itself."""
 
     def __init__(self, journal: Journal, hub: Hub) -> None:
         self._journal = journal
@@ -56,14 +56,14 @@ class JournalDoor:
     async def append_stream(
         self, requests: AsyncIterator[pb.AppendRequest], context: Context
     ) -> AsyncIterator[pb.AppendReply]:
-        """Append requests as they come; several may be on their way to the disk at once."""
+        """Append requests as they arrive; up to MAX_STREAMED_APPENDS are in flight."""
         answers: asyncio.Queue[asyncio.Task[pb.AppendReply] | None] = asyncio.Queue()
-        room = asyncio.Semaphore(MAX_STREAMED_APPENDS)
+        slots = asyncio.Semaphore(MAX_STREAMED_APPENDS)
 
         async def accept() -> None:
             try:
                 async for request in requests:
-                    await room.acquire()
+                    await slots.acquire()
                     answers.put_nowait(asyncio.create_task(self._answer(request)))
             finally:
                 answers.put_nowait(None)
@@ -73,13 +73,13 @@ class JournalDoor:
         try:
             while (answer := await answers.get()) is not None:
                 yield await answer
-                room.release()
+                slots.release()
         finally:
             self._append_streams.discard(answers)
             accepting.cancel()
 
     def end_append_streams(self) -> None:
-        """Answer what was accepted, then end the streams: the server is about to stop."""
+        """Answer accepted requests, then end the streams: the server is stopping."""
         for answers in self._append_streams:
             answers.put_nowait(None)
 
@@ -89,17 +89,17 @@ class JournalDoor:
         except TapeError as error:
             return pb.AppendReply(error_code=error.code, error_message=str(error))
         except Exception:
-            log.exception("an append failed")
+            log.exception("append failed")
             return pb.AppendReply(error_code=TapeError.code, error_message=INTERNAL_ERROR)
         return pb.AppendReply(global_seqs=global_seqs)
 
     async def get_head(self, request: pb.GetHeadRequest, context: Context) -> pb.JournalHead:
-        """Both ends of the journal."""
+        """The head and the oldest entry of the journal."""
         head = await self._journal.head()
         return pb.JournalHead(global_seq=head.global_seq, oldest=head.oldest, ts_ms=head.ts_ms, chain=head.chain)
 
     async def follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[bytes]:
-        """Entries in batches; the first message says where the stream begins."""
+        """Entries in batches; the first message carries the starting cursor."""
         predicate = compile_predicate(request.predicate_cel) if request.predicate_cel else None
         selection = Selection(Pattern(request.subject_pattern), request.run_id, request.kind)
         max_entries = request.max_entries or MAX_BATCH_ENTRIES
@@ -166,7 +166,7 @@ class JournalDoor:
 
 
 def to_drafts(request: pb.AppendRequest) -> list[Draft]:
-    """The drafts of a request, with the defaults of fields that were left out and the caller's identity."""
+    """The drafts of a request, with defaults for missing fields and the caller's identity."""
     drafts = [
         Draft(
             subject=draft.subject,

@@ -1,4 +1,4 @@
-"""Records as messages: fields of the same name carry over."""
+"""Records as protobuf messages: fields of the same name are copied."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ S = TypeVar("S", bound=IntEnum)
 
 
 def to_message(kind: type[M], record: msgspec.Struct, **others: Any) -> M:
-    """A message with the record's fields, and whatever has no field of its name there."""
+    """A message with the fields that the record shares with it, plus `others`."""
     names = _shared_names(kind, type(record))  # type: ignore[arg-type]  # classes are hashable
-    # What is empty or zero is so in a message that does not say it: most fields of most records cost nothing.
+    # Empty and zero are protobuf defaults, so they are not set: most fields of most records cost nothing.
     return kind(**{name: value for name in names if (value := getattr(record, name))}, **others)
 
 

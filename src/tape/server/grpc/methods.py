@@ -1,7 +1,7 @@
-"""Binds the methods of `tape.v1.Tape` to the functions that serve them.
+"""Binds the RPCs of `tape.v1.Tape` to the methods that serve them.
 
-Every RPC of the proto is known; one without a function answers UNIMPLEMENTED. Functions may
-return a message or bytes that are one already: entries are encoded once and shared.
+An RPC of the proto without a method answers UNIMPLEMENTED. Methods return a message or its
+bytes: entries are encoded once and shared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 from tape.errors import TapeError
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
-from tape.server.grpc.access import Access, check_expiry
+from tape.server.grpc.access import RpcAccess, check_expiry
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +29,25 @@ SERVICE = "tape.v1.Tape"
 ERROR_CODE_KEY = "tape-error-code"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
-INTERNAL_ERROR = "An error of Tape itself; the server's log has the details."
+INTERNAL_ERROR = "Internal error; the server's log has the details."
 
 Reply = Message | bytes
 
 
 class Context(Protocol):
-    """What the functions use of a gRPC call."""
+    """The part of a gRPC call that the services use."""
 
     def invocation_metadata(self) -> Any: ...
     def set_code(self, code: Any) -> None: ...
     async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn: ...
 
 
-def handlers(doors: list[Any], metrics: Metrics, access: Access) -> Any:
-    """A generic gRPC handler for the service, served by the `snake_case` methods of the doors."""
+def handlers(services: list[Any], metrics: Metrics, access: RpcAccess) -> Any:
+    """A generic gRPC handler for the service, served by the `snake_case` methods of the services."""
     bound = {}
     for method in tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
-        function = next((getattr(door, name) for door in doors if hasattr(door, name)), None)
+        function = next((getattr(service, name) for service in services if hasattr(service, name)), None)
         bound[method.name] = _handler(method, function, metrics, access)
     return grpc.method_handlers_generic_handler(SERVICE, bound)
 
@@ -65,14 +65,14 @@ def trace_of(context: Context) -> Trace:
 
 
 def owner_of(context: Context) -> str:
-    """Who the caller says it is, from the `tape-lease-owner` metadata; empty if it does not say."""
+    """The lease owner that the caller names in the `tape-lease-owner` metadata; empty if none."""
     for key, value in context.invocation_metadata() or ():
         if key == OWNER_KEY:
             return str(value)
     return ""
 
 
-def _handler(method: Any, function: Any, metrics: Metrics, access: Access) -> Any:
+def _handler(method: Any, function: Any, metrics: Metrics, access: RpcAccess) -> Any:
     options = {
         "request_deserializer": GetMessageClass(method.input_type).FromString,
         "response_serializer": _to_bytes,
@@ -89,7 +89,7 @@ def _to_bytes(reply: Reply) -> bytes:
 
 
 def _unary(
-    name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics, access: Access
+    name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics, access: RpcAccess
 ) -> Callable[[Any, Context], Awaitable[Reply]]:
     succeeded = metrics.rpcs.labels(name, "OK")
     if function is not None and spans.are_recorded():
@@ -125,7 +125,7 @@ def _in_span(
 
 
 def _stream(
-    name: str, function: Callable[[Any, Context], AsyncIterator[Reply]] | None, metrics: Metrics, access: Access
+    name: str, function: Callable[[Any, Context], AsyncIterator[Reply]] | None, metrics: Metrics, access: RpcAccess
 ) -> Callable[[Any, Context], AsyncIterator[Reply]]:
     async def call(request: Any, context: Context) -> AsyncIterator[Reply]:
         if function is None:
@@ -154,7 +154,7 @@ async def _fail(context: Context, error: Exception, name: str, metrics: Metrics)
     elif isinstance(error, grpc.aio.AbortError):
         raise error
     else:
-        log.exception("%s failed", name)
+        log.exception("RPC %s failed", name)
         status, trailers, text = "INTERNAL", (), INTERNAL_ERROR
     metrics.rpcs.labels(name, status).inc()
     await context.abort(grpc.StatusCode[status], text, trailers)

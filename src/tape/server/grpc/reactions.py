@@ -1,4 +1,4 @@
-"""The RPCs of reactions: the registry, and how reactions stand."""
+"""The RPCs of reactions: registry, statistics, explanation and dry run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tape.server.grpc.methods import Context
 from tape.server.grpc.tasks import task_message
 
 
-class ReactionsDoor:
-    """Serves the registry of reactions."""
+class ReactionsService:
+    """RPCs of the registry of reactions."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
 
     async def register_reaction(self, request: pb.Reaction, context: Context) -> pb.Reaction:
-        """Register, change or bring back a reaction."""
+        """Register, update or re-register a reaction."""
         if not request.handler_kind:
             known = ", ".join(f"{kind.name} ({kind.value})" for kind in HandlerKind)
             raise InvalidReaction(f"handler_kind is not given; use one of {known}.")
@@ -74,7 +74,7 @@ class ReactionsDoor:
     async def get_reaction_stats(
         self, request: pb.GetReactionStatsRequest, context: Context
     ) -> pb.GetReactionStatsResponse:
-        """How reactions stand."""
+        """Lag, tasks and predicate errors of reactions."""
         found, head = await self._database.read(lambda reader: read_statistics(reader, request.reaction_id))
         stats = (pb.ReactionStats(**msgspec.structs.asdict(each)) for each in found)
         return pb.GetReactionStatsResponse(stats=stats, head=head)
@@ -99,8 +99,8 @@ class ReactionsDoor:
         )
 
     async def test_reaction(self, request: pb.TestReactionRequest, context: Context) -> pb.TestReactionResponse:
-        """What a pattern and a predicate would have fired on."""
-        trial = await try_out(
+        """Dry run: which entries a pattern and a predicate would have matched. Writes nothing."""
+        dry_run = await try_out(
             self._database,
             request.subject_pattern,
             request.predicate_cel,
@@ -110,14 +110,14 @@ class ReactionsDoor:
             bucket_ms=request.bucket_ms,
         )
         return pb.TestReactionResponse(
-            examined=trial.examined,
-            matched=trial.matched,
-            errors=trial.errors,
-            last_error=trial.last_error,
-            buckets=(pb.TestBucket(start_ms=at, matched=count) for at, count in sorted(trial.buckets.items())),
-            samples=(pb.EventEntry.FromString(encode_event(entry)) for entry in trial.samples),
-            from_global_seq=trial.from_global_seq,
-            to_global_seq=trial.to_global_seq,
+            examined=dry_run.examined,
+            matched=dry_run.matched,
+            errors=dry_run.errors,
+            last_error=dry_run.last_error,
+            buckets=(pb.TestBucket(start_ms=at, matched=count) for at, count in sorted(dry_run.buckets.items())),
+            samples=(pb.EventEntry.FromString(encode_event(entry)) for entry in dry_run.samples),
+            from_global_seq=dry_run.from_global_seq,
+            to_global_seq=dry_run.to_global_seq,
         )
 
 

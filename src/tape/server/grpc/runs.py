@@ -1,4 +1,4 @@
-"""The RPCs of runs and of what belongs to them: decisions, budgets, gates, timers."""
+"""The RPCs of runs, decisions, budgets, gates and timers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tape.server.grpc.methods import Context, owner_of, trace_of
 from tape.store import Transaction
 
 
-class RunsDoor:
-    """Serves the life of runs."""
+class RunsService:
+    """RPCs of runs and their ledgers."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
         self._max_bytes = journal.max_payload_bytes
 
     async def begin_run(self, request: pb.BeginRunRequest, context: Context) -> pb.BeginRunResponse:
-        """Begin a run, or take up the one with the same ids."""
+        """Begin a run, or resume the one with the same ids."""
         wanted = runs.Run(
             run_id="",
             app_name=request.app_name,
@@ -70,13 +70,13 @@ class RunsDoor:
         return pb.EndRunResponse(run=run_state(run))
 
     async def get_run(self, request: pb.GetRunRequest, context: Context) -> pb.RunState:
-        """A run as it stands."""
+        """The current state of a run."""
         return run_state(await self._database.read(lambda reader: runs.get(reader, request.run_id)))
 
     async def list_runs_to_recover(
         self, request: pb.ListRunsToRecoverRequest, context: Context
     ) -> pb.ListRunsToRecoverResponse:
-        """Runs that somebody should carry on."""
+        """Runs without a valid lease that a recovery worker should resume."""
         found = await self._database.read(
             lambda reader: runs.to_recover(reader, app_name=request.app_name, now=request.now_ms, limit=request.limit)
         )
@@ -107,7 +107,7 @@ class RunsDoor:
         return pb.ListCompactableRunsResponse(runs=map(run_state, found))
 
     async def compact_run(self, request: pb.CompactRunRequest, context: Context) -> pb.CompactRunResponse:
-        """Blank what a settled run's decisions and effects said."""
+        """Blank the payloads of a settled run's decisions and effects."""
         trace = trace_of(context)
         done = await self._database.write(
             lambda tx: compaction.compact(tx, request.run_id, ignore_unowed=request.ignore_unowed, trace=trace)
@@ -144,7 +144,7 @@ class RunsDoor:
         return to_message(pb.DecisionRecord, decision)
 
     async def get_decision(self, request: pb.GetDecisionRequest, context: Context) -> pb.GetDecisionResponse:
-        """A decision, if it was made."""
+        """A decision, if it was recorded."""
         found = await self._database.read(lambda reader: decisions.find(reader, request.run_id, request.decision_index))
         if found is None:
             return pb.GetDecisionResponse(found=False)
@@ -160,13 +160,13 @@ class RunsDoor:
         return to_message(pb.BudgetState, budget)
 
     async def admit_budget(self, request: pb.AdmitBudgetRequest, context: Context) -> pb.AdmitBudgetResponse:
-        """Whether an estimate fits into what is left."""
+        """Whether an estimate fits into the remaining budget."""
         budget = await self._database.read(lambda reader: budgets.get(reader, request.run_id))
         reason = budgets.refusal(budget, usd=request.usd_estimate, tokens=request.token_estimate)
         return pb.AdmitBudgetResponse(admitted=not reason, reason=reason, budget=to_message(pb.BudgetState, budget))
 
     async def charge_budget(self, request: pb.ChargeBudgetRequest, context: Context) -> pb.BudgetState:
-        """Add to what a run has spent."""
+        """Add to the spent budget of a run."""
         owner = owner_of(context)
         budget = await self._database.write(
             lambda tx: budgets.charge(tx, request.run_id, usd=request.usd, tokens=request.tokens, owner=owner)
@@ -176,7 +176,7 @@ class RunsDoor:
     # ── gates ────────────────────────────────────────────────────────────────────────────────────
 
     async def await_signal(self, request: pb.AwaitSignalRequest, context: Context) -> pb.AwaitSignalResponse:
-        """The answer of a gate, or the run parks there."""
+        """The resolution of a gate; without one the run waits there."""
         check_texts(self._max_bytes, payload_json=request.payload_json)
         trace, owner = trace_of(context), owner_of(context)
         signal = await self._database.write(
@@ -187,7 +187,7 @@ class RunsDoor:
         return pb.AwaitSignalResponse(delivered=signal.delivered, resolution_json=signal.resolution_json)
 
     async def send_signal(self, request: pb.SendSignalRequest, context: Context) -> pb.SendSignalResponse:
-        """Answer a gate."""
+        """Send the resolution of a gate."""
         check_texts(self._max_bytes, resolution_json=request.resolution_json)
         trace = trace_of(context)
 
@@ -223,7 +223,7 @@ class RunsDoor:
         return pb.CancelTimerResponse(cancelled=cancelled)
 
     async def list_due_timers(self, request: pb.ListDueTimersRequest, context: Context) -> pb.ListDueTimersResponse:
-        """Due timers; claimed or leased ones are the caller's alone."""
+        """Due timers; claimed or leased timers go to one caller only."""
         if request.claim and request.claimer:
             found = await self._database.write(
                 lambda tx: timers.lease_due(
@@ -243,7 +243,7 @@ class RunsDoor:
         return pb.ListDueTimersResponse(timers=(to_message(pb.TimerRecord, timer) for timer in found))
 
     async def complete_timer(self, request: pb.CompleteTimerRequest, context: Context) -> pb.CompleteTimerResponse:
-        """Say that a leased timer has been acted on."""
+        """Complete a leased timer, so that it is not redelivered."""
         completed = await self._database.write(
             lambda tx: timers.complete(tx, request.run_id, request.timer_id, claimer=request.claimer)
         )

@@ -13,8 +13,8 @@ from tape.server.grpc.methods import Context, trace_of
 from tape.store import Reader, Transaction
 
 
-class SessionsDoor:
-    """Serves sessions and their events."""
+class SessionsService:
+    """RPCs of sessions and their events."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
@@ -23,23 +23,23 @@ class SessionsDoor:
     async def create_session(self, request: pb.CreateSessionRequest, context: Context) -> pb.Session:
         """Create a session, or replace the state of one."""
         check_texts(self._max_bytes, state_json=request.state_json)
-        place = (request.app_name, request.user_id, request.session_id)
+        session_key = (request.app_name, request.user_id, request.session_id)
 
         def create(tx: Transaction) -> Session:
-            session = sessions.create(tx, *place, request.state_json, if_absent=request.if_absent)
+            session = sessions.create(tx, *session_key, request.state_json, if_absent=request.if_absent)
             return sessions.with_shared(tx, [session])[0]
 
         return to_message(pb.Session, await self._database.write(create))
 
     async def get_session(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """A session with its events, all or the latest."""
-        place = (request.app_name, request.user_id, request.session_id)
+        session_key = (request.app_name, request.user_id, request.session_id)
 
         def read(reader: Reader) -> tuple[Session, list[Event]] | None:
-            session = sessions.find(reader, *place)
+            session = sessions.find(reader, *session_key)
             if session is None:
                 return None
-            events = sessions.events(reader, *place, newest=request.max_events)
+            events = sessions.events(reader, *session_key, newest=request.max_events)
             return sessions.with_shared(reader, [session])[0], events
 
         if (found := await self._database.read(read)) is None:

@@ -1,4 +1,4 @@
-"""The RPCs of tasks: claim and settle, one by one, in batches, or pushed; and dead letters."""
+"""The RPCs of tasks: claim and settle (single, batched, or pushed on a stream), and dead letters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tape.store import Reader
 DONE = pb.TASK_STATUS_DONE
 
 
-class TasksDoor:
-    """Serves tasks to dispatchers and to people."""
+class TasksService:
+    """RPCs of tasks, for dispatchers and operators."""
 
     def __init__(self, journal: Journal, board: Board) -> None:
         self._database = journal.database
@@ -31,7 +31,7 @@ class TasksDoor:
     # ── for dispatchers ──────────────────────────────────────────────────────────────────────────
 
     async def claim_tasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
-        """Claim tasks, or let the lease of claimed ones begin anew."""
+        """Claim tasks, or renew the lease of claimed ones."""
         tasks.check_owner(request.owner)
         now = request.now_ms
         if request.task_ids:
@@ -48,14 +48,14 @@ class TasksDoor:
         return pb.ClaimTasksResponse(tasks=map(task_message, claimed.tasks))
 
     async def complete_task(self, request: pb.CompleteTaskRequest, context: Context) -> pb.CompleteTaskResponse:
-        """Say that a task is done."""
+        """Complete a task."""
         settled = await self._settle(request.owner, Report(completed=[request.task_id]))
         _raise_first(settled.refused)
         task = await self._database.read(lambda reader: tasks.get(reader, request.task_id))
         return pb.CompleteTaskResponse(task=task_message(task))
 
     async def nack_task(self, request: pb.NackTaskRequest, context: Context) -> pb.NackTaskResponse:
-        """Say that a task failed."""
+        """Report that an attempt of a task failed."""
         failure = Failure(request.task_id, request.error, request.permanent)
         settled = await self._settle(request.owner, Report(failed=[failure]))
         _raise_first(settled.refused)
@@ -63,7 +63,7 @@ class TasksDoor:
         return pb.NackTaskResponse(task=task_message(task))
 
     async def settle_tasks(self, request: pb.SettleTasksRequest, context: Context) -> pb.SettleTasksResponse:
-        """Complete and nack many tasks in one step."""
+        """Complete and nack many tasks in one commit."""
         settled = await self._settle(request.owner, _report(request))
         return pb.SettleTasksResponse(
             settled=map(task_message, settled.tasks), refused=map(_refusal_message, settled.refused)
@@ -72,35 +72,35 @@ class TasksDoor:
     async def dispatch_tasks(
         self, requests: AsyncIterator[pb.DispatchRequest], context: Context
     ) -> AsyncIterator[pb.DispatchReply]:
-        """Push tasks to a dispatcher, and take its reports."""
+        """Push tasks to a dispatcher and receive its reports."""
         first = await anext(aiter(requests), None)
         if first is None:
             return
-        seat = await self._sit(first)
-        listening = asyncio.create_task(self._listen(seat, requests))
+        session = await self._open_session(first)
+        listening = asyncio.create_task(self._listen(session, requests))
         waiting: asyncio.Task[Delivery] | None = None
         try:
-            seat.open_window(max(first.window, 0))
-            seat.report(_report(first), first.renew)
+            session.open_window(max(first.window, 0))
+            session.report(_report(first), first.renew)
             while True:
-                waiting = asyncio.create_task(seat.next())
+                waiting = asyncio.create_task(session.next())
                 done, _ = await asyncio.wait((waiting, listening), return_when=asyncio.FIRST_COMPLETED)
                 if waiting in done:
                     yield _reply(waiting.result())
                     continue
-                listening.result()  # the dispatcher may have sent something that makes no sense
+                listening.result()  # raises what was wrong with a request of the dispatcher
                 break
             waiting.cancel()
-            seat.open_window(0)  # it has said goodbye; its last reports are answered first
-            while seat.owes_an_answer:
-                yield _reply(await seat.next())
+            session.open_window(0)  # the dispatcher has half-closed the stream; its last reports are answered first
+            while session.owes_an_answer:
+                yield _reply(await session.next())
         finally:
             listening.cancel()
             if waiting is not None:
                 waiting.cancel()
-            seat.leave()
+            session.leave()
 
-    async def _sit(self, first: pb.DispatchRequest) -> Seat:
+    async def _open_session(self, first: pb.DispatchRequest) -> Seat:
         shard = first.shard if first.is_one_shard else ANY_SHARD
 
         def check(reader: Reader) -> None:
@@ -114,13 +114,13 @@ class TasksDoor:
         await self._database.read(check)
         return self._board.sit(first.owner, first.reaction_ids, first.lease_ms, shard)
 
-    async def _listen(self, seat: Seat, requests: AsyncIterator[pb.DispatchRequest]) -> None:
+    async def _listen(self, session: Seat, requests: AsyncIterator[pb.DispatchRequest]) -> None:
         async for request in requests:
-            if request.owner not in ("", seat.owner):
-                raise InvalidInput(f"owner {request.owner!r} differs from that of the stream, {seat.owner!r}.")
+            if request.owner not in ("", session.owner):
+                raise InvalidInput(f"owner {request.owner!r} differs from that of the stream, {session.owner!r}.")
             if request.window:
-                seat.open_window(max(request.window, 0))
-            seat.report(_report(request), request.renew)
+                session.open_window(max(request.window, 0))
+            session.report(_report(request), request.renew)
 
     async def _settle(self, owner: str, report: Report) -> Settled:
         tasks.check_owner(owner)
@@ -131,7 +131,7 @@ class TasksDoor:
         self._board.stir({task.reaction_id for task in settled.tasks})
         return settled
 
-    # ── for people ───────────────────────────────────────────────────────────────────────────────
+    # ── for operators ───────────────────────────────────────────────────────────────────────────────
 
     async def list_tasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         """A reaction's tasks, the newest first."""
@@ -151,7 +151,7 @@ class TasksDoor:
         return task_message(await self._database.read(lambda reader: tasks.get(reader, request.task_id)))
 
     async def redrive_tasks(self, request: pb.RedriveTasksRequest, context: Context) -> pb.RedriveTasksResponse:
-        """Try dead letters again."""
+        """Make dead letters pending again."""
         moved = await self._database.write(
             lambda tx: dead_letters.redrive(
                 tx,
@@ -165,7 +165,7 @@ class TasksDoor:
         return pb.RedriveTasksResponse(redriven=moved.count, more=moved.more)
 
     async def drop_tasks(self, request: pb.DropTasksRequest, context: Context) -> pb.DropTasksResponse:
-        """Give dead letters up for good."""
+        """Mark dead letters as failed, with a reason."""
         moved = await self._database.write(
             lambda tx: dead_letters.drop(
                 tx,

@@ -17,8 +17,8 @@ from tape.proto import tape_pb2 as pb
 from tape.server.grpc.methods import Context, trace_of
 
 
-class ValuesDoor:
-    """Serves values: write, read, watch, delete."""
+class ValuesService:
+    """RPCs of values: write, read, watch, delete."""
 
     def __init__(self, journal: Journal, hub: Hub) -> None:
         self._database = journal.database
@@ -46,14 +46,14 @@ class ValuesDoor:
         return record(value)
 
     async def get_value(self, request: pb.GetValueRequest, context: Context) -> pb.GetValueResponse:
-        """The value as it stands; a deleted one is not found, but shown."""
+        """The current value; a deleted one has found=False and its last version."""
         value = await self._database.read(lambda reader: values.get(reader, request.namespace, request.key))
         if value is None:
             return pb.GetValueResponse(found=False)
         return pb.GetValueResponse(found=not value.deleted, value=record(value))
 
     async def delete_value(self, request: pb.DeleteValueRequest, context: Context) -> pb.DeleteValueResponse:
-        """Delete; the version moves on."""
+        """Delete a value; its version increases."""
         values.check_address(request.namespace, request.key)
         trace = trace_of(context)
         value = await self._database.write(lambda tx: values.delete(tx, request.namespace, request.key, trace=trace))

@@ -1,4 +1,4 @@
-"""Who makes an HTTP request: a verified token, or, on a server without keys, somebody on this machine."""
+"""The caller of an HTTP request: a verified token or, on a server without keys, a local client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tape.model.entry import check_id
 SESSION = "x-harbor-session"
 
 
-class Access:
-    """Finds the caller of a request. Without an authenticator, callers say themselves who they are."""
+class HttpAccess:
+    """Finds the caller of a request. Without an authenticator, callers name their own identity."""
 
     def __init__(self, authenticator: Authenticator | None, audit: Audit, *, anonymous_network: bool = False) -> None:
         self._authenticator = authenticator
@@ -25,11 +25,11 @@ class Access:
 
     @property
     def knows_tokens(self) -> bool:
-        """Whether this server can check tokens; otherwise callers say themselves who they are."""
+        """Whether this server verifies tokens; otherwise callers name their own identity."""
         return self._authenticator is not None
 
     async def caller_of(self, request: Request, *, query_too: bool = False) -> Caller:
-        """The caller; with `query_too` a token may stand in the query, where browsers cannot send headers."""
+        """The caller; with `query_too` a token may be in the query, for browsers that cannot send headers."""
         if self._authenticator is None:
             return self._anonymous(request)
         header, session = request.headers.get("authorization"), request.headers.get(SESSION, "").strip()
@@ -48,7 +48,7 @@ class Access:
 
     def _anonymous(self, request: Request) -> Caller:
         if self._is_local and not _is_for_this_machine(request):
-            # A web page elsewhere that resolves its own name to this machine must not get in.
+            # DNS rebinding: a remote web page whose name resolves to this machine is rejected.
             raise ScopeRequired(
                 f"the host {request.headers.get('host', '')!r} is not this machine; a server without auth_jwks answers"
                 " to localhost and 127.0.0.1 only."
@@ -77,4 +77,4 @@ def _is_for_this_machine(request: Request) -> bool:
     try:
         return is_loopback(request.url.hostname or "")
     except ValueError as error:
-        raise InvalidRequest(f"the Host header {request.headers.get('host')!r} makes no sense.") from error
+        raise InvalidRequest(f"the Host header {request.headers.get('host')!r} is invalid.") from error

@@ -1,4 +1,4 @@
-"""The routes below `/api`, all behind one guard."""
+"""The routes below `/api`, all with one access check."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from tape.documents.document import Check
 from tape.engine.security.wallet import Wallet
 from tape.journal.journal import Journal
 from tape.playbooks.document import read_playbook
-from tape.server.http.catalog import CatalogDoor
-from tape.server.http.credentials import CredentialDoor
-from tape.server.http.execute import ExecuteDoor
-from tape.server.http.internal import Internal
-from tape.server.http.listeners import ListenerDoor
-from tape.server.http.offsets import TakingDoor
-from tape.server.http.pools import PoolDoor
+from tape.server.http.catalog import CatalogRoutes
+from tape.server.http.credentials import CredentialRoutes
+from tape.server.http.execute import ExecuteRoutes
+from tape.server.http.internal import InternalAccess
+from tape.server.http.listeners import ListenerRoutes
+from tape.server.http.offsets import OffsetRoutes
+from tape.server.http.pools import PoolRoutes
 from tape.server.http.router import App
-from tape.server.http.subscriptions import SubscriptionsDoor
+from tape.server.http.subscriptions import SubscriptionRoutes
 from tape.subscriptions.document.validator import read_subscription
 from tape.subscriptions.ingress.listeners import ListenerSource
 
-# The kinds of documents, and what checks each.
+# The kinds of documents, with the validator of each.
 KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subscription}
 
 
-class Api:
-    """What stands behind the routes below `/api`."""
+class ApiRoutes:
+    """The routes below `/api`."""
 
-    def __init__(self, journal: Journal, internal: Internal, wallet: Wallet, listeners: ListenerSource) -> None:
+    def __init__(self, journal: Journal, internal: InternalAccess, wallet: Wallet, listeners: ListenerSource) -> None:
         self._internal = internal
-        self._catalog = CatalogDoor(journal.database, KINDS)
-        self._execute = ExecuteDoor(journal)
-        self._credentials = CredentialDoor(wallet, internal)
-        self._listeners = ListenerDoor(listeners, wallet)
-        self._pools = PoolDoor(journal.database)
-        self._subscriptions = SubscriptionsDoor(journal)
-        self._taking = TakingDoor(journal)
+        self._catalog = CatalogRoutes(journal.database, KINDS)
+        self._execute = ExecuteRoutes(journal)
+        self._credentials = CredentialRoutes(wallet, internal)
+        self._listeners = ListenerRoutes(listeners, wallet)
+        self._pools = PoolRoutes(journal.database)
+        self._subscriptions = SubscriptionRoutes(journal)
+        self._offsets = OffsetRoutes(journal)
 
     def add_to(self, app: App) -> None:
         """Add the routes to the application."""
@@ -47,8 +47,8 @@ class Api:
         app.add("POST", "/api/execute", guard(self._execute.execute))
         app.add("POST", "/api/execute/batch", guard(self._execute.execute_batch))
         app.add("GET", "/api/executions/", guard(self._execute.show))
-        app.add("POST", "/api/taken", guard(self._taking.take))
-        app.add("GET", "/api/taken", guard(self._taking.show))
+        app.add("POST", "/api/taken", guard(self._offsets.take))
+        app.add("GET", "/api/taken", guard(self._offsets.show))
         app.add("GET", "/api/pools/", guard(self._pools.show))
         app.add("POST", "/api/subscriptions", guard(self._subscriptions.register))
         app.add("POST", "/api/subscriptions/register", guard(self._subscriptions.register))

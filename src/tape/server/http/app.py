@@ -1,4 +1,4 @@
-"""The HTTP door: its routes, and what is around all of them."""
+"""The HTTP application: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from starlette.types import ASGIApp
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import TapeError
 from tape.journal.journal import Journal
-from tape.server.http.artifacts import ArtifactDoor
+from tape.server.http.artifacts import ArtifactRoutes
 from tape.server.http.cors import Cors
 from tape.server.http.documents import show_asyncapi, show_openapi
-from tape.server.http.info import RuntimeInfo
-from tape.server.http.ingress import IngressDoor
-from tape.server.http.publish import Publishing
-from tape.server.http.queries import Queries
+from tape.server.http.info import InfoRoutes
+from tape.server.http.ingress import IngressRoutes
+from tape.server.http.publish import PublishRoutes
+from tape.server.http.queries import QueryRoutes
 from tape.server.http.router import App
 from tape.server.http.stream import EventStream
 
 
-class Doors(NamedTuple):
-    """What is behind the routes."""
+class Endpoints(NamedTuple):
+    """The handlers of the routes."""
 
     stream: EventStream
-    queries: Queries
-    publishing: Publishing
-    artifacts: ArtifactDoor
-    info: RuntimeInfo
-    ingress: IngressDoor
+    queries: QueryRoutes
+    publishing: PublishRoutes
+    artifacts: ArtifactRoutes
+    info: InfoRoutes
+    ingress: IngressRoutes
     add_api: Callable[[App], None]
 
 
-def build_app(journal: Journal, metrics: Metrics, doors: Doors, origins: frozenset[str]) -> ASGIApp:
+def build_app(journal: Journal, metrics: Metrics, endpoints: Endpoints, origins: frozenset[str]) -> ASGIApp:
     """The ASGI application."""
 
     async def healthz(request: Request) -> Response:
@@ -57,17 +57,17 @@ def build_app(journal: Journal, metrics: Metrics, doors: Doors, origins: frozens
     app.add("GET", "/healthz", healthz)
     app.add("GET", "/readyz", readyz)
     app.add("GET", "/metrics", show_metrics)
-    app.add_raw("GET", "/v1/events", doors.stream.serve)
-    app.add_raw("HEAD", "/v1/events", doors.stream.serve)
-    app.add("POST", "/v1/events", doors.publishing.publish)
-    app.add("GET", "/v1/artifacts/", doors.artifacts.get)
-    app.add("POST", "/v1/events/list", doors.queries.list_events)
-    app.add("POST", "/v1/events/aggregate", doors.queries.aggregate)
-    app.add("POST", "/v1/control/runtime.info", doors.info.info)
+    app.add_raw("GET", "/v1/events", endpoints.stream.serve)
+    app.add_raw("HEAD", "/v1/events", endpoints.stream.serve)
+    app.add("POST", "/v1/events", endpoints.publishing.publish)
+    app.add("GET", "/v1/artifacts/", endpoints.artifacts.get)
+    app.add("POST", "/v1/events/list", endpoints.queries.list_events)
+    app.add("POST", "/v1/events/aggregate", endpoints.queries.aggregate)
+    app.add("POST", "/v1/control/runtime.info", endpoints.info.info)
     app.add("GET", "/v1/openapi.json", show_openapi)
     app.add("GET", "/v1/asyncapi.json", show_asyncapi)
-    app.add("POST", "/ingress/", doors.ingress.deliver)
-    doors.add_api(app)
+    app.add("POST", "/ingress/", endpoints.ingress.deliver)
+    endpoints.add_api(app)
     return Cors(app, origins)
 
 

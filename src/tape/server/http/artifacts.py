@@ -1,4 +1,4 @@
-"""`GET /v1/artifacts/{id}`: a large field, to those who may see the entry it belongs to."""
+"""`GET /v1/artifacts/{id}`: a large field, for callers that may read its entry."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from starlette.responses import Response
 
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
-from tape.server.http.access import Access, require_widening
+from tape.server.http.access import HttpAccess, require_widening
 
 
-class ArtifactDoor:
-    """Serves artifacts."""
+class ArtifactRoutes:
+    """The route of artifacts."""
 
-    def __init__(self, artifacts: Artifacts, access: Access, audit: Audit) -> None:
+    def __init__(self, artifacts: Artifacts, access: HttpAccess, audit: Audit) -> None:
         self._artifacts = artifacts
         self._access = access
         self._audit = audit
 
     async def get(self, request: Request) -> Response:
-        """The content; `?tenant=`, `?user=` and `?session=` name another session's, with a scope."""
+        """The content. `?tenant=`, `?user=` and `?session=` name another session, which needs a scope."""
         caller = await self._access.caller_of(request)
         names = ("tenant", "user", "session")
         tenant, user, session = (

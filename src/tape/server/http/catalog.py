@@ -1,4 +1,4 @@
-"""`/api/catalog/…`: documents are registered and read back."""
+"""`/api/catalog/…`: register, read and list documents."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from tape.store import Database
 LATEST = "latest"
 
 
-class RegisterRequest(msgspec.Struct):
-    """A document, plain or base64. `resource_type` counts only where the document has no kind."""
+class RegisterDocumentRequest(msgspec.Struct):
+    """A document, plain or base64. `resource_type` is used only if the document has no kind."""
 
     content: str
     resource_type: str = "Playbook"
     if_changed: bool = False
 
 
-class ResourceRequest(msgspec.Struct):
+class ReadDocumentRequest(msgspec.Struct):
     """A path and a version: a number, or `latest`."""
 
     path: str
     version: str | int = LATEST
 
 
-class ListRequest(msgspec.Struct):
-    """A kind, or all; a page begins after a path."""
+class ListDocumentsRequest(msgspec.Struct):
+    """A kind, or all; a page starts after a path."""
 
     resource_type: str = ""
     after: str = ""
     limit: int = 1_000
 
 
-class CatalogDoor:
-    """Serves the catalog; `kinds` has the check of every kind of document."""
+class CatalogRoutes:
+    """Routes of the catalog; `kinds` has the validator of every kind of document."""
 
     def __init__(self, database: Database, kinds: Mapping[str, Check]) -> None:
         self._database = database
         self._kinds = kinds
 
     async def register(self, request: Request) -> Response:
-        """Check a document and keep it as the next version of its path."""
-        wanted = await read_request(request, RegisterRequest)
+        """Validate a document and store it as the next version of its path."""
+        wanted = await read_request(request, RegisterDocumentRequest)
         document = checked_document(wanted.content, self._kinds, wanted.resource_type)
         resource = await self._database.write(
             lambda tx: catalog.register(tx, document, if_changed=wanted.if_changed), len(document.content) + 256
@@ -70,14 +70,14 @@ class CatalogDoor:
 
     async def resource(self, request: Request) -> Response:
         """A document with its content."""
-        wanted = await read_request(request, ResourceRequest)
+        wanted = await read_request(request, ReadDocumentRequest)
         version = _version(wanted.version)
         found = await self._database.read(lambda reader: catalog.require(reader, wanted.path, version))
         return answer({**_summary(found), "content": found.content})
 
     async def list(self, request: Request) -> Response:
         """The latest version of every path, without contents."""
-        wanted = await read_request(request, ListRequest)
+        wanted = await read_request(request, ListDocumentsRequest)
         limit = min(max(wanted.limit, 1), 1_000)
         kind = wanted.resource_type.lower()
         found = await self._database.read(lambda reader: catalog.list_latest(reader, kind, wanted.after, limit))

@@ -17,7 +17,7 @@ BATCH = "application/cloudevents-batch+json"
 
 
 def to_batch(entries: Sequence[Entry]) -> bytes:
-    """A JSON batch. `source` and `id` name an entry for good: its tenant's journal, and its place in it."""
+    """A JSON batch. `source` (the tenant) and `id` (the global_seq) identify an entry permanently."""
     return msgspec.json.encode([_event(entry) for entry in entries])
 
 

@@ -1,4 +1,4 @@
-"""Which web pages may read: an allow-list of origins, empty by default, never `*`."""
+"""CORS: an allow-list of origins, empty by default, never `*`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALLOWED = {
 
 
 class Cors:
-    """Answers preflights and marks answers for origins on the list."""
+    """Answers preflight requests and adds the headers for allowed origins."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""`GET /api/credentials/{alias}`: what is known of a secret, and with `include_data=true` the secret itself.
+"""`GET /api/credentials/{alias}`: metadata of a secret, and with `include_data=true` the secret itself.
 
-The secret is for programs that hold the internal token (runtimes that run elsewhere), never for an admin's browser.
-That it is given out is on the journal first.
+The secret is for programs that hold the internal token (remote runtimes), never for an admin's browser.
+The journal records the access.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.engine.security.wallet import Wallet
-from tape.server.http.internal import Internal, answer
+from tape.server.http.internal import InternalAccess, answer
 from tape.server.http.request_bodies import to_time
 
 
-class CredentialDoor:
-    """Serves secrets."""
+class CredentialRoutes:
+    """The route of secrets."""
 
-    def __init__(self, wallet: Wallet, internal: Internal) -> None:
+    def __init__(self, wallet: Wallet, internal: InternalAccess) -> None:
         self._wallet = wallet
         self._internal = internal
 

@@ -1,4 +1,4 @@
-"""What the HTTP door offers, for programs: OpenAPI for the requests, AsyncAPI for what the stream says."""
+"""API descriptions: OpenAPI for the HTTP routes, AsyncAPI for the events of the stream."""
 
 from __future__ import annotations
 
@@ -97,7 +97,12 @@ _INFO = {
     "required": ["instance_id", "build_version", "protocol_version", "capabilities", "uptime_seconds"],
     "properties": {"capabilities": {"type": "array", "items": _TEXT}, "uptime_seconds": _NUMBER},
 }
-_SESSION = {"name": "X-Harbor-Session", "in": "header", "schema": _TEXT, "description": "Instead of the token's."}
+_SESSION = {
+    "name": "X-Harbor-Session",
+    "in": "header",
+    "schema": _TEXT,
+    "description": "Overrides the session of the token.",
+}
 
 
 @cache
@@ -110,10 +115,10 @@ def openapi() -> dict[str, Any]:
         _parameter("header", "X-Harbor-Run", "Only this run."),
         _parameter("header", "X-Harbor-Event-Type", "Only these types, separated by commas; may be repeated."),
         _parameter("header", "Last-Event-ID", "Replay everything after this sequence first."),
-        _parameter("query", "resume_seq", "The same, where a header cannot be sent."),
+        _parameter("query", "resume_seq", "The same as Last-Event-ID, for clients that cannot send headers."),
         _parameter("query", "type", "Only this type; may be repeated."),
-        _parameter("query", "admin", "1 is everybody's events; needs a scope."),
-        _parameter("query", "access_token", "The token, where a header cannot be sent."),
+        _parameter("query", "admin", "1 streams the events of all identities; needs a scope."),
+        _parameter("query", "access_token", "The token, for clients that cannot send headers."),
         _parameter("query", "session", "The session, with access_token."),
     ]
     stream = {"text/event-stream": {"schema": _TEXT}}
@@ -128,13 +133,13 @@ def openapi() -> dict[str, Any]:
             "/v1/events": {
                 "get": {
                     "operationId": "events.subscribe",
-                    "summary": "What happened after a cursor, then what happens, as Server-Sent Events.",
+                    "summary": "Events after a cursor, then live events, as Server-Sent Events.",
                     "parameters": stream_parameters,
                     "responses": _responses(stream, "429", "503"),
                 },
                 "post": {
                     "operationId": "events.publish",
-                    "summary": "Append CloudEvents durably; an id of a source is appended once.",
+                    "summary": "Append CloudEvents durably; deduplicated by source and id.",
                     "parameters": [_SESSION],
                     "requestBody": {"required": True, "content": publish},
                     "responses": _responses(_json(_PUBLISHED), "413", "422", "429", "503"),
@@ -150,7 +155,9 @@ def openapi() -> dict[str, Any]:
             "/v1/events/aggregate": _post(
                 "events.aggregate", "Counts by type in equal buckets.", "AggregateRequest", "Aggregate"
             ),
-            "/v1/control/runtime.info": _post("runtime.info", "Who answers here.", "InfoRequest", "Info"),
+            "/v1/control/runtime.info": _post(
+                "runtime.info", "Instance, version and capabilities of this server.", "InfoRequest", "Info"
+            ),
             "/v1/artifacts/{id}": {
                 "get": {
                     "operationId": "artifacts.get",
@@ -158,7 +165,7 @@ def openapi() -> dict[str, Any]:
                     "parameters": [
                         {"name": "id", "in": "path", "required": True, "schema": _TEXT},
                         _SESSION,
-                        *(_parameter("query", name, "Of another session; needs a scope.") for name in _AXES),
+                        *(_parameter("query", name, "Another session's artifact; needs a scope.") for name in _AXES),
                     ],
                     "responses": _responses({"*/*": {"schema": {}}}, "404", "503"),
                 }
@@ -182,11 +189,11 @@ def openapi() -> dict[str, Any]:
 
 @cache
 def asyncapi() -> dict[str, Any]:
-    """The AsyncAPI 3 document: the stream and every type that Tape itself puts on it."""
+    """The AsyncAPI 3 document: the stream and every event type that Tape itself emits."""
     messages = {event.name: _message(event) for event in EVENTS}
     return {
         "asyncapi": "3.0.0",
-        "info": {"title": "Tape", "version": __version__, "description": "What the stream of events says."},
+        "info": {"title": "Tape", "version": __version__, "description": "Events of the stream."},
         "channels": {
             "events": {
                 "address": "/v1/events",
@@ -241,8 +248,8 @@ def _post(
     }
 
 
-def _parameter(place: str, name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": place, "description": text, "schema": _TEXT}
+def _parameter(location: str, name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": location, "description": text, "schema": _TEXT}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`/api/execute`, `/api/execute/batch`, `/api/executions/{id}`: playbooks are started, and looked after."""
+"""`/api/execute`, `/api/execute/batch`, `/api/executions/{id}`: start playbooks and read their state."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tape.model.dispatch_result import RunDispatchResult
 from tape.server.http.internal import MAX_BODY_BYTES, answer, decode
 from tape.server.http.request_bodies import read_body, to_time
 
-# Room that a run takes beside its payload, for the limits of the writer.
+# Bytes a run adds to the write queue besides its payload.
 RUN_OVERHEAD_BYTES = 2_048
 
 
 class BatchRequest(msgspec.Struct):
-    """Requests, each read on its own: one that cannot be read is its own error."""
+    """Requests, decoded one by one: one that cannot be decoded fails alone."""
 
     executions: list[msgspec.Raw] = []
 
 
-class ExecuteDoor:
-    """Serves executions."""
+class ExecuteRoutes:
+    """Routes of executions."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
@@ -41,7 +41,7 @@ class ExecuteDoor:
         wanted = read_request(body or b"{}", self._max_bytes)
         if wanted.lane:
             raise InvalidInput(f"lane {wanted.lane!r} keeps an order within a batch; send it to /api/execute/batch.")
-        # What waits at the same time is one call of the operation, and one commit.
+        # Requests that wait at the same time share one call of execute_batch and one commit.
         result = await self._database.write_bulk(execute_batch, wanted, len(body) + RUN_OVERHEAD_BYTES)
         if isinstance(result, TapeError):
             raise result
@@ -51,7 +51,7 @@ class ExecuteDoor:
     async def execute_batch(self, request: Request) -> Response:
         """Start up to 1,000 playbooks in one commit; each has its own result.
 
-        Those of one `lane` are begun in their order; behind one that fails the others of its lane are skipped.
+        Executions of one `lane` are started in order; after one that fails the rest of its lane is skipped.
         """
         body = await read_body(request, MAX_BODY_BYTES)
         items = decode(body or b"{}", BatchRequest).executions
@@ -90,7 +90,7 @@ class ExecuteDoor:
         )
 
     async def show(self, request: Request) -> Response:
-        """An execution as it stands, with what it gave or why it failed."""
+        """The state of an execution, with its output or error."""
         execution_id = str(request.path_params["name"])
         run = await self._database.read(lambda reader: runs.find(reader, execution_id))
         if run is None or run.app_name != runs.PLAYBOOKS:
@@ -131,7 +131,7 @@ def _run_of(result: RunDispatchResult) -> dict[str, Any]:
 
 
 def read_request(item: bytes | msgspec.Raw, max_bytes: int) -> ExecuteRequest:
-    """A request to execute, if it can be written at all. Raises InvalidInput that names the field."""
+    """A validated request to execute. Raises InvalidInput, which names the field."""
     return checked_request(decode(item, ExecuteRequest), max_bytes)
 
 
@@ -140,7 +140,7 @@ class _Lane(msgspec.Struct):
 
 
 def _lane_of(item: msgspec.Raw) -> set[str]:
-    """The lane of a request that is wrong otherwise; none if that is wrong, too."""
+    """The lane of an invalid request; empty if the lane is invalid too."""
     try:
         return {msgspec.json.decode(item, type=_Lane).lane} - {""}
     except msgspec.DecodeError:

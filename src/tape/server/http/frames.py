@@ -1,4 +1,4 @@
-"""Entries as Server-Sent Events, byte for byte as documented; each is encoded once, whoever receives it."""
+"""Entries as Server-Sent Events, byte for byte as documented; each is encoded once and shared by all streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tape.model.entry import Entry
 RETRY = b"retry: 3000\n\n"
 KEEPALIVE = b": keepalive\n\n"
 
-# Characters that are written escaped inside JSON, and line ends, which may stand between its tokens
+# Characters that are escaped inside JSON, and line ends, which are valid between JSON tokens
 # but not in a line of the stream.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _TABLE = str.maketrans(_ESCAPES | {"\n": " ", "\r": " "})
@@ -30,11 +30,11 @@ class SseFormat:
         return f"event: {kind}\nid: {entry.global_seq}\ndata: {event_json(entry, kind)}\n\n".encode()
 
     def notice(self, kind: str, payload: dict[str, Any]) -> bytes:
-        """Something about the stream itself: it has no id and is not on the journal."""
+        """An event about the stream itself: without id, not in the journal."""
         return f"event: {kind}\ndata: {_notice(kind, 0, payload)}\n\n".encode()
 
     def checkpoint(self, position: int) -> bytes:
-        """Moves the client's cursor on, although nothing matched."""
+        """Advances the client's cursor although no entry matched."""
         data = _notice("checkpoint", position, {"Position": position})
         return f"event: checkpoint\nid: {position}\ndata: {data}\n\n".encode()
 
@@ -45,12 +45,12 @@ class SseFormat:
 
 
 def comment(text: str) -> bytes:
-    """A line that clients ignore unless they know it."""
+    """An SSE comment line; clients that do not know it ignore it."""
     return f": {text}\n\n".encode()
 
 
 def event_json(entry: Entry, kind: str = "") -> str:
-    """An entry as the JSON object that every read over HTTP has."""
+    """An entry as the JSON object that every HTTP read returns."""
     payload = entry.payload_json
     if not payload.startswith("{"):
         payload = _as_object(payload)
@@ -58,7 +58,7 @@ def event_json(entry: Entry, kind: str = "") -> str:
     span = f'"span_id":"{entry.span_id}",' if entry.span_id else ""
     return (
         f'{{"type":"{kind or entry.type}","sequence":{entry.global_seq},"occurred_at":"{moment(entry.ts_ms)}",'
-        f'{_whose(entry.tenant, entry.user, entry.session, entry.run_id)},"payload":{escape(payload)},'
+        f'{_identity(entry.tenant, entry.user, entry.session, entry.run_id)},"payload":{escape(payload)},'
         f'"extra":{{"schema_version":"{entry.schema_version}",{span}"subject":"{entry.subject}"{trace}}}}}'
     )
 
@@ -71,7 +71,7 @@ def moment(ts_ms: int) -> str:
 
 
 def escape(text: str) -> str:
-    """JSON text in which no character can end a script or a line."""
+    """JSON text without characters that end a script or a line."""
     # A search for one character is many times faster than one for any of several.
     if text.isascii() and not ("<" in text or ">" in text or "&" in text or "\n" in text or "\r" in text):
         return text
@@ -97,6 +97,6 @@ def _notice(kind: str, sequence: int, payload: dict[str, Any]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _whose(tenant: str, user: str, session: str, run: str) -> str:
+def _identity(tenant: str, user: str, session: str, run: str) -> str:
     names = {"tenant": tenant, "user": user, "session": session} | ({"run": run} if run else {})
     return escape(msgspec.json.encode(names).decode())[1:-1]

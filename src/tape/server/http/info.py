@@ -1,4 +1,4 @@
-"""`POST /v1/control/runtime.info`: who answers here, and what it can do."""
+"""`POST /v1/control/runtime.info`: instance, version and capabilities of this server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tape import __version__
 from tape.base.ids import new_id
-from tape.server.http.access import Access
+from tape.server.http.access import HttpAccess
 from tape.server.http.queries import PROTOCOL_VERSION, Identity
 from tape.server.http.request_bodies import read_json
 
@@ -34,10 +34,10 @@ class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
     identity: Identity | None = None
 
 
-class RuntimeInfo:
-    """Serves the handshake."""
+class InfoRoutes:
+    """The route of the handshake."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: HttpAccess) -> None:
         self._access = access
         self._instance = new_id()
         self._started = time.monotonic()

@@ -1,4 +1,4 @@
-"""`POST /ingress/{listener}`: deliveries from outside, in a server and in a gateway alike."""
+"""`POST /ingress/{listener}`: webhook deliveries, in a server and in a gateway."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from starlette.responses import Response
 from tape.errors import InvalidRequest
 from tape.subscriptions.ingress.ingress import Ingress, IngressResponse
 
-# A body that nobody has read is not waited for if it is larger than this: the connection ends instead.
+# An unread body larger than this is not drained: the connection is closed instead.
 SMALL_BODY_BYTES = 64 << 10
 
 
-class IngressDoor:
-    """Serves deliveries."""
+class IngressRoutes:
+    """The route of deliveries."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
 
     async def deliver(self, request: Request) -> Response:
-        """Take a delivery; 202 when its message is durable."""
+        """Accept a delivery; 202 when its message is durable."""
         try:
-            told = await self._ingress.receive(request.path_params["name"], request.headers.raw, request.stream())
+            answer = await self._ingress.receive(request.path_params["name"], request.headers.raw, request.stream())
         except ClientDisconnect as error:
-            raise InvalidRequest("the sender went away in the middle of its delivery.") from error
-        return _response(told, request)
+            raise InvalidRequest("the sender disconnected before the end of the body.") from error
+        return _response(answer, request)
 
 
-def _response(told: IngressResponse, request: Request) -> Response:
+def _response(answer: IngressResponse, request: Request) -> Response:
     headers = {}
-    if told.retry_after_s:
-        headers["retry-after"] = str(told.retry_after_s)
-    if told.closes and not _is_small(request):
+    if answer.retry_after_s:
+        headers["retry-after"] = str(answer.retry_after_s)
+    if answer.closes and not _is_small(request):
         headers["connection"] = "close"
-    return Response(msgspec.json.encode(told.body), told.status, headers, "application/json")
+    return Response(msgspec.json.encode(answer.body), answer.status, headers, "application/json")
 
 
 def _is_small(request: Request) -> bool:

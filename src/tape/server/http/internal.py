@@ -1,4 +1,7 @@
-"""The routes below `/api`, for operators, workers, runtimes and gateways. Errors are `{"error", "status"}` here."""
+"""Access and errors of the routes below `/api`, for operators, workers, runtimes and gateways.
+
+Errors have the shape `{"error", "status"}` here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tape.errors import (
     ScopeRequired,
     TapeError,
 )
-from tape.server.http.access import Access, bearer_of
+from tape.server.http.access import HttpAccess, bearer_of
 from tape.server.http.problems import status_of
 from tape.server.http.request_bodies import read_body
 from tape.server.http.router import Handler
@@ -28,22 +31,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What a request of these routes may have in its body.
+# Largest request body of these routes.
 MAX_BODY_BYTES = 2 << 20
 
 
-class Internal:
-    """Lets in who has the internal token, or an identity with the scope `admin`.
+class InternalAccess:
+    """Admits callers with the internal token or with the scope `admin`.
 
-    A server that has neither keys nor an internal token is open to its own machine, as its other routes are.
+    A server that has neither keys nor an internal token admits local clients, as on its other routes.
     """
 
-    def __init__(self, access: Access, token: str = "") -> None:
+    def __init__(self, access: HttpAccess, token: str = "") -> None:
         self._access = access
         self._token = token.encode()
 
     def guard(self, handler: Handler, *, programs_only: bool = False) -> Handler:
-        """The same handler for those who may call it; its errors in the shape of these routes."""
+        """The handler behind the access check, with errors in the shape of these routes."""
         admit = self.admit_token if programs_only else self.admit
 
         async def guarded(request: Request) -> Response:
@@ -67,10 +70,11 @@ class Internal:
             raise ScopeRequired(f"this route needs the scope {ADMIN} or the server's internal token.")
 
     async def admit_token(self, request: Request) -> None:
-        """Raise unless the caller shows the internal token itself: what this guards is for programs, not for people."""
+        """Raise unless the caller sends the internal token itself: these routes are for programs only."""
         if not self._token:
             raise InternalTokenUnset(
-                "this server has no internal_token, so nobody gets this; set TAPE_INTERNAL_API_TOKEN here and there."
+                "this server has no internal_token and rejects all requests to this route;"
+                " set TAPE_INTERNAL_API_TOKEN on the server and on the client."
             )
         if not hmac.compare_digest(bearer_of(request.headers.get("authorization")).encode(), self._token):
             raise ScopeRequired("send 'Authorization: Bearer <internal token>', the server's internal_token.")
@@ -82,13 +86,13 @@ async def read_request(request: Request, kind: type[T]) -> T:
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """A body as a struct. One that is no JSON is an InvalidRequest, one of another shape an InvalidInput."""
+    """Decode a body. Raises InvalidRequest if it is not JSON, InvalidInput if it has another shape."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"the request cannot be read: {error}.") from error
+        raise InvalidInput(f"the request cannot be decoded: {error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the request is no JSON: {error}.") from error
+        raise InvalidRequest(f"the request is not JSON: {error}.") from error
 
 
 def answer(body: object, status: int = 200) -> Response:
@@ -97,10 +101,10 @@ def answer(body: object, status: int = 200) -> Response:
 
 
 def answer_error(error: TapeError, status: int | None = None) -> Response:
-    """An error as callers of these routes expect it; one that has several problems lists them too."""
+    """An error response of these routes, with the list of problems if there are several."""
     number = status or _status(error)
     if number >= 500:
-        log.error("a request failed: %s", error)
+        log.error("HTTP request failed: %s", error)
     body: dict[str, object] = {"error": str(error), "status": number, "code": error.code}
     if isinstance(error, InvalidDocument) and error.problems:
         body["problems"] = [problem._asdict() for problem in error.problems]
@@ -108,7 +112,7 @@ def answer_error(error: TapeError, status: int | None = None) -> Response:
 
 
 def _status(error: TapeError) -> int:
-    """Input that was understood but is wrong, or comes at a wrong time, is 422 here; a body that is no JSON is 400."""
+    """Well-formed but invalid input, or a failed precondition, is 422 here; a body that is not JSON is 400."""
     status = status_of(error)
     is_understood = isinstance(error, InvalidInput) and not isinstance(error, InvalidRequest) and status == 400
     return 422 if is_understood or error.status == "FAILED_PRECONDITION" else status

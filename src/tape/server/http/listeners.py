@@ -1,4 +1,4 @@
-"""Listeners of this server: their deliveries begin runs here, and `/api/internal/ingress…` is for gateways."""
+"""Listeners of this server: deliveries start executions here; `/api/internal/ingress…` serves gateways."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.ingress.ingress import AdmittedMessage
 from tape.subscriptions.ingress.listeners import Listener, ListenerSource
 
-# That the same secrets are given to gateways is on the journal this often.
+# Seconds between two audit entries for the same secrets and the same gateway.
 NOTE_S = 3_600.0
 
 EMITTER = "ingress"
 
 
-class Begin:
-    """Begins runs in this process; deliveries that come at the same time share one commit."""
+class RunStarter:
+    """Starts executions in this process; concurrent deliveries share one commit."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
@@ -44,12 +44,12 @@ class Begin:
         return result
 
     def replays(self, listener: Listener) -> WriterDispatch:
-        """How what waited for this listener's runs becomes them."""
+        """The dispatch that replays spooled messages of a listener."""
         return WriterDispatch(self._database, listener.about, self._max_bytes, emitter=EMITTER)
 
 
-class ListenerDoor:
-    """Serves what gateways need to know. There are secrets in it: the internal token is asked for."""
+class ListenerRoutes:
+    """Routes for gateways. Answers contain secrets, so they need the internal token."""
 
     def __init__(self, source: ListenerSource, wallet: Wallet) -> None:
         self._source = source
@@ -57,11 +57,11 @@ class ListenerDoor:
         self._noted: dict[tuple[str, str, tuple[str, ...]], float] = {}
 
     async def names(self, request: Request) -> Response:
-        """The listeners there are."""
+        """The names of all listeners."""
         return answer({"listeners": sorted(await self._source.names())})
 
     async def show(self, request: Request) -> Response:
-        """A listener: its subscription, where it stands, and what its senders sign with."""
+        """A listener: its subscription, state and signing secrets."""
         name = request.path_params["name"]
         listener = await self._source.fetch(name)
         if listener is None:
@@ -82,7 +82,7 @@ class ListenerDoor:
 
 
 def shown(listener: Listener) -> dict[str, Any]:
-    """A listener for a gateway; `Listener` comes back from `subscription`, `state`, `subscription_id`, `secrets`."""
+    """A listener as JSON; a gateway rebuilds it from `subscription`, `state`, `subscription_id` and `secrets`."""
     subscription = listener.subscription
     spec = subscription.spec
     assert spec.ingress is not None

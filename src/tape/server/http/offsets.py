@@ -1,4 +1,4 @@
-"""`/api/taken`: records of a source that is read by offset become runs, each once; and what was taken so far."""
+"""`/api/taken`: start executions of records that are read by offset, each exactly once; and the consumed ranges."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tape.server.http.subscriptions import EventBody, draft_of
 
 
 class RecordBody(msgspec.Struct):
-    """What stands at an offset: an execution as for `/api/execute`, or the dead letter that stands for it."""
+    """The record at an offset: an execution as for `/api/execute`, or its dead letter."""
 
     offset: int
     execution: msgspec.Raw = msgspec.Raw(b"")
-    letter: EventBody | None = None
+    dead_letter: EventBody | None = msgspec.field(default=None, name="letter")  # vocabulary: name on the wire
 
 
-class TakeBody(msgspec.Struct):
-    """A stretch of a part, with its records in the order of their offsets."""
+class OffsetRangeBody(msgspec.Struct):
+    """An offset range of a partition, with its records in the order of their offsets."""
 
     subscription: str
     part: str
@@ -45,8 +45,8 @@ class TakeBody(msgspec.Struct):
     records: list[RecordBody] = []
 
 
-class TakingDoor:
-    """Serves what was taken."""
+class OffsetRoutes:
+    """Routes of consumed offset ranges."""
 
     def __init__(self, journal: Journal) -> None:
         self._database = journal.database
@@ -54,16 +54,16 @@ class TakingDoor:
         self._outcomes = journal.database.metrics.executes
 
     async def take(self, request: Request) -> Response:
-        """Begin the runs of records that were not taken before, in order and in one commit, up to the first refusal."""
+        """Start executions of new records, in order and in one commit, up to the first rejected one."""
         content = await read_body(request, MAX_BODY_BYTES)
-        body: TakeBody = decode(content or b"{}", TakeBody)
+        body: OffsetRangeBody = decode(content or b"{}", OffsetRangeBody)
         if len(body.records) > MAX_BATCH:
             raise InvalidInput(f"{len(body.records)} records exceed the {MAX_BATCH} of one request.")
-        stretch = OffsetRange(body.subscription, body.part, body.begin, body.end)
-        checked_range(stretch, [record.offset for record in body.records])
+        offsets = OffsetRange(body.subscription, body.part, body.begin, body.end)
+        checked_range(offsets, [record.offset for record in body.records])
         records = [self._read(body.subscription, record) for record in body.records]
         size = len(content) + RUN_OVERHEAD_BYTES * len(records)
-        took = await self._database.write(lambda tx: execute_range(tx, stretch, records), size)
+        took = await self._database.write(lambda tx: execute_range(tx, offsets, records), size)
         results = [
             {"offset": record.offset, **self._shown(outcome)}
             for record, outcome in zip(records, took.outcomes, strict=True)
@@ -71,17 +71,17 @@ class TakingDoor:
         return answer({"end": took.end, "results": results})
 
     async def show(self, request: Request) -> Response:
-        """What was taken of each part of a subscription's source: pairs of the first offset and the next one."""
+        """The consumed ranges of each partition of a subscription's source, as pairs (first offset, next offset)."""
         subscription = request.query_params.get("subscription", "")
         if not subscription:
-            raise InvalidInput("say whose: /api/taken?subscription=PATH.")
+            raise InvalidInput("the parameter subscription is missing: /api/taken?subscription=PATH.")
         return answer({"parts": await self._database.read(lambda reader: executed_ranges(reader, subscription))})
 
     def _read(self, subscription: str, record: RecordBody) -> OffsetRecord:
         try:
-            if record.letter is None:
+            if record.dead_letter is None:
                 return OffsetRecord(record.offset, read_request(record.execution, self._max_bytes))
-            draft = checked(draft_of(record.letter, subscription))
+            draft = checked(draft_of(record.dead_letter, subscription))
             check_payload(draft.payload_json, self._max_bytes)
             return OffsetRecord(record.offset, draft)
         except TapeError as error:

@@ -1,4 +1,4 @@
-"""`/api/pools/{pool}`: how much waits for the workers of a pool, for whatever scales them."""
+"""`/api/pools/{pool}`: queue length of a pool, for autoscalers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tape.server.http.internal import answer
 from tape.store import Database
 
 
-class PoolDoor:
-    """Serves the numbers of pools."""
+class PoolRoutes:
+    """The route of pools."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def show(self, request: Request) -> Response:
-        """What waits, what is being worked on and what was given up; zeros for a pool that nothing was sent to."""
+        """Pending, claimed and dead-lettered tasks; zeros for a pool without tasks."""
         pool = request.path_params["name"]
         try:
             (found,), _ = await self._database.read(lambda reader: read_statistics(reader, reaction_id(pool)))

@@ -21,7 +21,7 @@ from tape.errors import (
 
 log = logging.getLogger(__name__)
 
-INTERNAL_ERROR = "An error of Tape itself; the server's log has the details."
+INTERNAL_ERROR = "Internal error; the server's log has the details."
 
 _BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
     InvalidRequest: (400, "invalid_request"),
@@ -44,17 +44,17 @@ _BY_STATUS = {
 
 
 def refusal(error: Exception) -> Response:
-    """The answer that an error stands for; what is not ours is logged and not told."""
+    """The response for an error; an unexpected exception is logged and answered with 500."""
     if isinstance(error, TapeError):
         found = _known(error)
         if found is not None:
             return envelope(*found, str(error))
-    log.error("a request failed", exc_info=error)
+    log.error("HTTP request failed", exc_info=error)
     return envelope(500, "runtime_error", INTERNAL_ERROR)
 
 
 def status_of(error: TapeError) -> int:
-    """The HTTP status that an error stands for."""
+    """The HTTP status of an error."""
     return (_known(error) or (500, ""))[0]
 
 
@@ -64,17 +64,17 @@ def _known(error: TapeError) -> tuple[int, str] | None:
 
 
 def envelope(status: int, code: str, message: str) -> Response:
-    """An error as every client of the stream expects it."""
+    """An error in the shape that clients of `/v1` expect."""
     body = msgspec.json.encode({"code": code, "message": message})
     return Response(body, status, media_type="application/json")
 
 
 def not_found() -> Response:
-    """There is no such route."""
+    """404: no such route."""
     return PlainTextResponse("404 page not found\n", 404, {"X-Content-Type-Options": "nosniff"})
 
 
 def wrong_method(*allowed: str) -> Response:
-    """The route is there, but not for this method."""
+    """405: the route does not support the method."""
     headers = {"Allow": ", ".join(allowed), "X-Content-Type-Options": "nosniff"}
     return PlainTextResponse("Method Not Allowed\n", 405, headers)

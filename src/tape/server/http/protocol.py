@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol, with a way for a stream to write to its socket itself.
 
-An ASGI `send` costs about twenty microseconds and copies what it sends. A stream that fans out writes bytes
-that many share, so it goes to the transport, and hears from the protocol when that is full or gone.
+An ASGI `send` costs about 20 µs and copies its data. A stream that fans out writes shared bytes to the
+transport directly; the protocol notifies it when the socket is full or closed.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# Where the connection stands in the ASGI scope.
+# Key of the connection in the ASGI scope.
 KEY = "tape.connection"
 
 
-class Writer(Protocol):
+class StreamWriter(Protocol):
     """A stream that writes to a connection."""
 
     def pause(self) -> None:
         """The socket is full."""
 
     def resume(self) -> None:
-        """The socket takes more."""
+        """The socket accepts data again."""
 
     def gone(self) -> None:
-        """The client went away."""
+        """The client disconnected."""
 
 
-class Connection(HttpToolsProtocol):
-    """One client."""
+class HttpConnection(HttpToolsProtocol):
+    """The connection of one client."""
 
-    writer: Writer | None = None
+    writer: StreamWriter | None = None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

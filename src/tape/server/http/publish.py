@@ -1,4 +1,4 @@
-"""`POST /v1/events`: CloudEvents 1.0 onto the journal, structured, batched or binary."""
+"""`POST /v1/events`: append CloudEvents 1.0, structured, batched or binary."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from tape.errors import InvalidInput, InvalidRequest
 from tape.journal.journal import Journal
 from tape.model import subject as subjects
 from tape.model.entry import Draft
-from tape.server.http.access import Access
+from tape.server.http.access import HttpAccess
 from tape.server.http.request_bodies import read_body
 
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
 MAX_BATCH = 1_000
-# A request may have several payloads of the largest size, and what stands around them.
+# The body limit, in payloads of the largest size.
 MAX_BODY_PAYLOADS = 4
 
 _REQUIRED = ("specversion", "id", "source", "type")
 _USED = frozenset({*_REQUIRED, "subject", "datacontenttype", "partitionkey", "traceparent", "data", "data_base64"})
 
 
-class Event(NamedTuple):
+class CloudEvent(NamedTuple):
     """A CloudEvent: its attributes, and its data as JSON text."""
 
     attributes: Mapping[str, str]
     payload_json: str
 
 
-class Publishing:
-    """Serves publishing."""
+class PublishRoutes:
+    """The route of publishing."""
 
-    def __init__(self, journal: Journal, access: Access) -> None:
+    def __init__(self, journal: Journal, access: HttpAccess) -> None:
         self._journal = journal
         self._access = access
 
     async def publish(self, request: Request) -> Response:
-        """Append events durably; their places in the order. An id of a source is appended once."""
+        """Append events durably and return their global_seqs. Deduplicated by source and id."""
         caller = await self._access.caller_of(request)
         body = await read_body(request, self._journal.max_payload_bytes * MAX_BODY_PAYLOADS)
         events = _events(request, body)
@@ -63,7 +63,7 @@ class Publishing:
         return Response(msgspec.json.encode(answer) + b"\n", media_type="application/json")
 
 
-def _events(request: Request, body: bytes) -> list[Event]:
+def _events(request: Request, body: bytes) -> list[CloudEvent]:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == BATCHED:
         entries = _decode(body, list[dict[str, msgspec.Raw]])
@@ -79,7 +79,7 @@ def _events(request: Request, body: bytes) -> list[Event]:
     )
 
 
-def _structured(entry: dict[str, msgspec.Raw]) -> Event:
+def _structured(entry: dict[str, msgspec.Raw]) -> CloudEvent:
     attributes: dict[str, str] = {}
     for name, raw in entry.items():
         if name not in ("data", "data_base64"):
@@ -91,17 +91,17 @@ def _structured(entry: dict[str, msgspec.Raw]) -> Event:
             data = base64.b64decode(msgspec.json.decode(entry["data_base64"], type=str), validate=True)
         except (ValueError, msgspec.ValidationError) as error:
             raise InvalidRequest(f"data_base64 is not base64: {error}") from error
-        return Event(attributes, _as_json(data, attributes.get("datacontenttype", "")))
-    return Event(attributes, bytes(entry["data"]).decode() if "data" in entry else "{}")
+        return CloudEvent(attributes, _as_json(data, attributes.get("datacontenttype", "")))
+    return CloudEvent(attributes, bytes(entry["data"]).decode() if "data" in entry else "{}")
 
 
-def _binary(request: Request, media: str, body: bytes) -> Event:
+def _binary(request: Request, media: str, body: bytes) -> CloudEvent:
     attributes = {
         name[3:]: unquote(value) for name, value in request.headers.items() if name.startswith("ce-") and len(name) > 3
     }
     if media:
         attributes["datacontenttype"] = media
-    return Event(attributes, _as_json(body, media) if body else "{}")
+    return CloudEvent(attributes, _as_json(body, media) if body else "{}")
 
 
 def _as_json(data: bytes, media: str) -> str:
@@ -119,13 +119,13 @@ def _as_json(data: bytes, media: str) -> str:
     return msgspec.json.encode({"data_base64": base64.b64encode(data).decode(), "datacontenttype": media}).decode()
 
 
-def _draft(event: Event, caller: Caller) -> Draft:
+def _draft(event: CloudEvent, caller: Caller) -> Draft:
     attributes = event.attributes
     for name in _REQUIRED:
         if not attributes.get(name):
             raise InvalidRequest(f"the attribute {name!r} is missing; events have specversion, id, source and type.")
     if attributes["specversion"] != "1.0":
-        raise InvalidRequest(f"specversion {attributes['specversion']!r} is not known; send 1.0.")
+        raise InvalidRequest(f"specversion {attributes['specversion']!r} is not supported; send 1.0.")
     trace = parse_traceparent(attributes.get("traceparent", ""))
     return Draft(
         subject=_subject(attributes["type"], attributes.get("subject", "")),
@@ -139,7 +139,7 @@ def _draft(event: Event, caller: Caller) -> Draft:
 
 
 def _subject(kind: str, about: str) -> str:
-    """`order.created` about `42` is `/tape/order/created/42`; the type of the entry is that of the event."""
+    """Type `order.created` with subject `42` becomes `/tape/order/created/42`."""
     first, _, verb = kind.partition(".")
     if not verb:
         raise InvalidRequest(f"type {kind!r} must have a dot, for example order.created.")
@@ -151,7 +151,7 @@ def _subject(kind: str, about: str) -> str:
     return subject
 
 
-def _request_id(event: Event, caller: Caller) -> str:
+def _request_id(event: CloudEvent, caller: Caller) -> str:
     parts = (*caller.triple, event.attributes["source"], event.attributes["id"])
     return "ce-" + hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""`POST /v1/events/list` and `/aggregate`: what happened, looked up and counted."""
+"""`POST /v1/events/list` and `/aggregate`: pages and counts of events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tape.errors import InvalidRequest
 from tape.journal.history import History
 from tape.journal.identity_filter import Whose
 from tape.journal.pages import Question, list_history
-from tape.server.http.access import Access, require_widening
+from tape.server.http.access import HttpAccess, require_widening
 from tape.server.http.cloudevents import BATCH, to_batch
 from tape.server.http.frames import event_json
 from tape.server.http.request_bodies import parse_time, read_json, to_time
@@ -35,7 +35,7 @@ Names = list[Annotated[str, msgspec.Meta(max_length=500, pattern="^[^\\x00]*$")]
 
 
 class Identity(msgspec.Struct, forbid_unknown_fields=True):
-    """Accepted from older clients; who asks is what the token says."""
+    """Accepted from older clients and ignored: the token determines the identity."""
 
     tenant: Any = None
     user: Any = None
@@ -48,7 +48,7 @@ class Identity(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Filter(msgspec.Struct, forbid_unknown_fields=True):
-    """What is asked for; an axis that is left out is the caller's own."""
+    """Which events; a missing identity field is the caller's own."""
 
     event_types: Names = []
     tenant_ids: Names = []
@@ -79,10 +79,10 @@ class ListRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: Int64 = 0
 
 
-class Queries:
-    """Serves both."""
+class QueryRoutes:
+    """Routes of both queries."""
 
-    def __init__(self, history: History, access: Access, audit: Audit) -> None:
+    def __init__(self, history: History, access: HttpAccess, audit: Audit) -> None:
         self._history = history
         self._database = history.database
         self._access = access
@@ -138,7 +138,7 @@ class Queries:
         return _json(body.encode())
 
     async def _whose(self, caller: Caller, asked: Filter, method: str) -> Whose:
-        """What the filter reaches; more than the caller's own session needs a scope and is audited."""
+        """The identity filter; more than the caller's own session needs a scope and is audited."""
         own = Whose([caller.tenant], [caller.user], [caller.session])
         named = (
             (asked.tenant_ids, caller.tenant),
@@ -149,7 +149,7 @@ class Queries:
             return own
         require_widening(caller, f"cross-session {method} requires a verified `admin` or `console:fleet` scope")
         await self._audit.admin_scope_used(caller, f"events.{method}")
-        # Below an axis that names others, everything is meant; above it, the caller's own.
+        # Below a field that names others all values match; above it only the caller's own.
         users = asked.user_ids or (None if asked.tenant_ids else own.users)
         sessions = asked.session_ids or (None if asked.tenant_ids or asked.user_ids else own.sessions)
         return Whose(asked.tenant_ids or own.tenants, users, sessions)
@@ -168,7 +168,7 @@ def _window(wanted: AggregateRequest, since: int | None, until: int | None) -> W
     if wanted.window > MAX_WINDOW_NS:
         raise InvalidRequest(f"{prefix} Window={wanted.window}ns is more than 100 years")
     now = time.time_ns()
-    # An entry's time is in whole milliseconds: one of this very moment must not be beyond the end.
+    # Entry times are whole milliseconds: an entry of the current one must not lie past the end.
     start = now // MS * MS + MS - wanted.window
     if wanted.anchor is not None:
         anchor = parse_time("anchor", wanted.anchor)
@@ -205,7 +205,7 @@ def _buckets(window: Window, found: list[counts.Count], *, by_tenant: bool) -> d
 
 
 def _oldest_ms(reader: Any) -> int | None:
-    """When the oldest entry that is left was written, if older ones were removed."""
+    """The time of the oldest entry, if older ones were pruned."""
     row = reader.one(
         "SELECT j.ts_ms FROM tape_head h JOIN tape_journal j ON j.global_seq = h.oldest WHERE h.id = 1 AND h.oldest > 1"
     )

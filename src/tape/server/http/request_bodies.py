@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; RequestTooLarge as soon as it is more than the limit."""
+    """The whole body. Raises RequestTooLarge as soon as it exceeds the limit."""
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -26,12 +26,12 @@ async def read_body(request: Request, limit: int) -> bytes:
             if len(body) > limit:
                 raise RequestTooLarge(f"the request body has more than {limit} bytes, the limit of this route.")
     except ClientDisconnect as error:
-        raise InvalidRequest("the client went away in the middle of its request.") from error
+        raise InvalidRequest("the client disconnected before the end of the body.") from error
     return bytes(body)
 
 
 async def read_json(request: Request, kind: type[T], limit: int) -> T:
-    """A small JSON body as a struct; unknown keys are refused, an empty body is an empty object."""
+    """A JSON body as a struct; unknown keys are rejected, an empty body is an empty object."""
     try:
         body = await read_body(request, limit)
     except RequestTooLarge as error:
@@ -56,7 +56,7 @@ def parse_time(name: str, text: str) -> int:
 
 
 def to_time(ns: int) -> str:
-    """A time in UTC, as short as it can be written."""
+    """A time in UTC, without trailing zeros."""
     seconds, fraction = divmod(ns, 1_000_000_000)
     whole = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{whole}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"

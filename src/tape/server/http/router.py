@@ -1,4 +1,4 @@
-"""Paths and what answers them; every request is counted, and every error is an answer."""
+"""Routing: exact paths, request metrics, errors as responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class App:
         self._prefixes: dict[str, dict[str, ASGIApp]] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """Answer a path. One that ends with a slash has a `name` after it; a part `{}` before that is its `owner`."""
+        """Add a route. A path that ends with a slash takes a `name` after it; a segment `{}` is the `owner`."""
         table = self._prefixes if path.endswith("/") and path != "/" else self._routes
         methods = table.setdefault(path, {})
         methods[method] = _answering(handler)
@@ -31,7 +31,7 @@ class App:
             methods["HEAD"] = methods[method]
 
     def add_raw(self, method: str, path: str, app: ASGIApp) -> None:
-        """Answer a path with an ASGI application."""
+        """Add a route that is served by an ASGI application."""
         self._routes.setdefault(path, {})[method] = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +39,7 @@ class App:
             return
         status = 0
 
-        async def noted(message: Message) -> None:
+        async def recording_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -49,15 +49,15 @@ class App:
         handler = (methods or {}).get(scope["method"])
         try:
             if methods is None:
-                await not_found()(scope, receive, noted)
+                await not_found()(scope, receive, recording_send)
             elif handler is None:
-                await wrong_method(*sorted(methods))(scope, receive, noted)
+                await wrong_method(*sorted(methods))(scope, receive, recording_send)
             else:
-                await handler(scope, receive, noted)
+                await handler(scope, receive, recording_send)
         except Exception as error:
             answer = refusal(error)
             if status == 0:
-                await answer(scope, receive, noted)
+                await answer(scope, receive, recording_send)
         finally:
             self._metrics.http_requests.labels(route, str(status)).inc()
 

@@ -1,4 +1,4 @@
-"""`GET /v1/events`: what the journal has after a cursor, then what happens, as Server-Sent Events."""
+"""`GET /v1/events`: entries after a cursor, then live entries, as Server-Sent Events."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tape.journal.appender import Head, read_head
 from tape.journal.history import History, PastCursor, Wanted
 from tape.journal.reader import Cursor, Slice, open_identity_cursor
 from tape.model.entry import check_id
-from tape.server.http.access import Access, require_widening
+from tape.server.http.access import HttpAccess, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
-from tape.server.http.protocol import KEY, Connection
+from tape.server.http.protocol import KEY, HttpConnection
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +46,10 @@ FAILED = "stream.replay_unavailable replay failed"
 
 
 class EventStream:
-    """Serves the stream to any number of clients."""
+    """The route of the event stream, for any number of clients."""
 
     def __init__(
-        self, broadcast: Broadcast, format_: SseFormat, access: Access, audit: Audit, keepalive_s: float
+        self, broadcast: Broadcast, format_: SseFormat, access: HttpAccess, audit: Audit, keepalive_s: float
     ) -> None:
         self._broadcast = broadcast
         self._format = format_
@@ -60,7 +60,7 @@ class EventStream:
         self._keeping: asyncio.TimerHandle | None = None
 
     async def serve(self, asgi: AsgiScope, receive: Receive, send: Send) -> None:
-        """One request, to its end."""
+        """Serve one request until the stream ends."""
         request = Request(asgi)
         caller = await self._access.caller_of(request, query_too=True)
         if request.method == "HEAD":
@@ -71,10 +71,10 @@ class EventStream:
             require_widening(caller, "admin fan-in requires a verified `admin` or `console:fleet` scope")
         scope = _scope(request, caller, is_admin)
         cursor = _cursor(request)
-        stream = _Stream(cast(Connection, asgi[KEY]))
+        stream = _Stream(cast(HttpConnection, asgi[KEY]))
         subscription = stream.subscription = self._broadcast.open(scope, stream)
         try:
-            # Whatever is appended from here on comes live, also the audit of this very request.
+            # Entries appended from here on arrive live, including the audit entry of this request.
             head = self._broadcast.hub.head
             if is_admin:
                 await self._audit.admin_scope_used(caller, "events.subscribe", subscription.number)
@@ -85,9 +85,9 @@ class EventStream:
             try:
                 await self._play(stream, subscription, head, cursor)
             except (StoreError, PipelineError) as error:
-                log.warning("a replay failed: %s", error)
+                log.warning("stream replay failed: %s", error)
                 stream.send(comment(FAILED))
-                stream.end()  # the client comes back with the last id it has, and nothing is missed
+                stream.end()  # the client reconnects with its Last-Event-ID and misses nothing
             await stream.ended
         finally:
             self._streams.pop(stream, None)
@@ -96,7 +96,7 @@ class EventStream:
             await stream.finish(send, self._broadcast.limits.idle_timeout_s)
 
     async def _play(self, stream: _Stream, subscription: LiveSubscription, head: int, cursor: int | str | None) -> None:
-        """Everything after the cursor from the journal, then attach to what comes."""
+        """Replay entries after the cursor from the journal, then attach to the live stream."""
         history = self._broadcast.hub.history
         position = head if cursor is None or isinstance(cursor, str) else cursor
         if isinstance(cursor, str):
@@ -113,7 +113,7 @@ class EventStream:
         while not stream.ended.done() and not subscription.attach(replay.position):
             try:
                 data = await replay.next()
-            except CursorExpired as error:  # pruned while it was being replayed, and not archived
+            except CursorExpired as error:  # pruned during the replay and not archived
                 stream.send(comment(TOO_OLD))
                 replay.position = error.oldest - 1
                 continue
@@ -139,7 +139,7 @@ class EventStream:
 class _Stream:
     """One client's stream: an outlet of the broadcast, a writer of the connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self.subscription: LiveSubscription | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_gone = False
@@ -149,7 +149,7 @@ class _Stream:
         self._expiry: asyncio.TimerHandle | None = None
 
     def begin(self, caller: Caller) -> None:
-        """Say how to come back; end when the token does."""
+        """Send the retry interval; schedule the end for when the token expires."""
         self._connection.writer = self
         if self._transport.is_closing():
             self.gone()
@@ -167,27 +167,27 @@ class _Stream:
         if not self.ended.done():
             self._transport.write(data)
 
-    async def drain(self, patience_s: float) -> None:
-        """Wait until the client has taken what was written; one that reads nothing for too long is let go."""
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the client has read the written data; disconnect it after `timeout_s` without progress."""
         if not self._connection.flow.write_paused:
             return
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await self._connection.flow.drain()
         except TimeoutError:
             self._transport.abort()
             self.gone()
 
-    async def finish(self, send: Send, patience_s: float) -> None:
-        """End the body, after what the client still has to read; one that never reads it is let go."""
+    async def finish(self, send: Send, timeout_s: float) -> None:
+        """End the body after the unread data; disconnect the client after `timeout_s`."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             self._transport.abort()
 
     def keep_alive(self, format_: SseFormat) -> None:
-        """A sign of life, and the cursor where nothing matched."""
+        """Send a keep-alive, with a checkpoint if the cursor moved without a match."""
         if self._connection.flow.write_paused:
             return
         frames = KEEPALIVE
@@ -216,7 +216,7 @@ class _Stream:
         self.end()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Cancel timers and detach from connection and broadcast."""
         self.end()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -227,7 +227,7 @@ class _Stream:
 
 
 class _Replay:
-    """Reads a scope from the journal piece by piece; the thread that reads also encodes."""
+    """Reads a scope from the journal in slices; the reading thread also encodes."""
 
     def __init__(self, scope: Scope, format_: SseFormat, position: int, history: History) -> None:
         self.position = position
@@ -239,7 +239,7 @@ class _Replay:
         self.last_id = 0
 
     async def next(self) -> bytes:
-        """The next piece, as bytes to write; empty if nothing matched."""
+        """The next slice as bytes; empty if nothing matched."""
         try:
             return await self._history.database.read(
                 lambda reader: self._encoded(self._cursor.read(reader, self.position))
@@ -280,7 +280,9 @@ def _scope(request: Request, caller: Caller, is_admin: bool) -> Scope:
         types.update(value.split(","))
     types = {kind.strip() for kind in types} - {""}
     if len(types) > MAX_TYPES:
-        raise InvalidRequest(f"{len(types)} event types are asked for; {MAX_TYPES} is the limit. Ask for all instead.")
+        raise InvalidRequest(
+            f"{len(types)} event types requested; {MAX_TYPES} is the limit. Request all types instead."
+        )
     run = request.headers.get("x-harbor-run", "").strip()
     check_id("x-harbor-run", run)
     if is_admin:
@@ -289,7 +291,7 @@ def _scope(request: Request, caller: Caller, is_admin: bool) -> Scope:
 
 
 def _cursor(request: Request) -> int | str | None:
-    """Where to begin; None is now, a text is what was sent instead of a number."""
+    """The cursor of the request; None is now, a string is an invalid Last-Event-ID."""
     last = request.headers.get("last-event-id")
     if last is not None:
         last = last.strip()

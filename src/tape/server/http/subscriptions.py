@@ -1,4 +1,4 @@
-"""`/api/subscriptions…` and `/api/events`: where subscriptions stand, and what their runtimes have seen."""
+"""`/api/subscriptions…` and `/api/events`: lifecycle of subscriptions, and events of their runtimes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tape.subscriptions.lifecycle import ACTIONS, Registration
 
 MAX_EVENTS = 1_000
 
-# What runtimes and gateways may say; the six of the lifecycle are written with the state itself.
+# Events that runtimes and gateways may post; the six lifecycle events are appended with the state change.
 _LIFECYCLE = {"subscription.registered", *(f"subscription.{action.verb}" for action in ACTIONS.values())}
-TAKEN = {event.name for event in EVENTS if event.name.startswith("subscription.")} - _LIFECYCLE
+ACCEPTED_EVENTS = {event.name for event in EVENTS if event.name.startswith("subscription.")} - _LIFECYCLE
 
 
-class RegisterRequest(msgspec.Struct):
+class RegisterSubscriptionRequest(msgspec.Struct):
     """The path of a document of `kind: Subscription`."""
 
     path: str
 
 
 class EventBody(msgspec.Struct):
-    """An event as a runtime posts it. An `event_id` makes a repetition harmless."""
+    """An event as a runtime posts it. Deduplicated by `event_id`, if there is one."""
 
     event_type: str
     execution_id: int | str = 0
@@ -48,16 +48,16 @@ class EventBody(msgspec.Struct):
     subscription: str = ""
 
 
-class SubscriptionsDoor:
-    """Serves the lifecycle of subscriptions."""
+class SubscriptionRoutes:
+    """Routes of the lifecycle of subscriptions."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._database = journal.database
 
     async def register(self, request: Request) -> Response:
-        """Register the subscription of a path, or find the one that is alive."""
-        wanted = await read_request(request, RegisterRequest)
+        """Register the subscription of a path, or return the active registration."""
+        wanted = await read_request(request, RegisterSubscriptionRequest)
         return answer(status_of(await self._database.write(lambda tx: lifecycle.register(tx, wanted.path))))
 
     async def act(self, request: Request) -> Response:
@@ -69,12 +69,12 @@ class SubscriptionsDoor:
         return answer(status_of(await self._database.write(lambda tx: lifecycle.act(tx, subscription_id, action))))
 
     async def show(self, request: Request) -> Response:
-        """Where one stands."""
+        """The status of one subscription."""
         subscription_id = _id(request.path_params["name"])
         return answer(status_of(await self._database.read(lambda reader: lifecycle.require(reader, subscription_id))))
 
     async def list(self, request: Request) -> Response:
-        """Registrations, the newest first; `next` says where a further page begins."""
+        """Registrations, newest first; `next` is the cursor of the next page."""
         asked = request.query_params
         limit = _number("limit", asked.get("limit", str(lifecycle.MAX_LIST)), 1, lifecycle.MAX_LIST)
         before = _number("before", asked["before"], 0, MAX_ID) if asked.get("before") else None
@@ -112,10 +112,10 @@ class SubscriptionsDoor:
 
 
 def draft_of(body: EventBody, path: str) -> Draft:
-    """The entry of an event about the subscription of a path. Raises what is wrong with it."""
-    if body.event_type not in TAKEN:
+    """The draft of an event of a subscription. Raises UnknownEvent or InvalidInput."""
+    if body.event_type not in ACCEPTED_EVENTS:
         raise UnknownEvent(
-            f"event_type {body.event_type!r} is not one that is taken here. Known are {', '.join(sorted(TAKEN))}."
+            f"event_type {body.event_type!r} is not accepted here. Known are {', '.join(sorted(ACCEPTED_EVENTS))}."
             + (" The lifecycle is changed by POST /api/subscriptions/{id}/{action}." * (body.event_type in _LIFECYCLE))
         )
     if body.created_at:
@@ -145,7 +145,7 @@ def status_of(registration: Registration) -> dict[str, str]:
 
 
 def _path_of(reader: Reader, execution_id: int) -> str:
-    """The subscription that an id is of: its registration's, or that of a run that one of its messages became."""
+    """The path of the subscription that an id belongs to: a registration, or an execution of one of its messages."""
     registration = lifecycle.find(reader, execution_id)
     if registration is not None:
         return registration.path
