@@ -9,19 +9,17 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from tape.errors import HttpFailed, InvalidConfig, ServerUnreachable
+from tape.base.addresses import OPERATOR
+from tape.base.http_stream import open_lines
+from tape.errors import HttpFailed, HttpRequestFailed, InvalidConfig, InvalidHttpRequest, ServerUnreachable
 
 log = logging.getLogger(__name__)
 
 FIRST_RECONNECT_S = 0.1
-LINE_LIMIT = 16 << 20
-CONNECT_S = 10.0
-# The server gives a sign of life every fifteen seconds unless it is told otherwise.
-SILENCE_S = 60.0
 _WORTH_WAITING = frozenset({429, 502, 503, 504})
 
 
@@ -95,12 +93,14 @@ async def stream(
                 elif frame.is_event:
                     yield msgspec.json.decode(frame.data, type=Event)
             reason = "the server ended the stream"
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+        except HttpRequestFailed as error:
             if first:
                 raise ServerUnreachable(
                     f"No Tape server answers at {url} ({error}). Is it running? Start one with: tape serve"
                 ) from error
-            reason = str(error) or type(error).__name__
+            reason = str(error)
+        except InvalidHttpRequest as error:
+            raise InvalidConfig(str(error)) from error
         except _TryLater as error:
             if first or not reconnect:
                 raise HttpFailed(str(error)) from error
@@ -152,45 +152,23 @@ class _Target:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidConfig(f"The server URL {url!r} must look like http://127.0.0.1:7879.")
-        self._secure = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = parts.port or (443 if self._secure else 80)
-        self._name = parts.netloc.rpartition("@")[2]
-        self._path = parts.path.rstrip("/") + "/v1/events" + (f"?{urlencode({'admin': 1})}" if admin else "")
+        path = parts.path.rstrip("/") + "/v1/events"
+        self._url = urlunsplit((parts.scheme, parts.netloc, path, urlencode({"admin": 1}) if admin else "", ""))
         self.retry_s = 3.0
 
     async def frames(self, headers: dict[str, str]) -> AsyncIterator[_Frame]:
         """The frames of one connection."""
-        async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(
-                self._host, self._port, ssl=self._secure or None, limit=LINE_LIMIT
-            )
-        try:
-            lines = [f"GET {self._path} HTTP/1.1", f"host: {self._name}", "accept: text/event-stream"]
-            lines += [f"{name}: {_clean(name, value)}" for name, value in headers.items()]
-            writer.write("\r\n".join([*lines, "", ""]).encode())
-            answered = await self._answered(reader)
+        async with open_lines(self._url, {"accept": "text/event-stream", **headers}, OPERATOR) as response:
+            if response.status != 200:
+                message = f"The server answered {response.status}: {await response.read_text()}"
+                raise _TryLater(message) if response.status in _WORTH_WAITING else HttpFailed(message)
             frame = _Frame()
-            async for line in _lines(reader, is_chunked="chunked" in answered.get("transfer-encoding", "")):
+            async for line in response.lines():
                 if line:
                     self._take(frame, line)
                 else:
                     yield frame
                     frame = _Frame()
-        finally:
-            writer.close()
-
-    async def _answered(self, reader: asyncio.StreamReader) -> dict[str, str]:
-        async with asyncio.timeout(SILENCE_S):
-            status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            pairs = (line.partition(":") for line in lines if line)
-            headers = {name.lower(): value.strip() for name, _, value in pairs}
-            code = int(status.split()[1])
-            if code == 200:
-                return headers
-            body = (await reader.read(int(headers.get("content-length", 4096)))).decode(errors="replace")
-        message = f"The server answered {code}: {body}"
-        raise _TryLater(message) if code in _WORTH_WAITING else HttpFailed(message)
 
     def _take(self, frame: _Frame, line: str) -> None:
         name, _, value = line.partition(":")
@@ -206,26 +184,3 @@ class _Target:
                 frame.id = int(value)
             case "retry" if value.isdecimal():
                 self.retry_s = int(value) / 1000
-
-
-async def _lines(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncIterator[str]:
-    """The lines of a body."""
-    rest = b""
-    while True:
-        async with asyncio.timeout(SILENCE_S):
-            if is_chunked:
-                size = int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)
-                data = (await reader.readexactly(size + 2))[:-2]
-            else:
-                data = await reader.read(65_536)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r").decode()
-
-
-def _clean(name: str, value: str) -> str:
-    if not value.isprintable() or not value.isascii():
-        raise InvalidConfig(f"{name} {value!r} cannot be sent as a header; it may have printable ASCII only.")
-    return value

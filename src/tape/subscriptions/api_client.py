@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
-import urllib3
 
-from tape.errors import ApiRefused, InvalidConfig, ServerUnreachable
+from tape.base.addresses import OPERATOR
+from tape.base.http import HttpClient, Response
+from tape.errors import ApiRefused, HttpRequestFailed, InvalidConfig, ServerUnreachable
 from tape.subscriptions.events import SubscriptionEvent
 
 TOKEN_VARIABLE = "TAPE_INTERNAL_API_TOKEN"  # noqa: S105 - where a token is, not one
 TIMEOUT_S = 30.0
+MAX_RESPONSE_BYTES = 64 << 20
+MAX_SHOWN = 200
 
 
 def connect(url: str) -> Control:
@@ -26,8 +28,8 @@ def connect(url: str) -> Control:
 class Control:
     """Calls a server's `/api`, on connections that are kept. Safe to share between threads.
 
-    What the server refuses is ApiRefused with its status; what does not reach it is ServerUnreachable. Nothing is tried
-    again here: whoever calls knows what may be repeated.
+    A status of 300 or more is ApiRefused with that status; a request without a response is ServerUnreachable.
+    Nothing is retried here: the caller knows what may be repeated.
     """
 
     def __init__(self, url: str, token: str = "", *, timeout_s: float = TIMEOUT_S, connections: int = 8) -> None:
@@ -36,35 +38,30 @@ class Control:
             raise InvalidConfig(f"the server's address {url!r} must look like http://127.0.0.1:7879.")
         self.url = url.rstrip("/")
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-        self._http = urllib3.PoolManager(
-            maxsize=connections, block=True, retries=False, timeout=urllib3.Timeout(total=timeout_s)
+        self._http = HttpClient(
+            OPERATOR, timeout_s=timeout_s, max_body_bytes=MAX_RESPONSE_BYTES, connections=connections
         )
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request and give the JSON of its answer."""
-        content = None if body is None else msgspec.json.encode(body)
+        """Send a request and return the JSON of its response."""
         try:
-            answer = self._http.request(
-                method, self.url + path, body=content, headers=self._headers, redirect=False, preload_content=True
-            )
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ServerUnreachable(f"{self.url} cannot be reached: {error}") from error
-        try:
-            said = msgspec.json.decode(answer.data)
-        except msgspec.DecodeError:
-            said = answer.data[:200].decode(errors="replace")
-        if answer.status >= 300:
-            message = said.get("error", said) if isinstance(said, dict) else said
-            raise ApiRefused(str(message), answer.status)
-        return said
+            return _decode(self._http.request(method, self.url + path, **self._options(body)))
+        except HttpRequestFailed as error:
+            raise ServerUnreachable(str(error)) from error
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The same without blocking the loop."""
-        return await asyncio.to_thread(self.call, method, path, body)
+        """Do the same without blocking the event loop."""
+        try:
+            return _decode(await self._http.send(method, self.url + path, **self._options(body)))
+        except HttpRequestFailed as error:
+            raise ServerUnreachable(str(error)) from error
+
+    def _options(self, body: Any) -> dict[str, Any]:
+        return {"body": None if body is None else msgspec.json.encode(body), "headers": self._headers}
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.clear()
+        self._http.close()
 
     def register(self, path: str) -> dict[str, Any]:
         """Register the subscription of a path; where it stands."""
@@ -112,3 +109,15 @@ class Control:
         """A secret of the wallet, for whoever holds the internal token."""
         found = self.call("GET", f"/api/credentials/{quote(alias, safe='')}?include_data=true")
         return found["data"]
+
+
+def _decode(response: Response) -> Any:
+    """The JSON of a response of the server. Raises ApiRefused unless its status is 2xx."""
+    try:
+        content = response.json()
+    except msgspec.DecodeError:
+        content = response.text[:MAX_SHOWN]
+    if response.status >= 300:
+        message = content.get("error", content) if isinstance(content, dict) else content
+        raise ApiRefused(str(message), response.status)
+    return content

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -15,7 +13,9 @@ import msgspec
 from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from tape.errors import InvalidConfig, TokenRejected
+from tape.base.addresses import OPERATOR, AddressPolicy
+from tape.base.http import HttpClient
+from tape.errors import HttpRequestFailed, InvalidConfig, TokenRejected
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,18 @@ class Key(NamedTuple):
 
 
 class KeySet:
-    """Keys by their ids. `start()` it; a file is read again like a URL, so that keys can be rolled."""
+    """Keys by their ids. `start()` it; a file is read again like a URL, so that keys can be rolled.
 
-    def __init__(self, source: str, refresh_s: float = 300.0, max_stale_s: float = 3600.0) -> None:
+    The default policy fits a source that the operator configured; a URL out of a document needs PUBLIC_ONLY.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        refresh_s: float = 300.0,
+        max_stale_s: float = 3600.0,
+        policy: AddressPolicy = OPERATOR,
+    ) -> None:
         self.source = source
         self.generation = 0
         self._refresh_s = refresh_s
@@ -49,6 +58,7 @@ class KeySet:
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._is_url = "://" in source
+        self._http = HttpClient(policy, timeout_s=FETCH_S, max_body_bytes=MAX_BYTES, connections=1)
         if self._is_url:
             _check_url(source)
 
@@ -56,7 +66,7 @@ class KeySet:
         """Load the keys. A file must be there; a URL that does not answer is tried again later."""
         try:
             await self._load()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HttpRequestFailed) as error:
             if not self._is_url:
                 raise InvalidConfig(f"auth_jwks {self.source} cannot be used: {error}.") from error
             log.warning("cannot fetch the keys from %s, trying again: %s", self.source, error)
@@ -67,6 +77,7 @@ class KeySet:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._http.close()
 
     async def find(self, kid: str) -> Key | None:
         """The key with that id, looking at the source again if it is new."""
@@ -90,7 +101,7 @@ class KeySet:
                 return
             try:
                 await self._load()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HttpRequestFailed) as error:
                 log.warning("cannot load the keys from %s: %s", self.source, error)
 
     async def _keep_fresh(self) -> None:
@@ -100,20 +111,19 @@ class KeySet:
 
     async def _load(self) -> None:
         self._looked_at = time.monotonic()
-        keys = parse_jwks(await asyncio.to_thread(self._fetch))
+        keys = parse_jwks(await self._fetch())
         if keys.keys() != self._keys.keys() or any(keys[kid] != self._keys[kid] for kid in keys):
             self.generation += 1
         self._keys = keys
         self._fetched_at = time.monotonic()
 
-    def _fetch(self) -> bytes:
+    async def _fetch(self) -> bytes:
         if not self._is_url:
-            return Path(self.source).read_bytes()
-        with _OPENER.open(self.source, timeout=FETCH_S) as answer:
-            body: bytes = answer.read(MAX_BYTES + 1)
-        if len(body) > MAX_BYTES:
-            raise ValueError(f"the answer has more than {MAX_BYTES} bytes")
-        return body
+            return await asyncio.to_thread(Path(self.source).read_bytes)
+        response = await self._http.send("GET", self.source)
+        if response.status != 200:
+            raise ValueError(f"the response has status {response.status}")
+        return response.body
 
 
 def parse_jwks(text: bytes) -> dict[str, Key]:
@@ -157,11 +167,3 @@ def _check_url(url: str) -> None:
     is_here = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
         raise InvalidConfig(f"auth_jwks {url!r} must be a file, an https:// address, or http:// on this machine.")
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Keys come from the address that was configured, from nowhere else."""
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)

@@ -6,18 +6,30 @@ import base64
 import binascii
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import urllib3
 
-from tape.errors import InvalidConfig, KeyServiceUnavailable, MissingExtra, SecretDamaged, WalletLocked
+from tape.base.addresses import OPERATOR
+from tape.base.http import HttpClient, Response
+from tape.base.retry import RetryPolicy
+from tape.errors import (
+    HttpInterrupted,
+    HttpRequestFailed,
+    HttpUnreachable,
+    InvalidConfig,
+    KeyServiceUnavailable,
+    MissingExtra,
+    SecretDamaged,
+    WalletLocked,
+)
 
 ENDPOINT = "https://cloudkms.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/cloudkms"
 TIMEOUT_S = 10.0
-TRIES = 4
+RETRY = RetryPolicy(4, 0.2, retry_on=(HttpUnreachable, HttpInterrupted))
 MAX_SHOWN = 200
 
 _RESOURCE = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
@@ -38,9 +50,7 @@ class GoogleKms:
         self._resource = resource
         self._url = f"{endpoint}/v1/{resource}"
         self._token = token or _DefaultCredentials()
-        retry = urllib3.Retry(TRIES - 1, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), redirect=0)
-        retry = retry.new(allowed_methods=None, raise_on_status=False)
-        self._pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=retry)
+        self._http = HttpClient(OPERATOR, timeout_s=TIMEOUT_S)
 
     def wrap(self, data_key: bytes, place: bytes) -> tuple[str, bytes]:
         """Have the key's primary version wrap it."""
@@ -63,23 +73,34 @@ class GoogleKms:
 
     def close(self) -> None:
         """Close the connections to KMS."""
-        self._pool.clear()
+        self._http.close()
 
     def _call(self, verb: str, body: dict[str, str]) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {self._token()}", "content-type": "application/json"}
-        try:
-            answer = self._pool.request("POST", f"{self._url}:{verb}", body=msgspec.json.encode(body), headers=headers)
-        except urllib3.exceptions.HTTPError as error:
-            raise KeyServiceUnavailable(f"{self.name} cannot be reached: {type(error).__name__}.") from None
-        if answer.status == 200:
-            return _object(answer.data)
-        said = str(_object(answer.data).get("error", {}).get("message", ""))[:MAX_SHOWN]
-        told = f"{self.name} answered {answer.status} to {verb}: {said}"
-        if answer.status == 429 or answer.status >= 500:
-            raise KeyServiceUnavailable(told)
-        if answer.status == 400 and verb == "decrypt":
-            raise SecretDamaged(f"A sealed secret does not open, it was changed or moved: {told}")
-        raise WalletLocked(f"{told} (the account needs roles/cloudkms.cryptoKeyEncrypterDecrypter on the key)")
+        response = self._post(f"{self._url}:{verb}", msgspec.json.encode(body), headers)
+        if response.status == 200:
+            return _object(response.body)
+        reason = str(_object(response.body).get("error", {}).get("message", ""))[:MAX_SHOWN]
+        message = f"{self.name} answered {response.status} to {verb}: {reason}"
+        if response.is_retryable:
+            raise KeyServiceUnavailable(message)
+        if response.status == 400 and verb == "decrypt":
+            raise SecretDamaged(f"A sealed secret does not open, it was changed or moved: {message}")
+        raise WalletLocked(f"{message} (the account needs roles/cloudkms.cryptoKeyEncrypterDecrypter on the key)")
+
+    def _post(self, url: str, body: bytes, headers: dict[str, str]) -> Response:
+        """Send a request, with retries: wrapping and unwrapping may be repeated."""
+        attempt = 1
+        while True:
+            try:
+                response = self._http.request("POST", url, body=body, headers=headers)
+                if not response.is_retryable or attempt == RETRY.max_attempts:
+                    return response
+            except HttpRequestFailed as error:
+                if not RETRY.should_retry(error, attempt):
+                    raise KeyServiceUnavailable(f"{self.name} cannot be reached: {error}") from None
+            time.sleep(RETRY.delay(attempt))
+            attempt += 1
 
     def _bytes(self, answer: dict[str, Any], field: str) -> bytes:
         try:
