@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tape.model.event_types import EVENTS, EventType
+from tape.model.reserved import WRITTEN_BY
 
 PAGE = Path(__file__).parent.parent / "docs/events.md"
 
@@ -39,7 +40,11 @@ def main() -> int:
 
 def page() -> Iterator[str]:
     """Entries of the journal first, notices last."""
-    yield from ("## On the journal", "")
+    yield from ("## Reserved kinds", "")
+    yield "Clients cannot append entries of these kinds; an append that tries is rejected with TAPE-1904."
+    yield from ("", "| kind | written by |", "|---|---|")
+    yield from (f"| `{kind}` | {call} |" for kind, call in WRITTEN_BY.items())
+    yield from ("", "## On the journal", "")
     for event in EVENTS:
         if not event.is_notice:
             yield from section(event)

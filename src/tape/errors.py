@@ -593,6 +593,13 @@ class SessionOutOfReach(TapeError):
     status = "PERMISSION_DENIED"
 
 
+class ReservedKind(InvalidInput):
+    """A client tried to append an entry of a kind that only Tape itself writes."""
+
+    code = "TAPE-1904"
+    status = "PERMISSION_DENIED"
+
+
 class RedactionFailed(InvalidInput):
     """A payload could not be searched for secrets, so it was not stored."""
 

@@ -24,11 +24,13 @@ from tape.errors import (
     InvalidSubject,
     NotFound,
     PayloadTooLarge,
+    ReservedKind,
     VersionConflict,
 )
 from tape.journal.retention import prune
 from tape.journal.verifier import verify
 from tape.model.entry import Draft
+from tape.model.reserved import WRITTEN_BY
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.frames import MAX_MESSAGE_BYTES
 from tape.server.server import Server, grpc_options
@@ -115,18 +117,48 @@ async def test_the_callers_span_rests_on_the_entry(server: Server) -> None:
     assert (entry.trace_id, entry.span_id) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 
 
+@pytest.mark.parametrize(
+    "subject",
+    [
+        *(f"/tape/{kind}/changed/a/b" for kind in WRITTEN_BY),
+        "/tape/command/issued/shared/1",
+        "/tape/value",
+        "/tape/run/terminal/r",
+        "/tape/event/appended/app",
+    ],
+)
+async def test_a_client_cannot_append_what_tape_itself_writes(client: AsyncTapeClient, subject: str) -> None:
+    with pytest.raises(ReservedKind, match="reserved; they are written by") as refused:
+        await client.append(subject, {"forged": True})
+    assert refused.value.status == "PERMISSION_DENIED"
+    with pytest.raises(ReservedKind):
+        await client.append_many([Draft(subject="/tape/order/paid"), Draft(subject=subject)])
+    assert (await client.head()).global_seq == 0
+
+
+async def test_one_reserved_draft_does_not_fail_the_appends_it_is_sent_with(client: AsyncTapeClient) -> None:
+    subjects = ["/tape/order/paid/1", "/tape/value/changed/n/k", "/tape/order/paid/2"]
+    answers = await asyncio.gather(*map(client.append, subjects), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [int, ReservedKind, int]
+
+
+@pytest.mark.parametrize("subject", ["/tape/session/text/s", "/tape/task/done/1", "/tape/event/seen", "/tape/runner/x"])
+async def test_kinds_that_only_look_like_reserved_ones_are_the_users(client: AsyncTapeClient, subject: str) -> None:
+    assert await client.append(subject) == 1
+
+
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_subscribe_by_subject_sends_history_then_live(client: AsyncTapeClient) -> None:
-    await client.append("/tape/effect/confirmed/sweep/r1", {"n": 1})
-    await client.append("/tape/value/changed/ns/k", {"n": 2})
-    stream = client.subscribe_by_subject(subject_pattern="/tape/effect/**")
+    await client.append("/tape/payment/confirmed/sweep/r1", {"n": 1})
+    await client.append("/tape/price/changed/ns/k", {"n": 2})
+    stream = client.subscribe_by_subject(subject_pattern="/tape/payment/**")
     first = await anext(stream)
-    assert (first.global_seq, first.subject, first.payload_json) == (1, "/tape/effect/confirmed/sweep/r1", '{"n":1}')
+    assert (first.global_seq, first.subject, first.payload_json) == (1, "/tape/payment/confirmed/sweep/r1", '{"n":1}')
     waiting = asyncio.create_task(take(stream, 2))
-    await client.append("/tape/effect/failed/sweep/r1", {"n": 3})
-    await client.append("/tape/effect/failed/sweep/r2", {"n": 4})
+    await client.append("/tape/payment/failed/sweep/r1", {"n": 3})
+    await client.append("/tape/payment/failed/sweep/r2", {"n": 4})
     assert [event.global_seq for event in await waiting] == [3, 4]
 
 

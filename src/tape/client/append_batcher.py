@@ -9,13 +9,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from tape.client.call_batcher import CallBatcher, PendingCall
-from tape.errors import InvalidInput, TapeError
+from tape.errors import InvalidInput, ScopeRequired, TapeError
 from tape.model.entry import Draft
 
 MAX_DRAFTS = 512
 MAX_BYTES = 2 << 20
 ATTEMPTS = 4
 FIRST_RETRY_S = 0.05
+# Errors after which nothing was written, because of one draft.
+REJECTED = (InvalidInput, ScopeRequired)
 
 Send = Callable[[Sequence[Draft], str], Awaitable[list[int]]]
 
@@ -44,7 +46,7 @@ class AppendBatcher:
             request_id = f"{time.time_ns():016x}-{secrets.token_hex(8)}"
             seqs = await self.send_with_retry([draft for call in calls for draft in call.item], request_id)
         except Exception as error:
-            if len(calls) > 1 and isinstance(error, InvalidInput):
+            if len(calls) > 1 and isinstance(error, REJECTED):
                 # A rejected batch wrote nothing: send each call alone, so that one bad draft fails only its own call.
                 # After any other error the batch may have been written and must not get a new id.
                 for call in calls:

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from tape.errors import InvalidInput, MirrorBehind, TapeError
+from tape.errors import InvalidInput, MirrorBehind, ScopeRequired, TapeError
 from tape.model import subject as subjects
 from tape.session.lines import parse, to_line
 from tape.session.mirror import MAX_ERRORS, BackendError, BackendHealth
@@ -171,7 +171,7 @@ class ServerBackend:
         client = self._connected()
         try:
             client.append_many(list(map(self._draft, batch)), request_id=self._request_id(batch))
-        except InvalidInput as error:
+        except (InvalidInput, ScopeRequired) as error:
             if len(batch) == 1:  # the server will never take it, and those after it must not wait for that
                 self.refused.append(batch[0])
                 self._note(batch[0], error)

@@ -11,6 +11,7 @@ from tape.base.clock import now_ms
 from tape.errors import InvalidInput, PayloadTooLarge
 from tape.journal.appender import Head, Page, read_head
 from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
+from tape.model.reserved import refuse_reserved
 from tape.store import Database, Transaction
 
 # Room that an entry takes beside its payload, for the limits of the writer.
@@ -38,21 +39,24 @@ class Journal:
         # What drafts go through before they are stored, if anything.
         self.screen: Screen | None = None
 
-    async def append(self, drafts: Sequence[Draft], *, request_id: str = "") -> range:
+    async def append(self, drafts: Sequence[Draft], *, request_id: str = "", of_client: bool = False) -> range:
         """Append drafts in one operation; the `global_seq`s they got, once that is durable.
 
-        All or none: a bad draft refuses the whole request before anything is written.
+        All or none: a bad draft refuses the whole request before anything is written. Drafts of a client cannot be of
+        a reserved kind.
         """
         check_id("request_id", request_id)
-        good = await self._prepared(drafts)
+        good = await self._prepared(drafts, of_client)
         return await self._submit(AppendRequest(good, request_id))
 
-    async def append_each(self, drafts: Sequence[Draft], request_ids: Sequence[str]) -> list[int]:
+    async def append_each(
+        self, drafts: Sequence[Draft], request_ids: Sequence[str], *, of_client: bool = False
+    ) -> list[int]:
         """Append drafts in order, each with a request id of its own: those that were appended before are not again.
 
         A bad draft refuses all of them before anything is written.
         """
-        good = await self._prepared(drafts)
+        good = await self._prepared(drafts, of_client)
         requests = (AppendRequest([draft], key) for draft, key in zip(good, request_ids, strict=True))
         answers = await asyncio.gather(*map(self._submit, requests), return_exceptions=True)
         for answer in answers:
@@ -60,13 +64,15 @@ class Journal:
                 raise answer  # the others are durable; a repetition of the call finds them
         return [answer[0] for answer in answers if isinstance(answer, range)]
 
-    async def _prepared(self, drafts: Sequence[Draft]) -> list[Draft]:
+    async def _prepared(self, drafts: Sequence[Draft], of_client: bool) -> list[Draft]:
         if not drafts:
             raise InvalidInput("drafts is empty; send at least one.")
         good = []
         for index, draft in enumerate(drafts):
             try:
                 good.append(checked(draft, self.max_payload_bytes))
+                if of_client:
+                    refuse_reserved(good[-1])
             except InvalidInput as error:
                 if len(drafts) == 1:
                     raise

@@ -14,6 +14,7 @@ from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, Stru
 
 from tape.errors import InvalidInput, PipelineInput
 from tape.model.entry import Draft, check_id, checked
+from tape.model.reserved import refuse_reserved
 from tape.pipeline.batches import Stage, append_batch, append_once, discard, stage
 from tape.pipeline.columns import COLUMNS
 from tape.pipeline.options import WriteOptions
@@ -54,7 +55,9 @@ def drafts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Draft]:
             try:
                 if "subject" not in fields:
                     raise InvalidInput("subject is null; every entry needs one.")
-                yield checked(Draft(**fields))
+                draft = checked(Draft(**fields))
+                refuse_reserved(draft)
+                yield draft
             except InvalidInput as error:
                 raise type(error)(f"Row {position} of the task: {error}") from error
 

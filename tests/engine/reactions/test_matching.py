@@ -101,14 +101,14 @@ async def test_an_agent_may_ask_to_be_set_off_by_its_own_runs(client: AsyncTapeC
 
 
 async def test_what_a_handler_writes_does_not_set_off_its_own_reaction(client: AsyncTapeClient) -> None:
-    await register(client, "own", subject_pattern="/tape/value/changed/**")
-    await register(client, "other", subject_pattern="/tape/value/changed/**")
-    await register(client, "asked", subject_pattern="/tape/value/changed/**", allow_self=True)
+    await register(client, "own", subject_pattern="/tape/**")
+    await register(client, "other", subject_pattern="/tape/**")
+    await register(client, "asked", subject_pattern="/tape/**", allow_self=True)
     await client.write_value(namespace="n", key="k", value_json="1")
     for reaction_id in ("own", "asked"):
         token = current_cause.set(reaction_id)
         await client.write_value(namespace="n", key="k", value_json=f'"{reaction_id}"')
-        await client.append("/tape/value/changed/n/k", {"by": reaction_id})
+        await client.append("/tape/order/paid/1", {"by": reaction_id})
         current_cause.reset(token)
     await matched(client)
     assert await sources(client, "own") == [1, 4, 5]

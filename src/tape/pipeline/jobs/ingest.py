@@ -22,6 +22,7 @@ from tape.base.ids import new_id
 from tape.engine.security.redaction import Redactor
 from tape.errors import PipelineInput, TapeError
 from tape.model.entry import Draft, checked, type_of
+from tape.model.reserved import refuse_reserved
 from tape.pipeline.batches import Stage, append_batch, find_batch, finish_batches, forget_ids, stage_known
 from tape.pipeline.journal_batches import ask_patiently
 from tape.pipeline.options import resolve_store
@@ -150,6 +151,7 @@ class Ingesting(msgspec.Struct, frozen=True):
         if "subject" not in fields:
             raise PipelineInput("subject is null; every entry needs one.")
         draft = checked(Draft(**fields))
+        refuse_reserved(draft)
         if redactor is None or redactor.is_safe(type_of(draft.kind, draft.subject)):
             return draft
         return msgspec.structs.replace(draft, payload_json=redactor.redact(draft.payload_json))
