@@ -157,7 +157,7 @@ async def test_a_duplicate_is_the_first_run_and_leaves_an_audit_entry(shop: Data
     assert again == RunDispatchResult("duplicate", first.execution_id)
     audit = (await entries_of(shop, first.run_id))[-1]
     assert audit[0] == "/tape/subscription/message.deduplicated/orders"
-    assert (audit[1]["dedup_key"], audit[1]["original_execution_id"]) == ("k", first.execution_id)
+    assert (audit[1]["dedup_key"], audit[1]["original_execution_id"]) == ("k", first.run_id)
     assert int(audit[1]["suppressed_execution_id"]) > int(first.run_id)  # the id of the run that it did not become
 
 
