@@ -31,7 +31,7 @@ from tape.subscriptions.spool.spool import Arrival, Lane, Spool, SpoolRules
 
 TITLE = "Spool: messages that wait for their downstream"
 
-ABOUT = SubscriptionRef("bench", "subscriptions/bench", 1)
+REF = SubscriptionRef("bench", "subscriptions/bench", 1)
 TAKEN_AT_ONCE = 100
 LANES = 1_000
 SPEC = """
@@ -60,7 +60,7 @@ def run(options: Options) -> list[Table]:
         ]
 
 
-async def _tell(events: Sequence[SubscriptionEvent]) -> None:
+async def _emit(events: Sequence[SubscriptionEvent]) -> None:
     """Nobody listens: the journal's own speed is another question."""
 
 
@@ -74,7 +74,7 @@ def _arrivals(number: int) -> list[Arrival]:
 
 
 def _spool(place: SpoolBackend, **rules: Any) -> Spool:
-    return Spool(ABOUT, "nats", place, SpoolRules(max_bytes=None, **rules), tell=_tell, now_ms=now_ms)
+    return Spool(REF, "nats", place, SpoolRules(max_bytes=None, **rules), emit=_emit, now_ms=now_ms)
 
 
 class Receiver:
@@ -96,7 +96,7 @@ async def _rate(number: int, work: Callable[..., Awaitable[Any]], *arguments: An
 
 async def _fill(spool: Spool, arrivals: list[Arrival]) -> None:
     for start in range(0, len(arrivals), TAKEN_AT_ONCE):
-        await spool.take(arrivals[start : start + TAKEN_AT_ONCE])
+        await spool.append(arrivals[start : start + TAKEN_AT_ONCE])
 
 
 async def _bare_write(place: SpoolBackend, objects: list[tuple[str, bytes]]) -> None:
@@ -144,7 +144,7 @@ async def _places(options: Options) -> Table:
             written = await _rate(number, _fill, spool, arrivals)
             drained = await _rate(number, drain, spool, Receiver())
             item = SpoolItem(
-                subscription=ABOUT.path, source="nats", message_id="m1", dedup_key="m1", recv_seq=1,
+                subscription=REF.path, source="nats", message_id="m1", dedup_key="m1", recv_seq=1,
                 downstream="default", sha256="0" * 64, attempts=0, spooled_at_ms=now_ms(), reason="circuit_open",
                 message=arrivals[0].message, plan=arrivals[0].plan,
             )  # fmt: skip
@@ -197,7 +197,7 @@ async def _idle(options: Options) -> Table:
     number = options.scaled(50_000, 500)
     subscription = parse_subscription(SPEC)
     envelope = receive("nats", "m1", b'{"v": 1}')
-    plan = Plan(subscription=ABOUT.path, source="nats", message_id="m1", playbook="p", payload={"message": {}})
+    plan = Plan(subscription=REF.path, source="nats", message_id="m1", playbook="p", payload={"message": {}})
 
     async def dispatch(plans: Sequence[Plan]) -> list[RunDispatchResult]:
         return [RunDispatchResult("started", 1)] * len(plans)
@@ -207,7 +207,7 @@ async def _idle(options: Options) -> Table:
             await dispatch([plan] * TAKEN_AT_ONCE)
 
     async with _opened("memory", options) as place:
-        forwarder = Forwarder(subscription, ABOUT, dispatch, spool=_spool(place), tell=_tell)
+        forwarder = Forwarder(subscription, REF, dispatch, spool=_spool(place), emit=_emit)
 
         async def forwarded() -> None:
             for _ in range(0, number, TAKEN_AT_ONCE):

@@ -42,7 +42,7 @@ def document(folder: Path, **spool: Any) -> str:
 def fill(folder: Path, *, dead: Sequence[str] = (), broken: Sequence[str] = ()) -> None:
     """Four messages in a folder, of which some were given up and some are damaged."""
 
-    async def tell(events: Sequence[SubscriptionEvent]) -> None:
+    async def emit(events: Sequence[SubscriptionEvent]) -> None:
         pass
 
     def arrival(name: str) -> Arrival:
@@ -58,12 +58,12 @@ def fill(folder: Path, *, dead: Sequence[str] = (), broken: Sequence[str] = ()) 
     async def work() -> None:
         backend = DiskBackend(folder)
         spool = Spool(
-            SubscriptionRef("orders", "subscriptions/orders"), "nats", backend, SpoolRules(), tell=tell, now_ms=now_ms
+            SubscriptionRef("orders", "subscriptions/orders"), "nats", backend, SpoolRules(), emit=emit, now_ms=now_ms
         )
-        for item in await spool.take([arrival(name) for name in NAMES]):
+        for item in await spool.append([arrival(name) for name in NAMES]):
             assert isinstance(item, SpoolItem)
             if item.message_id in dead:
-                await spool.give_up([(item, 0)], "max_replay_attempts")
+                await spool.dead_letter([(item, 0)], "max_replay_attempts")
             if item.message_id in broken:
                 await backend.put(Area.LIVE, [(item.key, b"{torn")])
 

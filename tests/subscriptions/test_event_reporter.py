@@ -11,7 +11,7 @@ from tape.subscriptions import events
 from tape.subscriptions.event_reporter import MAX_WAITING, EventReporter
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 
-ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
+REF = SubscriptionRef("orders", "subscriptions/orders", 7)
 
 
 class Journal:
@@ -19,57 +19,57 @@ class Journal:
         self.is_away = False
         self.taken: list[str] = []
 
-    async def write(self, told: Sequence[SubscriptionEvent]) -> None:
+    async def write(self, emitted: Sequence[SubscriptionEvent]) -> None:
         if self.is_away:
             raise ServerUnreachable("away")
-        if any(event.context["error"] == "huge" for event in told):
+        if any(event.context["error"] == "huge" for event in emitted):
             raise PayloadTooLarge("too large")
-        self.taken += [event.context["error"] for event in told]
+        self.taken += [event.context["error"] for event in emitted]
 
 
 def event(text: str) -> SubscriptionEvent:
-    return events.source_lost(ABOUT, "nats", text)
+    return events.source_lost(REF, "nats", text)
 
 
 async def test_what_nobody_takes_waits_and_keeps_its_order() -> None:
     journal = Journal()
-    reporting = EventReporter(journal.write)
+    reporter = EventReporter(journal.write)
     journal.is_away = True
     for text in "abc":
-        await reporting.tell([event(text)])
+        await reporter.emit([event(text)])
     with pytest.raises(ServerUnreachable):
-        await reporting.write([event("now")])
+        await reporter.write([event("now")])
     journal.is_away = False
-    await reporting.tell([event("d")])
+    await reporter.emit([event("d")])
     assert journal.taken == ["a", "b", "c", "d"]
 
 
 async def test_what_must_be_written_comes_behind_what_waits() -> None:
     journal = Journal()
-    reporting = EventReporter(journal.write)
+    reporter = EventReporter(journal.write)
     journal.is_away = True
-    await reporting.tell([event("a")])
+    await reporter.emit([event("a")])
     journal.is_away = False
-    await reporting.write([event("b")])
+    await reporter.write([event("b")])
     assert journal.taken == ["a", "b"]
 
 
 async def test_an_event_that_no_journal_takes_is_counted_and_passed_over() -> None:
     journal = Journal()
-    reporting = EventReporter(journal.write)
+    reporter = EventReporter(journal.write)
     journal.is_away = True
     for text in ("a", "huge", "b", "huge"):
-        await reporting.tell([event(text)])
+        await reporter.emit([event(text)])
     journal.is_away = False
-    await reporting.flush()
-    assert (journal.taken, reporting.lost) == (["a", "b"], 2)
+    await reporter.flush()
+    assert (journal.taken, reporter.lost) == (["a", "b"], 2)
 
 
 async def test_not_more_waits_than_memory_allows_and_the_loss_is_counted() -> None:
     journal = Journal()
     journal.is_away = True
-    reporting = EventReporter(journal.write)
-    await reporting.tell([event(str(number)) for number in range(MAX_WAITING + 5)])
+    reporter = EventReporter(journal.write)
+    await reporter.emit([event(str(number)) for number in range(MAX_WAITING + 5)])
     journal.is_away = False
-    await reporting.flush()
-    assert (len(journal.taken), journal.taken[0], reporting.lost) == (MAX_WAITING, "5", 5)
+    await reporter.flush()
+    assert (len(journal.taken), journal.taken[0], reporter.lost) == (MAX_WAITING, "5", 5)

@@ -11,10 +11,10 @@ from tape.subscriptions import events
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import AppliedHeader, Plan, TraceContext
 
-ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
+REF = SubscriptionRef("orders", "subscriptions/orders", 7)
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 PLAN = Plan(
-    subscription=ABOUT.path,
+    subscription=REF.path,
     source="nats",
     message_id="m1",
     playbook="domain/fraud",
@@ -24,24 +24,24 @@ PLAN = Plan(
     applied=(AppliedHeader("x-route", "dispatch.playbook", "domain/fraud"),),
 )
 ALL = [
-    *(events.lifecycle(ABOUT, verb, "ACTIVE", 3) for verb in events.Verb.__args__),  # type: ignore[attr-defined]
-    events.directives_applied(ABOUT, PLAN, 99),
-    events.deduplicated(ABOUT, "k", 98, 99),
-    events.rejected(ABOUT, "bad_signature", 401, count=3),
-    events.received(ABOUT, "nats", "m1", {"a": "1"}),
-    events.rate_limited(ABOUT, "dispatch_rate", None, 2),
-    events.source_lost(ABOUT, "nats", "connection refused"),
-    events.source_restored(ABOUT, "nats", 1500),
-    events.circuit_opened(ABOUT, "db", 5, 1),
-    events.circuit_closed(ABOUT, "db"),
-    events.spooled(ABOUT, "m1", 1, "tape://spool/orders/1/m1", "ab" * 32, "db", "circuit_open"),
-    events.spool_draining(ABOUT, 6),
-    events.spool_recovered(ABOUT, 6, 6, "local_disk"),
-    events.replayed(ABOUT, "m1", 1, "tape://spool/orders/1/m1", 99),
-    events.dead_lettered(ABOUT, "m1", 1, "tape://spool/orders/1/m1", 5, "max_replay_attempts", message={"id": "m1"}),
-    events.dropped(ABOUT, "m1", "db", "retention_full"),
-    events.spool_alert(ABOUT, "db", 1 << 30),
-    events.quarantined(ABOUT, "tape://spool/orders/1/m1", "sha256 differs"),
+    *(events.lifecycle(REF, verb, "ACTIVE", 3) for verb in events.Verb.__args__),  # type: ignore[attr-defined]
+    events.directives_applied(REF, PLAN, 99),
+    events.deduplicated(REF, "k", 98, 99),
+    events.rejected(REF, "bad_signature", 401, count=3),
+    events.received(REF, "nats", "m1", {"a": "1"}),
+    events.rate_limited(REF, "dispatch_rate", None, 2),
+    events.source_lost(REF, "nats", "connection refused"),
+    events.source_restored(REF, "nats", 1500),
+    events.circuit_opened(REF, "db", 5, 1),
+    events.circuit_closed(REF, "db"),
+    events.spooled(REF, "m1", 1, "tape://spool/orders/1/m1", "ab" * 32, "db", "circuit_open"),
+    events.spool_draining(REF, 6),
+    events.spool_recovered(REF, 6, 6, "local_disk"),
+    events.replayed(REF, "m1", 1, "tape://spool/orders/1/m1", 99),
+    events.dead_lettered(REF, "m1", 1, "tape://spool/orders/1/m1", 5, "max_replay_attempts", message={"id": "m1"}),
+    events.dropped(REF, "m1", "db", "retention_full"),
+    events.spool_alert(REF, "db", 1 << 30),
+    events.quarantined(REF, "tape://spool/orders/1/m1", "sha256 differs"),
 ]
 TOLD = {each.name: each for each in EVENTS if each.name.startswith("subscription.")}
 
@@ -59,7 +59,7 @@ def test_the_catalogue_tells_every_event_of_subscriptions_and_no_other() -> None
 
 
 def test_what_headers_changed_is_told_in_the_run_of_the_message_and_in_its_trace() -> None:
-    draft = events.directives_applied(ABOUT, PLAN, 99).draft()
+    draft = events.directives_applied(REF, PLAN, 99).draft()
     assert (draft.run_id, draft.trace_id, draft.parent_span_id) == ("99", PARENT[3:35], PARENT[36:52])
     payload = msgspec.json.decode(draft.payload_json)
     assert payload["applied"] == [
@@ -70,7 +70,7 @@ def test_what_headers_changed_is_told_in_the_run_of_the_message_and_in_its_trace
 
 
 def test_a_record_is_one_json_object_of_the_same_event() -> None:
-    event = events.stamped(events.circuit_opened(ABOUT, "db", 5, 1), "cli-local")
+    event = events.stamped(events.circuit_opened(REF, "db", 5, 1), "cli-local")
     record = msgspec.json.decode(msgspec.json.encode(event.record()))
     assert record.pop("created_at").endswith("Z")
     assert record == {

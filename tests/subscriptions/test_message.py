@@ -21,8 +21,8 @@ JSON = st.recursive(
 
 
 def payload(body: bytes | None, payload_from: Any = "message.json", headers: HeadersSpec = PLAIN, **more: Any) -> Any:
-    envelope = receive("nats", "7", body, **more)
-    return payload_of(envelope, "subscriptions/orders", DispatchSpec(playbook="p", payload_from=payload_from), headers)
+    message = receive("nats", "7", body, **more)
+    return payload_of(message, "subscriptions/orders", DispatchSpec(playbook="p", payload_from=payload_from), headers)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_the_body_as_text_and_the_attributes_can_be_selected_instead() -> None:
 
 
 def test_a_header_with_several_values_is_a_list_for_the_playbook() -> None:
-    envelope = receive("kafka", "t:0:1", b"{}", [("A", "1"), ("a", "2"), ("B", "3")])
-    message = payload_of(envelope, "s", DispatchSpec(playbook="p"), HeadersSpec())["message"]
+    message = receive("kafka", "t:0:1", b"{}", [("A", "1"), ("a", "2"), ("B", "3")])
+    message = payload_of(message, "s", DispatchSpec(playbook="p"), HeadersSpec())["message"]
     assert message["headers"] == {"a": ["1", "2"], "b": "3"}
 
 
 def test_headers_without_a_rule_can_be_kept_from_the_playbook() -> None:
-    envelope = receive(
+    message = receive(
         "nats", "1", b"{}", [("X-Route", "a"), ("Secret", "s")], attributes={"X-Route": "a", "Secret": "s"}
     )
     rules = (HeaderRule(header="x-route", controls="schema_hint"),)
-    hidden = payload_of(envelope, "s", DispatchSpec(playbook="p"), HeadersSpec(directives=rules, passthrough="none"))
+    hidden = payload_of(message, "s", DispatchSpec(playbook="p"), HeadersSpec(directives=rules, passthrough="none"))
     assert hidden["message"]["headers"] == {"x-route": "a"}
     assert hidden["message"]["attributes"] == {"X-Route": "a"}
-    none = payload_of(envelope, "s", DispatchSpec(playbook="p"), HeadersSpec(normalize=False))
+    none = payload_of(message, "s", DispatchSpec(playbook="p"), HeadersSpec(normalize=False))
     assert none["message"]["headers"] == {}

@@ -10,7 +10,7 @@ from tape.subscriptions import events
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.outages import outages
 
-ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
+REF = SubscriptionRef("orders", "subscriptions/orders", 7)
 
 
 class Line(NamedTuple):
@@ -28,18 +28,18 @@ class Book:
         self.lines.append(Line(draft.subject, ts_ms, draft.payload_json))
 
     def spooled(self, number: int, ts_ms: int) -> None:
-        self.add(events.spooled(ABOUT, f"m{number}", number, f"ref/{number}", "00", "db", "circuit_open"), ts_ms)
+        self.add(events.spooled(REF, f"m{number}", number, f"ref/{number}", "00", "db", "circuit_open"), ts_ms)
 
     def replayed(self, number: int, ts_ms: int) -> None:
-        self.add(events.replayed(ABOUT, f"m{number}", number, f"ref/{number}", 100 + number), ts_ms)
+        self.add(events.replayed(REF, f"m{number}", number, f"ref/{number}", 100 + number), ts_ms)
 
 
 def an_outage(book: Book, start: int, messages: int) -> None:
-    book.add(events.circuit_opened(ABOUT, "db", 5, 1), start)
+    book.add(events.circuit_opened(REF, "db", 5, 1), start)
     for number in range(messages):  # no place in the spool is used twice
         book.spooled(start + number, start + 10 + number)
-    book.add(events.circuit_closed(ABOUT, "db"), start + 1000)
-    book.add(events.spool_draining(ABOUT, messages), start + 1001)
+    book.add(events.circuit_closed(REF, "db"), start + 1000)
+    book.add(events.spool_draining(REF, messages), start + 1001)
     for number in range(messages):
         book.replayed(start + number, start + 1010 + number)
 
@@ -68,7 +68,7 @@ def test_two_outages_are_two_stories() -> None:
 
 def test_an_outage_that_goes_on_has_no_end() -> None:
     book = Book()
-    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     book.spooled(1, 10)
     (outage,) = outages(book.lines)
     assert (outage.ended_ms, outage.waiting) == (None, 1)
@@ -76,13 +76,13 @@ def test_an_outage_that_goes_on_has_no_end() -> None:
 
 def test_dead_letters_and_quarantine_end_the_waiting_too() -> None:
     book = Book()
-    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     for number in range(3):
         book.spooled(number, 10)
-    book.add(events.circuit_closed(ABOUT, "db"), 20)
+    book.add(events.circuit_closed(REF, "db"), 20)
     book.replayed(0, 30)
-    book.add(events.dead_lettered(ABOUT, "m1", 1, "ref/1", 5, "max_replay_attempts"), 31)
-    book.add(events.quarantined(ABOUT, "ref/2", "torn"), 32)
+    book.add(events.dead_lettered(REF, "m1", 1, "ref/1", 5, "max_replay_attempts"), 31)
+    book.add(events.quarantined(REF, "ref/2", "torn"), 32)
     (outage,) = outages(book.lines)
     assert (outage.replayed, outage.dead_lettered, outage.quarantined) == (1, 1, 1)
     assert msgspec.json.decode(msgspec.json.encode(outage))["ended_ms"] == 32
@@ -90,10 +90,10 @@ def test_dead_letters_and_quarantine_end_the_waiting_too() -> None:
 
 def test_what_is_told_late_or_twice_is_counted_once() -> None:
     book = Book()
-    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     book.replayed(0, 10)
     book.replayed(0, 11)
-    book.add(events.circuit_closed(ABOUT, "db"), 12)
+    book.add(events.circuit_closed(REF, "db"), 12)
     book.spooled(0, 13)
     (outage,) = outages(book.lines)
     assert (outage.spooled, outage.replayed, outage.waiting, outage.ended_ms) == (1, 1, 0, 12)
@@ -110,7 +110,7 @@ def test_a_replay_that_is_told_before_its_message_begins_no_outage() -> None:
 def test_other_events_of_the_subscription_are_no_outage() -> None:
     book = Book()
     context: dict[str, Any] = {"max_in_flight": 1, "max_dispatch_per_sec": None}
-    book.add(events.rate_limited(ABOUT, "max_in_flight", **context), 0)
+    book.add(events.rate_limited(REF, "max_in_flight", **context), 0)
     assert list(outages(book.lines)) == []
 
 
@@ -123,9 +123,9 @@ def test_a_long_outage_is_read_in_one_pass() -> None:
 
 def test_what_leaves_without_having_been_told_before_is_counted_as_come() -> None:
     book = Book()
-    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     book.spooled(0, 1)
-    book.add(events.circuit_closed(ABOUT, "db"), 2)
+    book.add(events.circuit_closed(REF, "db"), 2)
     book.replayed(0, 3)
     book.replayed(1, 4)
     book.spooled(1, 5)
@@ -135,11 +135,11 @@ def test_what_leaves_without_having_been_told_before_is_counted_as_come() -> Non
 
 def test_a_dead_letter_that_was_brought_back_is_counted_as_what_became_of_it_last() -> None:
     book = Book()
-    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
+    book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     book.spooled(0, 1)
     book.spooled(1, 2)
-    book.add(events.dead_lettered(ABOUT, "m0", 0, "ref/0", 5, "max_replay_attempts"), 3)
-    book.add(events.spooled(ABOUT, "m0", 0, "ref/0", "00", "db", "requeued"), 4)
+    book.add(events.dead_lettered(REF, "m0", 0, "ref/0", 5, "max_replay_attempts"), 3)
+    book.add(events.spooled(REF, "m0", 0, "ref/0", "00", "db", "requeued"), 4)
     (outage,) = outages(book.lines)
     assert (outage.dead_lettered, outage.waiting) == (0, 2)
     book.replayed(0, 5)
@@ -149,8 +149,8 @@ def test_a_dead_letter_that_was_brought_back_is_counted_as_what_became_of_it_las
 
 def test_a_drop_that_is_told_twice_is_counted_once() -> None:
     book = Book()
-    book.add(events.circuit_opened(ABOUT, "db", 5, 1), 0)
-    dropped = events.dropped(ABOUT, "m0", "db", "retention_full")
+    book.add(events.circuit_opened(REF, "db", 5, 1), 0)
+    dropped = events.dropped(REF, "m0", "db", "retention_full")
     book.add(dropped, 1)
     book.add(dropped, 2)
     (outage,) = outages(book.lines)
@@ -163,7 +163,7 @@ def test_what_is_told_again_after_an_outage_is_over_is_no_second_one() -> None:
     for number in range(3):
         book.spooled(number, 3_000 + number)
     an_outage(book, 5_000, 1)
-    book.add(events.circuit_opened(ABOUT, "db", 5, 2), 9_000)
+    book.add(events.circuit_opened(REF, "db", 5, 2), 9_000)
     book.spooled(9, 9_001)
     book.spooled(1, 9_002)
     book.replayed(1, 9_003)

@@ -301,11 +301,11 @@ def _credential(subscription: Subscription, control: Control | None) -> Any:
 
 
 def _teller(control: Control | None) -> Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]:
-    async def tell(events: Sequence[SubscriptionEvent]) -> None:
+    async def emit(events: Sequence[SubscriptionEvent]) -> None:
         if control is not None:
             control.post_events(events)
 
-    return tell
+    return emit
 
 
 async def _nowhere(plans: Sequence[Any]) -> list[Any]:

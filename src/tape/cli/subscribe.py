@@ -133,15 +133,15 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
         control = Control(server_url, os.environ.get(TOKEN_VARIABLE, ""))
         elsewhere = ServerDispatch(
             control,
-            local.about._replace(subscription_id=0),
+            local.ref._replace(subscription_id=0),
             batch_max=spec.dispatch_batch,
             concurrency=spec.runtime.concurrency,
             worker_id=WORKER,
         )
-        return TrailDispatch(elsewhere, local.about, trail), lambda: 0
+        return TrailDispatch(elsewhere, local.ref, trail), lambda: 0
     playbooks = Playbooks(playbook_dir)
     playbooks.find(spec.dispatch.playbook)  # one that is not there is told before anything is fetched
-    here = InProcessDispatch(playbooks, local.about, trail, spec.runtime.concurrency or 1)
+    here = InProcessDispatch(playbooks, local.ref, trail, spec.runtime.concurrency or 1)
     return here, lambda: here.failed
 
 
@@ -168,7 +168,7 @@ class _Screen:
 
 def _line(counts: Counts, runtime: Any) -> str:
     state = "connected" if runtime is not None and runtime.is_connected else "waiting for the source"
-    in_flight = 0 if runtime is None else runtime.governor.in_flight
+    in_flight = 0 if runtime is None else runtime.limiter.in_flight
     return f"{state} · {counts.received:,} received · {in_flight} in flight · {counts.dispatched:,} dispatched · " + (
         f"{counts.spooled:,} spooled · {counts.failed:,} failed"
     )

@@ -181,10 +181,10 @@ def render(
 
     file = Path(which)
     content = _read(file) if file.is_file() else connect(server).document(which)
-    place = DeploymentSettings(
+    settings = DeploymentSettings(
         image=image, server_url=reach, grpc_url=reach_grpc, namespace=namespace, service_account=service_account
     )
-    typer.echo(written(parse_subscription(content), target.value, place), nl=False)
+    typer.echo(written(parse_subscription(content), target.value, settings), nl=False)
 
 
 def _find(control: Control, which: str) -> dict[str, Any]:

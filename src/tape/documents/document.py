@@ -168,24 +168,24 @@ class Node:
 class Fields:
     """The keys of a mapping. Each question names a key; REQUIRED as its default makes the key necessary."""
 
-    def __init__(self, place: Node, *, is_given: bool) -> None:
-        self.place = place
+    def __init__(self, node: Node, *, is_given: bool) -> None:
+        self.node = node
         self.is_given = is_given
 
     def __contains__(self, key: str) -> bool:
-        return key in self.place.value
+        return key in self.node.value
 
     def keys(self) -> list[str]:
         """The keys that are there."""
-        return list(self.place.value)
+        return list(self.node.value)
 
     def at(self, key: str) -> Node:
         """The place of a key, also of one that is missing."""
-        return Node(self.place.document, self.place.value.get(key), (*self.place.path, key))
+        return Node(self.node.document, self.node.value.get(key), (*self.node.path, key))
 
     def value(self, key: str, default: Any = None) -> Any:
         """Whatever stands there."""
-        return self._ask(key, default, lambda place: place.value, None)
+        return self._ask(key, default, lambda node: node.value, None)
 
     def text(self, key: str, default: str = REQUIRED) -> str:
         """A text that is not empty."""
@@ -193,15 +193,15 @@ class Fields:
 
     def choice(self, key: str, allowed: Sequence[str], default: str = REQUIRED) -> str:
         """One of these texts."""
-        return self._ask(key, default, lambda place: place.choice(allowed), allowed[0])
+        return self._ask(key, default, lambda node: node.choice(allowed), allowed[0])
 
     def whole(self, key: str, default: int = REQUIRED, *, least: int = 0, most: int | None = None) -> int:
         """A whole number within bounds."""
-        return self._ask(key, default, lambda place: place.whole(least, most), least)
+        return self._ask(key, default, lambda node: node.whole(least, most), least)
 
     def number(self, key: str, default: float = REQUIRED, *, least: float = 0.0) -> float:
         """A number of at least so much."""
-        return self._ask(key, default, lambda place: place.number(least), least)
+        return self._ask(key, default, lambda node: node.number(least), least)
 
     def flag(self, key: str, default: bool = REQUIRED) -> bool:
         """true or false."""
@@ -217,16 +217,16 @@ class Fields:
 
     def section(self, key: str, *known: str, required: bool = False) -> Fields:
         """A mapping under a key; `is_given` tells whether it is there."""
-        absent = Fields(Node(self.place.document, {}, (*self.place.path, key)), is_given=False)
-        return self._ask(key, REQUIRED if required else absent, lambda place: place.mapping(*known), absent)
+        absent = Fields(Node(self.node.document, {}, (*self.node.path, key)), is_given=False)
+        return self._ask(key, REQUIRED if required else absent, lambda node: node.mapping(*known), absent)
 
     def _ask(self, key: str, default: T, read: Callable[[Node], T], otherwise: T) -> T:
-        if key in self.place.value:
+        if key in self.node.value:
             return read(self.at(key))
         if default is not REQUIRED:
             return default
         if self.is_given:
-            self.place.document.wrong((*self.place.path, key), "is missing; it is required")
+            self.node.document.wrong((*self.node.path, key), "is missing; it is required")
         return otherwise
 
 

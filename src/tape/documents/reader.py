@@ -38,72 +38,72 @@ _WRONG = {
 _ALSO = {"ingress.verify.type": " ('none' is not allowed — push ingress always verifies)"}
 
 
-def read_block(place: Node, block: type[msgspec.Struct]) -> Any:
+def read_block(node: Node, block: type[msgspec.Struct]) -> Any:
     """The block at a place; None if something necessary is missing, which was noted then."""
     fields = fields_of(block)
-    if not isinstance(place.value, dict):
-        _wrong(place, "must be a mapping")
+    if not isinstance(node.value, dict):
+        _wrong(node, "must be a mapping")
         return None
-    place.mapping(*(name for field in fields.values() for name in field.names))
+    node.mapping(*(name for field in fields.values() for name in field.names))
     values: dict[str, Any] = {}
     is_whole = True
     for field in fields.values():
-        given = [name for name in field.names if name in place.value]
+        given = [name for name in field.names if name in node.value]
         if len(given) > 1:
-            key_at(place, given[1]).wrong(f"is another name of {given[0]!r}, which is given too; keep one of them")
+            key_at(node, given[1]).wrong(f"is another name of {given[0]!r}, which is given too; keep one of them")
         if given:
-            values[field.name] = _read(key_at(place, given[0]), field.shape)
+            values[field.name] = _read(key_at(node, given[0]), field.shape)
         elif field.is_required:
             is_whole = False
-            _missing(key_at(place, field.name))
+            _missing(key_at(node, field.name))
         else:
             values[field.name] = field.default
     return block(**values) if is_whole else None
 
 
-def key_at(place: Node, key: str) -> Node:
+def key_at(node: Node, key: str) -> Node:
     """The place of a key of a mapping, also of one that is missing."""
-    return Node(place.document, place.value.get(key), (*place.path, key))
+    return Node(node.document, node.value.get(key), (*node.path, key))
 
 
-def _read(place: Node, shape: Shape) -> Any:
-    value = place.value
+def _read(node: Node, shape: Shape) -> Any:
+    value = node.value
     match shape.kind:
         case "block":
             assert shape.block is not None
-            return read_block(place, shape.block)
+            return read_block(node, shape.block)
         case "list" | "commas":
             if shape.kind == "commas" and isinstance(value, str):
                 texts = tuple(filter(None, map(str.strip, value.split(","))))
-                return texts if texts else _wrong(place, "must be a list, or a text with commas")
+                return texts if texts else _wrong(node, "must be a list, or a text with commas")
             if not isinstance(value, list):
-                return _wrong(place, "must be a list")
+                return _wrong(node, "must be a list")
             assert shape.item is not None
-            return tuple(_read(item, shape.item) for item in place.items())
+            return tuple(_read(item, shape.item) for item in node.items())
         case "table":
             if not isinstance(value, dict):
-                return _wrong(place, "must be a mapping")
+                return _wrong(node, "must be a mapping")
             assert shape.item is not None
-            return {key: _read(key_at(place, key), shape.item) for key in value}
+            return {key: _read(key_at(node, key), shape.item) for key in value}
         case "flag":
-            return value if isinstance(value, bool) else _wrong(place, "must be a boolean")
+            return value if isinstance(value, bool) else _wrong(node, "must be a boolean")
         case "choice":
             if isinstance(value, str) and (value in shape.choices or value in shape.more()):
                 return value
             quoted = ", ".join(f'"{choice}"' for choice in (*shape.choices, *shape.more()))
             return _wrong(
-                place, f"must be one of [{quoted}], got {_quoted(value)}", nearest(value, shape.choices, listed=False)
+                node, f"must be one of [{quoted}], got {_quoted(value)}", nearest(value, shape.choices, listed=False)
             )
         case "whole":
-            return value if _is_whole(value, shape) else _wrong(place, _bounds(value, shape))
+            return value if _is_whole(value, shape) else _wrong(node, _bounds(value, shape))
         case "size":
             size = _size(value)
-            return size or _wrong(place, "must be a positive integer or a size like 50Gi (k M G T P, Ki Mi Gi Ti Pi)")
+            return size or _wrong(node, "must be a positive integer or a size like 50Gi (k M G T P, Ki Mi Gi Ti Pi)")
         case "text":
             if not isinstance(value, str) or not value:
-                return _wrong(place, "must be a non-empty string")
+                return _wrong(node, "must be a non-empty string")
             if shape.pattern and not re.fullmatch(shape.pattern, value):
-                return _wrong(place, f"must be {shape.means}, got {_quoted(value)}")
+                return _wrong(node, f"must be {shape.means}, got {_quoted(value)}")
             return value
 
 
@@ -129,23 +129,23 @@ def _size(value: Any) -> int | None:
     return None if match is None else int(match[1]) * _UNITS[match[2] or ""]
 
 
-def _missing(place: Node) -> None:
-    name, parent = _names(place)
+def _missing(node: Node) -> None:
+    name, parent = _names(node)
     text = _MISSING.get(re.sub(r"\[\d+\]", "[]", name), f"subscription '{name}' is required")
-    place.document.wrong(place.path, text.replace("{parent}", parent))
+    node.document.wrong(node.path, text.replace("{parent}", parent))
 
 
-def _wrong(place: Node, rule: str, hint: str = "") -> Any:
+def _wrong(node: Node, rule: str, hint: str = "") -> Any:
     """Note what is wrong; the value is None then, which nobody uses, as the document is refused."""
-    name, _ = _names(place)
+    name, _ = _names(node)
     general = re.sub(r"\[\d+\]", "[]", name)
-    text = _WRONG.get(general, f"subscription '{name}' {rule}").replace("{value}", _quoted(place.value))
-    place.wrong(text + _ALSO.get(general, "") + hint)
+    text = _WRONG.get(general, f"subscription '{name}' {rule}").replace("{value}", _quoted(node.value))
+    node.wrong(text + _ALSO.get(general, "") + hint)
 
 
-def _names(place: Node) -> tuple[str, str]:
+def _names(node: Node) -> tuple[str, str]:
     """A place and what it is in, as paths within the spec."""
-    path = place.path[1:]
+    path = node.path[1:]
     return render(path), render(path[:-1])
 
 

@@ -25,8 +25,7 @@ from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
-from tape.subscriptions.message import SourceMessage, message_fields
-from tape.subscriptions.received import message_of
+from tape.subscriptions.message import SourceMessage, message_fields, message_of
 from tape.subscriptions.routing import Plan, resolve
 
 REPORT = "report string"

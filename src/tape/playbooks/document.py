@@ -73,7 +73,7 @@ def read_playbook(document: Document) -> Playbook:
     """The playbook of a document. What is wrong is noted there; `document.check()` raises it."""
     fields = document.fields("inputs", "workload", "pool", "workflow", "python", "output")
     inputs = read_inputs(fields.section("inputs"))
-    workload = fields.section("workload").place.value
+    workload = fields.section("workload").node.value
     pool = fields.text("pool", "")
     if pool and not is_pool(pool):
         fields.at("pool").wrong(POOL_RULE)
@@ -86,13 +86,13 @@ def read_playbook(document: Document) -> Playbook:
 
 
 def _function(fields: Fields) -> str:
-    place = fields.text("python")
-    if place and not _IMPORT_PATH.fullmatch(place):
+    node = fields.text("python")
+    if node and not _IMPORT_PATH.fullmatch(node):
         fields.at("python").wrong("must look like my_module:my_function")
     for other in ("workflow", "output"):
         if other in fields:
             fields.at(other).wrong("cannot stand beside python; the function is the whole playbook")
-    return place
+    return node
 
 
 def _description(document: Document) -> str:
@@ -107,24 +107,24 @@ class _Workflow:
         self._fields = fields
         self._inputs = inputs
         self._workload = workload
-        self._places = fields.items("workflow", required=True)
+        self._step_nodes = fields.items("workflow", required=True)
         self._step_names = [
-            place.value["step"]
-            for place in self._places
-            if isinstance(place.value, dict) and isinstance(place.value.get("step"), str)
+            node.value["step"]
+            for node in self._step_nodes
+            if isinstance(node.value, dict) and isinstance(node.value.get("step"), str)
         ]
         # Without a single arrow, steps follow each other from top to bottom.
-        self._has_arrows = any(isinstance(place.value, dict) and "next" in place.value for place in self._places)
+        self._has_arrows = any(isinstance(node.value, dict) and "next" in node.value for node in self._step_nodes)
         self._names = frozenset({*GIVEN, *(each.name for each in inputs), *workload, *self._step_names})
 
     def read(self, path: str, pool: str, description: str) -> Playbook:
         steps: dict[str, PlaybookStep] = {}
-        if not self._places and isinstance(self._fields.place.value.get("workflow"), list):
+        if not self._step_nodes and isinstance(self._fields.node.value.get("workflow"), list):
             self._fields.at("workflow").wrong("has no steps; give it at least one")
-        for index, place in enumerate(self._places):
-            step = self._step(place, self._following(index))
+        for index, node in enumerate(self._step_nodes):
+            step = self._step(node, self._following(index))
             if step.name in steps:
-                place.mapping().at("step").wrong("names two steps; every step needs a name of its own")
+                node.mapping().at("step").wrong("names two steps; every step needs a name of its own")
             steps[step.name] = step
         first = START if START in steps else next(iter(steps), "")
         self._check_reach(steps, first)
@@ -136,8 +136,8 @@ class _Workflow:
             return ()
         return (NextStep(self._step_names[index + 1]),)
 
-    def _step(self, place: Node, following: tuple[NextStep, ...]) -> PlaybookStep:
-        fields = place.mapping(
+    def _step(self, node: Node, following: tuple[NextStep, ...]) -> PlaybookStep:
+        fields = node.mapping(
             *("step", "description", "tool", "when", "each", "as", "concurrency"),
             *("retry", "timeout_s", "on_error", "next"),
         )
@@ -179,18 +179,18 @@ class _Workflow:
 
     def _tool(self, fields: Fields, names: frozenset[str]) -> tuple[str, dict[str, Any], Render]:
         tool = fields.section("tool", required=True)
-        place = tool.place
+        node = tool.node
         kind = tool.choice("kind", sorted(TOOLS)) if tool.is_given else ""
         if kind and tool.value("kind") == kind:
             TOOLS[kind].check(tool)
-        config = {key: value for key, value in place.value.items() if key != "kind"}
-        return kind, config, self._template(Node(place.document, config, place.path), names)
+        config = {key: value for key, value in node.value.items() if key != "kind"}
+        return kind, config, self._template(Node(node.document, config, node.path), names)
 
-    def _arrows(self, place: Node) -> tuple[NextStep, ...]:
-        if isinstance(place.value, str):
-            return self._arrow_to(place, place.value, None)
+    def _arrows(self, node: Node) -> tuple[NextStep, ...]:
+        if isinstance(node.value, str):
+            return self._arrow_to(node, node.value, None)
         arrows: tuple[NextStep, ...] = ()
-        for item in place.items():
+        for item in node.items():
             if arrows and arrows[-1].when is None:
                 item.wrong("is never reached: the one before it has no when and is always taken")
             if isinstance(item.value, str):
@@ -202,10 +202,10 @@ class _Workflow:
             )
         return arrows
 
-    def _arrow_to(self, place: Node, name: str, when: Expression | None) -> tuple[NextStep, ...]:
+    def _arrow_to(self, node: Node, name: str, when: Expression | None) -> tuple[NextStep, ...]:
         if name and name != END:
-            place = Node(place.document, name, place.path)
-            place.choice([*self._step_names, END])
+            node = Node(node.document, name, node.path)
+            node.choice([*self._step_names, END])
         return (NextStep(name, when),)
 
     def _check_reach(self, steps: dict[str, PlaybookStep], first: str) -> None:
@@ -216,38 +216,38 @@ class _Workflow:
                 if arrow.step not in reached and arrow.step in steps:
                     reached.add(arrow.step)
                     waiting.append(arrow.step)
-        for place in self._places:
-            if isinstance(place.value, dict) and (name := place.value.get("step")) in steps and name not in reached:
-                place.mapping().at("step").wrong(
+        for node in self._step_nodes:
+            if isinstance(node.value, dict) and (name := node.value.get("step")) in steps and name not in reached:
+                node.mapping().at("step").wrong(
                     "is never reached: once a playbook has a next, every step is named by one, except the first"
                 )
 
     def _expression(self, fields: Fields, key: str, names: frozenset[str]) -> Expression | None:
         if key not in fields:
             return None
-        place = fields.at(key)
-        if isinstance(place.value, bool):
-            return compile_expression(str(place.value).lower(), names)
-        text = expression_of(place.text())
+        node = fields.at(key)
+        if isinstance(node.value, bool):
+            return compile_expression(str(node.value).lower(), names)
+        text = expression_of(node.text())
         try:
             return compile_expression(text, names) if text else None
         except InvalidPredicate as error:
-            place.wrong(f"is no expression: {error.reason}")
+            node.wrong(f"is no expression: {error.reason}")
             return None
 
-    def _template(self, place: Node, names: frozenset[str]) -> Render:
+    def _template(self, node: Node, names: frozenset[str]) -> Render:
         """What renders a value; each text that does not compile is a problem of its own place."""
-        if isinstance(place.value, dict):
-            fields = place.mapping()
-            parts = {key: self._template(fields.at(key), names) for key in place.value}
+        if isinstance(node.value, dict):
+            fields = node.mapping()
+            parts = {key: self._template(fields.at(key), names) for key in node.value}
             return lambda scope: {key: render(scope) for key, render in parts.items()}
-        if isinstance(place.value, list):
-            items = [self._template(item, names) for item in place.items()]
+        if isinstance(node.value, list):
+            items = [self._template(item, names) for item in node.items()]
             return lambda scope: [render(scope) for render in items]
         try:
-            return compile_value(place.value, names)
+            return compile_value(node.value, names)
         except InvalidPredicate as error:
-            place.wrong(f"has a template that is no expression: {error.reason}")
+            node.wrong(f"has a template that is no expression: {error.reason}")
             return lambda _: None
 
 

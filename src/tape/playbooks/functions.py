@@ -37,7 +37,7 @@ class PythonPlaybook(msgspec.Struct, frozen=True):
     description: str = ""
 
     @property
-    def place(self) -> str:
+    def import_path(self) -> str:
         """`module:function`, as the catalog names it."""
         return f"{self.function.__module__}:{self.function.__qualname__.replace('<locals>.', '')}"
 
@@ -45,7 +45,7 @@ class PythonPlaybook(msgspec.Struct, frozen=True):
     def document(self) -> str:
         """The document that announces it, as JSON, which is YAML too."""
         metadata = {"path": self.path} | ({"description": self.description} if self.description else {})
-        document: dict[str, Any] = {"kind": "Playbook", "metadata": metadata, "python": self.place}
+        document: dict[str, Any] = {"kind": "Playbook", "metadata": metadata, "python": self.import_path}
         if inputs := inputs_of(self.function):
             document["inputs"] = {each.name: _shown(each) for each in inputs}
         if self.pool:
@@ -70,9 +70,10 @@ def playbook(path: str, *, pool: str = "", description: str = "") -> Callable[[F
 
     def declare(function: F) -> F:
         known = _playbooks.get(path)
-        if known is not None and known.place != _place(function):
+        if known is not None and known.import_path != _import_path(function):
             raise InvalidInput(
-                f"two functions are declared as the playbook {path!r}: {known.place} and {_place(function)}."
+                f"two functions are declared as the playbook {path!r}:"
+                f" {known.import_path} and {_import_path(function)}."
             )
         text = description or inspect.getdoc(function) or ""
         _playbooks[path] = PythonPlaybook(path, function, pool, text.split("\n\n")[0].replace("\n", " "))
@@ -87,8 +88,10 @@ def function(name: str | F = "") -> Any:
     def declare(function: F) -> F:
         wanted = name if isinstance(name, str) and name else function.__name__
         known = _functions.get(wanted)
-        if known is not None and _place(known) != _place(function):
-            raise InvalidInput(f"two functions are declared as {wanted!r}: {_place(known)} and {_place(function)}.")
+        if known is not None and _import_path(known) != _import_path(function):
+            raise InvalidInput(
+                f"two functions are declared as {wanted!r}: {_import_path(known)} and {_import_path(function)}."
+            )
         _functions[wanted] = function
         return function
 
@@ -150,7 +153,7 @@ def bind(function: Callable[..., Any], sent: Mapping[str, Any], run: RunInfo, co
             else:
                 problems.append(f"{name} is missing")
     if problems:
-        raise InvalidPayload(f"{_place(function)} cannot be called: {'; '.join(problems)}.")
+        raise InvalidPayload(f"{_import_path(function)} cannot be called: {'; '.join(problems)}.")
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         arguments |= {name: value for name, value in sent.items() if name not in arguments}
     return arguments
@@ -165,8 +168,8 @@ async def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def _place(function: Callable[..., Any]) -> str:
-    return PythonPlaybook("", function).place
+def _import_path(function: Callable[..., Any]) -> str:
+    return PythonPlaybook("", function).import_path
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -37,10 +37,10 @@ def read_inputs(fields: Fields) -> tuple[Input, ...]:
     return tuple(_read(name, fields.at(name)) for name in fields.keys())  # noqa: SIM118 - Fields is no mapping
 
 
-def _read(name: str, place: Node) -> Input:
-    if isinstance(place.value, str):
-        return Input(name, place.choice(list(TYPES)))
-    fields = place.mapping("type", "default", "required", "description")
+def _read(name: str, node: Node) -> Input:
+    if isinstance(node.value, str):
+        return Input(name, node.choice(list(TYPES)))
+    fields = node.mapping("type", "default", "required", "description")
     has_default = "default" in fields
     found = Input(
         name,

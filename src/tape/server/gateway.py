@@ -92,7 +92,7 @@ class Gateway:
         self._control.close()
 
     def _replays(self, listener: Listener) -> ServerDispatch:
-        return ServerDispatch(self._control, listener.about, worker_id=WORKER, emitter=EMITTER)
+        return ServerDispatch(self._control, listener.ref, worker_id=WORKER, emitter=EMITTER)
 
     async def _reveal(self, alias: str) -> Any:
         return await asyncio.to_thread(self._control.credential, alias)

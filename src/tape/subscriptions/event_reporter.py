@@ -30,7 +30,7 @@ class EventReporter:
         self._turn = asyncio.Lock()
         self.lost = 0
 
-    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
+    async def emit(self, events: Sequence[SubscriptionEvent]) -> None:
         """Write events, or keep them for the next time."""
         self._add(events)
         await self.flush()
@@ -73,7 +73,7 @@ class EventReporter:
 
     def _let_go(self, event: SubscriptionEvent) -> None:
         self.lost += 1
-        log.error("%s about %s cannot be told, no journal takes it", event.event_type, event.about.path, exc_info=True)
+        log.error("%s about %s cannot be told, no journal takes it", event.event_type, event.ref.path, exc_info=True)
 
     def _add(self, events: Sequence[SubscriptionEvent]) -> None:
         self._waiting.extend(map(self._stamped, events))

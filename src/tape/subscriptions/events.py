@@ -33,13 +33,13 @@ def subscription_ref(path: str, subscription_id: int = 0) -> SubscriptionRef:
     return SubscriptionRef(path.rpartition("/")[2], path, subscription_id)
 
 
-class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True, rename={"ref": "about"}):
     """Something that happened to a subscription, or to a message of it.
 
     `execution_id` is the subscription's id, or that of the run that a message became.
     """
 
-    about: SubscriptionRef
+    ref: SubscriptionRef
     event_type: str
     status: str
     context: dict[str, Any]
@@ -53,7 +53,7 @@ class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True):
         """The entry for the journal, in the run of its execution."""
         trace = parse_traceparent(self.trace.traceparent) if self.trace else NO_TRACE
         payload = {
-            "subscription": self.about.path,
+            "subscription": self.ref.path,
             "execution_id": str(self.execution_id),
             "status": self.status,
             "emitter": self.emitter,
@@ -62,7 +62,7 @@ class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True):
             **self.context,
         }
         return Draft(
-            subject=subject.build("subscription", self.event_type.removeprefix("subscription."), self.about.name),
+            subject=subject.build("subscription", self.event_type.removeprefix("subscription."), self.ref.name),
             payload_json=to_json(payload),
             run_id=str(self.execution_id) if self.execution_id else "",
             trace_id=trace.trace_id,
@@ -79,7 +79,7 @@ class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True):
             "created_at": self.created_at,
             "context": self.context,
             "meta": {"emitter": self.emitter},
-            "subscription": self.about.path,
+            "subscription": self.ref.path,
         }
         return record | {"worker_id": self.worker_id} if self.worker_id else record
 
@@ -90,7 +90,7 @@ def stamped(event: SubscriptionEvent, worker_id: str) -> SubscriptionEvent:
 
 
 def _event(
-    about: SubscriptionRef,
+    ref: SubscriptionRef,
     verb: str,
     status: str,
     emitter: str,
@@ -99,11 +99,11 @@ def _event(
     trace: TraceContext | None = None,
 ) -> SubscriptionEvent:
     return SubscriptionEvent(
-        about=about,
+        ref=ref,
         event_type=f"subscription.{verb}",
         status=status,
         context=context,
-        execution_id=about.subscription_id if execution_id is None else execution_id,
+        execution_id=ref.subscription_id if execution_id is None else execution_id,
         emitter=emitter,
         trace=trace,
         created_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -114,19 +114,19 @@ Verb = Literal["registered", "activated", "paused", "resumed", "draining", "deac
 
 
 def lifecycle(
-    about: SubscriptionRef, verb: Verb, state: str, catalog_id: int, *, emitter: str = "control_plane"
+    ref: SubscriptionRef, verb: Verb, state: str, catalog_id: int, *, emitter: str = "control_plane"
 ) -> SubscriptionEvent:
     """A subscription was registered, activated, paused, resumed, set to drain or deactivated."""
     context = {
-        "subscription_id": str(about.subscription_id),
-        "path": about.path,
+        "subscription_id": str(ref.subscription_id),
+        "path": ref.path,
         "catalog_id": str(catalog_id),
     }
-    return _event(about, verb, state, emitter, context)
+    return _event(ref, verb, state, emitter, context)
 
 
 def directives_applied(
-    about: SubscriptionRef, plan: Plan, execution_id: int, *, emitter: str = "subscription_runtime"
+    ref: SubscriptionRef, plan: Plan, execution_id: int, *, emitter: str = "subscription_runtime"
 ) -> SubscriptionEvent:
     """Headers of a message changed how it is handled, or gave it a trace."""
     context = {
@@ -135,37 +135,37 @@ def directives_applied(
         "route_override": {"playbook": plan.playbook_override or None, "pool": plan.pool_override or None},
         "trace": msgspec.to_builtins(plan.trace),
     }
-    return _event(about, "message.directives_applied", "APPLIED", emitter, context, execution_id, plan.trace)
+    return _event(ref, "message.directives_applied", "APPLIED", emitter, context, execution_id, plan.trace)
 
 
-def deduplicated(about: SubscriptionRef, dedup_key: str, original: int, suppressed: int = 0) -> SubscriptionEvent:
+def deduplicated(ref: SubscriptionRef, dedup_key: str, original: int, suppressed: int = 0) -> SubscriptionEvent:
     """A message that came again within its window became no second run."""
     context = {
-        "subscription_id": str(about.subscription_id),
+        "subscription_id": str(ref.subscription_id),
         "dedup_key": dedup_key,
         "original_execution_id": str(original),
         "suppressed_execution_id": str(suppressed) if suppressed else "",
         "duplicate_suppressed": True,
     }
-    return _event(about, "message.deduplicated", "DEDUPLICATED", "control_plane", context, original)
+    return _event(ref, "message.deduplicated", "DEDUPLICATED", "control_plane", context, original)
 
 
 def rejected(
-    about: SubscriptionRef, reason: str, status_code: int, *, count: int = 1, emitter: str = "ingress"
+    ref: SubscriptionRef, reason: str, status_code: int, *, count: int = 1, emitter: str = "ingress"
 ) -> SubscriptionEvent:
     """Deliveries were refused, so many of them for the same reason within a second. No body and no secret is told."""
     context = {"reason": reason, "status_code": status_code, "count": count}
-    return _event(about, "message.rejected", "REJECTED", emitter, context)
+    return _event(ref, "message.rejected", "REJECTED", emitter, context)
 
 
-def received(about: SubscriptionRef, source: str, message_id: str, headers: dict[str, Any]) -> SubscriptionEvent:
+def received(ref: SubscriptionRef, source: str, message_id: str, headers: dict[str, Any]) -> SubscriptionEvent:
     """A message was fetched (in local mode)."""
-    context = {"subscription": about.path, "source": source, "message_id": message_id, "headers": headers}
-    return _event(about, "message.received", "RECEIVED", "subscribe_runtime", context)
+    context = {"subscription": ref.path, "source": source, "message_id": message_id, "headers": headers}
+    return _event(ref, "message.received", "RECEIVED", "subscribe_runtime", context)
 
 
 def local(
-    about: SubscriptionRef,
+    ref: SubscriptionRef,
     event_type: str,
     status: str,
     execution_id: int,
@@ -173,12 +173,12 @@ def local(
     trace: TraceContext | None = None,
 ) -> SubscriptionEvent:
     """What a process without a server tells of the playbooks that it runs itself."""
-    event = _event(about, "", status, "subscribe_runtime", context, execution_id, trace)
+    event = _event(ref, "", status, "subscribe_runtime", context, execution_id, trace)
     return msgspec.structs.replace(event, event_type=event_type)
 
 
 def rate_limited(
-    about: SubscriptionRef,
+    ref: SubscriptionRef,
     reason: str,
     max_in_flight: int | None,
     max_dispatch_per_sec: int | None,
@@ -194,41 +194,41 @@ def rate_limited(
         "action": action,
         "loss_safe": True,
     }
-    return _event(about, "rate_limited", "RATE_LIMITED", emitter, context)
+    return _event(ref, "rate_limited", "RATE_LIMITED", emitter, context)
 
 
 def source_lost(
-    about: SubscriptionRef, source: str, error: str, *, emitter: str = "subscription_runtime"
+    ref: SubscriptionRef, source: str, error: str, *, emitter: str = "subscription_runtime"
 ) -> SubscriptionEvent:
     """The source cannot be reached; it is tried again."""
-    return _event(about, "source.lost", "RECONNECTING", emitter, {"source": source, "error": error})
+    return _event(ref, "source.lost", "RECONNECTING", emitter, {"source": source, "error": error})
 
 
 def source_restored(
-    about: SubscriptionRef, source: str, outage_ms: int, *, emitter: str = "subscription_runtime"
+    ref: SubscriptionRef, source: str, outage_ms: int, *, emitter: str = "subscription_runtime"
 ) -> SubscriptionEvent:
     """The source can be reached again."""
-    return _event(about, "source.restored", "CONNECTED", emitter, {"source": source, "outage_ms": outage_ms})
+    return _event(ref, "source.restored", "CONNECTED", emitter, {"source": source, "outage_ms": outage_ms})
 
 
 SPOOL = "spool_runtime"
 
 
 def circuit_opened(
-    about: SubscriptionRef, downstream: str, consecutive_failures: int, trips: int, *, emitter: str = SPOOL
+    ref: SubscriptionRef, downstream: str, consecutive_failures: int, trips: int, *, emitter: str = SPOOL
 ) -> SubscriptionEvent:
     """A downstream failed too often: messages wait from now on."""
     context = {"downstream": downstream, "consecutive_failures": consecutive_failures, "trips": trips}
-    return _event(about, "circuit.opened", "OPEN", emitter, context)
+    return _event(ref, "circuit.opened", "OPEN", emitter, context)
 
 
-def circuit_closed(about: SubscriptionRef, downstream: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
+def circuit_closed(ref: SubscriptionRef, downstream: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
     """A downstream works again."""
-    return _event(about, "circuit.closed", "CLOSED", emitter, {"downstream": downstream})
+    return _event(ref, "circuit.closed", "CLOSED", emitter, {"downstream": downstream})
 
 
 def spooled(
-    about: SubscriptionRef,
+    ref: SubscriptionRef,
     message_id: str,
     recv_seq: int,
     spool_ref: str,
@@ -247,24 +247,24 @@ def spooled(
         "downstream": downstream,
         "reason": reason,
     }
-    return _event(about, "message.spooled", "SPOOLED", emitter, context)
+    return _event(ref, "message.spooled", "SPOOLED", emitter, context)
 
 
-def spool_draining(about: SubscriptionRef, pending: int, *, emitter: str = SPOOL) -> SubscriptionEvent:
+def spool_draining(ref: SubscriptionRef, pending: int, *, emitter: str = SPOOL) -> SubscriptionEvent:
     """What waits in the spool is being replayed."""
-    return _event(about, "spool.draining", "DRAINING", emitter, {"pending": pending})
+    return _event(ref, "spool.draining", "DRAINING", emitter, {"pending": pending})
 
 
 def spool_recovered(
-    about: SubscriptionRef, pending: int, recv_seq_high_water: int, backend: str, *, emitter: str = SPOOL
+    ref: SubscriptionRef, pending: int, recv_seq_high_water: int, backend: str, *, emitter: str = SPOOL
 ) -> SubscriptionEvent:
     """A runtime that starts found messages in the spool."""
     context = {"pending": pending, "recv_seq_high_water": recv_seq_high_water, "backend": backend}
-    return _event(about, "spool.recovered", "RECOVERED", emitter, context)
+    return _event(ref, "spool.recovered", "RECOVERED", emitter, context)
 
 
 def replayed(
-    about: SubscriptionRef, message_id: str, recv_seq: int, spool_ref: str, execution_id: int
+    ref: SubscriptionRef, message_id: str, recv_seq: int, spool_ref: str, execution_id: int
 ) -> SubscriptionEvent:
     """A message of the spool became a run."""
     context = {
@@ -273,11 +273,11 @@ def replayed(
         "spool_ref": spool_ref,
         "execution_id": str(execution_id),
     }
-    return _event(about, "message.replayed", "REPLAYED", "spool_drain", context, execution_id)
+    return _event(ref, "message.replayed", "REPLAYED", "spool_drain", context, execution_id)
 
 
 def dead_lettered(
-    about: SubscriptionRef,
+    ref: SubscriptionRef,
     message_id: str,
     recv_seq: int,
     spool_ref: str,
@@ -296,24 +296,22 @@ def dead_lettered(
         "reason": reason,
         **({} if message is None else {"message": message}),
     }
-    return _event(about, "message.dead_lettered", "DEAD_LETTERED", emitter, context)
+    return _event(ref, "message.dead_lettered", "DEAD_LETTERED", emitter, context)
 
 
 def dropped(
-    about: SubscriptionRef, message_id: str, downstream: str, reason: str, *, emitter: str = SPOOL
+    ref: SubscriptionRef, message_id: str, downstream: str, reason: str, *, emitter: str = SPOOL
 ) -> SubscriptionEvent:
     """A message was not kept: the spool is full, or there is none and its source will bring it no more."""
     context = {"message_id": message_id, "downstream": downstream, "reason": reason}
-    return _event(about, "message.dropped", "DROPPED", emitter, context)
+    return _event(ref, "message.dropped", "DROPPED", emitter, context)
 
 
-def spool_alert(
-    about: SubscriptionRef, downstream: str, spool_bytes: int, *, emitter: str = SPOOL
-) -> SubscriptionEvent:
+def spool_alert(ref: SubscriptionRef, downstream: str, spool_bytes: int, *, emitter: str = SPOOL) -> SubscriptionEvent:
     """The spool is larger than it should be."""
-    return _event(about, "spool.alert", "ALERT", emitter, {"downstream": downstream, "spool_bytes": spool_bytes})
+    return _event(ref, "spool.alert", "ALERT", emitter, {"downstream": downstream, "spool_bytes": spool_bytes})
 
 
-def quarantined(about: SubscriptionRef, spool_ref: str, reason: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
+def quarantined(ref: SubscriptionRef, spool_ref: str, reason: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
     """An item of the spool is torn or altered; it was put aside, not replayed."""
-    return _event(about, "spool.quarantined", "QUARANTINED", emitter, {"spool_ref": spool_ref, "reason": reason})
+    return _event(ref, "spool.quarantined", "QUARANTINED", emitter, {"spool_ref": spool_ref, "reason": reason})

@@ -1,4 +1,4 @@
-"""One message, whatever it came from: the same fields, the same headers, the same payload for its run."""
+"""A message of any source, in one form: id, body, headers, attributes, metadata; and the payload of its run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.brokers.source import Delivery
 from tape.subscriptions.document.spec import DispatchSpec, HeaderRule, HeadersSpec
 
-# A header has any number of values, in the order in which they came. Names are lower-case.
+# Header names in lower case; a header has any number of values, in wire order.
 HeaderMap = Mapping[str, tuple[str, ...]]
 
-# Keys of a payload that no message can replace.
+# Keys of a run's payload that the data of a message cannot replace.
 RESERVED = ("message", "subscription", "source")
 
 
 class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was received. Nothing of it was interpreted but the names of its headers.
+    """A message as received. Only the header names are normalized.
 
-    `attributes` is the source's own map of headers, untouched. `body` is None when the message has none, which a
-    playbook sees as null. `deliveries` counts this delivery too, as far as the source tells. `ordering_key` is the
-    source's (a Kafka key, a Pub/Sub ordering key). `ack_id` is set where it may be shown to a playbook.
+    `attributes` are the source's own headers, unchanged. `body` is None if the message has none; a playbook sees null.
+    `deliveries` counts deliveries of this message, this one included, if the source reports them. `ordering_key` is the
+    source's (Kafka key, Pub/Sub ordering key). `ack_id` is set only if a playbook may see it.
     """
 
     message_id: str
@@ -38,7 +39,7 @@ class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def data(self) -> Any:
-        """The body: parsed if it is JSON, else as text."""
+        """The body: parsed if it is JSON, else text."""
         return decode_body(self.body)
 
 
@@ -54,7 +55,7 @@ def receive(
     deliveries: int = 1,
     ack_id: str = "",
 ) -> SourceMessage:
-    """An envelope received now. `headers` are name and value in the order of the wire, names in any case."""
+    """A message received now. `headers` are name-value pairs in wire order, names in any case."""
     return SourceMessage(
         message_id=message_id,
         source=source,
@@ -69,8 +70,36 @@ def receive(
     )
 
 
+def message_of(source: str, delivery: Delivery, *, shows_receipt: bool = False) -> SourceMessage:
+    """The message of a broker's delivery. With `shows_receipt` a playbook sees the receipt as `ack_id`."""
+    return receive(
+        source,
+        delivery.message_id,
+        delivery.body,
+        delivery.headers,
+        attributes=_source_headers(delivery.headers),
+        metadata=dict(delivery.metadata),
+        ordering_key=delivery.ordering_key,
+        deliveries=delivery.deliveries,
+        ack_id=delivery.receipt if shows_receipt else "",
+    )
+
+
+def _source_headers(headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Headers by the name that the source uses: one value as text, several as a list."""
+    found: dict[str, Any] = {}
+    for name, value in headers:
+        if name not in found:
+            found[name] = value
+        elif isinstance(found[name], list):
+            found[name].append(value)
+        else:
+            found[name] = [found[name], value]
+    return found
+
+
 def normalize_headers(headers: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Headers by their name in ASCII lower case; the values of one name together, in order."""
+    """Headers by name in ASCII lower case, with all values of a name in order."""
     found: dict[str, tuple[str, ...]] = {}
     for name, value in headers:
         key = lower_ascii(name)
@@ -79,12 +108,12 @@ def normalize_headers(headers: Iterable[tuple[str, str]]) -> dict[str, tuple[str
 
 
 def lower_ascii(name: str) -> str:
-    """A header's name in lower case: ASCII letters only, so that no two names become one by accident of Unicode."""
+    """A header name with its ASCII letters in lower case: Unicode case rules would make one name of two."""
     return name.lower() if name.isascii() else name.encode(errors="replace").lower().decode()
 
 
 def decode_body(body: bytes | None) -> Any:
-    """What a body says: JSON if it parses, else its text, with a mark for each byte that is not UTF-8."""
+    """A body as data: JSON if it parses, else text with U+FFFD for each byte that is not UTF-8."""
     if body is None:
         return None
     try:
@@ -98,36 +127,36 @@ def decode_body(body: bytes | None) -> Any:
         return text
 
 
-def message_fields(envelope: SourceMessage, headers: HeadersSpec, data: Any) -> dict[str, Any]:
-    """The message as a playbook sees it: `id`, `data`, `headers`, `attributes`, `metadata` and perhaps `ack_id`."""
-    shown: HeaderMap = envelope.headers if headers.normalize else {}
-    attributes = envelope.attributes
+def message_fields(message: SourceMessage, headers: HeadersSpec, data: Any) -> dict[str, Any]:
+    """The message as a playbook sees it: `id`, `data`, `headers`, `attributes`, `metadata`, and `ack_id` if set."""
+    shown: HeaderMap = message.headers if headers.normalize else {}
+    attributes = message.attributes
     if headers.passthrough == "none":
         named = directive_headers(headers.directives)
         shown = {name: values for name, values in shown.items() if name in named}
         attributes = {name: value for name, value in attributes.items() if lower_ascii(name) in named}
-    message: dict[str, Any] = {
-        "id": envelope.message_id,
+    fields: dict[str, Any] = {
+        "id": message.message_id,
         "data": data,
         "headers": {name: values[0] if len(values) == 1 else list(values) for name, values in shown.items()},
         "attributes": attributes,
-        "metadata": envelope.metadata,
+        "metadata": message.metadata,
     }
-    if envelope.ack_id:
-        message["ack_id"] = envelope.ack_id
-    return message
+    if message.ack_id:
+        fields["ack_id"] = message.ack_id
+    return fields
 
 
 def directive_headers(rules: Iterable[HeaderRule]) -> frozenset[str]:
-    """The headers that rules are about, in lower case."""
+    """The headers that rules name, in lower case."""
     return frozenset(lower_ascii(rule.header) for rule in rules)
 
 
-def payload_of(envelope: SourceMessage, path: str, dispatch: DispatchSpec, headers: HeadersSpec) -> dict[str, Any]:
-    """The payload of the run that a message becomes: the message, and what `payload_from` selects at the top."""
-    data = envelope.data
-    message = message_fields(envelope, headers, data)
-    payload: dict[str, Any] = {"message": message, "subscription": path, "source": envelope.source}
+def payload_of(message: SourceMessage, path: str, dispatch: DispatchSpec, headers: HeadersSpec) -> dict[str, Any]:
+    """The payload of the message's run: the message, and at the top level what `payload_from` selects."""
+    data = message.data
+    fields = message_fields(message, headers, data)
+    payload: dict[str, Any] = {"message": fields, "subscription": path, "source": message.source}
     selected: Any
     match dispatch.payload_from:
         case "message.json":
@@ -135,7 +164,7 @@ def payload_of(envelope: SourceMessage, path: str, dispatch: DispatchSpec, heade
         case "message.body":
             selected = data if isinstance(data, str) else msgspec.json.encode(data).decode()
         case "message.attributes":
-            selected = message["attributes"]
+            selected = fields["attributes"]
     if isinstance(selected, dict):
         payload |= {name: value for name, value in selected.items() if name not in RESERVED}
     else:

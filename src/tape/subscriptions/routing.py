@@ -87,14 +87,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.decode(text, type=cls)
 
 
-def resolve(subscription: Subscription, envelope: SourceMessage) -> Plan:
+def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
     """The plan for a message: what the subscription says, changed by those headers that its rules allow to."""
     spec = subscription.spec
     chosen: dict[str, str] = {}
     priority_pool = ""
     applied: list[AppliedHeader] = []
     for rule in spec.headers.directives:
-        value = _value(envelope, rule.header)
+        value = _value(message, rule.header)
         if value is None or (effect := _effect(rule, value)) is None:
             continue
         applied.append(AppliedHeader(lower_ascii(rule.header), rule.controls, effect))
@@ -106,16 +106,16 @@ def resolve(subscription: Subscription, envelope: SourceMessage) -> Plan:
     playbook = chosen.get("dispatch.playbook", "")
     pool = chosen.get("dispatch.execution_pool", "") or priority_pool
     key, content_type = chosen.get("idempotency_key", ""), chosen.get("content_type", "")
-    payload = payload_of(envelope, subscription.path, spec.dispatch, spec.headers)
+    payload = payload_of(message, subscription.path, spec.dispatch, spec.headers)
     if "idempotency_key" in chosen:
         payload["idempotency_key"] = key
     if "content_type" in chosen:
         payload["content_type"] = content_type
-    dedup = DedupKey(_storable(key or envelope.message_id), spec.dedup.window_secs) if spec.dedup.enabled else None
+    dedup = DedupKey(_storable(key or message.message_id), spec.dedup.window_secs) if spec.dedup.enabled else None
     return Plan(
         subscription=subscription.path,
         source=spec.source,
-        message_id=envelope.message_id,
+        message_id=message.message_id,
         playbook=playbook or spec.dispatch.playbook,
         payload=payload,
         pool=pool or spec.dispatch.execution_pool,
@@ -125,16 +125,16 @@ def resolve(subscription: Subscription, envelope: SourceMessage) -> Plan:
         idempotency_key=key,
         content_type=content_type,
         schema_hint=chosen.get("schema_hint", ""),
-        ordering_key=_lane(envelope, payload, spec.spool.ordering_key),
+        ordering_key=_lane(message, payload, spec.spool.ordering_key),
         dedup=dedup,
-        trace=_trace(spec.headers.trace, envelope),
+        trace=_trace(spec.headers.trace, message),
         applied=tuple(applied),
     )
 
 
-def _value(envelope: SourceMessage, header: str) -> str | None:
+def _value(message: SourceMessage, header: str) -> str | None:
     """The value of a header that counts: the last one."""
-    values = envelope.headers.get(lower_ascii(header))
+    values = message.headers.get(lower_ascii(header))
     return values[-1] if values else None
 
 
@@ -155,27 +155,27 @@ def _storable(key: str) -> str:
     return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
-def _lane(envelope: SourceMessage, payload: dict[str, Any], name: str) -> str:
+def _lane(message: SourceMessage, payload: dict[str, Any], name: str) -> str:
     """The lane whose order a replay keeps: a header, else a field of the message, else the source's key."""
     if not name:
-        return envelope.ordering_key
-    if (value := _value(envelope, name)) is not None:
+        return message.ordering_key
+    if (value := _value(message, name)) is not None:
         return value
     data = payload["message"]["data"]
     field = data.get(name) if isinstance(data, dict) else None
     if isinstance(field, str | int) and not isinstance(field, bool):
         return str(field)
-    return envelope.ordering_key
+    return message.ordering_key
 
 
-def _trace(rules: TraceSpec, envelope: SourceMessage) -> TraceContext | None:
+def _trace(rules: TraceSpec, message: SourceMessage) -> TraceContext | None:
     if rules.propagate != "w3c":
         return None
-    parent = _value(envelope, "traceparent") or ""
+    parent = _value(message, "traceparent") or ""
     trace = TraceContext(
         traceparent=parent if _TRACEPARENT.fullmatch(parent) else "",
-        tracestate=_value(envelope, "tracestate") or "",
-        baggage=_baggage(_value(envelope, "baggage") or "", rules.baggage_allowlist),
+        tracestate=_value(message, "tracestate") or "",
+        baggage=_baggage(_value(message, "baggage") or "", rules.baggage_allowlist),
     )
     return trace if trace != TraceContext() else None
 

@@ -16,8 +16,7 @@ from tape.playbooks.templates import is_template
 from tape.playbooks.tools import ToolCall
 from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
 from tape.subscriptions.document.spec import CONNECTION_KEYS, MAX_BATCH, HeadersSpec
-from tape.subscriptions.message import message_fields
-from tape.subscriptions.received import message_of
+from tape.subscriptions.message import message_fields, message_of
 from tape.subscriptions.runtime.assembly import Reveal
 
 OPERATIONS = ("poll", "ack", "nack", "term")
@@ -50,7 +49,7 @@ class SubscriptionTool:
 
     def check(self, fields: Fields) -> None:
         """A source that is known, an operation, and the keys of a connection."""
-        fields.place.mapping(*_OWN_KEYS, *CONNECTION_KEYS, "options", "service_account")
+        fields.node.mapping(*_OWN_KEYS, *CONNECTION_KEYS, "options", "service_account")
         for name, allowed, default in (("source", known_sources(), None), ("operation", (*OPERATIONS, "nak"), "poll")):
             given = fields.text(name) if default is None else fields.text(name, default)
             if given and not is_template(given):
@@ -200,9 +199,9 @@ def ack_mode(given: Any) -> AckMode:
 
 
 def _shown(source: str, delivery: Delivery, shows_receipt: bool) -> dict[str, Any]:
-    envelope = message_of(source, delivery, shows_receipt=shows_receipt)
-    data = "" if envelope.body == b"" else envelope.data
-    return message_fields(envelope, HeadersSpec(), data)
+    message = message_of(source, delivery, shows_receipt=shows_receipt)
+    data = "" if message.body == b"" else message.data
+    return message_fields(message, HeadersSpec(), data)
 
 
 def _polled(source: str, mode: AckMode, fetched: dict[str, Any], *, is_acked: bool, shows_ids: bool) -> dict[str, Any]:

@@ -83,11 +83,11 @@ def test_a_target_is_routed_to_the_downstream_of_its_name_else_default_else_the_
 
 
 def test_transitions_are_told_once_each() -> None:
-    told: list[CircuitTransition] = []
-    circuits = Circuits(["db"], trip_after=2, probe_after_ms=10, changed=told.append)
+    emitted: list[CircuitTransition] = []
+    circuits = Circuits(["db"], trip_after=2, probe_after_ms=10, changed=emitted.append)
     for succeeded in (False, False, False, True, True):
         circuits.record("db", succeeded=succeeded, now_ms=1)
-    assert told == [
+    assert emitted == [
         CircuitTransition("db", CircuitPhase.OPEN, 2, 1),
         CircuitTransition("db", CircuitPhase.CLOSED, 0, 1),
     ]

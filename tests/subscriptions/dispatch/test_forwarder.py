@@ -29,7 +29,7 @@ from tape.subscriptions.spool.spool import Spool
 from tests.objects import free_ports
 from tests.subscriptions.specs import subscription
 
-ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
+REF = SubscriptionRef("orders", "subscriptions/orders", 7)
 _WAITING = {"mode": "buffer_and_ack", "backend": "memory", "ordering_key": "lane"}
 
 
@@ -48,7 +48,7 @@ class World:
         self.away: set[str] = set()
         self.runs: list[str] = []
         self.seen: dict[str, int] = {}
-        self.told: list[SubscriptionEvent] = []
+        self.emitted: list[SubscriptionEvent] = []
         self.now = 1_000_000
         self.calls = 0
         self.windows: list[int] = []
@@ -58,13 +58,13 @@ class World:
         spool = None
         if spec.mode != "off":
             place = BucketBackend(self.store, "s", "memory")
-            spool = Spool(ABOUT, "nats", place, rules_of(self.subscription), tell=self.tell, now_ms=lambda: self.now)
+            spool = Spool(REF, "nats", place, rules_of(self.subscription), emit=self.emit, now_ms=lambda: self.now)
         forwarder = Forwarder(
             self.subscription,
-            ABOUT,
+            REF,
             self.dispatch,
             spool=spool,
-            tell=self.tell,
+            emit=self.emit,
             redelivers=redelivers,
             now_ms=lambda: self.now,
         )
@@ -90,15 +90,15 @@ class World:
             self.seen[plan.dedup.key] = len(self.runs)
         return RunDispatchResult("started", len(self.runs))
 
-    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
-        self.told += events
+    async def emit(self, events: Sequence[SubscriptionEvent]) -> None:
+        self.emitted += events
 
     def message(self, name: str, lane: str = "a") -> tuple[SourceMessage, Plan]:
-        envelope = receive("nats", name, b'{"v": 1}', [("lane", lane)])
-        return envelope, resolve(self.subscription, envelope)
+        message = receive("nats", name, b'{"v": 1}', [("lane", lane)])
+        return message, resolve(self.subscription, message)
 
     def types(self) -> list[str]:
-        return [event.event_type.removeprefix("subscription.") for event in self.told]
+        return [event.event_type.removeprefix("subscription.") for event in self.emitted]
 
 
 async def test_while_all_is_well_messages_become_runs_and_nothing_is_written() -> None:
@@ -106,7 +106,7 @@ async def test_while_all_is_well_messages_become_runs_and_nothing_is_written() -
     forwarder = await world.begin()
     answers = await forwarder.forward([world.message("m0"), world.message("m1", "b")])
     assert [answer.outcome for answer in answers] == ["started", "started"]
-    assert (world.runs, world.told, world.calls) == (["m0", "m1"], [], 1)
+    assert (world.runs, world.emitted, world.calls) == (["m0", "m1"], [], 1)
     assert forwarder.may_fetch() is None
 
 
@@ -178,12 +178,12 @@ async def test_whatever_goes_wrong_with_the_spool_it_is_looked_after_again(caplo
     forwarder = await world.begin()
     await forwarder.forward([world.message("m0")])
     assert forwarder.spool is not None
-    sound, failures = forwarder.spool.expire, iter([ZeroDivisionError("a fault of ours")])
+    load_intact, failures = forwarder.spool.expire, iter([ZeroDivisionError("a fault of ours")])
 
     async def expire() -> int:
         for failure in failures:
             raise failure
-        return await sound()
+        return await load_intact()
 
     forwarder.spool.expire = expire  # type: ignore[method-assign]
     world.is_up = True
@@ -246,15 +246,15 @@ async def test_a_probe_that_never_left_is_not_waited_for() -> None:
         await forwarder.forward([world.message(f"m{n}")])
     world.is_up, world.now = True, world.now + 1000
     assert forwarder.spool is not None
-    told = forwarder.spool.tell
+    emitted = forwarder.spool.emit
 
     async def fails(events: Sequence[SubscriptionEvent]) -> None:
         raise SpoolUnavailable("no space left")
 
-    forwarder.spool.tell = fails  # the drain cannot say that it begins, and its probe stays where it is
+    forwarder.spool.emit = fails  # the drain cannot say that it begins, and its probe stays where it is
     with pytest.raises(SpoolUnavailable):
         await forwarder.drain()
-    forwarder.spool.tell = told
+    forwarder.spool.emit = emitted
     while (await forwarder.drain()).remaining:
         pass
     assert world.runs == ["m1", "m2"]
@@ -358,8 +358,8 @@ async def test_without_a_spool_what_a_source_brings_no_more_is_told() -> None:
     await forwarder.forward([world.message("m0")], [Patience(1)])
     assert world.types() == []
     await forwarder.forward([world.message("m0")], [Patience(0)])
-    (told,) = [event.context for event in world.told if event.event_type.endswith("message.dropped")]
-    assert (told["message_id"], told["reason"]) == ("m0", "source_gives_up")
+    (emitted,) = [event.context for event in world.emitted if event.event_type.endswith("message.dropped")]
+    assert (emitted["message_id"], emitted["reason"]) == ("m0", "source_gives_up")
 
 
 async def test_hybrid_buffers_at_once_what_its_source_would_not_bring_again() -> None:
@@ -398,11 +398,11 @@ async def test_a_replay_that_was_dispatched_but_not_removed_makes_no_second_run(
     async def dies(events: Sequence[SubscriptionEvent]) -> None:
         if any(event.event_type.endswith("message.replayed") for event in events):
             raise ConnectionError("killed between the dispatch and the removal")
-        world.told.extend(events)
+        world.emitted.extend(events)
 
     again = await world.begin()
     assert again._spool is not None
-    again._spool.tell = dies
+    again._spool.emit = dies
     with pytest.raises(ConnectionError):
         await again.drain()
     last = await world.begin()
@@ -560,13 +560,13 @@ async def test_prometheus_is_told_what_the_journal_is(tmp_path: Path) -> None:
     async def dispatch(plans: Sequence[Plan]) -> list[RunDispatchResult]:
         return [RunDispatchResult("started", 1) if is_up else RunDispatchResult("unavailable")] * len(plans)
 
-    async def tell(told: Sequence[SubscriptionEvent]) -> None:
+    async def emit(emitted: Sequence[SubscriptionEvent]) -> None:
         """Nobody listens."""
 
-    forwarder = forwarder_of(wanted, ABOUT, dispatch, tell, metrics=metrics)
+    forwarder = forwarder_of(wanted, REF, dispatch, emit, metrics=metrics)
     await forwarder.start()
-    envelope = receive("nats", "m0", b"{}")
-    await forwarder.forward([(envelope, resolve(wanted, envelope))])
+    message = receive("nats", "m0", b"{}")
+    await forwarder.forward([(message, resolve(wanted, message))])
     page = metrics.render().decode()
     assert 'tape_subscription_spooled_total{source="nats"} 1.0' in page
     assert 'tape_subscription_circuit_transitions_total{downstream="default",transition="opened"} 1.0' in page

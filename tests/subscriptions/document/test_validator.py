@@ -122,8 +122,8 @@ spec:
 
 def test_a_sentence_that_names_its_field_ends_with_the_value() -> None:
     twice = "spool: {circuit: {downstream: [{name: a, type: passive}, {name: a, type: passive}]}}"
-    told = problems(nats(f"dedup: {{enabled: 1, window_secs: 0}}\n{twice}\n"))
-    assert [str(each).partition(": ")[2] for each in told] == [
+    emitted = problems(nats(f"dedup: {{enabled: 1, window_secs: 0}}\n{twice}\n"))
+    assert [str(each).partition(": ")[2] for each in emitted] == [
         "subscription 'dedup.enabled' must be a boolean, got 1.",
         "subscription 'dedup.window_secs' must be a positive integer, got 0.",
         "spool.circuit.downstream name 'a' is duplicated.",

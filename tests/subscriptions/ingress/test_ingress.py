@@ -79,7 +79,7 @@ class Door:
 
     def __init__(self, *listeners: Listener, **options: Any) -> None:
         self.taken: list[AdmittedMessage] = []
-        self.told: list[SubscriptionEvent] = []
+        self.emitted: list[SubscriptionEvent] = []
         self.error: TapeError | None = None
         self.answer = RunDispatchResult("started", 4711)
         self.go = asyncio.Event()
@@ -87,7 +87,7 @@ class Door:
         self.waiting = 0
         self.metrics = Metrics()
         self.known = Known(*listeners)
-        self.ingress = Ingress(Listeners(self.known, 30), self.take, self.tell, self.metrics, **options)
+        self.ingress = Ingress(Listeners(self.known, 30), self.take, self.emit, self.metrics, **options)
 
     @property
     def plans(self) -> list[Plan]:
@@ -107,8 +107,8 @@ class Door:
         while self.waiting < count:
             await asyncio.sleep(0)
 
-    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
-        self.told += events
+    async def emit(self, events: Sequence[SubscriptionEvent]) -> None:
+        self.emitted += events
 
     async def post(
         self, body: bytes = b"{}", headers: list[tuple[bytes, bytes]] | None = None, name: str = "orders"
@@ -182,7 +182,7 @@ async def test_what_is_not_proven_is_never_parsed(
 async def test_with_verification_the_same_delivery_is_parsed() -> None:
     found = await admit(push(), IssuerKeys(), PushDelivery(signed(b"[1]", x_route="domain/fraud"), b"[1]"))
     assert isinstance(found, AdmittedMessage)
-    assert (found.envelope.body, found.plan.payload["body"], found.plan.playbook_override) == (
+    assert (found.message.body, found.plan.payload["body"], found.plan.playbook_override) == (
         b"[1]",
         [1],
         "domain/fraud",
@@ -250,7 +250,7 @@ async def test_a_signed_id_counts_before_one_that_anybody_can_write() -> None:
     found = await admit(listener, IssuerKeys(), PushDelivery(headers, b"{}", 1700000000))
     assert isinstance(found, AdmittedMessage)
     assert found.plan.message_id == "msg_1"
-    assert "webhook-signature" not in found.envelope.headers
+    assert "webhook-signature" not in found.message.headers
 
 
 async def test_an_empty_body_is_null_text_is_text_and_headers_that_are_no_text_are_left_out() -> None:
@@ -259,7 +259,7 @@ async def test_an_empty_body_is_null_text_is_text_and_headers_that_are_no_text_a
     headers = [*signed(b""), (b"x-bad", b"\xff\xfe"), (b"x-tab", b"a\tb"), (b"x-bell", b"\x07")]
     found = await admit(push(), IssuerKeys(), PushDelivery(headers, b""))
     assert isinstance(found, AdmittedMessage)
-    assert found.envelope.headers == {"x-tab": ("a\tb",)}
+    assert found.message.headers == {"x-tab": ("a\tb",)}
 
 
 def pubsub(**message: Any) -> bytes:
@@ -278,7 +278,7 @@ async def test_a_push_of_pubsub_is_unwrapped_and_its_attributes_are_its_headers(
     message = found.plan.payload["message"]
     assert message["headers"] == {"x-route": "domain/fraud", "region": "eu"}
     assert (message["attributes"], message["metadata"]) == (attributes, {"source": "pubsub", "mode": "push"})
-    assert (found.envelope.ordering_key, found.envelope.deliveries) == ("o1", 3)
+    assert (found.message.ordering_key, found.message.deliveries) == ("o1", 3)
 
 
 @pytest.mark.parametrize(
@@ -324,17 +324,17 @@ async def test_every_refusal_has_its_status_its_word_and_its_count() -> None:
     for _ in range(3):
         await door.post(headers=wire())
     await door.ingress.close()
-    told: Counter[tuple[str, str, int]] = Counter()
-    for event in door.told:
-        told[event.about.path, event.context["reason"], event.context["status_code"]] += event.context["count"]
-    assert told == {
+    emitted: Counter[tuple[str, str, int]] = Counter()
+    for event in door.emitted:
+        emitted[event.ref.path, event.context["reason"], event.context["status_code"]] += event.context["count"]
+    assert emitted == {
         ("unknown", "unknown_listener", 404): 1,
         ("subscriptions/gone", "unknown_listener", 404): 1,
         ("subscriptions/paused", "paused", 503): 1,
         ("subscriptions/draining", "draining", 503): 1,
         ("subscriptions/orders", "missing_signature", 401): 3,
     }
-    assert {event.event_type for event in door.told} == {"subscription.message.rejected"}
+    assert {event.event_type for event in door.emitted} == {"subscription.message.rejected"}
     assert door.count("rejected", subscription="orders", reason="missing_signature") == 3
     assert door.count("rejected", subscription="unknown", reason="unknown_listener") == 1
     assert door.plans == []
@@ -345,8 +345,8 @@ async def test_strangers_make_no_time_series_and_no_events_of_their_own() -> Non
     for n in range(2_000):
         await door.post(name=f"stranger-{n}")
     await door.ingress.close()
-    assert sum(event.context["count"] for event in door.told) == 2_000
-    assert len(door.told) <= 3
+    assert sum(event.context["count"] for event in door.emitted) == 2_000
+    assert len(door.emitted) <= 3
     assert len(next(iter(door.metrics.ingress_received.collect())).samples) <= 4
 
 
@@ -358,12 +358,12 @@ async def test_refusals_that_cannot_be_told_are_told_later() -> None:
         has_failed.set()
         raise StoreUnavailable("away")
 
-    tell, door.ingress._rejections._tell = door.tell, fails
+    emit, door.ingress._rejections._emit = door.emit, fails
     await door.post(headers=wire())
     await has_failed.wait()
-    door.ingress._rejections._tell = tell
+    door.ingress._rejections._emit = emit
     await door.ingress.close()
-    assert [event.context["count"] for event in door.told] == [1]
+    assert [event.context["count"] for event in door.emitted] == [1]
 
 
 async def test_when_listeners_cannot_be_looked_up_the_sender_comes_again() -> None:
@@ -386,7 +386,7 @@ async def test_what_waits_in_a_spool_is_accepted_without_a_run() -> None:
     door.answer = RunDispatchResult("spooled")
     answer = await door.post(b'{"n": 1}', signed(b'{"n": 1}', x_message_id="m1"))
     assert answer == IngressResponse(202, {"status": "accepted", "spooled": True, "message_id": "m1"})
-    assert door.taken[0].envelope.body == b'{"n": 1}'
+    assert door.taken[0].message.body == b'{"n": 1}'
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────
@@ -450,7 +450,7 @@ async def test_more_than_the_subscription_takes_is_told_to_come_back_and_the_jou
     answers = [await door.post() for _ in range(5)]
     assert [answer.status for answer in answers] == [202, 202, 429, 429, 429]
     assert (answers[-1].body["reason"], answers[-1].retry_after_s) == ("dispatch_rate", 1)
-    (limited,) = [event for event in door.told if event.event_type == "subscription.rate_limited"]
+    (limited,) = [event for event in door.emitted if event.event_type == "subscription.rate_limited"]
     assert (limited.context["reason"], limited.context["action"]) == ("dispatch_rate", "answered_429")
     # Who cannot sign does not use up what the others may send.
     door = Door(push(limits={"max_dispatch_per_sec": 1}))

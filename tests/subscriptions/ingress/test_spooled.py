@@ -52,7 +52,7 @@ class Replays:
         return [RunDispatchResult("unavailable")] * len(plans)
 
 
-async def tell(events: Sequence[SubscriptionEvent]) -> None:
+async def emit(events: Sequence[SubscriptionEvent]) -> None:
     pass
 
 
@@ -72,9 +72,9 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
         asked += 1
         raise SecretNotFound(f"The wallet has no secret {alias!r}.")
 
-    before = SpoolingDispatch(away, Replays, tell, reveal, Metrics())
-    envelope = SourceMessage(message_id="m1", source="webhook", body=b"{}")
-    kept = await before(good, AdmittedMessage(envelope, resolve(good.subscription, envelope)))
+    before = SpoolingDispatch(away, Replays, emit, reveal, Metrics())
+    message = SourceMessage(message_id="m1", source="webhook", body=b"{}")
+    kept = await before(good, AdmittedMessage(message, resolve(good.subscription, message)))
     assert (kept.outcome, kept.is_durable) == ("spooled", True)
     await before.close()
 
@@ -87,12 +87,12 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
             return [RunDispatchResult("started", 8)] * len(plans)
 
     caplog.set_level(logging.WARNING, "tape.subscriptions.ingress.spooled")
-    after = SpoolingDispatch(away, Replaying, tell, reveal, Metrics())
+    after = SpoolingDispatch(away, Replaying, emit, reveal, Metrics())
     after.recover(Known(broken, good))
     async with asyncio.timeout(120):
         assert await replayed.get() == "m1"
         while asked < 3:
             await asyncio.sleep(0.01)
     await after.close()
-    told = [record.getMessage() for record in caplog.records if "cannot be looked at" in record.getMessage()]
-    assert told == ["The spool of broken cannot be looked at yet, trying again: The wallet has no secret 'not_set'."]
+    emitted = [record.getMessage() for record in caplog.records if "cannot be looked at" in record.getMessage()]
+    assert emitted == ["The spool of broken cannot be looked at yet, trying again: The wallet has no secret 'not_set'."]

@@ -63,24 +63,24 @@ class Scene:
         self.is_up = False
         self.refuses = False
         self.runs: list[int] = []
-        self.told: list[SubscriptionEvent] = []
-        about, metrics, reporting = (
+        self.emitted: list[SubscriptionEvent] = []
+        ref, metrics, reporter = (
             SubscriptionRef("orders", "subscriptions/orders", 7),
             Metrics(),
             EventReporter(self._write),
         )
         self.runtime = Runtime(
             subscription,
-            about,
+            ref,
             open_source("nats", {"url": spec["url"], "stream": name, "consumer": "readers"}),
-            forwarder_of(subscription, about, self._dispatch, reporting.write, metrics=metrics),
-            reporting=reporting,
+            forwarder_of(subscription, ref, self._dispatch, reporter.write, metrics=metrics),
+            reporter=reporter,
             metrics=metrics,
             backoff=SOON,
         )
 
-    async def _write(self, told: Sequence[SubscriptionEvent]) -> None:
-        self.told += told
+    async def _write(self, emitted: Sequence[SubscriptionEvent]) -> None:
+        self.emitted += emitted
 
     async def _dispatch(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         if self.refuses:
@@ -91,7 +91,7 @@ class Scene:
         return [RunDispatchResult("started", 1)] * len(plans)
 
     def contexts(self, verb: str) -> list[dict[str, Any]]:
-        return [event.context for event in self.told if event.event_type == f"subscription.{verb}"]
+        return [event.context for event in self.emitted if event.event_type == f"subscription.{verb}"]
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(120):

@@ -43,33 +43,33 @@ class Stage:
         self.subscription = parse_subscription(json.dumps(document))
         self.source = MemorySource()
         self.plans: list[Plan] = []
-        self.told: list[SubscriptionEvent] = []
+        self.emitted: list[SubscriptionEvent] = []
         self.state = "ACTIVE"
         self.answer: Callable[[Plan], RunDispatchResult] = lambda plan: RunDispatchResult("started", len(self.plans))
         self.gate = asyncio.Event()
         self.gate.set()
         self.can_tell = True
         self.max_bytes = 1 << 20
-        about = SubscriptionRef("orders", "subscriptions/orders", 7)
+        ref = SubscriptionRef("orders", "subscriptions/orders", 7)
         self.metrics = Metrics()
-        reporting = EventReporter(self._write, "here")
+        reporter = EventReporter(self._write, "here")
         self.runtime = Runtime(
             self.subscription,
-            about,
+            ref,
             self.source,
-            forwarder_of(self.subscription, about, self._dispatch, reporting.tell, metrics=self.metrics),
-            reporting=reporting,
+            forwarder_of(self.subscription, ref, self._dispatch, reporter.emit, metrics=self.metrics),
+            reporter=reporter,
             metrics=self.metrics,
             state=lambda: self.state,
             backoff=SOON,
         )
 
-    async def _write(self, told: Sequence[SubscriptionEvent]) -> None:
+    async def _write(self, emitted: Sequence[SubscriptionEvent]) -> None:
         if not self.can_tell:
             raise ServerUnreachable("away")
-        if any(len(json.dumps(event.context)) > self.max_bytes for event in told):
+        if any(len(json.dumps(event.context)) > self.max_bytes for event in emitted):
             raise PayloadTooLarge("payload_json has too many bytes")
-        self.told += told
+        self.emitted += emitted
 
     async def _dispatch(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         await self.gate.wait()
@@ -81,7 +81,7 @@ class Stage:
 
     @property
     def verbs(self) -> list[str]:
-        return [event.event_type.removeprefix("subscription.") for event in self.told]
+        return [event.event_type.removeprefix("subscription.") for event in self.emitted]
 
     @property
     def bodies(self) -> list[Any]:
@@ -184,12 +184,12 @@ async def test_a_message_that_is_refused_time_and_again_is_a_dead_letter_and_tol
         await until(lambda: stage.source.unsettled == 0)
     assert stage.bodies.count(1) == MAX_DELIVERIES
     assert stage.bodies.count(2) == 1
-    (letter,) = [event for event in stage.told if event.event_type == "subscription.message.dead_lettered"]
+    (letter,) = [event for event in stage.emitted if event.event_type == "subscription.message.dead_lettered"]
     assert letter.context["attempts"] == MAX_DELIVERIES
     assert "Playbook not found" in letter.context["reason"]
     assert letter.context["message"]["data"] == 1
     assert letter.context["message"]["headers"] == {"x-kind": "poison"}
-    assert (letter.about.subscription_id, letter.worker_id) == (7, "here")
+    assert (letter.ref.subscription_id, letter.worker_id) == (7, "here")
 
 
 async def test_a_dead_letter_that_cannot_be_told_keeps_its_message() -> None:
@@ -214,7 +214,7 @@ async def test_a_letter_that_no_journal_can_hold_is_given_up_only_where_the_sour
         stage.source.publish(b'"' + b"x" * 5_000 + b'"')
         async with playing(stage):
             await until(lambda stage=stage: len(stage.plans) > MAX_DELIVERIES + 2 or stage.source.unsettled == 0)
-        (letter,) = stage.told
+        (letter,) = stage.emitted
         assert (letter.context["message"]["data"], letter.context["message"]["bytes"]) == (None, 5_002)
         assert stage.source.unsettled == (0 if keeps_settled else 1)
 
@@ -268,11 +268,11 @@ async def test_events_that_nobody_takes_wait_in_their_order() -> None:
     stage.can_tell = False
     stage.source.is_down = True
     async with playing(stage):
-        await until(lambda: stage.runtime._reporting._waiting)
+        await until(lambda: stage.runtime._reporter._waiting)
         stage.source.is_down = False
         stage.source.publish(b"1")
         await until(lambda: stage.source.unsettled == 0)
-        assert stage.told == []
+        assert stage.emitted == []
         stage.can_tell = True
         await until(lambda: stage.verbs == ["source.lost", "source.restored"])
 
@@ -314,11 +314,11 @@ async def test_limits_hold_messages_at_their_source_and_are_told_when_they_begin
         stage.source.publish(str(number).encode())
     async with playing(stage):
         await until(lambda: "rate_limited" in stage.verbs)
-        assert stage.runtime.governor.in_flight == 3
+        assert stage.runtime.limiter.in_flight == 3
         stage.gate.set()
         await until(lambda: stage.source.unsettled == 0)
     assert stage.bodies == list(range(10))
-    assert stage.told[0].context["reason"] == "max_in_flight"
+    assert stage.emitted[0].context["reason"] == "max_in_flight"
 
 
 async def test_a_bounded_drain_ends_when_the_source_is_empty() -> None:

@@ -243,10 +243,10 @@ async def test_a_playbook_that_does_not_exist_makes_a_dead_letter_not_a_loss(
     await subscribe(server, rig, dispatch={"playbook": "domain/nowhere"})
     await rig.feed(b'{"n": 1}')
 
-    async def is_told() -> bool:
+    async def has_emitted_start() -> bool:
         return bool(await entries(server, "message.dead_lettered"))
 
-    await until(is_told)
+    await until(has_emitted_start)
     (letter,) = await entries(server, "message.dead_lettered")
     assert (letter["message"]["data"], letter["attempts"]) == ({"n": 1}, 2)
     assert "Playbook not found: domain/nowhere" in letter["reason"]

@@ -30,19 +30,19 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture(params=["disk", "memory", "s3", "nats"])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SpoolBackend]:
-    place: SpoolBackend
+    backend: SpoolBackend
     match request.param:
         case "disk":
-            place = DiskBackend(tmp_path / "spool")
+            backend = DiskBackend(tmp_path / "spool")
         case "memory":
             from obstore.store import MemoryStore
 
-            place = BucketBackend(MemoryStore(), "subscriptions/orders", "memory")
+            backend = BucketBackend(MemoryStore(), "subscriptions/orders", "memory")
         case "s3":
             server = request.getfixturevalue("s3_server")
-            place = BucketBackend(server.store("spool"), f"subscriptions/{uuid.uuid4().hex}", "s3://spool")
+            backend = BucketBackend(server.store("spool"), f"subscriptions/{uuid.uuid4().hex}", "s3://spool")
         case _:
             server = request.getfixturevalue("nats_server")
-            place = NatsBackend(f"spool_{uuid.uuid4().hex}", servers=f"nats://{server.address}")
-    yield place
-    await place.close()
+            backend = NatsBackend(f"spool_{uuid.uuid4().hex}", servers=f"nats://{server.address}")
+    yield backend
+    await backend.close()

@@ -60,9 +60,9 @@ async def test_deleting_twice_is_no_error(backend: SpoolBackend) -> None:
 
 
 async def test_a_folder_shows_nothing_of_a_write_that_did_not_finish(tmp_path: Path) -> None:
-    place = DiskBackend(tmp_path)
+    backend = DiskBackend(tmp_path)
     (tmp_path / f".{keys(1)[0]}.tmp").write_bytes(b"half")
-    assert await place.page(Area.LIVE, "", 10) == []
+    assert await backend.page(Area.LIVE, "", 10) == []
 
 
 async def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ async def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 async def test_a_full_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
-    place = DiskBackend(tmp_path)
+    backend = DiskBackend(tmp_path)
     (tmp_path / ".b.tmp").symlink_to("/dev/full")
     with pytest.raises(SpoolUnavailable, match="No space left"):
-        await place.put(Area.LIVE, [("a", b"1"), ("b", b"2")])
-    assert await place.page(Area.LIVE, "", 10) == []
+        await backend.put(Area.LIVE, [("a", b"1"), ("b", b"2")])
+    assert await backend.page(Area.LIVE, "", 10) == []
     assert list(tmp_path.iterdir()) == []

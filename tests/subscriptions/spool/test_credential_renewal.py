@@ -34,9 +34,9 @@ def keys(server: S3Server, secret: str = SECRET) -> dict[str, str]:
 
 async def test_what_an_expired_credential_refuses_is_done_with_the_new_one(s3_server: S3Server) -> None:
     wallet = Wallet(keys(s3_server))
-    place = RenewingBackend(SPEC, "subscriptions/orders", keys(s3_server, "expired"), wallet)
-    await place.put(Area.LIVE, [("1-m", b"one")])
-    assert await place.get(Area.LIVE, "1-m") == b"one"
+    backend = RenewingBackend(SPEC, "subscriptions/orders", keys(s3_server, "expired"), wallet)
+    await backend.put(Area.LIVE, [("1-m", b"one")])
+    assert await backend.get(Area.LIVE, "1-m") == b"one"
     assert wallet.asked == 1
 
 
@@ -44,9 +44,9 @@ async def test_what_an_expired_credential_refuses_is_done_with_the_new_one(s3_se
 async def test_without_a_new_credential_the_refusal_stands(s3_server: S3Server, secret: str) -> None:
     old = keys(s3_server, "expired")
     held = {"the same": old, "none": StoreUnavailable("the server is away"), "text": "s3cret"}[secret]
-    place = RenewingBackend(SPEC, "subscriptions/orders", old, Wallet(held))
+    backend = RenewingBackend(SPEC, "subscriptions/orders", old, Wallet(held))
     with pytest.raises(SpoolUnavailable):
-        await place.put(Area.LIVE, [("1-m", b"one")])
+        await backend.put(Area.LIVE, [("1-m", b"one")])
 
 
 def test_a_credential_that_is_plain_text_is_told() -> None:

@@ -72,8 +72,8 @@ def test_absent_fields_are_left_out() -> None:
 def test_no_flipped_byte_goes_unnoticed(data: st.DataObject) -> None:
     item = an_item()
     whole = bytearray(item.encode())
-    place = data.draw(st.integers(0, len(whole) - 1))
-    whole[place] ^= data.draw(st.integers(1, 255))
+    backend = data.draw(st.integers(0, len(whole) - 1))
+    whole[backend] ^= data.draw(st.integers(1, 255))
     with pytest.raises(DamagedSpoolItem):
         decode(item.key, bytes(whole))
 

@@ -20,8 +20,8 @@ def spool(**block: Any) -> Any:
 
 
 async def test_a_folder(tmp_path: Path) -> None:
-    place = open_backend(spool(backend="local_disk", path=str(tmp_path / "spool")), "subscriptions/orders")
-    await place.put(Area.LIVE, [("k", b"1")])
+    backend = open_backend(spool(backend="local_disk", path=str(tmp_path / "spool")), "subscriptions/orders")
+    await backend.put(Area.LIVE, [("k", b"1")])
     assert (tmp_path / "spool" / "k.json").read_bytes() == b"1"
 
 
@@ -30,8 +30,8 @@ async def test_a_bucket_is_opened_with_its_credential_below_prefix_and_subscript
     s3_server: S3Server, names: tuple[str, str]
 ) -> None:
     credential = {names[0]: KEY, names[1]: SECRET, "endpoint_url": s3_server.endpoint}
-    place = open_backend(spool(backend="s3", bucket="s3://spool/team-a"), "subscriptions/orders", credential)
-    await place.put(Area.DEAD, [("k", b"1")])
+    backend = open_backend(spool(backend="s3", bucket="s3://spool/team-a"), "subscriptions/orders", credential)
+    await backend.put(Area.DEAD, [("k", b"1")])
     import obstore
 
     found = obstore.get(s3_server.store("spool"), "team-a/subscriptions/orders/dlq/k")
@@ -40,18 +40,18 @@ async def test_a_bucket_is_opened_with_its_credential_below_prefix_and_subscript
 
 async def test_credentials_that_are_no_longer_good_are_told(s3_server: S3Server) -> None:
     credential = {"access_key": KEY, "secret_key": "expired", "endpoint": s3_server.endpoint}
-    place = open_backend(spool(backend="s3", bucket="spool"), "subscriptions/orders", credential)
+    backend = open_backend(spool(backend="s3", bucket="spool"), "subscriptions/orders", credential)
     with pytest.raises(SpoolUnavailable, match="s3://spool cannot be used") as caught:
-        await place.put(Area.LIVE, [("k", b"1")])
+        await backend.put(Area.LIVE, [("k", b"1")])
     assert "expired" not in str(caught.value)
 
 
 async def test_nats_by_its_url(nats_server: NatsServer) -> None:
     credential = {"nats_url": f"nats://{nats_server.address}"}
-    place = open_backend(spool(backend="nats_object", bucket="orders_spool"), "subscriptions/orders", credential)
-    await place.put(Area.LIVE, [("k", b"1")])
-    assert await place.get(Area.LIVE, "k") == b"1"
-    await place.close()
+    backend = open_backend(spool(backend="nats_object", bucket="orders_spool"), "subscriptions/orders", credential)
+    await backend.put(Area.LIVE, [("k", b"1")])
+    assert await backend.get(Area.LIVE, "k") == b"1"
+    await backend.close()
 
 
 def test_nats_without_a_url_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +61,6 @@ def test_nats_without_a_url_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_server_that_is_away_is_told() -> None:
-    place = open_backend(spool(backend="nats_object", bucket="b"), "s", {"url": "nats://127.0.0.1:1"})
+    backend = open_backend(spool(backend="nats_object", bucket="b"), "s", {"url": "nats://127.0.0.1:1"})
     with pytest.raises(SpoolUnavailable, match="cannot be used"):
-        await place.get(Area.LIVE, "k")
+        await backend.get(Area.LIVE, "k")

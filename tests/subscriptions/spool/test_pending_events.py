@@ -10,39 +10,39 @@ import pytest
 from tape.errors import InvalidInput, SpoolUnavailable, StoreUnavailable
 from tape.subscriptions import events
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
-from tape.subscriptions.spool import pending_events as telling_module
+from tape.subscriptions.spool import pending_events as pending_module
 from tape.subscriptions.spool.backend import Area, SpoolBackend
 from tape.subscriptions.spool.pending_events import PendingEvents
 
-ABOUT = SubscriptionRef("orders", "subscriptions/orders", 7)
+REF = SubscriptionRef("orders", "subscriptions/orders", 7)
 
 
 class Server:
     def __init__(self) -> None:
         self.is_up = True
         self.refuses = 0
-        self.told: list[SubscriptionEvent] = []
+        self.emitted: list[SubscriptionEvent] = []
         self.calls = 0
 
-    async def __call__(self, told: Sequence[SubscriptionEvent]) -> None:
+    async def __call__(self, emitted: Sequence[SubscriptionEvent]) -> None:
         self.calls += self.is_up
-        if any(event.context["pending"] == self.refuses for event in told) and self.is_up:
+        if any(event.context["pending"] == self.refuses for event in emitted) and self.is_up:
             raise InvalidInput("not an event")
         if not self.is_up:
             raise StoreUnavailable("away")
-        self.told += told
+        self.emitted += emitted
 
 
 def drained(number: int) -> SubscriptionEvent:
-    return events.spool_draining(ABOUT, number)
+    return events.spool_draining(REF, number)
 
 
 async def test_events_are_told_at_once_while_that_is_possible(backend: SpoolBackend) -> None:
     server = Server()
-    telling = PendingEvents(backend, server)
-    await telling.open()
-    await telling([drained(1)])
-    assert [event.context["pending"] for event in server.told] == [1]
+    pending = PendingEvents(backend, server)
+    await pending.open()
+    await pending([drained(1)])
+    assert [event.context["pending"] for event in server.emitted] == [1]
 
 
 async def test_what_could_not_be_told_survives_a_restart_and_keeps_its_order(backend: SpoolBackend) -> None:
@@ -56,63 +56,63 @@ async def test_what_could_not_be_told_survives_a_restart_and_keeps_its_order(bac
     assert not await again.catch_up()
     server.is_up = True
     await again([drained(4)])  # behind those that wait
-    assert server.told == []
+    assert server.emitted == []
     assert await again.catch_up()
-    assert [event.context["pending"] for event in server.told] == [1, 2, 3, 4]
+    assert [event.context["pending"] for event in server.emitted] == [1, 2, 3, 4]
     await again([drained(5)])
-    assert len(server.told) == 5
+    assert len(server.emitted) == 5
 
 
 async def test_an_event_that_is_never_taken_keeps_no_other_back(
     backend: SpoolBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
-    telling = PendingEvents(backend, server)
+    pending = PendingEvents(backend, server)
     server.is_up = False
-    await telling([])
-    await telling([drained(1)])
-    await telling([drained(2)])
+    await pending([])
+    await pending([drained(1)])
+    await pending([drained(2)])
     server.is_up, server.refuses = True, 1
-    assert await telling.catch_up()
-    assert [event.context["pending"] for event in server.told] == [2]
+    assert await pending.catch_up()
+    assert [event.context["pending"] for event in server.emitted] == [2]
     assert "not taken and let go" in caplog.text
 
 
 async def test_however_much_was_kept_all_of_it_is_told(backend: SpoolBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling_module, "_AT_ONCE", 4)
-    monkeypatch.setattr(telling_module, "_TOGETHER", 3)
+    monkeypatch.setattr(pending_module, "_AT_ONCE", 4)
+    monkeypatch.setattr(pending_module, "_TOGETHER", 3)
     server = Server()
-    telling = PendingEvents(backend, server)
+    pending = PendingEvents(backend, server)
     server.is_up = False
     for number in range(1, 11):
-        await telling([drained(number)])
+        await pending([drained(number)])
     server.is_up = True
-    assert await telling.catch_up()
-    assert [event.context["pending"] for event in server.told] == list(range(1, 11))
+    assert await pending.catch_up()
+    assert [event.context["pending"] for event in server.emitted] == list(range(1, 11))
     assert server.calls < 10
-    await telling([drained(11)])
-    assert len(server.told) == 11  # at once: nothing waits any more
+    await pending([drained(11)])
+    assert len(server.emitted) == 11  # at once: nothing waits any more
 
 
 async def test_who_has_something_to_keep_does_not_wait_for_a_server_that_hangs(backend: SpoolBackend) -> None:
     server, begun, free = Server(), asyncio.Event(), asyncio.Event()
-    telling = PendingEvents(backend, server)
+    pending = PendingEvents(backend, server)
     server.is_up = False
-    await telling([drained(1)])
+    await pending([drained(1)])
     server.is_up = True
 
-    async def hang(told: Sequence[SubscriptionEvent]) -> None:
+    async def hang(emitted: Sequence[SubscriptionEvent]) -> None:
         begun.set()
         await free.wait()
-        await server(told)
+        await server(emitted)
 
-    telling._tell = hang
-    catching_up = asyncio.create_task(telling.catch_up())
+    pending._emit = hang
+    catching_up = asyncio.create_task(pending.catch_up())
     await begun.wait()
-    await telling([drained(2)])
+    await pending([drained(2)])
     free.set()
     assert await catching_up
-    assert [event.context["pending"] for event in server.told] == [1, 2]
+    assert [event.context["pending"] for event in server.emitted] == [1, 2]
 
 
 async def test_a_server_that_does_not_answer_is_as_good_as_away(
@@ -123,36 +123,36 @@ async def test_a_server_that_does_not_answer_is_as_good_as_away(
     async def never(_: Sequence[SubscriptionEvent]) -> None:
         await asyncio.Event().wait()
 
-    telling = PendingEvents(backend, never)
-    monkeypatch.setattr(telling_module, "ANSWER_S", 0.01)
-    await telling([drained(1)])
-    assert not await telling.catch_up()
-    telling._tell = server
-    monkeypatch.setattr(telling_module, "ANSWER_S", 60)
-    assert await telling.catch_up()
-    assert len(server.told) == 1
+    pending = PendingEvents(backend, never)
+    monkeypatch.setattr(pending_module, "ANSWER_S", 0.01)
+    await pending([drained(1)])
+    assert not await pending.catch_up()
+    pending._emit = server
+    monkeypatch.setattr(pending_module, "ANSWER_S", 60)
+    assert await pending.catch_up()
+    assert len(server.emitted) == 1
 
 
 async def test_kept_events_that_are_damaged_are_put_aside_and_keep_no_others_back(
     backend: SpoolBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
-    telling = PendingEvents(backend, server)
+    pending = PendingEvents(backend, server)
     server.is_up = False
     for number in (1, 2):
-        await telling([drained(number)])
+        await pending([drained(number)])
     first, _ = await backend.page(Area.CONTROL, "events-", 10)
     await backend.put(Area.CONTROL, [(first.key, b'[{"torn')])
     server.is_up = True
-    assert await telling.catch_up()
-    assert [event.context["pending"] for event in server.told] == [2]
+    assert await pending.catch_up()
+    assert [event.context["pending"] for event in server.emitted] == [2]
     assert await backend.get(Area.QUARANTINE, first.key) == b'[{"torn'
     assert first.key in caplog.text
 
 
 async def test_events_that_neither_server_nor_place_can_take_wait_in_memory(backend: SpoolBackend) -> None:
     server = Server()
-    telling = PendingEvents(backend, server)
+    pending = PendingEvents(backend, server)
     server.is_up = False
     put = backend.put
 
@@ -160,10 +160,10 @@ async def test_events_that_neither_server_nor_place_can_take_wait_in_memory(back
         raise SpoolUnavailable("No space left on device")
 
     backend.put = full  # type: ignore[method-assign, assignment]
-    await telling([drained(1)])
-    await telling([drained(2)])
+    await pending([drained(1)])
+    await pending([drained(2)])
     backend.put = put  # type: ignore[method-assign]
-    await telling([drained(3)])
+    await pending([drained(3)])
     server.is_up = True
-    assert await telling.catch_up()
-    assert [event.context["pending"] for event in server.told] == [1, 2, 3]
+    assert await pending.catch_up()
+    assert [event.context["pending"] for event in server.emitted] == [1, 2, 3]

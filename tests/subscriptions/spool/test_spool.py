@@ -75,23 +75,23 @@ class Desk:
             from obstore.store import MemoryStore
 
             backend = BucketBackend(MemoryStore(), "s", "memory")
-        self.told: list[SubscriptionEvent] = []
+        self.emitted: list[SubscriptionEvent] = []
         self.clock = Clock()
         self.spool = Spool(
-            SubscriptionRef("orders", "orders"), "nats", backend, SpoolRules(**rules), tell=self.tell, now_ms=self.clock
+            SubscriptionRef("orders", "orders"), "nats", backend, SpoolRules(**rules), emit=self.emit, now_ms=self.clock
         )
 
-    async def tell(self, events: Sequence[SubscriptionEvent]) -> None:
-        self.told += events
+    async def emit(self, events: Sequence[SubscriptionEvent]) -> None:
+        self.emitted += events
 
     def contexts(self, verb: str) -> list[dict[str, Any]]:
-        return [event.context for event in self.told if event.event_type == f"subscription.{verb}"]
+        return [event.context for event in self.emitted if event.event_type == f"subscription.{verb}"]
 
 
 @pytest.mark.parametrize("ordering", ["global", "per_key", "none"])
 async def test_everything_that_waited_becomes_a_run_once(ordering: str) -> None:
     desk, downstream = Desk(ordering=ordering), Downstream()
-    await desk.spool.take([arrival(f"m{n}", key=f"k{n % 3}") for n in range(50)])
+    await desk.spool.append([arrival(f"m{n}", key=f"k{n % 3}") for n in range(50)])
     report = await drain(desk.spool, downstream)
     assert sorted(downstream.runs) == sorted(f"m{n}" for n in range(50))
     assert (report.replayed, report.remaining, report.fully_drained) == (50, 0, True)
@@ -101,7 +101,7 @@ async def test_everything_that_waited_becomes_a_run_once(ordering: str) -> None:
 
 async def test_in_global_order_nothing_passes_what_cannot_go() -> None:
     desk, downstream = Desk(ordering="global"), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(5)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(5)])
     downstream.away = {"m2"}
     report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.remaining) == (["m0", "m1"], 3)
@@ -112,7 +112,7 @@ async def test_in_global_order_nothing_passes_what_cannot_go() -> None:
 
 async def test_in_lanes_only_the_lane_of_what_cannot_go_waits() -> None:
     desk, downstream = Desk(ordering="per_key"), Downstream()
-    await desk.spool.take([arrival(f"m{n}", key=f"k{n % 2}") for n in range(6)])
+    await desk.spool.append([arrival(f"m{n}", key=f"k{n % 2}") for n in range(6)])
     downstream.away = {"m0"}
     report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.remaining) == (["m1", "m3", "m5"], 3)
@@ -123,7 +123,7 @@ async def test_in_lanes_only_the_lane_of_what_cannot_go_waits() -> None:
 
 async def test_without_order_only_what_cannot_go_waits() -> None:
     desk, downstream = Desk(ordering="none"), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(4)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(4)])
     downstream.away = {"m0"}
     report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.remaining) == (["m1", "m2", "m3"], 1)
@@ -136,7 +136,7 @@ async def test_whatever_fails_and_when_each_lane_keeps_its_order(data: st.DataOb
     lanes = data.draw(st.lists(st.integers(0, 3), max_size=25))
     desk, downstream = Desk(ordering=ordering, max_replay_attempts=100), Downstream()
     names = [f"m{n}" for n in range(len(lanes))]
-    await desk.spool.take([arrival(name, key=f"k{lane}") for name, lane in zip(names, lanes, strict=True)])
+    await desk.spool.append([arrival(name, key=f"k{lane}") for name, lane in zip(names, lanes, strict=True)])
     for _ in range(3):
         downstream.away = set(data.draw(st.lists(st.sampled_from(names), max_size=5))) if names else set()
         downstream.refuses = set(data.draw(st.lists(st.sampled_from(names), max_size=5))) if names else set()
@@ -154,7 +154,7 @@ async def test_whatever_fails_and_when_each_lane_keeps_its_order(data: st.DataOb
 
 async def test_poison_becomes_a_dead_letter_and_lets_its_lane_go_on() -> None:
     desk, downstream = Desk(ordering="global", max_replay_attempts=3), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(3)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(3)])
     downstream.refuses = {"m1"}
     reports = [await drain(desk.spool, downstream) for _ in range(3)]
     assert [report.remaining for report in reports] == [2, 2, 0]
@@ -170,7 +170,7 @@ async def test_poison_becomes_a_dead_letter_and_lets_its_lane_go_on() -> None:
 
 async def test_a_downstream_that_is_away_makes_no_poison() -> None:
     desk, downstream = Desk(ordering="global", max_replay_attempts=1), Downstream()
-    await desk.spool.take([arrival("m0")])
+    await desk.spool.append([arrival("m0")])
     downstream.away = {"m0"}
     for _ in range(5):
         assert (await drain(desk.spool, downstream)).remaining == 1
@@ -180,21 +180,21 @@ async def test_a_downstream_that_is_away_makes_no_poison() -> None:
 
 async def test_messages_of_a_downstream_that_is_still_away_wait_alone() -> None:
     desk, downstream = Desk(ordering="per_key"), Downstream()
-    await desk.spool.take([arrival(f"m{n}", downstream="db" if n % 2 else "queue") for n in range(6)])
+    await desk.spool.append([arrival(f"m{n}", downstream="db" if n % 2 else "queue") for n in range(6)])
     report = await drain(desk.spool, downstream, may_pass=lambda name: name == "db")
     assert (downstream.runs, report.remaining) == (["m1", "m3", "m5"], 3)
 
 
 async def test_the_same_message_again_is_counted_as_a_duplicate() -> None:
     desk, downstream = Desk(), Downstream()
-    await desk.spool.take([arrival("m0"), arrival("m0")])
+    await desk.spool.append([arrival("m0"), arrival("m0")])
     report = await drain(desk.spool, downstream)
     assert (report.replayed, report.deduped, downstream.runs) == (1, 1, ["m0"])
 
 
 async def test_a_full_spool_takes_no_more_and_says_how_full_it_is() -> None:
     desk = Desk(max_bytes=1200)
-    answers = await desk.spool.take([arrival(f"m{n}") for n in range(10)])
+    answers = await desk.spool.append([arrival(f"m{n}") for n in range(10)])
     taken = [answer for answer in answers if isinstance(answer, SpoolItem)]
     assert 0 < len(taken) < 10
     assert all(isinstance(answer, SpoolFull) for answer in answers[len(taken) :])
@@ -205,7 +205,7 @@ async def test_a_full_spool_takes_no_more_and_says_how_full_it_is() -> None:
 async def test_a_full_spool_can_give_up_its_oldest() -> None:
     desk, downstream = Desk(max_bytes=1200, on_full="drop_to_dlq", ordering="global"), Downstream()
     for n in range(10):
-        (answer,) = await desk.spool.take([arrival(f"m{n}")])
+        (answer,) = await desk.spool.append([arrival(f"m{n}")])
         assert isinstance(answer, SpoolItem)
     assert desk.spool.size_bytes <= 1200
     evicted = [context["message_id"] for context in desk.contexts("message.dead_lettered")]
@@ -215,16 +215,16 @@ async def test_a_full_spool_can_give_up_its_oldest() -> None:
 
 async def test_a_full_spool_can_go_on_and_raise_the_alarm() -> None:
     desk = Desk(max_bytes=100, on_full="alert_only")
-    await desk.spool.take([arrival("m0")])
+    await desk.spool.append([arrival("m0")])
     assert desk.spool.items == 1
     assert desk.contexts("spool.alert") == [{"downstream": "default", "spool_bytes": desk.spool.size_bytes}]
 
 
 async def test_what_is_too_old_is_given_up() -> None:
     desk, downstream = Desk(max_age_hours=1), Downstream()
-    await desk.spool.take([arrival("old")])
+    await desk.spool.append([arrival("old")])
     desk.clock.ms += 3_600_000
-    await desk.spool.take([arrival("new")])
+    await desk.spool.append([arrival("new")])
     assert await desk.spool.expire() == 1
     await drain(desk.spool, downstream)
     assert downstream.runs == ["new"]
@@ -233,10 +233,10 @@ async def test_what_is_too_old_is_given_up() -> None:
 
 async def test_a_restart_goes_on_with_what_waits_and_with_its_numbers(tmp_path: Path) -> None:
     first, second, downstream = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path)), Downstream()
-    await first.spool.take([arrival(f"m{n}") for n in range(3)])
+    await first.spool.append([arrival(f"m{n}") for n in range(3)])
     assert await second.spool.open() == 3
     assert second.spool.size_bytes == first.spool.size_bytes
-    (item,) = await second.spool.take([arrival("m3")])
+    (item,) = await second.spool.append([arrival("m3")])
     assert isinstance(item, SpoolItem)
     assert item.recv_seq > 3
     await drain(second.spool, downstream)
@@ -248,7 +248,7 @@ async def test_no_number_is_given_out_twice_though_everything_has_left(tmp_path:
     for _ in range(3):
         desk = Desk(DiskBackend(tmp_path))
         await desk.spool.open()
-        numbers += [item.recv_seq for item in await desk.spool.take([arrival("m")]) if isinstance(item, SpoolItem)]
+        numbers += [item.recv_seq for item in await desk.spool.append([arrival("m")]) if isinstance(item, SpoolItem)]
         await drain(desk.spool, Downstream())
     assert numbers[0] == 1
     assert len(set(numbers)) == 3
@@ -257,23 +257,23 @@ async def test_no_number_is_given_out_twice_though_everything_has_left(tmp_path:
 
 async def test_two_processes_at_one_place_do_not_give_out_the_same_numbers(tmp_path: Path) -> None:
     one, other = Desk(DiskBackend(tmp_path)).spool, Desk(DiskBackend(tmp_path)).spool
-    taken = [await spool.take([arrival(f"m{n}") for n in range(800)]) for spool in (one, other) * 3]
+    taken = [await spool.append([arrival(f"m{n}") for n in range(800)]) for spool in (one, other) * 3]
     numbers = [item.recv_seq for items in taken for item in items if isinstance(item, SpoolItem)]
     assert len(set(numbers)) == len(numbers) == 4_800
 
 
 async def test_what_was_written_just_before_a_crash_is_told_by_the_next_process(tmp_path: Path) -> None:
     first, second = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path))
-    await first.spool.take([arrival("told")])
+    await first.spool.append([arrival("told")])
 
     async def die(_: Sequence[SubscriptionEvent]) -> None:
         raise RuntimeError("killed")
 
-    first.spool.tell = die
-    together = (first.spool.take([arrival("m0")]), first.spool.take([arrival("m1")]))
+    first.spool.emit = die
+    together = (first.spool.append([arrival("m0")]), first.spool.append([arrival("m1")]))
     assert [str(each) for each in await asyncio.gather(*together, return_exceptions=True)] == ["killed", "killed"]
     assert await second.spool.open() == 3
-    await second.spool.tell_again()
+    await second.spool.emit_last_batch()
     assert [context["message_id"] for context in second.contexts("message.spooled")] == ["m0", "m1"]
 
 
@@ -285,23 +285,23 @@ async def test_what_could_not_be_taken_does_not_stay_behind_in_parts(tmp_path: P
 
     desk = Desk(Halting(tmp_path))
     with pytest.raises(SpoolUnavailable):
-        await desk.spool.take([arrival("m0"), arrival("m1")])
+        await desk.spool.append([arrival("m0"), arrival("m1")])
     assert (await desk.spool.backend.measure(Area.LIVE)).items == 0
 
 
 async def test_what_leaves_is_told_before_it_is_removed(tmp_path: Path) -> None:
     desk, downstream = Desk(DiskBackend(tmp_path), max_replay_attempts=1), Downstream()
     downstream.refuses.add("m0")
-    await desk.spool.take([arrival("m0")])
+    await desk.spool.append([arrival("m0")])
 
     async def away(_: Sequence[SubscriptionEvent]) -> None:
         raise SpoolUnavailable("the place is full")
 
-    tell, desk.spool.tell = desk.spool.tell, away
+    emit, desk.spool.emit = desk.spool.emit, away
     with pytest.raises(SpoolUnavailable):
-        await desk.spool.give_up([(await only(desk), 1)], "max_replay_attempts")
+        await desk.spool.dead_letter([(await only(desk), 1)], "max_replay_attempts")
     assert (await desk.spool.backend.measure(Area.LIVE)).items == 1
-    desk.spool.tell = tell
+    desk.spool.emit = emit
     await drain(desk.spool, downstream)
     assert (await desk.spool.backend.measure(Area.LIVE)).items == 0
     assert len(desk.contexts("message.dead_lettered")) == 1
@@ -316,25 +316,25 @@ async def only(desk: Desk) -> SpoolItem:
 
 async def test_a_damaged_item_goes_to_quarantine_and_is_told(tmp_path: Path) -> None:
     desk, downstream = Desk(DiskBackend(tmp_path), ordering="global"), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(3)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(3)])
     (tmp_path / "00000000000000000002-m1.json").write_bytes(b'{"subscription": "ord')
     report = await drain(desk.spool, downstream)
     assert (downstream.runs, report.quarantined, report.remaining) == (["m0", "m2"], ["00000000000000000002-m1"], 0)
     assert await desk.spool.backend.get(Area.QUARANTINE, "00000000000000000002-m1") == b'{"subscription": "ord'
-    (told,) = desk.contexts("spool.quarantined")
-    assert told["spool_ref"] == "noetl://spool/orders/2/m1"
+    (emitted,) = desk.contexts("spool.quarantined")
+    assert emitted["spool_ref"] == "noetl://spool/orders/2/m1"
 
 
 async def test_a_drain_can_be_stopped_between_rounds() -> None:
     desk, downstream = Desk(ordering="global", rate_per_sec=40), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(10)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(10)])
     report = await drain(desk.spool, downstream, stopping=lambda: len(downstream.runs) >= 4)
     assert (downstream.calls, report.remaining) == ([4], 6)
 
 
 async def test_whether_a_new_message_would_overtake_one_that_waits() -> None:
     desk, downstream = Desk(ordering="per_key"), Downstream()
-    await desk.spool.take([arrival("m0", key="a")])
+    await desk.spool.append([arrival("m0", key="a")])
     assert desk.spool.has_waiting("default", "a")
     assert not desk.spool.has_waiting("default", "b")
     await drain(desk.spool, downstream)
@@ -343,7 +343,7 @@ async def test_whether_a_new_message_would_overtake_one_that_waits() -> None:
 
 async def test_what_an_earlier_process_left_is_overtaken_by_nobody(tmp_path: Path) -> None:
     first, second, downstream = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path)), Downstream()
-    await first.spool.take([arrival("m0", key="a")])
+    await first.spool.append([arrival("m0", key="a")])
     await second.spool.open()
     assert second.spool.has_waiting("default", "b")
     await drain(second.spool, downstream)
@@ -352,7 +352,7 @@ async def test_what_an_earlier_process_left_is_overtaken_by_nobody(tmp_path: Pat
 
 async def test_what_another_process_let_go_is_not_waited_for(tmp_path: Path) -> None:
     first, second, downstream = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path)), Downstream()
-    await first.spool.take([arrival(f"m{n}", key="a") for n in range(3)])
+    await first.spool.append([arrival(f"m{n}", key="a") for n in range(3)])
     await second.spool.open()
     assert await first.spool.backend.claim()
     assert (await drain(second.spool, downstream)).remaining == 3  # not while another is at it
@@ -364,7 +364,7 @@ async def test_what_another_process_let_go_is_not_waited_for(tmp_path: Path) -> 
 
 async def test_what_is_dropped_for_good_is_told() -> None:
     desk, downstream = Desk(ordering="global"), Downstream()
-    (first, _) = await desk.spool.take([arrival("m0"), arrival("m1")])
+    (first, _) = await desk.spool.append([arrival("m0"), arrival("m1")])
     assert isinstance(first, SpoolItem)
     assert await desk.spool.drop([first.key, "nothing"]) == 1
     assert [letter["reason"] for letter in desk.contexts("message.dead_lettered")] == ["purged"]
@@ -374,7 +374,7 @@ async def test_what_is_dropped_for_good_is_told() -> None:
 
 async def test_in_global_order_many_go_in_one_call() -> None:
     desk, downstream = Desk(ordering="global"), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(1_200)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(1_200)])
     await drain(desk.spool, downstream)
     assert downstream.runs == [f"m{n}" for n in range(1_200)]
     assert downstream.calls == [500, 500, 200]
@@ -382,7 +382,7 @@ async def test_in_global_order_many_go_in_one_call() -> None:
 
 async def test_lanes_share_a_call() -> None:
     desk, downstream = Desk(ordering="per_key"), Downstream()
-    await desk.spool.take([arrival(f"m{n}", key=f"k{n % 3}") for n in range(30)])
+    await desk.spool.append([arrival(f"m{n}", key=f"k{n % 3}") for n in range(30)])
     downstream.away = {"m4"}
     report = await drain(desk.spool, downstream)
     assert (len(downstream.calls), report.remaining) == (1, 9)
@@ -391,7 +391,7 @@ async def test_lanes_share_a_call() -> None:
 
 async def test_a_poison_message_in_a_batch_is_given_up_and_those_behind_it_follow() -> None:
     desk, downstream = Desk(ordering="global", max_replay_attempts=1), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(6)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(6)])
     downstream.refuses = {"m2", "m3"}
     report = await drain(desk.spool, downstream)
     assert downstream.runs == ["m0", "m1", "m4", "m5"]
@@ -402,7 +402,7 @@ async def test_since_when_the_oldest_waits_is_known_whatever_happens_at_the_fron
     desk, downstream = Desk(DiskBackend(tmp_path), ordering="per_key", max_age_hours=1), Downstream()
     began = desk.clock.ms
     for n in range(4):
-        await desk.spool.take([arrival(f"m{n}", key=f"k{n}")])
+        await desk.spool.append([arrival(f"m{n}", key=f"k{n}")])
         desk.clock.ms += 60_000
     assert desk.spool.oldest_ms == began
     again = Desk(DiskBackend(tmp_path))
@@ -422,7 +422,7 @@ async def test_since_when_the_oldest_waits_is_known_whatever_happens_at_the_fron
 async def test_a_message_that_does_not_fit_is_not_overtaken_by_a_smaller_one() -> None:
     desk = Desk(max_bytes=2_000)
     large = arrival("large")._replace(message={"id": "large", "data": "x" * 3_000})
-    answers = await desk.spool.take([arrival("m0"), large, arrival("m1")])
+    answers = await desk.spool.append([arrival("m0"), large, arrival("m1")])
     assert [isinstance(answer, SpoolItem) for answer in answers] == [True, False, False]
 
 
@@ -439,24 +439,24 @@ class Listing(BucketBackend):
 async def test_a_full_spool_makes_room_without_being_listed_for_each_message() -> None:
     from obstore.store import MemoryStore
 
-    place = Listing(MemoryStore(), "s", "memory")
-    desk = Desk(place, max_bytes=20_000, on_full="drop_to_dlq", ordering="global")
+    backend = Listing(MemoryStore(), "s", "memory")
+    desk = Desk(backend, max_bytes=20_000, on_full="drop_to_dlq", ordering="global")
     for n in range(200):
-        await desk.spool.take([arrival(f"m{n}")])
+        await desk.spool.append([arrival(f"m{n}")])
     evicted = [context["message_id"] for context in desk.contexts("message.dead_lettered")]
     assert evicted == [f"m{n}" for n in range(len(evicted))]
     assert len(evicted) > 100
-    assert place.listings < 20
+    assert backend.listings < 20
     assert desk.spool.oldest_ms is not None
 
 
 async def test_what_is_evicted_while_a_drain_holds_it_is_not_replayed_as_well() -> None:
     desk, downstream = Desk(ordering="global", max_bytes=20_000, on_full="drop_to_dlq", rate_per_sec=10), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(20)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(20)])
 
     async def replay(items: list[SpoolItem], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
         if not downstream.runs:
-            await desk.spool.take([arrival(f"n{n}") for n in range(40)])  # pushes others out while this one is held
+            await desk.spool.append([arrival(f"n{n}") for n in range(40)])  # pushes others out while this one is held
         return await downstream(items, lanes)
 
     await drain(desk.spool, replay, stopping=lambda: len(downstream.runs) >= 3)
@@ -470,10 +470,10 @@ async def test_what_is_evicted_while_a_drain_holds_it_is_not_replayed_as_well() 
 async def test_memory_grows_with_lanes_and_not_with_messages(ordering: str, kept: int) -> None:
     desk = Desk(ordering=ordering, max_bytes=10_000, on_full="drop_to_dlq")
     for n in range(100):
-        await desk.spool.take([arrival(f"m{n}", key=f"k{n % 2}")])
+        await desk.spool.append([arrival(f"m{n}", key=f"k{n % 2}")])
     spool = desk.spool
     assert len(spool._waiting) == kept
-    assert [*spool.evicted, *spool.untold, *spool._leaving, *spool._replaying] == []
+    assert [*spool.evicted, *spool.unemitted, *spool._evicting, *spool._replaying] == []
 
 
 class Waits:
@@ -497,7 +497,7 @@ async def test_no_more_are_replayed_in_a_second_than_allowed_in_however_many_pas
     monkeypatch.setattr(pace, "time", clock)
     monkeypatch.setattr(pace, "asyncio", clock)
     desk, downstream = Desk(ordering="global", rate_per_sec=20), Downstream()
-    await desk.spool.take([arrival(f"m{n}") for n in range(60)])
+    await desk.spool.append([arrival(f"m{n}") for n in range(60)])
     for number in range(passes):
         enough = 60 * (number + 1) // passes
         await drain(desk.spool, downstream, stopping=lambda enough=enough: len(downstream.runs) >= enough)

@@ -30,7 +30,7 @@ class HttpTool:
 
     def check(self, fields: Fields) -> None:
         """A url; everything else has a default."""
-        fields.place.mapping("kind", "method", "url", "params", "headers", "json", "body", "expect")
+        fields.node.mapping("kind", "method", "url", "params", "headers", "json", "body", "expect")
         url = fields.text("url")
         if url and not is_template(url) and not url.startswith(("http://", "https://")):
             fields.at("url").wrong("must begin with http:// or https://")
@@ -41,8 +41,8 @@ class HttpTool:
             fields.section(name)
         if "json" in fields and "body" in fields:
             fields.at("body").wrong("cannot stand beside json; send one of them")
-        for place in fields.items("expect"):
-            place.whole(100, 599)
+        for node in fields.items("expect"):
+            node.whole(100, 599)
 
     async def call(self, call: ToolCall) -> Any:
         """Send the request and read the answer, on a thread."""

@@ -13,12 +13,12 @@ from tape.playbooks.tools.tool import Tool, ToolCall
 class LazyTool:
     """Stands for the tool `module:Class` until somebody needs it."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, import_path: str) -> None:
+        self._import_path = import_path
 
     @cached_property
     def _tool(self) -> Tool:
-        module, _, name = self._place.partition(":")
+        module, _, name = self._import_path.partition(":")
         tool: Tool = getattr(importlib.import_module(module), name)()
         return tool
 

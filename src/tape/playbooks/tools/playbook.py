@@ -20,7 +20,7 @@ class PlaybookTool:
 
     def check(self, fields: Fields) -> None:
         """A path, and a pool only where nobody waits."""
-        fields.place.mapping("kind", "path", "payload", "wait", "pool")
+        fields.node.mapping("kind", "path", "payload", "wait", "pool")
         fields.text("path")
         if not is_template(fields.value("payload")):
             fields.section("payload")

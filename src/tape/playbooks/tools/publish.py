@@ -16,7 +16,7 @@ class PublishTool:
 
     def check(self, fields: Fields) -> None:
         """A subject, whole or with templates, and anything as the payload."""
-        fields.place.mapping("kind", "subject", "payload")
+        fields.node.mapping("kind", "subject", "payload")
         name = fields.text("subject")
         if name and not is_template(name):
             try:

@@ -15,7 +15,7 @@ class PythonTool:
 
     def check(self, fields: Fields) -> None:
         """A name and a mapping."""
-        fields.place.mapping("kind", "function", "args")
+        fields.node.mapping("kind", "function", "args")
         fields.text("function")
         fields.section("args")
 

@@ -15,7 +15,7 @@ class ValueTool:
         """`value` can be anything, and must be there."""
         if "value" not in fields:
             fields.text("value")
-        fields.place.mapping("kind", "value")
+        fields.node.mapping("kind", "value")
 
     async def call(self, call: ToolCall) -> Any:
         """The value, rendered."""

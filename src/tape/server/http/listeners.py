@@ -35,9 +35,9 @@ class RunStarter:
         self._max_bytes = journal.max_payload_bytes
 
     async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
-        body = request_of(listener.about, admitted.plan, EMITTER)
+        body = request_of(listener.ref, admitted.plan, EMITTER)
         request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
-        size = len(admitted.envelope.body or b"") * 2 + RUN_OVERHEAD_BYTES
+        size = len(admitted.message.body or b"") * 2 + RUN_OVERHEAD_BYTES
         result = await self._database.write_bulk(execute_batch, request, size)
         if isinstance(result, TapeError):
             raise result
@@ -45,7 +45,7 @@ class RunStarter:
 
     def replays(self, listener: Listener) -> WriterDispatch:
         """The dispatch that replays spooled messages of a listener."""
-        return WriterDispatch(self._database, listener.about, self._max_bytes, emitter=EMITTER)
+        return WriterDispatch(self._database, listener.ref, self._max_bytes, emitter=EMITTER)
 
 
 class ListenerRoutes:

@@ -121,7 +121,7 @@ def draft_of(body: EventBody, path: str) -> Draft:
     if body.created_at:
         parse_time("created_at", body.created_at)
     return SubscriptionEvent(
-        about=subscription_ref(path),
+        ref=subscription_ref(path),
         event_type=body.event_type,
         status=body.status,
         context=body.context,

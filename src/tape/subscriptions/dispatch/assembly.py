@@ -21,9 +21,9 @@ from tape.subscriptions.spool.spool import EmitEvents, Spool, SpoolRules
 
 def forwarder_of(
     subscription: Subscription,
-    about: SubscriptionRef,
+    ref: SubscriptionRef,
     dispatch: Dispatch,
-    tell: EmitEvents,
+    emit: EmitEvents,
     *,
     metrics: Metrics,
     credential: Any = None,
@@ -38,28 +38,28 @@ def forwarder_of(
     counting = SpoolCounts(metrics, subscription.spec.source, subscription.path)
     if spec.mode == "off":
 
-        async def counted(told: Sequence[SubscriptionEvent]) -> None:
-            counting.see(told)
-            await tell(told)
+        async def counted(to_emit: Sequence[SubscriptionEvent]) -> None:
+            counting.see(to_emit)
+            await emit(to_emit)
 
         clock = steady_ms()
-        return Forwarder(subscription, about, dispatch, spool=None, tell=counted, redelivers=redelivers, now_ms=clock)
+        return Forwarder(subscription, ref, dispatch, spool=None, emit=counted, redelivers=redelivers, now_ms=clock)
     fields = fields_of(spec.credential, credential) if credential is not None else None
-    place: SpoolBackend
+    backend: SpoolBackend
     if reveal is not None and spec.credential:
-        place = RenewingBackend(spec, subscription.path, fields, reveal)
+        backend = RenewingBackend(spec, subscription.path, fields, reveal)
     else:
-        place = open_backend(spec, subscription.path, fields)
-    telling = PendingEvents(place, tell, counting.see)
+        backend = open_backend(spec, subscription.path, fields)
+    pending = PendingEvents(backend, emit, counting.see)
     clock = steady_ms()
-    spool = Spool(about, subscription.spec.source, place, rules_of(subscription), tell=telling, now_ms=clock)
+    spool = Spool(ref, subscription.spec.source, backend, rules_of(subscription), emit=pending, now_ms=clock)
     counting.watch(spool)
     return Forwarder(
         subscription,
-        about,
+        ref,
         dispatch,
         spool=spool,
-        tell=telling,
+        emit=pending,
         redelivers=redelivers,
         now_ms=clock,
         closed=counting.forget,

@@ -42,19 +42,19 @@ class Forwarder:
     def __init__(
         self,
         subscription: Subscription,
-        about: SubscriptionRef,
+        ref: SubscriptionRef,
         dispatch: Dispatch,
         *,
         spool: Spool | None,
-        tell: EmitEvents | PendingEvents,
+        emit: EmitEvents | PendingEvents,
         redelivers: bool = True,
         now_ms: Callable[[], int] = now_ms,
         closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = subscription.spec.spool
-        self._about = about
+        self._ref = ref
         self._spool = spool
-        self._tell = tell
+        self._emit = emit
         self._redelivers = redelivers
         self._now_ms = now_ms
         self._closed = closed
@@ -80,16 +80,16 @@ class Forwarder:
         """Find out what an earlier process left: where its circuits stood, and what waits."""
         if self._spool is None:
             return
-        if isinstance(self._tell, PendingEvents):
-            await self._tell.open()
+        if isinstance(self._emit, PendingEvents):
+            await self._emit.open()
         if state := await self._spool.backend.get(Area.CONTROL, _CIRCUITS):
             try:
                 self.circuits.restore(state, self._now_ms())
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                log.warning("%s: where circuits stood cannot be read, all begin closed: %s", self._about.path, error)
+                log.warning("%s: where circuits stood cannot be read, all begin closed: %s", self._ref.path, error)
         if waiting := await self._spool.open():
-            await self._spool.tell_again()
-            await self._tell([events.spool_recovered(self._about, waiting, self._spool.high_water, self._spec.backend)])
+            await self._spool.emit_last_batch()
+            await self._emit([events.spool_recovered(self._ref, waiting, self._spool.high_water, self._spec.backend)])
 
     def may_fetch(self) -> int | None:
         """How many messages a pull source should be asked for: None for any number, 0 to let them wait there."""
@@ -146,7 +146,7 @@ class Forwarder:
         for index, answer in zip(waiting, kept, strict=True):
             answers[index] = answer
         self._note_held(answers, patience)
-        await self._tell_changes()
+        await self._emit_changes()
         return [answer or RunDispatchResult("held") for answer in answers]
 
     async def run(self) -> None:
@@ -158,7 +158,7 @@ class Forwarder:
                 log.warning("%s", error)
             except Exception:
                 # Whatever it is, what waits must not wait for ever because of it.
-                log.exception("%s: the spool is looked after again in a moment", self._about.path)
+                log.exception("%s: the spool is looked after again in a moment", self._ref.path)
             self._wake.clear()
             try:
                 async with asyncio.timeout(self._pause()):
@@ -194,7 +194,7 @@ class Forwarder:
             )
         finally:
             self._abandon_probes()
-        await self._tell_changes()
+        await self._emit_changes()
         return report
 
     # -- dispatching ---------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Forwarder:
             return self._left(messages, patience, "the circuit is open")
         arrivals = [self._arrival(plan) for _, plan in messages]
         try:
-            kept = await self._spool.take(arrivals)
+            kept = await self._spool.append(arrivals)
         except SpoolUnavailable as error:
             log.warning("%s", error)
             return self._left(messages, patience, str(error))
@@ -269,7 +269,7 @@ class Forwarder:
             if isinstance(item, SpoolFull):
                 # Not acknowledged, so that the source still has it: told, because nobody else would know.
                 self._pending.append(
-                    events.dropped(self._about, arrival.message_id, arrival.downstream, "retention_full")
+                    events.dropped(self._ref, arrival.message_id, arrival.downstream, "retention_full")
                 )
                 answers.append(RunDispatchResult("held", error=str(item)))
             else:
@@ -283,7 +283,7 @@ class Forwarder:
         for (_, plan), each in zip(messages, patience, strict=True):
             if each.deliveries_left == 0:
                 downstream = self.circuits.route(plan.pool or None)
-                self._pending.append(events.dropped(self._about, plan.message_id, downstream, "source_gives_up"))
+                self._pending.append(events.dropped(self._ref, plan.message_id, downstream, "source_gives_up"))
         return [RunDispatchResult("held", error=why)] * len(messages)
 
     def _arrival(self, plan: Plan) -> Arrival:
@@ -305,8 +305,8 @@ class Forwarder:
 
     async def _upkeep(self) -> None:
         await self._probe()
-        if isinstance(self._tell, PendingEvents):
-            await self._tell.catch_up()
+        if isinstance(self._emit, PendingEvents):
+            await self._emit.catch_up()
         if self._spool is not None:
             await self._look_again(self._spool)
             await self._spool.expire()
@@ -320,7 +320,7 @@ class Forwarder:
         if not spool.items and now - self._looked_at >= _LOOK_AGAIN_S:
             self._looked_at = now
             if await spool.open():
-                await spool.tell_again()
+                await spool.emit_last_batch()
 
     async def _probe(self) -> None:
         declared = [each for each in self._spec.circuit.downstream if each.type != "passive"]
@@ -330,7 +330,7 @@ class Forwarder:
         self._probed_at = now
         for each, is_up in zip(declared, await asyncio.gather(*map(probes.is_up, declared)), strict=True):
             self.circuits.record(each.name, succeeded=is_up, now_ms=self._now_ms())
-        await self._tell_changes()
+        await self._emit_changes()
 
     def _may_pass(self, downstream: str) -> bool:
         decision = self.circuits.decide(downstream, self._now_ms())
@@ -360,23 +360,23 @@ class Forwarder:
     # -- telling -------------------------------------------------------------------------------
 
     def _changed(self, transition: CircuitTransition) -> None:
-        log.warning("The circuit of %s to %s is %s.", self._about.name, transition.downstream, transition.phase)
+        log.warning("The circuit of %s to %s is %s.", self._ref.name, transition.downstream, transition.phase)
         if transition.phase is CircuitPhase.OPEN:
             self._pending.append(
                 events.circuit_opened(
-                    self._about, transition.downstream, transition.consecutive_failures, transition.trips
+                    self._ref, transition.downstream, transition.consecutive_failures, transition.trips
                 )
             )
         else:
-            self._pending.append(events.circuit_closed(self._about, transition.downstream))
+            self._pending.append(events.circuit_closed(self._ref, transition.downstream))
             self._wake.set()
 
-    async def _tell_changes(self) -> None:
-        told, self._pending = self._pending, []  # at once: several of us may come here at the same time
-        if not told:
+    async def _emit_changes(self) -> None:
+        to_emit, self._pending = self._pending, []  # at once: several of us may come here at the same time
+        if not to_emit:
             return
         try:
             if self._spool is not None:
                 await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
         finally:
-            await self._tell(told)
+            await self._emit(to_emit)

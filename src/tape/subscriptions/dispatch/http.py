@@ -35,7 +35,7 @@ class ServerDispatch:
     def __init__(
         self,
         control: Control,
-        about: SubscriptionRef,
+        ref: SubscriptionRef,
         *,
         batch_max: int = 1,
         concurrency: int | None = None,
@@ -43,11 +43,11 @@ class ServerDispatch:
         emitter: str = EMITTER,
     ) -> None:
         self._control = control
-        self._about = about
+        self._ref = ref
         self._batch_max = batch_max
         self._worker_id = worker_id
         self._emitter = emitter
-        self._places = asyncio.Semaphore(concurrency or CONCURRENCY)
+        self._slots = asyncio.Semaphore(concurrency or CONCURRENCY)
 
     async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Begin the runs, in batches one after the other, or several requests at a time."""
@@ -72,13 +72,13 @@ class ServerDispatch:
         return await in_batches(send, batched(_sizes(requests), REPLAYED_AT_ONCE, BATCH_BYTES), lanes)
 
     def _requests(self, plans: Sequence[Plan]) -> list[dict[str, Any]]:
-        return [request_of(self._about, plan, self._emitter, self._worker_id) for plan in plans]
+        return [request_of(self._ref, plan, self._emitter, self._worker_id) for plan in plans]
 
     async def _each(self, requests: Sequence[dict[str, Any]]) -> list[RunDispatchResult]:
         return list(await asyncio.gather(*map(self._one, requests)))
 
     async def _one(self, request: dict[str, Any]) -> RunDispatchResult:
-        async with self._places:
+        async with self._slots:
             try:
                 return _told(await self._control.ask("POST", "/api/execute", request))
             except ApiRefused as error:

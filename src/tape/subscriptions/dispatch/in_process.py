@@ -55,12 +55,12 @@ class InProcessDispatch:
     A run that fails is over as well: its message was handled, and the trail says how.
     """
 
-    def __init__(self, playbooks: Playbooks, about: SubscriptionRef, trail: Trail, concurrency: int = 1) -> None:
+    def __init__(self, playbooks: Playbooks, ref: SubscriptionRef, trail: Trail, concurrency: int = 1) -> None:
         self.failed = 0
         self._playbooks = playbooks
-        self._about = about
+        self._ref = ref
         self._trail = trail
-        self._places = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._claims: dict[str, tuple[int, float]] = {}
         self._expiring: list[tuple[float, str]] = []
         self._host = LocalHost(playbooks.find, self._publish)
@@ -70,10 +70,10 @@ class InProcessDispatch:
         return list(await asyncio.gather(*map(self._run, plans)))
 
     async def _run(self, plan: Plan) -> RunDispatchResult:
-        async with self._places:
+        async with self._slots:
             if (holder := self._holder(plan)) is not None:
                 assert plan.dedup is not None
-                await self._trail.write([events.deduplicated(self._about, plan.dedup.key, holder)])
+                await self._trail.write([events.deduplicated(self._ref, plan.dedup.key, holder)])
                 return RunDispatchResult("duplicate", holder)
             try:
                 playbook = self._playbooks.find(plan.playbook)
@@ -84,7 +84,7 @@ class InProcessDispatch:
                 until = time.monotonic() + plan.dedup.window_secs
                 self._claims[plan.dedup.key] = (execution_id, until)
                 heapq.heappush(self._expiring, (until, plan.dedup.key))
-            await self._trail.write(started_events(self._about, plan, execution_id))
+            await self._trail.write(started_events(self._ref, plan, execution_id))
             self.failed += bool(await self._perform(playbook, plan, execution_id))
             return RunDispatchResult("started", execution_id)
 
@@ -95,13 +95,13 @@ class InProcessDispatch:
             id=str(execution_id),
             path=plan.playbook,
             pool=plan.pool,
-            parent=str(self._about.subscription_id),
+            parent=str(self._ref.subscription_id),
             subscription=plan.subscription,
             message_id=plan.message_id,
             priority=plan.priority,
             trace=trace,
         )
-        context: dict[str, Any] = {"subscription": self._about.path, "message_id": plan.message_id}
+        context: dict[str, Any] = {"subscription": self._ref.path, "message_id": plan.message_id}
         try:
             output = await run_playbook(playbook, plan.payload, run, self._host)
         except (StepFailed, PlaybookError, InvalidInput, TapeError) as error:
@@ -115,11 +115,11 @@ class InProcessDispatch:
     def _event(
         self, kind: str, status: str, execution_id: int, context: dict[str, Any], plan: Plan
     ) -> SubscriptionEvent:
-        return events.local(self._about, kind, status, execution_id, context, plan.trace)
+        return events.local(self._ref, kind, status, execution_id, context, plan.trace)
 
     async def _publish(self, subject: str, payload: Any) -> None:
         context = {"subject": subject, "payload": payload}
-        await self._trail.write([events.local(self._about, "event.published", "PUBLISHED", 0, context)])
+        await self._trail.write([events.local(self._ref, "event.published", "PUBLISHED", 0, context)])
 
     def _holder(self, plan: Plan) -> int | None:
         if plan.dedup is None:

@@ -33,7 +33,7 @@ class WriterDispatch:
     def __init__(
         self,
         database: Database,
-        about: SubscriptionRef,
+        ref: SubscriptionRef,
         max_payload_bytes: int,
         *,
         batch_max: int = 1,
@@ -41,7 +41,7 @@ class WriterDispatch:
         emitter: str = EMITTER,
     ) -> None:
         self._database = database
-        self._about = about
+        self._ref = ref
         self._max_bytes = max_payload_bytes
         self._batch_max = batch_max
         self._worker_id = worker_id
@@ -78,7 +78,7 @@ class WriterDispatch:
         return await in_batches(send, batched(sizes, REPLAYED_AT_ONCE, BATCH_BYTES), lanes)
 
     def _wanted(self, plan: Plan, lane: str = "") -> _Wanted | RunDispatchResult:
-        body = request_of(self._about, plan, self._emitter, self._worker_id) | ({"lane": lane} if lane else {})
+        body = request_of(self._ref, plan, self._emitter, self._worker_id) | ({"lane": lane} if lane else {})
         try:
             request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
         except TapeError as error:

@@ -11,7 +11,7 @@ from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
 
 
-def request_of(about: SubscriptionRef, plan: Plan, emitter: str, worker_id: str = "") -> dict[str, Any]:
+def request_of(ref: SubscriptionRef, plan: Plan, emitter: str, worker_id: str = "") -> dict[str, Any]:
     """The body of `POST /api/execute` for a plan. What headers changed is told on the journal of the new run."""
     request: dict[str, Any] = {
         "path": plan.playbook,
@@ -19,8 +19,8 @@ def request_of(about: SubscriptionRef, plan: Plan, emitter: str, worker_id: str 
         "subscription": plan.subscription,
         "message_id": plan.message_id,
     }
-    if about.subscription_id:
-        request["parent_execution_id"] = about.subscription_id
+    if ref.subscription_id:
+        request["parent_execution_id"] = ref.subscription_id
     if plan.pool:
         request["execution_pool"] = plan.pool
     if plan.priority:
@@ -30,6 +30,6 @@ def request_of(about: SubscriptionRef, plan: Plan, emitter: str, worker_id: str 
     if plan.dedup is not None:
         request["dedup"] = {"key": plan.dedup.key, "window_secs": plan.dedup.window_secs}
     if plan.changed_something:
-        draft = events.stamped(events.directives_applied(about, plan, 0, emitter=emitter), worker_id).draft()
+        draft = events.stamped(events.directives_applied(ref, plan, 0, emitter=emitter), worker_id).draft()
         request["events"] = [{"subject": draft.subject, "payload": msgspec.json.decode(draft.payload_json)}]
     return request

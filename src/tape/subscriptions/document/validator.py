@@ -55,11 +55,11 @@ def read_subscription(document: Document) -> Subscription:
     if "spec" not in fields:
         document.wrong(("spec",), "kind: Subscription requires a 'spec' block")
     else:
-        place = fields.at("spec")
-        spec = read_block(place, SubscriptionSpec)
-        if isinstance(place.value, dict):
+        node = fields.at("spec")
+        spec = read_block(node, SubscriptionSpec)
+        if isinstance(node.value, dict):
             for rule in RULES:
-                rule(place)
+                rule(node)
     document.check()
     assert spec is not None
     metadata = document.value["metadata"]
@@ -190,11 +190,11 @@ def _spool_fits(spec: Node) -> None:
     if _word(spool, "mode") not in ("buffer_and_ack", "hybrid"):
         return
     backend = _word(spool, "backend", "nats_object")
-    place_key = "path" if backend == "local_disk" else "bucket"
-    if backend in ("nats_object", "local_disk", "gcs", "s3", "azure") and place_key not in given:
+    location_key = "path" if backend == "local_disk" else "bucket"
+    if backend in ("nats_object", "local_disk", "gcs", "s3", "azure") and location_key not in given:
         spool.document.wrong(
-            (*spool.path, place_key),
-            f"subscription 'spool.backend' '{backend}' requires a non-empty '{place_key}'",
+            (*spool.path, location_key),
+            f"subscription 'spool.backend' '{backend}' requires a non-empty '{location_key}'",
         )
     bucket, known = _word(spool, "bucket"), BUCKET_SCHEMES.get(backend, "")
     if backend != "local_disk" and "://" in bucket and not (known and bucket.startswith(known)):
@@ -246,10 +246,10 @@ def _spark_fits(spec: Node) -> None:
             " or another target" + (" (push deliveries come to the server or a gateway)" if source == "webhook" else "")
         )
     for path, remedy in _NOT_ON_SPARK.items():
-        place = _block(spec, path[0]) if len(path) > 1 else spec
+        node = _block(spec, path[0]) if len(path) > 1 else spec
         key = path[-1]
-        if key in place.value and place.value[key] != _HARMLESS_ON_SPARK.get(path, _NOT_ON_SPARK):
-            key_at(place, key).wrong(f"does not go with runtime.target spark: {remedy}")
+        if key in node.value and node.value[key] != _HARMLESS_ON_SPARK.get(path, _NOT_ON_SPARK):
+            key_at(node, key).wrong(f"does not go with runtime.target spark: {remedy}")
     spool = _block(spec, "spool")
     for key in spool.value if spool.value.get("mode", "off") == "off" else ():
         if key not in ("mode", "ordering"):
@@ -276,29 +276,29 @@ RULES: tuple[Callable[[Node], None], ...] = (
 )
 
 
-def _block(place: Node, key: str) -> Node:
+def _block(node: Node, key: str) -> Node:
     """The mapping under a key; an empty one where there is none, which was noted if it is wrong."""
-    value = place.value.get(key)
-    return Node(place.document, value if isinstance(value, dict) else {}, (*place.path, key))
+    value = node.value.get(key)
+    return Node(node.document, value if isinstance(value, dict) else {}, (*node.path, key))
 
 
-def _word(place: Node, key: str, otherwise: str = "") -> str:
+def _word(node: Node, key: str, otherwise: str = "") -> str:
     """The text under a key; nothing where it is no text, which was noted then."""
-    value = place.value.get(key, otherwise)
+    value = node.value.get(key, otherwise)
     return value if isinstance(value, str) else ""
 
 
-def _texts(place: Node, key: str) -> list[Node]:
+def _texts(node: Node, key: str) -> list[Node]:
     """The texts of a list under a key."""
-    return [item for item in _listed(place, key) if isinstance(item.value, str)]
+    return [item for item in _listed(node, key) if isinstance(item.value, str)]
 
 
-def _items(place: Node, key: str) -> list[Node]:
+def _items(node: Node, key: str) -> list[Node]:
     """The mappings of a list under a key."""
-    return [item for item in _listed(place, key) if isinstance(item.value, dict)]
+    return [item for item in _listed(node, key) if isinstance(item.value, dict)]
 
 
-def _listed(place: Node, key: str) -> list[Node]:
-    value = place.value.get(key)
+def _listed(node: Node, key: str) -> list[Node]:
+    value = node.value.get(key)
     found = enumerate(value) if isinstance(value, list) else ()
-    return [Node(place.document, item, (*place.path, key, index)) for index, item in found]
+    return [Node(node.document, item, (*node.path, key, index)) for index, item in found]

@@ -59,9 +59,9 @@ class RemoteListeners:
         )
 
 
-async def post_events(control: Control, told: Sequence[SubscriptionEvent]) -> None:
+async def post_events(control: Control, to_emit: Sequence[SubscriptionEvent]) -> None:
     """Put events on the server's journal."""
-    await asyncio.to_thread(control.post_events, told)
+    await asyncio.to_thread(control.post_events, to_emit)
 
 
 class _PendingRequest(NamedTuple):
@@ -79,7 +79,7 @@ class GatewayDispatch:
         self._running: set[asyncio.Task[None]] = set()
 
     async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
-        request = msgspec.json.encode(request_of(listener.about, admitted.plan, EMITTER, WORKER))
+        request = msgspec.json.encode(request_of(listener.ref, admitted.plan, EMITTER, WORKER))
         if len(request) > MAX_BATCH_BYTES:
             raise PayloadTooLarge(f"The message makes a request of {len(request)} bytes; {MAX_BATCH_BYTES} are taken.")
         waiting = _PendingRequest(request, asyncio.get_running_loop().create_future())

@@ -57,7 +57,7 @@ _DETAILS = {
 class AdmittedMessage(NamedTuple):
     """A verified delivery: the message, and what it becomes. Both together are what a spool keeps."""
 
-    envelope: SourceMessage
+    message: SourceMessage
     plan: Plan
 
 
@@ -84,8 +84,8 @@ async def admit(listener: Listener, issuers: IssuerKeys, delivery: PushDelivery)
     proven = await verify_delivery(listener.subscription, listener.secrets, issuers, delivery)
     if isinstance(proven, Rejection):
         return proven
-    envelope = message_from_push(proven)
-    return AdmittedMessage(envelope, resolve(proven.subscription, envelope))
+    message = message_from_push(proven)
+    return AdmittedMessage(message, resolve(proven.subscription, message))
 
 
 class Ingress:
@@ -95,7 +95,7 @@ class Ingress:
         self,
         listeners: Listeners,
         dispatch: IngressDispatch,
-        tell: EmitEvents,
+        emit: EmitEvents,
         metrics: Metrics,
         *,
         body_timeout_s: float = 10.0,
@@ -103,13 +103,13 @@ class Ingress:
     ) -> None:
         self._listeners = listeners
         self._dispatch = dispatch
-        self._tell = tell
+        self._emit = emit
         self._metrics = metrics
         self._body_timeout_s = body_timeout_s
         self._emitter = emitter
-        self._rejections = RejectionEvents(tell, emitter)
+        self._rejections = RejectionEvents(emit, emitter)
         self._issuers = IssuerKeys()
-        self._governors: dict[str, FlowLimiter] = {}
+        self._limiters: dict[str, FlowLimiter] = {}
         self._held_bytes = 0
 
     async def close(self) -> None:
@@ -171,18 +171,18 @@ class Ingress:
             admitted = NO_KEYS
         if isinstance(admitted, Rejection):
             return self._reject(listener, admitted.status, admitted.reason)
-        governor = self._governor(listener)
-        allowance = governor.allow(1)
+        limiter = self._limiter(listener)
+        allowance = limiter.allow(1)
         if allowance.batch == 0:
             if allowance.has_begun:
-                await self._told_limited(listener, allowance.reason or "")
+                await self._emit_limited(listener, allowance.reason or "")
             wait_s = LIMITED_S if allowance.wait_s is None else allowance.wait_s
             return self._reject(listener, 429, allowance.reason or "", retry_after_s=math.ceil(wait_s))
-        governor.received(1)
+        limiter.received(1)
         try:
             return await self._accept(listener, admitted)
         finally:
-            governor.settled(1)
+            limiter.settled(1)
 
     async def _accept(self, listener: Listener, admitted: AdmittedMessage) -> IngressResponse:
         try:
@@ -206,25 +206,25 @@ class Ingress:
         if listener is None:
             self._metrics.ingress_received.labels(label).inc()
         self._metrics.ingress_rejected.labels(label, reason).inc()
-        self._rejections.add(listener.about if listener else UNKNOWN_LISTENER, reason, status)
+        self._rejections.add(listener.ref if listener else UNKNOWN_LISTENER, reason, status)
         detail = _DETAILS.get(reason)
         body = {"status": "rejected", "reason": reason} | ({"detail": detail} if detail else {})
         return IngressResponse(status, body, retry_after_s or (1 if status == 503 else 0), closes)
 
-    def _governor(self, listener: Listener) -> FlowLimiter:
+    def _limiter(self, listener: Listener) -> FlowLimiter:
         spec = listener.subscription.spec
         limits = (spec.max_in_flight, spec.limits.max_dispatch_per_sec)
-        found = self._governors.get(listener.name)
+        found = self._limiters.get(listener.name)
         if found is None or (found.max_in_flight, found.max_dispatch_per_sec) != limits:
-            found = self._governors[listener.name] = FlowLimiter(*limits)
+            found = self._limiters[listener.name] = FlowLimiter(*limits)
         return found
 
-    async def _told_limited(self, listener: Listener, reason: str) -> None:
+    async def _emit_limited(self, listener: Listener, reason: str) -> None:
         spec = listener.subscription.spec
         limits = (spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         try:
-            await self._tell(
-                [events.rate_limited(listener.about, reason, *limits, action=LIMITED, emitter=self._emitter)]
+            await self._emit(
+                [events.rate_limited(listener.ref, reason, *limits, action=LIMITED, emitter=self._emitter)]
             )
         except TapeError as error:
             log.warning("a limit could not be journaled: %s", error)

@@ -36,7 +36,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
 
     @property
-    def about(self) -> SubscriptionRef:
+    def ref(self) -> SubscriptionRef:
         """What its events are about."""
         return events.subscription_ref(self.subscription.path, self.subscription_id)
 

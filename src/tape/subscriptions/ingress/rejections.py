@@ -23,43 +23,43 @@ EmitEvents = Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]
 class RejectionEvents:
     """Gathers what was refused and tells it, with its number."""
 
-    def __init__(self, tell: EmitEvents, emitter: str = "ingress") -> None:
-        self._tell = tell
+    def __init__(self, emit: EmitEvents, emitter: str = "ingress") -> None:
+        self._emit = emit
         self._emitter = emitter
         self._counts: Counter[tuple[SubscriptionRef, str, int]] = Counter()
-        self._telling: asyncio.Task[None] | None = None
+        self._emitting: asyncio.Task[None] | None = None
 
-    def add(self, about: SubscriptionRef, reason: str, status: int) -> None:
+    def add(self, ref: SubscriptionRef, reason: str, status: int) -> None:
         """A delivery was refused. `NOBODY` is a listener that does not exist: its name is a stranger's choice."""
-        self._counts[(about, reason, status)] += 1
-        if self._telling is None:
-            self._telling = asyncio.create_task(self._keep_telling())
+        self._counts[(ref, reason, status)] += 1
+        if self._emitting is None:
+            self._emitting = asyncio.create_task(self._emit_periodically())
 
     async def close(self) -> None:
         """Tell what has not been told."""
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
+        if self._emitting is not None:
+            self._emitting.cancel()
+            await asyncio.gather(self._emitting, return_exceptions=True)
         await self._flush()
 
-    async def _keep_telling(self) -> None:
+    async def _emit_periodically(self) -> None:
         try:
             while self._counts:
                 await self._flush()
                 await asyncio.sleep(WINDOW_S)
         finally:
-            self._telling = None
+            self._emitting = None
 
     async def _flush(self) -> None:
         counts, self._counts = self._counts, Counter()
-        told = [
-            events.rejected(about, reason, status, count=count, emitter=self._emitter)
-            for (about, reason, status), count in counts.items()
+        to_emit = [
+            events.rejected(ref, reason, status, count=count, emitter=self._emitter)
+            for (ref, reason, status), count in counts.items()
         ]
-        if not told:
+        if not to_emit:
             return
         try:
-            await self._tell(told)
+            await self._emit(to_emit)
         except TapeError as error:
             if isinstance(error, ApiRefused) and error.http_status < 500:
                 log.error("%d refused deliveries cannot be journaled: %s", counts.total(), error)

@@ -48,11 +48,11 @@ class _DeliveryDispatch:
         return await asyncio.gather(*map(self._one, plans))
 
     async def _one(self, plan: Plan) -> RunDispatchResult:
-        envelope = SourceMessage(
+        message = SourceMessage(
             message_id=plan.message_id, source=plan.source, body=None
         )  # all that counts is in the plan
         try:
-            return await self._dispatch(self._listener, AdmittedMessage(envelope, plan))
+            return await self._dispatch(self._listener, AdmittedMessage(message, plan))
         except TapeError as error:
             is_unavailable = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
             return RunDispatchResult("unavailable" if is_unavailable else "rejected", error=str(error))
@@ -62,11 +62,11 @@ class SpoolingDispatch:
     """Takes deliveries as another does, and keeps in a spool what that one cannot take, where there is one."""
 
     def __init__(
-        self, dispatch: IngressDispatch, replays: Replays, tell: EmitEvents, reveal: Reveal, metrics: Metrics
+        self, dispatch: IngressDispatch, replays: Replays, emit: EmitEvents, reveal: Reveal, metrics: Metrics
     ) -> None:
         self._dispatch = dispatch
         self._replays = replays
-        self._tell = tell
+        self._emit = emit
         self._reveal = reveal
         self._metrics = metrics
         self._open: dict[str, _Open] = {}
@@ -125,9 +125,9 @@ class SpoolingDispatch:
 
         forwarder = forwarder_of(
             listener.subscription,
-            listener.about,
+            listener.ref,
             _DeliveryDispatch(self._dispatch, listener, self._replays(listener)),
-            self._tell,
+            self._emit,
             metrics=self._metrics,
             credential=credential,
             reveal=self._reveal,

@@ -19,7 +19,7 @@ TARGETS: dict[str, Callable[[Subscription, DeploymentSettings], list[dict[str, A
 }
 
 
-def render(subscription: Subscription, target: str, place: DeploymentSettings) -> str:
+def render(subscription: Subscription, target: str, settings: DeploymentSettings) -> str:
     """The manifests of a subscription as one YAML stream, ready for `kubectl apply -f -` or `gcloud run`.
 
     Raises InvalidConfig for one that runs on Spark, which has its own way to a cluster.
@@ -35,5 +35,5 @@ def render(subscription: Subscription, target: str, place: DeploymentSettings) -
     yaml.representer.ignore_aliases = lambda data: True  # the same labels, written out each time
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = StringIO()
-    yaml.dump_all(TARGETS[target](subscription, place), text)
+    yaml.dump_all(TARGETS[target](subscription, settings), text)
     return text.getvalue()

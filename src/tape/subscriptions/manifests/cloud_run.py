@@ -8,7 +8,7 @@ from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.manifests.deployment import DeploymentSettings, command_of, labels_of, name_of, probe
 
 
-def documents(subscription: Subscription, place: DeploymentSettings) -> list[dict[str, Any]]:
+def documents(subscription: Subscription, settings: DeploymentSettings) -> list[dict[str, Any]]:
     """One service, for `gcloud run services replace`."""
     runtime = subscription.spec.runtime
     is_push = subscription.spec.mode == "push"
@@ -16,16 +16,16 @@ def documents(subscription: Subscription, place: DeploymentSettings) -> list[dic
     # A pull source is held open by a running instance; a delivery wakes one up by itself.
     least = 0 if is_push else max(1, keda.min if keda else 1)
     most = runtime.max_instances or (keda.max if keda else 10)
-    command, *arguments = command_of(subscription, place)
+    command, *arguments = command_of(subscription, settings)
     container = {
-        "image": place.image,
+        "image": settings.image,
         "command": [command],
         "args": arguments,
         "ports": [{"name": "http1", "containerPort": 8080}],
         "env": [
             {
                 "name": "TAPE_INTERNAL_API_TOKEN",
-                "valueFrom": {"secretKeyRef": {"name": place.token_secret, "key": "latest"}},
+                "valueFrom": {"secretKeyRef": {"name": settings.token_secret, "key": "latest"}},
             }
         ],
         "resources": {"limits": {"cpu": "1", "memory": "512Mi"}},
@@ -41,7 +41,7 @@ def documents(subscription: Subscription, place: DeploymentSettings) -> list[dic
     template = {
         "metadata": {"annotations": annotations},
         "spec": {
-            "serviceAccountName": place.service_account,
+            "serviceAccountName": settings.service_account,
             "containerConcurrency": runtime.concurrency or 80,
             "timeoutSeconds": 60,
             "containers": [container],

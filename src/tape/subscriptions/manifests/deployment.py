@@ -36,9 +36,9 @@ def labels_of(subscription: Subscription, component: str) -> dict[str, str]:
     }
 
 
-def command_of(subscription: Subscription, place: DeploymentSettings) -> list[str]:
+def command_of(subscription: Subscription, settings: DeploymentSettings) -> list[str]:
     """How the container runs the subscription: the runtime of a pull source, the gateway of a push one."""
-    server = subscription.spec.runtime.server_url or place.server_url
+    server = subscription.spec.runtime.server_url or settings.server_url
     if subscription.spec.mode == "push":
         return ["tape", "gateway", "--server", server, "--listen", "0.0.0.0:8080"]
     # One replica of several that goes away must not stop the others.

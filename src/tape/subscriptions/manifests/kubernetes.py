@@ -8,46 +8,48 @@ from tape.subscriptions.document.spec import KedaSpec, Subscription, Subscriptio
 from tape.subscriptions.manifests.deployment import DeploymentSettings, command_of, labels_of, name_of, probe
 
 
-def documents(subscription: Subscription, place: DeploymentSettings) -> list[dict[str, Any]]:
+def documents(subscription: Subscription, settings: DeploymentSettings) -> list[dict[str, Any]]:
     """Deployment and ScaledObject of the runtime (or of the gateway, with its Service), then those of the pool."""
     keda = subscription.spec.scaling.keda if subscription.spec.scaling else KedaSpec()
-    found = [_deployment(subscription, place, keda)]
+    found = [_deployment(subscription, settings, keda)]
     if subscription.spec.mode == "push":
-        found.append(_service(subscription, place))
+        found.append(_service(subscription, settings))
     trigger = _backlog(subscription.spec, keda)
     if trigger is not None:
         # A pull runtime has to be there to hold its subscription, so it is never scaled to nothing.
-        found.append(_scaled(name_of(subscription), place, max(1, keda.min), keda.max, trigger))
+        found.append(_scaled(name_of(subscription), settings, max(1, keda.min), keda.max, trigger))
     pool = subscription.spec.dispatch.execution_pool or "shared"
-    found.append(_workers(subscription, place, pool))
-    found.append(_scaled(name_of(subscription, "pool", pool), place, 0, keda.max, _tasks(place, pool, keda)))
+    found.append(_workers(subscription, settings, pool))
+    found.append(_scaled(name_of(subscription, "pool", pool), settings, 0, keda.max, _tasks(settings, pool, keda)))
     return found
 
 
-def _deployment(subscription: Subscription, place: DeploymentSettings, keda: KedaSpec) -> dict[str, Any]:
+def _deployment(subscription: Subscription, settings: DeploymentSettings, keda: KedaSpec) -> dict[str, Any]:
     is_push = subscription.spec.mode == "push"
     component = "gateway" if is_push else "runtime"
     container = {
-        **_container(component, place, command_of(subscription, place)),
+        **_container(component, settings, command_of(subscription, settings)),
         "ports": [{"name": "http", "containerPort": 8080}],
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
     }
     # A source that has one consumer must not have two while a new version takes over.
     strategy = "RollingUpdate" if is_push else "Recreate"
-    return _deployment_of(subscription, place, name_of(subscription), component, container, strategy, max(1, keda.min))
+    return _deployment_of(
+        subscription, settings, name_of(subscription), component, container, strategy, max(1, keda.min)
+    )
 
 
-def _workers(subscription: Subscription, place: DeploymentSettings, pool: str) -> dict[str, Any]:
-    command = ["tape", "worker", "--pool", pool, "--url", place.grpc_url]
-    container = _container("worker", place, command)
+def _workers(subscription: Subscription, settings: DeploymentSettings, pool: str) -> dict[str, Any]:
+    command = ["tape", "worker", "--pool", pool, "--url", settings.grpc_url]
+    container = _container("worker", settings, command)
     name = name_of(subscription, "pool", pool)
-    return _deployment_of(subscription, place, name, f"pool-{pool}", container, "RollingUpdate", 1)
+    return _deployment_of(subscription, settings, name, f"pool-{pool}", container, "RollingUpdate", 1)
 
 
 def _deployment_of(
     subscription: Subscription,
-    place: DeploymentSettings,
+    settings: DeploymentSettings,
     name: str,
     component: str,
     container: dict[str, Any],
@@ -56,7 +58,7 @@ def _deployment_of(
 ) -> dict[str, Any]:
     labels = labels_of(subscription, component)
     pod = {
-        "serviceAccountName": place.service_account,
+        "serviceAccountName": settings.service_account,
         # Long enough to finish what is in flight: the runtime drains on SIGTERM.
         "terminationGracePeriodSeconds": 60,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -65,7 +67,7 @@ def _deployment_of(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": name, "namespace": place.namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": settings.namespace, "labels": labels},
         "spec": {
             "replicas": replicas,
             "strategy": {"type": strategy},
@@ -75,11 +77,11 @@ def _deployment_of(
     }
 
 
-def _container(name: str, place: DeploymentSettings, command: list[str]) -> dict[str, Any]:
-    token = {"secretKeyRef": {"name": place.token_secret, "key": "token"}}
+def _container(name: str, settings: DeploymentSettings, command: list[str]) -> dict[str, Any]:
+    token = {"secretKeyRef": {"name": settings.token_secret, "key": "token"}}
     return {
         "name": name,
-        "image": place.image,
+        "image": settings.image,
         "command": command,
         "env": [{"name": "TAPE_INTERNAL_API_TOKEN", "valueFrom": token}],
         "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
@@ -87,11 +89,11 @@ def _container(name: str, place: DeploymentSettings, command: list[str]) -> dict
     }
 
 
-def _service(subscription: Subscription, place: DeploymentSettings) -> dict[str, Any]:
+def _service(subscription: Subscription, settings: DeploymentSettings) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name_of(subscription), "namespace": place.namespace},
+        "metadata": {"name": name_of(subscription), "namespace": settings.namespace},
         "spec": {
             "selector": labels_of(subscription, "gateway"),
             "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
@@ -99,11 +101,11 @@ def _service(subscription: Subscription, place: DeploymentSettings) -> dict[str,
     }
 
 
-def _scaled(name: str, place: DeploymentSettings, least: int, most: int, trigger: dict[str, Any]) -> dict[str, Any]:
+def _scaled(name: str, settings: DeploymentSettings, least: int, most: int, trigger: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
-        "metadata": {"name": name, "namespace": place.namespace},
+        "metadata": {"name": name, "namespace": settings.namespace},
         "spec": {
             "scaleTargetRef": {"name": name},
             "minReplicaCount": least,
@@ -142,11 +144,11 @@ def _backlog(spec: SubscriptionSpec, keda: KedaSpec) -> dict[str, Any] | None:
             return None
 
 
-def _tasks(place: DeploymentSettings, pool: str, keda: KedaSpec) -> dict[str, Any]:
+def _tasks(settings: DeploymentSettings, pool: str, keda: KedaSpec) -> dict[str, Any]:
     metadata = {
-        "url": f"{place.server_url}/api/pools/{pool}",
+        "url": f"{settings.server_url}/api/pools/{pool}",
         "valueLocation": "waiting",
         "targetValue": str(keda.lag_threshold),
         "authMode": "bearer",
     }
-    return {"type": "metrics-api", "metadata": metadata, "authenticationRef": {"name": f"{place.token_secret}-auth"}}
+    return {"type": "metrics-api", "metadata": metadata, "authenticationRef": {"name": f"{settings.token_secret}-auth"}}

@@ -22,11 +22,11 @@ Reveal = Callable[[str], Awaitable[Any]]
 
 async def assemble(
     subscription: Subscription,
-    about: SubscriptionRef,
+    ref: SubscriptionRef,
     dispatch: Dispatch,
     *,
     reveal: Reveal,
-    reporting: EventReporter,
+    reporter: EventReporter,
     metrics: Metrics,
     **more: Any,
 ) -> Runtime:
@@ -35,17 +35,17 @@ async def assemble(
     alias = subscription.spec.spool.credential
     credential = await reveal(alias) if alias and subscription.spec.spool.mode != "off" else None
     # With a spool, what cannot be told waits there, and outlives us; without one it waits in memory.
-    tell = reporting.tell if subscription.spec.spool.mode == "off" else reporting.write
+    emit = reporter.emit if subscription.spec.spool.mode == "off" else reporter.write
     forwarder = forwarder_of(
         subscription,
-        about,
+        ref,
         dispatch,
-        tell,
+        emit,
         metrics=metrics,
         credential=credential,
         reveal=reveal,
     )
-    return Runtime(subscription, about, source, forwarder, reporting=reporting, metrics=metrics, **more)
+    return Runtime(subscription, ref, source, forwarder, reporter=reporter, metrics=metrics, **more)
 
 
 async def source_of(spec: SubscriptionSpec, reveal: Reveal) -> Source:

@@ -39,7 +39,7 @@ class LocalRuntime:
         if subscription.spec.mode != "pull":
             raise InvalidConfig(f"{subscription.path} is pushed to; a server or `tape gateway` takes its deliveries.")
         self.subscription = subscription
-        self.about = SubscriptionRef(subscription.name, subscription.path, new_id())
+        self.ref = SubscriptionRef(subscription.name, subscription.path, new_id())
         self.counts = Counts()
         self.pending = 0
         self.runtime: Runtime | None = None
@@ -57,8 +57,8 @@ class LocalRuntime:
 
     async def run(self, dispatch: Dispatch) -> Counts:
         """Work until told to stop, or until there was enough; what was done."""
-        await self._say("registered", "REGISTERED")
-        await self._say("activated", "ACTIVE")
+        await self._emit_lifecycle("registered", "REGISTERED")
+        await self._emit_lifecycle("activated", "ACTIVE")
         try:
             while not self._stopping.is_set():
                 await self._run_once(dispatch)
@@ -66,17 +66,17 @@ class LocalRuntime:
                     break
                 await self._wait_for_cadence()
         finally:
-            await self._say("draining", "DRAINING")
-            await self._say("deactivated", "DEACTIVATED")
+            await self._emit_lifecycle("draining", "DRAINING")
+            await self._emit_lifecycle("deactivated", "DEACTIVATED")
         return self.counts
 
     async def _run_once(self, dispatch: Dispatch) -> None:
         self.runtime = runtime = await assemble(
             self.subscription,
-            self.about,
+            self.ref,
             dispatch,
             reveal=self._reveal,
-            reporting=EventReporter(self._trail.write),
+            reporter=EventReporter(self._trail.write),
             metrics=Metrics(),
             until_empty=self.subscription.spec.activation == "scheduled",
             once=self._once,
@@ -102,21 +102,21 @@ class LocalRuntime:
         except TimeoutError:
             pass
 
-    async def _note(self, envelopes: Sequence[SourceMessage]) -> None:
+    async def _note(self, messages: Sequence[SourceMessage]) -> None:
         source = self.subscription.spec.source
-        told = []
-        for each in envelopes:
+        to_emit = []
+        for each in messages:
             headers = {name: values[0] if len(values) == 1 else list(values) for name, values in each.headers.items()}
-            told.append(events.received(self.about, source, each.message_id, headers))
-        await self._trail.write(told)
+            to_emit.append(events.received(self.ref, source, each.message_id, headers))
+        await self._trail.write(to_emit)
 
     async def _reveal(self, alias: str) -> Any:
         if self._credential is None:
             raise InvalidConfig(f"{self.subscription.path} needs the credential {alias!r}: --credential FILE gives it.")
         return self._credential
 
-    async def _say(self, verb: events.Verb, state: str) -> None:
-        await self._trail.write([events.lifecycle(self.about, verb, state, 0, emitter="subscribe_runtime")])
+    async def _emit_lifecycle(self, verb: events.Verb, state: str) -> None:
+        await self._trail.write([events.lifecycle(self.ref, verb, state, 0, emitter="subscribe_runtime")])
 
 
 def read_credential(file: Path) -> Any:

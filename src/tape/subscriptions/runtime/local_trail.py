@@ -50,44 +50,44 @@ class Trail:
         self._file.flush()
 
 
-def started_events(about: SubscriptionRef, plan: Plan, execution_id: int) -> list[SubscriptionEvent]:
+def started_events(ref: SubscriptionRef, plan: Plan, execution_id: int) -> list[SubscriptionEvent]:
     """What a trail tells of a plan that became a run, here or on a server."""
     context = {
-        "subscription": about.path,
-        "parent_execution_id": about.subscription_id,
+        "subscription": ref.path,
+        "parent_execution_id": ref.subscription_id,
         "message_id": plan.message_id,
         "playbook": plan.playbook,
         "pool": plan.pool or None,
     }
-    told = [events.local(about, "playbook.started", "STARTED", execution_id, context, plan.trace)]
+    to_emit = [events.local(ref, "playbook.started", "STARTED", execution_id, context, plan.trace)]
     if plan.changed_something:
-        told.append(events.directives_applied(about, plan, execution_id, emitter="subscribe_runtime"))
-    return told
+        to_emit.append(events.directives_applied(ref, plan, execution_id, emitter="subscribe_runtime"))
+    return to_emit
 
 
 class TrailDispatch:
     """Has a server run plans, and tells the trail which run each became; how runs end is on the server's journal."""
 
-    def __init__(self, dispatch: ServerDispatch, about: SubscriptionRef, trail: Trail) -> None:
+    def __init__(self, dispatch: ServerDispatch, ref: SubscriptionRef, trail: Trail) -> None:
         self._dispatch = dispatch
-        self._about = about
+        self._ref = ref
         self._trail = trail
 
     async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Dispatch the plans; each has its own answer."""
-        return await self._tell(plans, await self._dispatch(plans))
+        return await self._emit(plans, await self._dispatch(plans))
 
     async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
         """Dispatch the plans, those of a lane in their order."""
-        return await self._tell(plans, await self._dispatch.in_lanes(plans, lanes))
+        return await self._emit(plans, await self._dispatch.in_lanes(plans, lanes))
 
-    async def _tell(self, plans: Sequence[Plan], answers: list[RunDispatchResult]) -> list[RunDispatchResult]:
-        told: list[SubscriptionEvent] = []
+    async def _emit(self, plans: Sequence[Plan], answers: list[RunDispatchResult]) -> list[RunDispatchResult]:
+        to_emit: list[SubscriptionEvent] = []
         for plan, answer in zip(plans, answers, strict=True):
             if answer.outcome == "started":
-                told += started_events(self._about, plan, answer.execution_id)
+                to_emit += started_events(self._ref, plan, answer.execution_id)
             elif answer.outcome == "duplicate" and plan.dedup is not None:
-                told.append(events.deduplicated(self._about, plan.dedup.key, answer.execution_id))
-        if told:
-            await self._trail.write(told)
+                to_emit.append(events.deduplicated(self._ref, plan.dedup.key, answer.execution_id))
+        if to_emit:
+            await self._trail.write(to_emit)
         return answers

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STATE_S = 2.0
-PATIENCE = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
+SERVER_RETRY = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
 
 
 class RemoteRuntime:
@@ -58,10 +58,10 @@ class RemoteRuntime:
         subscription = await self._load()
         if subscription is None:
             return Counts()
-        status = await self._patiently(lambda: self._control.register(self.path))
+        status = await self._call_until_reachable(lambda: self._control.register(self.path))
         subscription_id = int(status["subscription_id"])
         if status["state"] == "REGISTERED":
-            status = await self._patiently(lambda: self._control.act(subscription_id, "activate"))
+            status = await self._call_until_reachable(lambda: self._control.act(subscription_id, "activate"))
         self._state = status["state"]
         place, spec = subscription_ref(self.path, subscription_id), subscription.spec
         dispatch = ServerDispatch(
@@ -76,7 +76,7 @@ class RemoteRuntime:
             place,
             dispatch,
             reveal=self._reveal,
-            reporting=EventReporter(self._write, self._worker_id),
+            reporter=EventReporter(self._write, self._worker_id),
             metrics=self.metrics,
             state=lambda: self._state,
         )
@@ -92,7 +92,7 @@ class RemoteRuntime:
         return counts
 
     async def _load(self) -> Subscription | None:
-        content = await self._patiently(lambda: self._control.document(self.path))
+        content = await self._call_until_reachable(lambda: self._control.document(self.path))
         if self._stopping.is_set():
             return None
         subscription = parse_subscription(content)
@@ -129,7 +129,7 @@ class RemoteRuntime:
             log.warning("%s: not deactivated: %s", self.path, error)
 
     async def _reveal(self, alias: str) -> Any:
-        return await self._patiently(lambda: self._control.credential(alias))
+        return await self._call_until_reachable(lambda: self._control.credential(alias))
 
     async def _write(self, events: Sequence[SubscriptionEvent]) -> None:
         try:
@@ -139,7 +139,7 @@ class RemoteRuntime:
                 raise PayloadTooLarge(f"the server does not take the events: {error}") from error
             raise
 
-    async def _patiently(self, call: Callable[[], T]) -> T:
+    async def _call_until_reachable(self, call: Callable[[], T]) -> T:
         """What a call gives; while the server is away it is tried again, until we are told to stop."""
         attempt = 0
         while True:
@@ -151,6 +151,6 @@ class RemoteRuntime:
                 if self._stopping.is_set():
                     raise
                 try:
-                    await asyncio.wait_for(self._stopping.wait(), PATIENCE.delay(attempt))
+                    await asyncio.wait_for(self._stopping.wait(), SERVER_RETRY.delay(attempt))
                 except TimeoutError:
                     pass

@@ -33,8 +33,7 @@ from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
-from tape.subscriptions.message import SourceMessage, message_fields
-from tape.subscriptions.received import message_of
+from tape.subscriptions.message import SourceMessage, message_fields, message_of
 from tape.subscriptions.routing import Plan, resolve
 from tape.subscriptions.runtime.flow_limits import Allowance, FlowLimiter
 
@@ -81,11 +80,11 @@ class Runtime:
     def __init__(
         self,
         subscription: Subscription,
-        about: SubscriptionRef,
+        ref: SubscriptionRef,
         source: Source,
         forwarder: Forwarder,
         *,
-        reporting: EventReporter,
+        reporter: EventReporter,
         metrics: Metrics,
         state: State = lambda: "ACTIVE",
         until_empty: bool = False,
@@ -95,13 +94,13 @@ class Runtime:
         on_messages: Callable[[Sequence[SourceMessage]], Awaitable[None]] | None = None,
     ) -> None:
         self.subscription = subscription
-        self.about = about
+        self.ref = ref
         self.counts = Counts()
         self.is_connected = False
         self._was_connected = False
         self._source = source
         self._forwarder = forwarder
-        self._reporting = reporting
+        self._reporter = reporter
         self._metrics = metrics
         self._state = state
         self._until_empty = until_empty
@@ -110,15 +109,15 @@ class Runtime:
         self._backoff = backoff
         self._on_messages = on_messages
         spec = subscription.spec
-        self.governor = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        self.limiter = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         self._stopping = asyncio.Event()
         self._fetched: asyncio.Queue[list[Delivery] | None] = asyncio.Queue(maxsize=1)
         self._held_in_a_row = 0
         # Who waits for a circuit rests no longer than that does: its next probe is one of those that rest.
         probe_after_s = spec.spool.circuit.probe_after_ms / 1_000
         self._most_in_a_row = 1 + int(math.log2(max(1.0, probe_after_s / max(backoff.initial_interval_s, 0.001))))
-        self._late: list[str] = []
-        self._trouble: SourceError | None = None
+        self._unsettled: list[str] = []
+        self._source_error: SourceError | None = None
         self._asked_lag_at = 0.0
 
     def stop(self) -> None:
@@ -133,11 +132,11 @@ class Runtime:
     async def run(self) -> Counts:
         """Work until told to stop. An outage is waited for; raises what no waiting mends: a wrong setting, or, at the
         start, a stream, topic or subscription that is not there."""
-        if not await self._find_place():
+        if not await self._open_spool():
             await self._forwarder.close()
             return self.counts
         upkeep = asyncio.create_task(self._forwarder.run(), name="tape-forwarder")
-        handling = asyncio.create_task(self._hand_on(), name="tape-handing-on")
+        handling = asyncio.create_task(self._dispatch_loop(), name="tape-handing-on")
         fetching = asyncio.create_task(self._fetch(), name="tape-fetching")
         ending: asyncio.Task[None] | None = None
         try:
@@ -157,33 +156,33 @@ class Runtime:
             with contextlib.suppress(KeyError):  # a number that nobody looks after any more is no number
                 self._metrics.source_lag.remove(self.subscription.path)
             await self._source.close()
-            await self._reporting.flush()
+            await self._reporter.flush()
             await self._forwarder.close()
         return self.counts
 
-    async def _find_place(self) -> bool:
+    async def _open_spool(self) -> bool:
         """Open the spool, however long that takes: what waits there goes first. False if we are to stop before."""
         attempt = 0
-        while not self._is_over:
+        while not self._is_ending:
             try:
                 await self._forwarder.start()
                 return True
             except SpoolUnavailable as error:
                 attempt += 1
                 log.warning("%s: waiting for the spool: %s", self.subscription.path, error)
-                await self._rest(self._backoff.delay(attempt))
+                await self._sleep(self._backoff.delay(attempt))
         return False
 
     # ── fetching ─────────────────────────────────────────────────────────────────────────────────
 
     async def _fetch(self) -> None:
         if await self._connect(None):
-            while not self._is_over:
+            while not self._is_ending:
                 await self._fetch_some()
 
     async def _fetch_some(self) -> None:
         if self._state() == "PAUSED":
-            await self._give_back()
+            await self._release_source()
             await self._idle()
             return
         wanted = self._forwarder.may_fetch()
@@ -192,33 +191,33 @@ class Runtime:
             return
         batch = min(self.subscription.spec.runtime.batch, self._left())
         if batch == 0:
-            await self._rest(IDLE_S / 10)
+            await self._sleep(IDLE_S / 10)
             return
-        allowance = self.governor.allow(batch if wanted is None else min(wanted, batch))
+        allowance = self.limiter.allow(batch if wanted is None else min(wanted, batch))
         if allowance.has_begun:
-            await self._say_limited(allowance)
+            await self._emit_limited(allowance)
         if allowance.batch == 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_S):
-                    await self.governor.wait(allowance)
+                    await self.limiter.wait(allowance)
             return
-        if self._trouble is not None:
-            await self._connect(self._trouble)
+        if self._source_error is not None:
+            await self._connect(self._source_error)
             return
         try:
-            await self._look_at_lag()
+            await self._measure_lag()
             found = await self._polled(allowance.batch)
         except SourceError as error:
             await self._connect(error)
             return
         if not found:
-            await self._reporting.flush()
-            await self._rest(SHORT_S)  # a source that does not wait must not keep the processor busy
-            if self._until_empty and self.governor.in_flight == 0:
+            await self._reporter.flush()
+            await self._sleep(SHORT_S)  # a source that does not wait must not keep the processor busy
+            if self._until_empty and self.limiter.in_flight == 0:
                 self.stop()
             return
         self.counts.received += len(found)
-        self.governor.received(len(found))
+        self.limiter.received(len(found))
         self._metrics.messages_received.labels(self.subscription.spec.source).inc(len(found))
         await self._fetched.put(found)
         if self._once:
@@ -227,11 +226,11 @@ class Runtime:
     async def _idle(self) -> None:
         """Fetch nothing for a while. What waits at the source is looked at all the same: now it grows."""
         try:
-            await self._look_at_lag()
+            await self._measure_lag()
         except SourceError as error:
             await self._connect(error)
             return
-        await self._rest(IDLE_S)
+        await self._sleep(IDLE_S)
 
     def _left(self) -> int:
         """How many more messages may be fetched. One that failed counts: it was tried."""
@@ -240,7 +239,7 @@ class Runtime:
         left = self._max_messages - self.counts.tried
         if left <= 0:
             self.stop()
-        return max(left - self.governor.in_flight, 0)
+        return max(left - self.limiter.in_flight, 0)
 
     async def _polled(self, limit: int) -> list[Delivery]:
         """What the source has. A stop does not wait for one that has nothing."""
@@ -258,13 +257,13 @@ class Runtime:
         began, attempt, source = time.monotonic(), 0, self.subscription.spec.source
         error = lost
         self.is_connected = False
-        while not self._is_over:
+        while not self._is_ending:
             if error is not None:
                 attempt += 1
                 log.warning("%s: %s", self.subscription.path, error)
                 if attempt == 1:
-                    await self._reporting.tell([events.source_lost(self.about, source, str(error))])
-                await self._rest(self._backoff.delay(attempt) if attempt > 1 or lost is None else 0.0)
+                    await self._reporter.emit([events.source_lost(self.ref, source, str(error))])
+                await self._sleep(self._backoff.delay(attempt) if attempt > 1 or lost is None else 0.0)
             try:
                 await self._source.open()
             except SourceMisconfigured:
@@ -278,21 +277,21 @@ class Runtime:
                 error = problem
                 continue
             self.is_connected = self._was_connected = True
-            await self._settle_late()
+            await self._settle_delayed()
             if error is not None:
                 self.counts.reconnects += 1
                 outage_ms = int((time.monotonic() - began) * 1_000)
-                await self._reporting.tell([events.source_restored(self.about, source, outage_ms)])
+                await self._reporter.emit([events.source_restored(self.ref, source, outage_ms)])
             return True
         return False
 
-    async def _give_back(self) -> None:
+    async def _release_source(self) -> None:
         try:
             await self._source.release()
         except SourceError as error:
             log.warning("%s: %s", self.subscription.path, error)
 
-    async def _look_at_lag(self) -> None:
+    async def _measure_lag(self) -> None:
         now = time.monotonic()
         if now - self._asked_lag_at < LAG_EVERY_S:
             return
@@ -302,25 +301,25 @@ class Runtime:
 
     # ── handing on ───────────────────────────────────────────────────────────────────────────────
 
-    async def _hand_on(self) -> None:
+    async def _dispatch_loop(self) -> None:
         while (deliveries := await self._fetched.get()) is not None:
             try:
-                await self._hand_on_some(deliveries)
+                await self._dispatch_batch(deliveries)
             except TapeError as error:
                 log.warning(
                     "%s: %d messages stay with their source: %s", self.subscription.path, len(deliveries), error
                 )
                 await self._settle([], [], {1: [delivery.receipt for delivery in deliveries]})
             finally:
-                self.governor.settled(len(deliveries))
+                self.limiter.settled(len(deliveries))
 
-    async def _hand_on_some(self, fetched: list[Delivery]) -> None:
+    async def _dispatch_batch(self, fetched: list[Delivery]) -> None:
         deliveries = [each for each in fetched if not self._source.comes_again(each.receipt)]
         if not deliveries:
             return
         messages = [self._planned(delivery) for delivery in deliveries]
         if self._on_messages is not None:
-            await self._on_messages([envelope for envelope, _ in messages])
+            await self._on_messages([message for message, _ in messages])
         answers = await self._forwarder.forward(messages, [delivery.patience for delivery in deliveries])
         if (size := self.subscription.spec.dispatch_batch) > 1 and len(messages) > 1:
             source = self.subscription.spec.source
@@ -328,23 +327,23 @@ class Runtime:
             self._metrics.batch_messages.labels(source).inc(len(messages))
         safe: list[str] = []
         again: defaultdict[int, list[str]] = defaultdict(list)
-        given_up: list[str] = []
+        dead_lettered: list[str] = []
         is_stuck = not any(answer.is_durable for answer in answers)
         self._held_in_a_row = min(self._held_in_a_row + 1, self._most_in_a_row) if is_stuck else 0
-        for delivery, (envelope, plan), answer in zip(deliveries, messages, answers, strict=True):
+        for delivery, (message, plan), answer in zip(deliveries, messages, answers, strict=True):
             self._count(plan, answer)
             if answer.is_durable:
                 safe.append(delivery.receipt)
-            elif answer.outcome == "rejected" and await self._is_put_aside(delivery, envelope, answer):
-                given_up.append(delivery.receipt)
+            elif answer.outcome == "rejected" and await self._is_dead_lettered(delivery, message, answer):
+                dead_lettered.append(delivery.receipt)
             else:
                 times = delivery.deliveries if answer.outcome == "rejected" else self._held_in_a_row
                 again[times].append(delivery.receipt)
-        await self._settle(safe, given_up, again)
+        await self._settle(safe, dead_lettered, again)
 
     def _planned(self, delivery: Delivery) -> tuple[SourceMessage, Plan]:
-        envelope = message_of(self.subscription.spec.source, delivery)
-        return envelope, resolve(self.subscription, envelope)
+        message = message_of(self.subscription.spec.source, delivery)
+        return message, resolve(self.subscription, message)
 
     def _count(self, plan: Plan, answer: RunDispatchResult) -> None:
         source = self.subscription.spec.source
@@ -359,22 +358,22 @@ class Runtime:
             self.counts.failed += 1
             log.warning("%s: message %s: %s", self.subscription.path, plan.message_id, answer.error or answer.outcome)
 
-    async def _is_put_aside(self, delivery: Delivery, envelope: SourceMessage, answer: RunDispatchResult) -> bool:
+    async def _is_dead_lettered(self, delivery: Delivery, message: SourceMessage, answer: RunDispatchResult) -> bool:
         """Whether a message that is refused time and again is told as a dead letter and may be given up.
 
         It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
         """
         if delivery.deliveries < MAX_DELIVERIES and delivery.patience.deliveries_left != 0:
             return False
-        message = message_fields(envelope, self.subscription.spec.headers, envelope.data)
+        fields = message_fields(message, self.subscription.spec.headers, message.data)
         try:
             try:
-                await self._reporting.write([self._letter(delivery, answer, message)])
+                await self._reporter.write([self._dead_letter(delivery, answer, fields)])
             except PayloadTooLarge:
                 if delivery.deliveries > MAX_DELIVERIES and not self._source.keeps_settled:
                     return False  # told before, and still at its source
-                rest = {**message, "data": None, "bytes": len(delivery.body or b"")}
-                await self._reporting.write([self._letter(delivery, answer, rest)])
+                rest = {**fields, "data": None, "bytes": len(delivery.body or b"")}
+                await self._reporter.write([self._dead_letter(delivery, answer, rest)])
                 if not self._source.keeps_settled:
                     return False
         except TapeError as error:
@@ -384,9 +383,9 @@ class Runtime:
         self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
         return True
 
-    def _letter(self, delivery: Delivery, answer: RunDispatchResult, message: dict[str, Any]) -> SubscriptionEvent:
+    def _dead_letter(self, delivery: Delivery, answer: RunDispatchResult, message: dict[str, Any]) -> SubscriptionEvent:
         return events.dead_lettered(
-            self.about,
+            self.ref,
             delivery.message_id,
             0,
             "",
@@ -396,21 +395,21 @@ class Runtime:
             emitter="subscription_runtime",
         )
 
-    async def _settle(self, safe: list[str], given_up: list[str], again: Mapping[int, list[str]]) -> None:
+    async def _settle(self, safe: list[str], dead_lettered: list[str], again: Mapping[int, list[str]]) -> None:
         """Acknowledge, give up, or let come again; those that failed more often come later."""
         try:
             await self._source.ack(safe)
-            await self._source.term(given_up)
+            await self._source.term(dead_lettered)
             for times, receipts in again.items():
                 await self._source.nack(receipts, self._backoff.delay(times))
         except SourceError as error:
             # Told to the source once more when it is back; otherwise it delivers them again, and dedup knows them.
             log.warning("%s: %d messages are not settled: %s", self.subscription.path, len(safe), error)
-            self._late += safe
-            self._trouble = error
+            self._unsettled += safe
+            self._source_error = error
 
-    async def _settle_late(self) -> None:
-        late, self._late, self._trouble = self._late, [], None
+    async def _settle_delayed(self) -> None:
+        late, self._unsettled, self._source_error = self._unsettled, [], None
         try:
             await self._source.ack(late)
         except SourceError as error:
@@ -418,19 +417,19 @@ class Runtime:
 
     # ── saying, and waiting ──────────────────────────────────────────────────────────────────────
 
-    async def _say_limited(self, allowance: Allowance) -> None:
+    async def _emit_limited(self, allowance: Allowance) -> None:
         reason = allowance.reason or ""
         self._metrics.rate_limited.labels(self.subscription.spec.source, reason).inc()
-        limits = self.governor
-        await self._reporting.tell(
-            [events.rate_limited(self.about, reason, limits.max_in_flight, limits.max_dispatch_per_sec)]
+        limits = self.limiter
+        await self._reporter.emit(
+            [events.rate_limited(self.ref, reason, limits.max_in_flight, limits.max_dispatch_per_sec)]
         )
 
     @property
-    def _is_over(self) -> bool:
+    def _is_ending(self) -> bool:
         return self._stopping.is_set() or self._state() in ("DRAINING", "DEACTIVATED")
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         await self._unless_stopped(asyncio.sleep(seconds))
 
     async def _unless_stopped(self, work: Awaitable[Any]) -> None:

@@ -73,17 +73,17 @@ class RuntimeSupervisor:
         self._states: dict[int, str] = {}
         self._running: dict[str, _Running] = {}
         self._failures: dict[str, tuple[int, float]] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._poll_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to look."""
-        self._looking = asyncio.create_task(self._keep_looking(), name="tape-hosting")
+        self._poll_task = asyncio.create_task(self._poll(), name="tape-hosting")
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Let every runtime finish what it has, for so long, and let go of their subscriptions."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+            await asyncio.gather(self._poll_task, return_exceptions=True)
         for running in self._running.values():
             running.stop()
         tasks = [running.task for running in self._running.values() if running.task is not None]
@@ -93,17 +93,17 @@ class RuntimeSupervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_looking(self) -> None:
+    async def _poll(self) -> None:
         while True:
             try:
-                await self._look()
+                await self._poll_once()
             except TapeError as error:
                 log.warning("subscriptions cannot be looked at, trying again: %s", error)
             await asyncio.sleep(LOOK_S)
 
-    async def _look(self) -> None:
+    async def _poll_once(self) -> None:
         found = await self._database.read(_alive)
-        await self._learn(found)
+        await self._load_documents(found)
         self._states = {seen.subscription_id: seen.state for seen in found}
         if self._running:
             paths, until = list(self._running), now_ms() + LEASE_MS
@@ -119,9 +119,9 @@ class RuntimeSupervisor:
         for seen in found:
             subscription = self._documents.get(seen.catalog_id)
             if subscription is not None and seen.path not in self._running:
-                await self._consider(seen, subscription)
+                await self._start_if_due(seen, subscription)
 
-    async def _consider(self, seen: LiveRegistration, subscription: Subscription) -> None:
+    async def _start_if_due(self, seen: LiveRegistration, subscription: Subscription) -> None:
         if time.monotonic() < self._failures.get(seen.path, (0, 0.0))[1]:
             return
         now, until = now_ms(), now_ms() + LEASE_MS
@@ -144,21 +144,21 @@ class RuntimeSupervisor:
 
     async def _run(self, running: _Running, is_scheduled: bool) -> None:
         seen, subscription = running.seen, running.subscription
-        about = events.subscription_ref(seen.path, seen.subscription_id)
-        reporting = EventReporter(self._write_events, self._holder)
+        ref = events.subscription_ref(seen.path, seen.subscription_id)
+        reporter = EventReporter(self._write_events, self._holder)
         try:
             running.runtime = runtime = await assemble(
                 subscription,
-                about,
+                ref,
                 WriterDispatch(
                     self._database,
-                    about,
+                    ref,
                     self._journal.max_payload_bytes,
                     batch_max=subscription.spec.dispatch_batch,
                     worker_id=self._holder,
                 ),
                 reveal=self._reveal,
-                reporting=reporting,
+                reporter=reporter,
                 metrics=self._database.metrics,
                 state=lambda: self._states.get(seen.subscription_id, "DEACTIVATED"),
                 until_empty=is_scheduled,
@@ -182,12 +182,12 @@ class RuntimeSupervisor:
                 exc_info=not isinstance(error, TapeError),
             )
             if attempt == 1:
-                await reporting.tell([events.source_lost(about, subscription.spec.source, str(error))])
+                await reporter.emit([events.source_lost(ref, subscription.spec.source, str(error))])
         finally:
             del self._running[seen.path]
             await self._database.write(lambda tx: leases.release(tx, seen.path, self._holder))
 
-    async def _learn(self, found: Sequence[LiveRegistration]) -> None:
+    async def _load_documents(self, found: Sequence[LiveRegistration]) -> None:
         """Read the documents that are new; only those of subscriptions that run here are kept."""
         for seen in found:
             if seen.catalog_id not in self._documents:
@@ -196,8 +196,8 @@ class RuntimeSupervisor:
         known = {seen.catalog_id for seen in found}
         self._documents = {number: document for number, document in self._documents.items() if number in known}
 
-    async def _write_events(self, told: Sequence[SubscriptionEvent]) -> None:
-        await self._journal.append([event.draft() for event in told])
+    async def _write_events(self, to_emit: Sequence[SubscriptionEvent]) -> None:
+        await self._journal.append([event.draft() for event in to_emit])
 
 
 def _alive(reader: Reader | Transaction) -> list[LiveRegistration]:

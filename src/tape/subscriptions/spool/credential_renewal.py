@@ -36,54 +36,54 @@ class RenewingBackend:
         self._subscription = subscription
         self._credential = credential
         self._reveal = reveal
-        self._place = open_backend(spool, subscription, credential)
+        self._backend = open_backend(spool, subscription, credential)
         self._renewing = asyncio.Lock()
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         """Write objects, replacing those of the same key; all are durable on return."""
-        await self._tried(lambda place: place.put(area, objects))
+        await self._tried(lambda backend: backend.put(area, objects))
 
     async def get(self, area: Area, key: str) -> bytes | None:
         """An object's bytes; None if there is no such object."""
-        return await self._tried(lambda place: place.get(area, key))
+        return await self._tried(lambda backend: backend.get(area, key))
 
     async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
         """Several objects' bytes, in the order of the keys; None for each that is not there."""
-        return await self._tried(lambda place: place.get_many(area, keys))
+        return await self._tried(lambda backend: backend.get_many(area, keys))
 
     async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
         """The first objects whose key comes after another, in the order of their keys."""
-        return await self._tried(lambda place: place.page(area, after, limit))
+        return await self._tried(lambda backend: backend.page(area, after, limit))
 
     async def measure(self, area: Area) -> AreaSize:
         """How much an area holds, from one listing."""
-        return await self._tried(lambda place: place.measure(area))
+        return await self._tried(lambda backend: backend.measure(area))
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
         """Remove objects; it is no error if one is gone already."""
-        await self._tried(lambda place: place.delete(area, keys))
+        await self._tried(lambda backend: backend.delete(area, keys))
 
     async def claim(self) -> bool:
         """Whether this process may drain now."""
-        return await self._tried(lambda place: place.claim())
+        return await self._tried(lambda backend: backend.claim())
 
     async def release(self) -> None:
         """Let another process drain."""
-        await self._place.release()
+        await self._backend.release()
 
     async def close(self) -> None:
         """Let go of connections."""
-        await self._place.close()
+        await self._backend.close()
 
     async def _tried(self, work: Callable[[SpoolBackend], Awaitable[T]]) -> T:
-        place = self._place
+        backend = self._backend
         try:
-            return await work(place)
+            return await work(backend)
         except SpoolUnavailable:
             async with self._renewing:
-                if self._place is place and not await self._is_renewed():
+                if self._backend is backend and not await self._is_renewed():
                     raise
-        return await work(self._place)
+        return await work(self._backend)
 
     async def _is_renewed(self) -> bool:
         try:
@@ -95,7 +95,7 @@ class RenewingBackend:
         if credential == self._credential:
             return False
         log.warning("The spool of %s has another credential now.", self._subscription)
-        old, self._place = self._place, open_backend(self._spool, self._subscription, credential)
+        old, self._backend = self._backend, open_backend(self._spool, self._subscription, credential)
         self._credential = credential
         await old.close()
         return True

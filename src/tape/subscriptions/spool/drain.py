@@ -61,8 +61,8 @@ async def drain(
         if spool.items and this.saw_everything:
             await spool.open()  # another process, at the same place, has let some of them go
         elif spool.items != report.remaining:
-            spool.front.begin_anew()
-            await spool.look_at_front()
+            spool.front.reset()
+            await spool.refresh_oldest()
         report.remaining = spool.items
         return report
 
@@ -86,19 +86,19 @@ class _DrainPass:
         self.pace = spool.pace
         self.stalled: set[Lane] = set()
         self.saw_everything = False
-        self.is_told = False
+        self.has_emitted_start = False
         self.left_ms: list[int] = []  # since when the oldest of those waits that stay behind
 
     async def run(self) -> None:
         async for some in self._listed():
             lanes = await self._lanes(some)
-            while lanes and not self._is_over():
+            while lanes and not self._is_ending():
                 await self._round(lanes)
-            if self._is_over():
+            if self._is_ending():
                 return
         self.saw_everything = not self.stalled
 
-    def _is_over(self) -> bool:
+    def _is_ending(self) -> bool:
         # With one lane for all there is nothing behind a stalled head that may pass it.
         return self.stopping() or (self.spool.rules.ordering == "global" and bool(self.stalled))
 
@@ -121,7 +121,7 @@ class _DrainPass:
             some = page[start : start + _READS]
             read = await self.spool.backend.get_many(Area.LIVE, [stored.key for stored in some])
             for stored, data in zip(some, read, strict=True):
-                item = await self._unpacked(stored, data)
+                item = await self._decode_or_quarantine(stored, data)
                 if item is None:
                     continue
                 lane = self.spool.rules.lane(item.downstream, item.ordering_key, item.key)
@@ -129,9 +129,9 @@ class _DrainPass:
                     lanes.setdefault(lane, deque()).append((item, stored.size))
         return lanes
 
-    async def _unpacked(self, stored: StoredObject, data: bytes | None) -> SpoolItem | None:
+    async def _decode_or_quarantine(self, stored: StoredObject, data: bytes | None) -> SpoolItem | None:
         try:
-            return await self.spool.unpacked(stored, data)
+            return await self.spool.decode_or_quarantine(stored, data)
         except DamagedSpoolItem:
             self.report.quarantined.append(stored.key)
             return None
@@ -146,9 +146,9 @@ class _DrainPass:
             going += self._going(lanes, lane, share)
         if not going:
             return
-        if not self.is_told:
-            self.is_told = True
-            await self.spool.tell([events.spool_draining(self.spool.about, self.spool.items)])
+        if not self.has_emitted_start:
+            self.has_emitted_start = True
+            await self.spool.emit([events.spool_draining(self.spool.subscription, self.spool.items)])
         await self.pace.wait(len(going))
         with self.spool.replaying([item.key for _, item, _ in going]):
             answers = await self.replay([item for _, item, _ in going], [lane for lane, _, _ in going])
@@ -157,12 +157,16 @@ class _DrainPass:
     def _going(self, lanes: Lanes, lane: Lane, share: int) -> list[tuple[Lane, SpoolItem, int]]:
         """Those at the front of a lane that may go now; a lane of which nothing may go is stalled."""
         waiting = lanes[lane]
-        while waiting and self.spool.has_left(waiting[0][0].key):
+        while waiting and self.spool.is_evicted(waiting[0][0].key):
             waiting.popleft()
         going: list[tuple[Lane, SpoolItem, int]] = []
         for item, size in islice(waiting, share):
             # A circuit that lets a single probe pass says no to the second.
-            if self.spool.has_left(item.key) or item.key in self.spool.untold or not self.may_pass(item.downstream):
+            if (
+                self.spool.is_evicted(item.key)
+                or item.key in self.spool.unemitted
+                or not self.may_pass(item.downstream)
+            ):
                 break
             going.append((lane, item, size))
         if not waiting:
@@ -177,15 +181,17 @@ class _DrainPass:
         self, lanes: Lanes, going: list[tuple[Lane, SpoolItem, int]], answers: list[RunDispatchResult]
     ) -> None:
         gone: list[tuple[SpoolItem, int]] = []
-        told = []
+        to_emit = []
         stopped: set[Lane] = set()
         for (lane, item, size), answer in zip(going, answers, strict=True):
             if lane in stopped:
                 continue  # behind one that did not go: it stays where it is
             if answer.outcome in ("started", "duplicate"):
                 gone.append((item, size))
-                told.append(
-                    events.replayed(self.spool.about, item.message_id, item.recv_seq, item.ref, answer.execution_id)
+                to_emit.append(
+                    events.replayed(
+                        self.spool.subscription, item.message_id, item.recv_seq, item.ref, answer.execution_id
+                    )
                 )
                 self.report.replayed += answer.outcome == "started"
                 self.report.deduped += answer.outcome == "duplicate"
@@ -198,7 +204,7 @@ class _DrainPass:
             self._step(lanes, lane)
         if gone:
             # Told before it is removed: after a crash in between it is told again, and never not at all.
-            await self.spool.tell(told)
+            await self.spool.emit(to_emit)
             await self.spool.remove(gone)
 
     async def _is_poison(self, item: SpoolItem, size: int) -> bool:
@@ -206,7 +212,7 @@ class _DrainPass:
         if item.attempts < max(1, self.spool.rules.max_replay_attempts):
             await self.spool.rewrite(item, size)
             return False
-        await self.spool.give_up([(item, size)], "max_replay_attempts")
+        await self.spool.dead_letter([(item, size)], "max_replay_attempts")
         self.report.dead_lettered.append(item.key)
         return True
 

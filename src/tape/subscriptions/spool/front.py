@@ -28,7 +28,7 @@ class SpoolFront:
         if self._ahead and self._ahead[0] == first:
             self._passed = self._ahead.popleft().key
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Something came back to the front, or was passed and has stayed."""
         self._ahead.clear()
         self._passed = ""

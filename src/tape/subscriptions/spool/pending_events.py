@@ -24,7 +24,7 @@ _AT_ONCE = 10_000  # names held at once
 _TOGETHER = 20  # what was kept at so many times is told in one request,
 _TOGETHER_BYTES = 512 << 10  # if it is not larger than this
 _TOGETHER_EVENTS = 500
-MAX_HOMELESS = 10_000
+MAX_IN_MEMORY = 10_000
 # A server that takes longer is as good as away: nobody waits for it who has a message to keep.
 ANSWER_S = 5.0
 
@@ -39,15 +39,15 @@ class PendingEvents:
     def __init__(
         self,
         backend: SpoolBackend,
-        tell: EmitEvents,
+        emit: EmitEvents,
         seen: Callable[[Sequence[SubscriptionEvent]], None] = lambda events: None,
     ) -> None:
         self._backend = backend
-        self._tell = tell
+        self._emit = emit
         self._seen = seen
         self._has_kept = False
         self._keeping = 0
-        self._homeless: list[SubscriptionEvent] = []
+        self._in_memory: list[SubscriptionEvent] = []
         self._last = 0
         self._mark = new_suffix()  # two processes at one place must not take each other's names
         self._turn = asyncio.Lock()
@@ -73,7 +73,7 @@ class PendingEvents:
             if not self._has_kept:
                 try:
                     async with asyncio.timeout(ANSWER_S):
-                        await self._tell(events)
+                        await self._emit(events)
                     return
                 except (TapeError, TimeoutError) as error:
                     reason = str(error) or f"no answer in {ANSWER_S:.0f} s"
@@ -83,16 +83,16 @@ class PendingEvents:
     async def _keep(self, events: Sequence[SubscriptionEvent]) -> None:
         self._has_kept = True
         self._keeping += 1
-        homeless, self._homeless = self._homeless, []
-        together = [*homeless, *events]
+        in_memory, self._in_memory = self._in_memory, []
+        together = [*in_memory, *events]
         try:
             await self._backend.put(Area.CONTROL, [(self._key(), msgspec.json.encode(together))])
         except SpoolUnavailable as error:
-            self._homeless = together + self._homeless
-            if (too_many := len(self._homeless) - MAX_HOMELESS) > 0:
-                del self._homeless[:too_many]
+            self._in_memory = together + self._in_memory
+            if (too_many := len(self._in_memory) - MAX_IN_MEMORY) > 0:
+                del self._in_memory[:too_many]
                 log.error("%d events could neither be told nor kept and were let go", too_many)
-            log.warning("%d events wait in memory to be told: %s", len(self._homeless), error)
+            log.warning("%d events wait in memory to be told: %s", len(self._in_memory), error)
         finally:
             self._keeping -= 1
 
@@ -104,27 +104,27 @@ class PendingEvents:
                     return True
                 waiting = await self._waiting()
                 if not waiting:
-                    return await self._tell_homeless()
+                    return await self._emit_from_memory()
             while waiting:
                 # One turn each: who has something new to tell waits for one request, not for all of them.
                 async with self._turn:
-                    if not await self._tell_some(waiting):
+                    if not await self._emit_some(waiting):
                         return False
 
-    async def _tell_homeless(self) -> bool:
+    async def _emit_from_memory(self) -> bool:
         """Tell what waits in memory. Whether nothing waits any more, anywhere."""
-        while self._homeless:
-            some = self._homeless[:_TOGETHER_EVENTS]
-            if not await self._is_told(some):
+        while self._in_memory:
+            some = self._in_memory[:_TOGETHER_EVENTS]
+            if not await self._is_emitted(some):
                 return False
-            del self._homeless[: len(some)]
+            del self._in_memory[: len(some)]
         self._has_kept = self._keeping > 0
         return not self._has_kept
 
-    async def _is_told(self, events: Sequence[SubscriptionEvent]) -> bool:
+    async def _is_emitted(self, events: Sequence[SubscriptionEvent]) -> bool:
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._tell(events)
+                await self._emit(events)
         except TimeoutError:
             return False
         except TapeError as error:
@@ -133,7 +133,7 @@ class PendingEvents:
             log.error("Events of a subscription are not taken and let go: %s: %s", error, events)
         return True
 
-    async def _tell_some(self, waiting: deque[str]) -> bool:
+    async def _emit_some(self, waiting: deque[str]) -> bool:
         """Tell what was kept first, as much as goes into one request, and take it from the names. Whether it went."""
         some: dict[str, list[SubscriptionEvent]] = {}
         size = 0
@@ -143,25 +143,25 @@ class PendingEvents:
                 break
             some[key] = await self._decoded(key, data)
             size += len(data)
-        together = [event for told in some.values() for event in told]
+        together = [event for to_emit in some.values() for event in to_emit]
         try:
             if together:
                 async with asyncio.timeout(ANSWER_S):
-                    await self._tell(together)
+                    await self._emit(together)
         except TimeoutError:
             return False
         except TapeError as error:
-            if not _is_for_good(error) or not await self._is_each_told(some):
+            if not _is_for_good(error) or not await self._is_each_emitted(some):
                 return False
         await self._backend.delete(Area.CONTROL, list(some))
         for _ in some:
             waiting.popleft()
         return True
 
-    async def _is_each_told(self, some: Mapping[str, list[SubscriptionEvent]]) -> bool:
+    async def _is_each_emitted(self, some: Mapping[str, list[SubscriptionEvent]]) -> bool:
         """What will never be taken must not keep back what happened since: it is let go alone."""
-        for key, told in some.items():
-            if not await self._is_told(told):
+        for key, to_emit in some.items():
+            if not await self._is_emitted(to_emit):
                 return False
             await self._backend.delete(Area.CONTROL, [key])
         return True

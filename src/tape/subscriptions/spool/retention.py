@@ -17,21 +17,21 @@ async def expire(spool: Spool, limit_ms: int) -> int:
     async with spool.draining:
         while old := await _older(spool, limit_ms):
             expired += old
-        await spool.look_at_front()
+        await spool.refresh_oldest()
     return expired
 
 
 async def _older(spool: Spool, limit_ms: int) -> int:
     old: list[tuple[SpoolItem, int]] = []
-    with spool.giving_up() as may_leave:
+    with spool.evicting() as may_evict:
         while len(old) < _AT_ONCE and (stored := await spool.front.peek()) is not None:
-            item = await spool.sound(stored)
+            item = await spool.load_intact(stored)
             if item is not None and item.spooled_at_ms > limit_ms:
                 break  # those behind it came later
             spool.front.step(stored)
-            if item is not None and may_leave(stored.key):
+            if item is not None and may_evict(stored.key):
                 old.append((item, stored.size))
-        await spool.give_up(old, "retention_expired")
+        await spool.dead_letter(old, "retention_expired")
     return len(old)
 
 
@@ -39,15 +39,15 @@ async def evict_oldest(spool: Spool, excess: int) -> None:
     """Give up so many bytes from the front. What is on its way out leaves by itself and is passed over."""
     evicted: list[tuple[SpoolItem, int]] = []
     was_passed_over = False
-    with spool.giving_up() as may_leave:
+    with spool.evicting() as may_evict:
         while excess > 0 and (stored := await spool.front.peek()) is not None:
             spool.front.step(stored)
-            if not may_leave(stored.key):
+            if not may_evict(stored.key):
                 was_passed_over = True
-            elif (item := await spool.sound(stored)) is not None:
+            elif (item := await spool.load_intact(stored)) is not None:
                 evicted.append((item, stored.size))
                 excess -= stored.size
-        await spool.give_up(evicted, "on_full_evicted")
+        await spool.dead_letter(evicted, "on_full_evicted")
     if was_passed_over:
-        spool.front.begin_anew()
-    await spool.look_at_front()
+        spool.front.reset()
+    await spool.refresh_oldest()

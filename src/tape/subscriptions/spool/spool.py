@@ -71,25 +71,25 @@ class Spool:
 
     def __init__(
         self,
-        about: SubscriptionRef,
+        subscription: SubscriptionRef,
         source: str,
         backend: SpoolBackend,
         rules: SpoolRules,
         *,
-        tell: EmitEvents,
+        emit: EmitEvents,
         now_ms: Callable[[], int],
     ) -> None:
-        self.about = about
+        self.subscription = subscription
         self.source = source
         self.backend = backend
         self.rules = rules
-        self.tell = tell
+        self.emit = emit
         self.items = 0
         self.size_bytes = 0
         self.oldest_ms: int | None = None  # since when the front waits, as far as it was looked at
         self.front = SpoolFront(backend)
         self.evicted: set[str] = set()  # given up since a pass began, which may hold them still
-        self.untold: set[str] = set()  # written, and not yet on the journal: to be replayed after that
+        self.unemitted: set[str] = set()  # written, and not yet on the journal: to be replayed after that
         self.draining = asyncio.Lock()
         self.pace = ReplayRate(rules.rate_per_sec)  # of all passes together: short ones must not add up to more
         self._turns: list[_Turn] = []
@@ -98,35 +98,35 @@ class Spool:
         self._numbers = ArrivalNumbers(backend)
         self._now_ms = now_ms
         self._replaying: set[str] = set()
-        self._leaving: set[str] = set()
+        self._evicting: set[str] = set()
         # Which lanes have somebody waiting; what an earlier process left is known only once it has gone.
         self._waiting: Counter[Lane] = Counter()
         self._knows_lanes = True
 
     async def open(self) -> int:
         """Count what an earlier process left. The number of messages that wait."""
-        given_up = [await self.backend.measure(area) for area in (Area.DEAD, Area.QUARANTINE)]
+        dead_lettered = [await self.backend.measure(area) for area in (Area.DEAD, Area.QUARANTINE)]
         for _ in range(3):
             items = self.items
             live = await self.backend.measure(Area.LIVE)
             if items == self.items:
                 break  # nobody wrote or removed meanwhile
-        self.high_water = max(sequence_of(each.last) or 0 for each in (live, *given_up))
+        self.high_water = max(sequence_of(each.last) or 0 for each in (live, *dead_lettered))
         self._numbers.last = max(self._numbers.last, self.high_water)
         self.items, self.size_bytes = live.items, live.size
         self._knows_lanes = not live.items
-        self.front.begin_anew()
-        await self.look_at_front()
+        self.front.reset()
+        await self.refresh_oldest()
         return live.items
 
-    async def tell_again(self) -> None:
+    async def emit_last_batch(self) -> None:
         """Tell what an earlier process wrote last: it may have died before it could."""
         last = await self._seen((await self.backend.measure(Area.LIVE)).last)
         if last is None or not last.first_seq:
             return
         together = await self.backend.page(Area.LIVE, f"{last.first_seq:020}", PAGE)
         found = [item for stored in together if (item := await self._seen(stored.key)) is not None]
-        await self.tell([events.spooled(self.about, **_where(item), **_what(item)) for item in found])
+        await self.emit([events.spooled(self.subscription, **_where(item), **_what(item)) for item in found])
 
     async def _seen(self, key: str) -> SpoolItem | None:
         """An item as it is; None if it is gone, or damaged, which is told when its turn comes."""
@@ -141,7 +141,7 @@ class Spool:
             return False
         return not self._knows_lanes or self._waiting[self.rules.lane(downstream, ordering_key, "")] > 0
 
-    async def look_at_front(self) -> None:
+    async def refresh_oldest(self) -> None:
         """Find out since when the message at the front waits."""
         self.oldest_ms = None
         while self.items and (stored := await self.front.peek()) is not None:
@@ -152,7 +152,7 @@ class Spool:
                     return
             self.front.step(stored)
 
-    async def take(self, arrivals: Sequence[Arrival]) -> list[SpoolItem | SpoolFull]:
+    async def append(self, arrivals: Sequence[Arrival]) -> list[SpoolItem | SpoolFull]:
         """Keep messages; each is durable on return, or SpoolFull in its place says that it was not taken.
 
         Those that come while others are being written are written together.
@@ -203,19 +203,19 @@ class Spool:
             await evict_oldest(self, self._excess(incoming))
         if taken:
             keys = [item.key for item, _ in taken]
-            self.untold.update(keys)
+            self.unemitted.update(keys)
             try:
                 await self._put(taken)
                 self.oldest_ms = self.oldest_ms if self.items else taken[0][0].spooled_at_ms
                 self.items += len(taken)
                 self.size_bytes += incoming
                 self._note_lanes(item for item, _ in taken)
-                told = [events.spooled(self.about, **_where(item), **_what(item)) for item, _ in taken]
+                to_emit = [events.spooled(self.subscription, **_where(item), **_what(item)) for item, _ in taken]
                 if is_over and self.rules.on_full == "alert_only":
-                    told.append(events.spool_alert(self.about, taken[-1][0].downstream, self.size_bytes))
-                await self.tell(told)
+                    to_emit.append(events.spool_alert(self.subscription, taken[-1][0].downstream, self.size_bytes))
+                await self.emit(to_emit)
             finally:
-                self.untold.difference_update(keys)
+                self.unemitted.difference_update(keys)
         return answers
 
     async def _put(self, taken: Sequence[tuple[SpoolItem, bytes]]) -> None:
@@ -235,9 +235,9 @@ class Spool:
 
     async def load(self, stored: StoredObject) -> SpoolItem | None:
         """An item by its listing; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
-        return await self.unpacked(stored, await self.backend.get(Area.LIVE, stored.key))
+        return await self.decode_or_quarantine(stored, await self.backend.get(Area.LIVE, stored.key))
 
-    async def unpacked(self, stored: StoredObject, data: bytes | None) -> SpoolItem | None:
+    async def decode_or_quarantine(self, stored: StoredObject, data: bytes | None) -> SpoolItem | None:
         """The item of an object; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
         if data is None:
             return None
@@ -246,57 +246,57 @@ class Spool:
         except DamagedSpoolItem as error:
             await self.backend.put(Area.QUARANTINE, [(stored.key, data)])
             sequence, _, name = stored.key.partition("-")
-            ref = f"noetl://spool/{self.about.path}/{int(sequence) if sequence.isdigit() else 0}/{name}"
+            ref = f"noetl://spool/{self.subscription.path}/{int(sequence) if sequence.isdigit() else 0}/{name}"
             # Told before it is removed, as everything that leaves: after a crash in between it is told again.
-            await self.tell([events.quarantined(self.about, ref, str(error))])
+            await self.emit([events.quarantined(self.subscription, ref, str(error))])
             await self.backend.delete(Area.LIVE, [stored.key])
             self._forget(1, stored.size)
             self._knows_lanes = not self.items
             raise
 
-    async def sound(self, stored: StoredObject) -> SpoolItem | None:
+    async def load_intact(self, stored: StoredObject) -> SpoolItem | None:
         """An item by its listing; None if it is gone, or damaged and told."""
         with contextlib.suppress(DamagedSpoolItem):
             return await self.load(stored)
         return None
 
-    async def give_up(self, given_up: Sequence[tuple[SpoolItem, int]], reason: str) -> None:
+    async def dead_letter(self, dead_lettered: Sequence[tuple[SpoolItem, int]], reason: str) -> None:
         """Move items to the dead letters, where they stay until somebody requeues or purges them."""
-        if not given_up:
+        if not dead_lettered:
             return
-        keys = [item.key for item, _ in given_up]
-        for item, _ in given_up:
+        keys = [item.key for item, _ in dead_lettered]
+        for item, _ in dead_lettered:
             item.reason = reason
-        await self.backend.put(Area.DEAD, [(item.key, item.encode()) for item, _ in given_up])
+        await self.backend.put(Area.DEAD, [(item.key, item.encode()) for item, _ in dead_lettered])
         letters = [
-            events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason=reason)
-            for item, _ in given_up
+            events.dead_lettered(self.subscription, **_where(item), attempts=item.attempts, reason=reason)
+            for item, _ in dead_lettered
         ]
-        await self.tell(letters)
-        await self.remove(given_up)
+        await self.emit(letters)
+        await self.remove(dead_lettered)
         if self.draining.locked():
             self.evicted.update(keys)
 
     @contextlib.contextmanager
-    def giving_up(self) -> Iterator[Callable[[str], bool]]:
+    def evicting(self) -> Iterator[Callable[[str], bool]]:
         """Asked for a key, says whether it may be given up: it is not on its way out, and nobody else gives it up."""
         keys: set[str] = set()
 
-        def may_leave(key: str) -> bool:
-            if key in self._replaying or key in self._leaving:
+        def may_evict(key: str) -> bool:
+            if key in self._replaying or key in self._evicting:
                 return False
-            self._leaving.add(key)
+            self._evicting.add(key)
             keys.add(key)
             return True
 
         try:
-            yield may_leave
+            yield may_evict
         finally:
-            self._leaving -= keys
+            self._evicting -= keys
 
-    def has_left(self, key: str) -> bool:
+    def is_evicted(self, key: str) -> bool:
         """Whether a message that a drain holds has been given up meanwhile, or is about to be."""
-        return key in self._leaving or key in self.evicted
+        return key in self._evicting or key in self.evicted
 
     async def rewrite(self, item: SpoolItem, size: int) -> None:
         """Keep an item with its new number of attempts, in its place."""
@@ -329,8 +329,8 @@ class Spool:
             self.items += 1
             self.size_bytes += len(again)
             self._note_lanes([item])
-            self.front.begin_anew()
-            await self.tell([events.spooled(self.about, **_where(item), **_what(item))])
+            self.front.reset()
+            await self.emit([events.spooled(self.subscription, **_where(item), **_what(item))])
             back += 1
         return back
 
@@ -342,10 +342,12 @@ class Spool:
             if data is None:
                 continue
             with contextlib.suppress(DamagedSpoolItem):
-                item = await self.unpacked(StoredObject(key, len(data)), data)
+                item = await self.decode_or_quarantine(StoredObject(key, len(data)), data)
                 if item is not None:
-                    letter = events.dead_lettered(self.about, **_where(item), attempts=item.attempts, reason="purged")
-                    await self.tell([letter])
+                    letter = events.dead_lettered(
+                        self.subscription, **_where(item), attempts=item.attempts, reason="purged"
+                    )
+                    await self.emit([letter])
                     await self.remove([(item, len(data))])
                     gone += 1
         return gone
@@ -386,7 +388,7 @@ class Spool:
     def _item(self, arrival: Arrival, first: int) -> SpoolItem:
         self._numbers.last += 1
         return SpoolItem(
-            subscription=self.about.path,
+            subscription=self.subscription.path,
             source=self.source,
             message_id=arrival.message_id,
             idempotency_key=arrival.idempotency_key,
@@ -409,8 +411,8 @@ class Spool:
 
     def _full(self, incoming: int) -> str:
         return (
-            f"The spool of {self.about.path} holds {self.size_bytes:,} of {self.rules.max_bytes:,} bytes; a message of"
-            f" {incoming:,} does not fit. Raise spool.retention.max_bytes, or bring the downstream back."
+            f"The spool of {self.subscription.path} holds {self.size_bytes:,} of {self.rules.max_bytes:,} bytes;"
+            f" a message of {incoming:,} does not fit. Raise spool.retention.max_bytes, or bring the downstream back."
         )
 
 
