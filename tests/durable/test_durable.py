@@ -300,6 +300,6 @@ def test_a_run_outlives_a_restart_of_the_server(sqlite_url: str) -> None:
 
 
 def test_a_run_whose_server_is_gone_says_so(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
-    monkeypatch.setattr("tape.durable.server_retry.PATIENCE_S", 0.2)
+    monkeypatch.setattr("tape.durable.server_retry.DEADLINE_S", 0.2)
     with pytest.raises(ServerUnreachable, match="tape serve"), run_of("tape://127.0.0.1:1"):
         raise AssertionError("it must not come to this")

@@ -14,7 +14,7 @@ import pytest
 
 from tape import reactors
 from tape.client import TapeClient
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.effect import register_compensator
 from tape.errors import ServerUnreachable
 from tape.proto import tape_pb2 as pb
@@ -69,7 +69,7 @@ def test_reactors_outlive_a_server_that_goes_away(sqlite_url: str) -> None:
         loop.start()
         for times in (1, 2):
             with TapeClient(server.url) as client:
-                patiently(client.head)
+                call_with_retry(client.head)
                 run_id = begin(client)
                 owe(client, run_id, "undo")
                 fail(client, run_id)

@@ -162,7 +162,7 @@ def test_a_backend_is_retried_by_later_records(monkeypatch: pytest.MonkeyPatch) 
     backend.is_broken = False
     tape.record({"kind": "b"})
     assert backend.entries == []
-    now[0] += mirror.FIRST_RETRY_S
+    now[0] += mirror.RETRY.initial_interval_s
     tape.record({"kind": "c"})
     assert backend.entries == tape.events
 

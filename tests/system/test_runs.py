@@ -77,7 +77,7 @@ MOST = 90  # with what a server commits for itself meanwhile, however long that 
 def test_a_server_killed_at_each_commit_of_a_run_leaves_all_or_nothing(
     store_url: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tape.durable.server_retry.PATIENCE_S", 0)
+    monkeypatch.setattr("tape.durable.server_retry.DEADLINE_S", 0)
     runs: dict[str, str] = {}
     with ServerProcess(store_url) as server, TapeClient(server.url) as client:
         for number in range(1, MOST + 1):

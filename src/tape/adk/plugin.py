@@ -40,7 +40,7 @@ from tape.durable.declaration import EffectMeta, meta_of
 from tape.durable.effect_call import ATTRIBUTE, EffectCall, enter, find_call
 from tape.durable.lease import DEFAULT_TTL_MS
 from tape.durable.perform import Underway
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import BudgetExceeded, EffectFailed
 
 # Where a tool context carries the effect that is to be settled after its call.
@@ -201,9 +201,9 @@ class TapePlugin(BasePlugin):
         if tokens:
             # It is spent, also if this process dies before the decision is on record and the model is asked again.
             usd = drive.budget.usd_of(tokens) if drive.budget else 0.0
-            patiently(run.client.charge_budget, run_id=run.run_id, usd=usd, tokens=tokens)
+            call_with_retry(run.client.charge_budget, run_id=run.run_id, usd=usd, tokens=tokens)
         mine = decision_json(response, continues=not drive.is_asked(branch))
-        recorded = patiently(
+        recorded = call_with_retry(
             run.client.record_decision,
             run_id=run.run_id,
             decision_index=index,
@@ -288,7 +288,7 @@ def _recall(drive: Drive, branch: str | None) -> LlmResponse | None:
     response = None
     while drive.may_be_recorded(branch):
         index = drive.next_index(branch)
-        found = patiently(drive.run.client.get_decision, run_id=drive.run.run_id, decision_index=index)
+        found = call_with_retry(drive.run.client.get_decision, run_id=drive.run.run_id, decision_index=index)
         if not found.found or (response is not None and not is_continuation(found.decision.response_json)):
             break
         further = response_of(found.decision.response_json)
@@ -304,7 +304,7 @@ def _marked(response: LlmResponse, index: int) -> LlmResponse:
 
 def _admit(drive: Drive) -> None:
     usd = drive.budget.usd_of(1) if drive.budget else 0.0
-    answer = patiently(drive.run.client.admit_budget, run_id=drive.run.run_id, usd_estimate=usd, token_estimate=1)
+    answer = call_with_retry(drive.run.client.admit_budget, run_id=drive.run.run_id, usd_estimate=usd, token_estimate=1)
     if not answer.admitted:
         raise BudgetExceeded(f"The budget of run {drive.run.run_id!r} does not allow it: {answer.reason}.")
 

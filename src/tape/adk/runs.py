@@ -19,7 +19,7 @@ from tape.durable.budgets import KEY, Budget, budget_from_run_config
 from tape.durable.effect_call import RunHandle
 from tape.durable.lease import Lease
 from tape.durable.runs import adopted_owner, ends_run
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, RunCancelled, RunEnded
 from tape.proto import tape_pb2 as pb
 
@@ -49,11 +49,13 @@ class Runs:
         own = budget_from_run_config(context.run_config)
         run, is_resumed = self._take(context.app_name, context.user_id, context.session.id, context.invocation_id, own)
         if own is None and is_resumed:
-            remembered = patiently(run.client.get_run, run_id=run.run_id).labels.get(KEY)
+            remembered = call_with_retry(run.client.get_run, run_id=run.run_id).labels.get(KEY)
             own = Budget(**json.loads(remembered)) if remembered else None
         budget = own or self._budget
         if budget is not None:
-            patiently(run.client.set_budget, run_id=run.run_id, usd_cap=budget.usd_cap, token_cap=budget.token_cap)
+            call_with_retry(
+                run.client.set_budget, run_id=run.run_id, usd_cap=budget.usd_cap, token_cap=budget.token_cap
+            )
         run.lease = Lease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms)
         run.lease.keep()
         if is_resumed:
@@ -71,7 +73,7 @@ class Runs:
         elif is_closed_early:
             return  # whoever listened has left, and the run is not over: it is there to be recovered
         elif waiting := unanswered_calls(context):
-            patiently(
+            call_with_retry(
                 run.client.await_signal,
                 run_id=run.run_id,
                 gate_name=f"adk-call:{waiting[0]}",
@@ -102,7 +104,7 @@ class Runs:
         if budget is not None:  # whoever resumes the run does not have the run configuration
             identity["labels"] = {**identity["labels"], KEY: json.dumps(asdict(budget))}
         ids = {"app_name": app_name, "user_id": user_id, "session_id": session_id, "invocation_id": invocation_id}
-        begun = patiently(client.begin_run, **ids, **identity, lease_owner=owner, lease_ttl_ms=self._lease_ttl_ms)
+        begun = call_with_retry(client.begin_run, **ids, **identity, lease_owner=owner, lease_ttl_ms=self._lease_ttl_ms)
         if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
             raise RunEnded(
                 f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: nothing is left to do."
@@ -113,7 +115,7 @@ class Runs:
 
 def refuse_cancelled(run: RunHandle) -> None:
     """Raise RunCancelled if that is what became of the run."""
-    state = patiently(run.client.get_run, run_id=run.run_id)
+    state = call_with_retry(run.client.get_run, run_id=run.run_id)
     if pb.RUN_STATUS_CANCELLED in (state.status, state.former_status):
         raise RunCancelled(f"The run {run.run_id!r} was cancelled.")
 
@@ -121,7 +123,7 @@ def refuse_cancelled(run: RunHandle) -> None:
 def _end_as(run: RunHandle, status: int, detail: dict[str, Any] | None = None) -> None:
     detail_json = json.dumps(detail) if detail else ""
     try:
-        patiently(run.client.end_run, run_id=run.run_id, status=status, detail_json=detail_json)
+        call_with_retry(run.client.end_run, run_id=run.run_id, status=status, detail_json=detail_json)
     except IllegalTransition:
         refuse_cancelled(run)
         raise

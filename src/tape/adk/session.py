@@ -19,7 +19,7 @@ from tape.base.ids import new_id
 from tape.client.channel import DEFAULT_URL
 from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import SessionExists
 from tape.proto import tape_pb2 as pb
 
@@ -111,7 +111,7 @@ class TapeSessionService(BaseSessionService):
 
     async def _call(self, method: Callable[..., Any], **arguments: Any) -> Any:
         # Each of these may be repeated: sessions and events have ids.
-        return await asyncio.to_thread(patiently, method, **arguments)
+        return await asyncio.to_thread(call_with_retry, method, **arguments)
 
 
 def _kept(state: dict[str, Any]) -> dict[str, Any]:

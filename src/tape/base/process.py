@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Event = asyncio.Event | threading.Event
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EVENT_POLL_S = 0.05
 
@@ -74,10 +76,23 @@ def stop_event(event: threading.Event | None = None) -> Iterator[threading.Event
         yield stop
 
 
-async def wait_for_event(event: threading.Event) -> None:
-    """Wait until another thread sets `event`; it is polled every 50 ms."""
-    while not event.is_set():  # noqa: ASYNC110  (an event of threads cannot be awaited)
+async def wait_for_event(event: Event) -> None:
+    """Wait until `event` is set. An event of threads cannot be awaited and is polled every 50 ms."""
+    if isinstance(event, asyncio.Event):
+        await event.wait()
+        return
+    while not event.is_set():  # noqa: ASYNC110
         await asyncio.sleep(EVENT_POLL_S)
+
+
+async def sleep_until_set(seconds: float, event: Event | None) -> bool:
+    """Sleep, but not beyond the moment when `event` is set; whether it is set."""
+    if event is None:
+        await asyncio.sleep(seconds)
+        return False
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(wait_for_event(event), seconds)
+    return event.is_set()
 
 
 @contextlib.contextmanager

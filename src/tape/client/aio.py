@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
-import random
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from tape.base.retry import RECONNECT, Backoff
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 from tape.client import rpcs
 from tape.client.advance_batcher import AdvanceBatcher
@@ -32,8 +31,6 @@ log = logging.getLogger(__name__)
 
 DEPRECATED_SPEAKING_AS = "speaking_as() is deprecated; use with_lease_owner()."
 
-FIRST_RECONNECT_S = 0.1
-LAST_RECONNECT_S = 2.0
 # The server or its database is unavailable: `follow` reconnects.
 _UNAVAILABLE = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
@@ -158,19 +155,18 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
             kind=kind,
             predicate_cel=predicate_cel,
         )
-        pause = FIRST_RECONNECT_S
+        backoff = Backoff(RECONNECT)
         while True:
             try:
                 async for batch in self._channel.stream(rpcs.FOLLOW, request):
-                    pause = FIRST_RECONNECT_S
+                    backoff.reset()
                     request.from_global_seq = batch.position or request.from_global_seq
                     yield batch
             except _UNAVAILABLE as error:
                 if not reconnect:
                     raise
                 log.info("Follow stream lost, resuming after global_seq %d: %s", request.from_global_seq, error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(pause * 2, LAST_RECONNECT_S)
+            await backoff.wait_async()
 
     # ── subscriptions, named for their RPCs ───────────────────────────────────────────────────────
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from tape.base.retry import RetryPolicy, is_retryable, retry_async
 from tape.client.call_batcher import CallBatcher, PendingCall
-from tape.errors import InvalidInput, ScopeRequired, TapeError
+from tape.errors import InvalidInput, ScopeRequired
 from tape.model.entry import Draft
 
 MAX_DRAFTS = 512
 MAX_BYTES = 2 << 20
-ATTEMPTS = 4
-FIRST_RETRY_S = 0.05
+RETRY = RetryPolicy(max_attempts=4, initial_interval_s=0.05, jitter=0.5)
 # Errors after which nothing was written, because of one draft.
 REJECTED = (InvalidInput, ScopeRequired)
 
@@ -61,14 +59,5 @@ class AppendBatcher:
             start += call.count
 
     async def send_with_retry(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
-        """Send one request, up to `ATTEMPTS` times while the error is retryable."""
-        pause = FIRST_RETRY_S
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return await self._send(drafts, request_id)
-            except TapeError as error:
-                if not error.retryable or attempt == ATTEMPTS:
-                    raise
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
-            pause *= 2
-        raise AssertionError("unreachable")
+        """Send one request, up to 4 times while the error is retryable."""
+        return await retry_async(lambda: self._send(drafts, request_id), RETRY, can_retry=is_retryable)

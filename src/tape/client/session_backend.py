@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.errors import InvalidInput, MirrorBehind, ScopeRequired, TapeError
 from tape.model import subject as subjects
 from tape.session.lines import parse, to_line
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from tape.client import TapeClient
 
 MAX_BATCH = 512
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 5.0
+RETRY = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.1, max_interval_s=5.0, jitter=0.25)
 
 
 class ServerBackend:
@@ -144,7 +144,7 @@ class ServerBackend:
 
     def _send_all(self) -> None:
         while batch := self._next_batch():
-            pause = FIRST_RETRY_S
+            backoff = Backoff(RETRY)
             while True:
                 try:
                     self._send(batch)  # the same batch until it is through: its request id stands for it
@@ -152,9 +152,8 @@ class ServerBackend:
                 except Exception as error:
                     self._note(batch[0], error)
                 with self._changed:
-                    if self._changed.wait_for(lambda: self._is_closing, pause):
+                    if self._changed.wait_for(lambda: self._is_closing, backoff.next_delay()):
                         return
-                pause = min(pause * 2, LAST_RETRY_S)
             with self._changed:
                 self._head = batch[-1]["seq"] + 1
                 for _ in batch:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
@@ -15,11 +14,11 @@ import msgspec
 
 from tape.base.addresses import OPERATOR
 from tape.base.http_stream import open_lines
+from tape.base.retry import RECONNECT, Backoff
 from tape.errors import HttpFailed, HttpRequestFailed, InvalidConfig, InvalidHttpRequest, ServerUnreachable
 
 log = logging.getLogger(__name__)
 
-FIRST_RECONNECT_S = 0.1
 _WORTH_WAITING = frozenset({429, 502, 503, 504})
 
 
@@ -80,12 +79,13 @@ async def stream(
     if token := token or os.environ.get("TAPE_TOKEN", ""):
         headers["authorization"] = f"Bearer {token}"
     target = _Target(url, admin=admin)
-    position, first, pause = after, True, FIRST_RECONNECT_S
+    position, first, backoff = after, True, Backoff(RECONNECT)
     while True:
         resume = {} if position is None else {"last-event-id": str(position)}
         try:
             async for frame in target.frames(headers | resume):
-                first, pause = False, FIRST_RECONNECT_S
+                first = False
+                backoff.reset()
                 if frame.id is not None:
                     position = frame.id
                 if (gap := frame.gap()) is not None:
@@ -108,8 +108,8 @@ async def stream(
         if not reconnect:
             return
         log.info("the stream was lost, resuming after %s: %s", position, reason)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-        pause = min(pause * 2, target.retry_s)
+        backoff.policy = replace(RECONNECT, max_interval_s=target.retry_s)  # as the server's `retry:` field asks
+        await backoff.wait_async()
 
 
 async def _tell(gap: Gap, on_gap: OnGap | None) -> None:

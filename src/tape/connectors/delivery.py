@@ -19,7 +19,7 @@ from tape.client.sync import TapeClient
 from tape.connectors.base import DispatchResult, EffectConnector, ObservationResult, call_dispatch, call_observe
 from tape.connectors.claims import KeptClaim
 from tape.durable.registry import get_tool_compensator
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, InvalidInput, InvalidJson, LeaseHeld
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
@@ -115,7 +115,7 @@ class Dispatcher:
         return report(effect, seen.status, f"{why}; the other side was asked")
 
     def _attempted(self, effect: pb.EffectRecord, reason: str, next_at_ms: int) -> dict[str, Any]:
-        patiently(
+        call_with_retry(
             self.client.record_dispatch_attempt,
             run_id=effect.run_id,
             idempotency_key=effect.idempotency_key,
@@ -127,7 +127,7 @@ class Dispatcher:
         return report(effect, outcome, reason) | ({"next_dispatch_at_ms": next_at_ms} if next_at_ms else {})
 
     def _observe(self, effect: pb.EffectRecord, resolution: Any, result: DispatchResult) -> None:
-        patiently(
+        call_with_retry(
             self.client.record_external_observation,
             run_id=effect.run_id,
             idempotency_key=effect.idempotency_key,
@@ -155,11 +155,11 @@ def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: Observ
     }
     record: pb.EffectRecord
     try:
-        record = patiently(client.record_external_observation, **fields)
+        record = call_with_retry(client.record_external_observation, **fields)
     except InvalidInput as error:
         # That it happened must be on record, whatever is wrong with what the other side said about it.
         fields |= {"response_json": recordable({"unrecorded": str(error)}), "external_ref": ""}
-        record = patiently(client.record_external_observation, **fields)
+        record = call_with_retry(client.record_external_observation, **fields)
     return record
 
 

@@ -17,7 +17,7 @@ from tape.client.channel import DEFAULT_URL
 from tape.client.shared import shared_client
 from tape.durable.callback_arguments import finish
 from tape.durable.effect_call import call_of
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import InvalidInput
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
@@ -54,7 +54,7 @@ def sample(
     call = call_of(tool_context)
     client = call.run.client or shared_client(url)
     key = call.inner_key(f"det.{name}")
-    begun = patiently(
+    begun = call_with_retry(
         client.begin_effect,
         run_id=call.run_id,
         decision_index=call.decision_index,
@@ -65,7 +65,7 @@ def sample(
     recorded = begun.response_json
     if begun.status == pb.EFFECT_STATUS_PENDING:
         value = finish(fn(*fn_args, **fn_kwargs))
-        recorded = patiently(
+        recorded = call_with_retry(
             client.complete_effect,
             run_id=call.run_id,
             idempotency_key=key,

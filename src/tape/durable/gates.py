@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.durable.effect_call import call_of
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import AckLost, RunParked
 from tape.model.payload import to_json
 
@@ -26,7 +26,7 @@ def gate(
     lease = call.run.lease
     if lease is not None:
         lease.let_go()  # a renewal that came after the run has parked would wake it
-    answer = patiently(
+    answer = call_with_retry(
         call.run.client.await_signal,
         run_id=call.run_id,
         gate_name=gate_name,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tape.base.retry import retry, retry_async
 from tape.durable.callback_arguments import call_offering, finish, names
 from tape.durable.effect_call import EffectCall, within
 from tape.durable.observation import observe_unknown
 from tape.durable.registry import compensator_ref_of, get_tool_compensator
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import (
     AckLost,
     EffectFailed,
@@ -87,7 +87,7 @@ class Underway:
         # The server takes nothing non-idempotent inline; who insists gets it recorded, and never repeated.
         is_unsafe = meta.semantics == "non_idempotent" and meta.dispatch == "inline"
         try:
-            begun = patiently(
+            begun = call_with_retry(
                 parent.run.client.begin_effect,
                 run_id=parent.run_id,
                 decision_index=parent.decision_index,
@@ -163,7 +163,7 @@ class Underway:
         return _failure(self.meta.name, self._error_json)
 
     def _complete(self, status: int, *, response_json: str = "", error_json: str = "") -> None:
-        record = patiently(
+        record = call_with_retry(
             self.call.run.client.complete_effect,
             run_id=self.call.run_id,
             idempotency_key=self.call.idempotency_key,
@@ -182,7 +182,7 @@ class Underway:
     def _look(self) -> None:
         """Ask the status check what became of an effect that an earlier drive left open."""
         client = self.call.run.client
-        found = patiently(client.get_effect, run_id=self.call.run_id, idempotency_key=self.call.idempotency_key)
+        found = call_with_retry(client.get_effect, run_id=self.call.run_id, idempotency_key=self.call.idempotency_key)
         self._take(found.effect)
         record = observe_unknown(client, found.effect, self.meta.status_check)
         if record is not None:
@@ -230,7 +230,7 @@ def _promise_compensation(call: EffectCall, arguments: dict[str, Any], result: A
     if make_payload is not None:
         offered = {**arguments, "args": arguments, "idempotency_key": call.idempotency_key, "result": result}
         payload = finish(call_offering(make_payload, offered, arguments))
-    patiently(
+    call_with_retry(
         call.run.client.register_compensation,
         run_id=call.run_id,
         effect_key=call.idempotency_key,
@@ -246,9 +246,9 @@ def _drop_compensation(call: EffectCall, reason: str) -> None:
     if get_tool_compensator(call.tool_name) is None:
         return
     client = call.run.client
-    for obligation in patiently(client.list_obligations, run_id=call.run_id).obligations:
+    for obligation in call_with_retry(client.list_obligations, run_id=call.run_id).obligations:
         if obligation.effect_key == call.idempotency_key:
-            patiently(
+            call_with_retry(
                 client.resolve_obligation,
                 run_id=call.run_id,
                 obligation_seq=obligation.seq,
@@ -319,35 +319,17 @@ def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], reque
 
 
 def attempt(meta: EffectMeta, act: Callable[[], Any]) -> Any:
-    """Act, and act again as the retry policy allows."""
-    number = 1
-    while True:
-        try:
-            return act()
-        except Exception as error:
-            if not _is_retried(meta, error, number):
-                raise
-            time.sleep(meta.retry.delay(number) if meta.retry else 0)
-        number += 1
+    """Call `act`, and retry it as the effect's policy allows."""
+    return act() if meta.retry is None else retry(act, meta.retry, can_retry=_can_retry)
 
 
 async def attempt_async(meta: EffectMeta, act: Callable[[], Awaitable[Any]]) -> Any:
-    """Act, and act again as the retry policy allows."""
-    number = 1
-    while True:
-        try:
-            return await act()
-        except Exception as error:
-            if not _is_retried(meta, error, number):
-                raise
-            await asyncio.sleep(meta.retry.delay(number) if meta.retry else 0)
-        number += 1
+    """`attempt` for a coroutine function."""
+    return await (act() if meta.retry is None else retry_async(act, meta.retry, can_retry=_can_retry))
 
 
-def _is_retried(meta: EffectMeta, error: Exception, number: int) -> bool:
-    if meta.retry is None or isinstance(error, RunInterrupted):
-        return False
-    return meta.retry.should_retry(error, number)
+def _can_retry(error: Exception) -> bool:
+    return not isinstance(error, RunInterrupted)
 
 
 # ── to the record and back ───────────────────────────────────────────────────────────────────────

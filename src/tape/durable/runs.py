@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -18,18 +17,21 @@ import msgspec
 
 from tape.base.ids import new_id
 from tape.base.owner import new_owner
+from tape.base.retry import UNLIMITED, RetryPolicy, retry
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
 from tape.durable.callback_arguments import finish
 from tape.durable.effect_call import EffectCall, RunHandle, within
 from tape.durable.lease import DEFAULT_TTL_MS, Lease
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import BudgetExceeded, LeaseHeld, RunEnded, RunInterrupted, TapeError
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 
-_LEASE_LOOK_S = 0.2
+_LEASE_POLL = RetryPolicy(
+    max_attempts=UNLIMITED, initial_interval_s=0.2, max_interval_s=0.2, jitter=0.1, retry_on=(LeaseHeld,)
+)
 
 # Recovery has taken the lease already when it re-drives a run: whoever carries it on does so under that name.
 adopted_owner: contextvars.ContextVar[str] = contextvars.ContextVar("tape_adopted_owner", default="")
@@ -101,7 +103,7 @@ class DurableRun:
                 )
             if self._budget is not None:
                 caps = {"usd_cap": self._budget.usd_cap, "token_cap": self._budget.token_cap}
-                patiently(client.set_budget, run_id=begun.run_id, **caps)
+                call_with_retry(client.set_budget, run_id=begun.run_id, **caps)
         except BaseException:
             if self._owns_client:
                 client.close()
@@ -111,16 +113,13 @@ class DurableRun:
 
     def _take(self, client: TapeClient, owner: str) -> pb.BeginRunResponse:
         """Begin the run, or get its lease from whoever had it, as soon as that has run out."""
-        deadline = time.monotonic() + self._lease_wait_s
         wanted = {**self._identity, "lease_owner": owner, "lease_ttl_ms": self._lease_ttl_ms}
-        while True:
-            try:
-                begun: pb.BeginRunResponse = patiently(client.begin_run, **wanted)
-                return begun
-            except LeaseHeld:
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(_LEASE_LOOK_S)
+
+        def begin() -> pb.BeginRunResponse:
+            begun: pb.BeginRunResponse = call_with_retry(client.begin_run, **wanted)
+            return begun
+
+        return retry(begin, _LEASE_POLL, deadline_s=self._lease_wait_s)
 
     def _end(self, error: BaseException | None) -> None:
         handle = self._tape_call.run
@@ -128,10 +127,12 @@ class DurableRun:
             if handle.lease is not None:
                 handle.lease.let_go()
             if error is None:
-                patiently(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_TERMINAL)
+                call_with_retry(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_TERMINAL)
             elif ends_run(error):
                 detail = json.dumps({"error": type(error).__name__, "message": str(error)})
-                patiently(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_FAILED, detail_json=detail)
+                call_with_retry(
+                    handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_FAILED, detail_json=detail
+                )
         finally:
             if self._owns_client:
                 handle.client.close()
@@ -181,13 +182,13 @@ class DurableRun:
     def _next_decision(self) -> pb.GetDecisionResponse:
         call = self._tape_call
         call.decision_index += 1
-        found: pb.GetDecisionResponse = patiently(
+        found: pb.GetDecisionResponse = call_with_retry(
             self.client.get_decision, run_id=self.run_id, decision_index=call.decision_index
         )
         return found
 
     def _record_decision(self, made: Any, model: str, request: Any, rationale: str, policy_version: str) -> Any:
-        recorded = patiently(
+        recorded = call_with_retry(
             self.client.record_decision,
             run_id=self.run_id,
             decision_index=self._tape_call.decision_index,
@@ -201,7 +202,7 @@ class DurableRun:
 
     def admit(self, *, usd: float = 0.0, tokens: int = 0) -> None:
         """Raise BudgetExceeded if that much more does not fit into the budget."""
-        answer = patiently(self.client.admit_budget, run_id=self.run_id, usd_estimate=usd, token_estimate=tokens)
+        answer = call_with_retry(self.client.admit_budget, run_id=self.run_id, usd_estimate=usd, token_estimate=tokens)
         if not answer.admitted:
             raise BudgetExceeded(f"The budget of run {self.run_id!r} does not allow it: {answer.reason}.")
 

@@ -1,48 +1,37 @@
-"""Calls that wait for a server that is coming back: a restart must not end the runs that are under way."""
+"""Calls that are retried while the server is unavailable, so that a restart of the server does not end runs."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tape.errors import LeaseHeld, TapeError
+from tape.base.retry import UNLIMITED, RetryPolicy, is_retryable, retry, retry_async
+from tape.errors import LeaseHeld
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 30.0
-_FIRST_PAUSE_S = 0.05
-_LAST_PAUSE_S = 1.0
+DEADLINE_S = 30.0
+POLICY = RetryPolicy(
+    max_attempts=UNLIMITED,
+    initial_interval_s=0.05,
+    max_interval_s=1.0,
+    jitter=0.25,
+    non_retryable=(LeaseHeld,),
+)
 
 
-def patiently(call: Callable[..., Any], /, **arguments: Any) -> Any:
-    """The result of a call that may be repeated, tried again for a while as long as nobody can answer it."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            return call(**arguments)
-        except TapeError as error:
-            if not error.retryable or isinstance(error, LeaseHeld) or time.monotonic() >= deadline:
-                raise
-            log.info("waiting to try again: %s", error)
-        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, hides nothing
-        pause = min(pause * 2, _LAST_PAUSE_S)
+def call_with_retry(call: Callable[..., Any], /, **arguments: Any) -> Any:
+    """Return the result of an idempotent call, retried for up to 30 s after errors that are retryable."""
+    return retry(lambda: call(**arguments), POLICY, can_retry=is_retryable, deadline_s=DEADLINE_S, on_retry=_log)
 
 
-async def patiently_async(call: Callable[..., Awaitable[Any]], /, **arguments: Any) -> Any:
-    """`patiently` for a coroutine function."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            return await call(**arguments)
-        except TapeError as error:
-            if not error.retryable or isinstance(error, LeaseHeld) or time.monotonic() >= deadline:
-                raise
-            log.info("waiting to try again: %s", error)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, hides nothing
-        pause = min(pause * 2, _LAST_PAUSE_S)
+async def call_with_retry_async(call: Callable[..., Awaitable[Any]], /, **arguments: Any) -> Any:
+    """`call_with_retry` for a coroutine function."""
+    return await retry_async(
+        lambda: call(**arguments), POLICY, can_retry=is_retryable, deadline_s=DEADLINE_S, on_retry=_log
+    )
+
+
+def _log(error: Exception, attempt: int, delay_s: float) -> None:
+    log.info("retrying in %.2f s after attempt %d: %s", delay_s, attempt, error)

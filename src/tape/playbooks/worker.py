@@ -17,7 +17,7 @@ from tape.base.owner import new_owner
 from tape.base.process import run_async, stop_on_event, stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
-from tape.durable.server_retry import patiently_async
+from tape.durable.server_retry import call_with_retry_async
 from tape.errors import (
     IllegalTransition,
     InvalidInput,
@@ -260,13 +260,13 @@ class Worker:
         """The playbook of a catalog id: what was registered under it never changes."""
         content = self._contents.get(catalog_id)
         if content is None:
-            content = (await patiently_async(self._client.get_resource, catalog_id=catalog_id)).content
+            content = (await call_with_retry_async(self._client.get_resource, catalog_id=catalog_id)).content
             self._contents[catalog_id] = content
         return _runnable(content)
 
     async def _load(self, path: str) -> Playbook:
         try:
-            resource = await patiently_async(self._client.get_resource, path=path)
+            resource = await call_with_retry_async(self._client.get_resource, path=path)
         except ResourceNotFound as error:
             raise PlaybookNotFound(f"Playbook not found: {path}") from error
         return _runnable(resource.content)

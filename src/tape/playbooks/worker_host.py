@@ -14,7 +14,7 @@ import msgspec
 from tape.base.telemetry.tracing import current_trace, to_traceparent
 from tape.client import AsyncTapeClient, TapeClient
 from tape.durable.effect_call import EffectCall, RunHandle, within
-from tape.durable.server_retry import patiently_async
+from tape.durable.server_retry import call_with_retry_async
 from tape.errors import EffectUnknown, InvalidInput, InvalidJson, PayloadTooLarge, StepFailed, TapeError
 from tape.model.entry import Draft
 from tape.model.payload import to_json
@@ -102,7 +102,7 @@ class RemoteHost:
         settled, self._settled = self._settled, []
         lease = {} if self.has_lease else {"lease_owner": self._owner, "lease_ttl_ms": self._lease_ms}
         try:
-            answer: pb.AdvanceRunResponse = await patiently_async(
+            answer: pb.AdvanceRunResponse = await call_with_retry_async(
                 self._client.advance_run, run_id=self._run.id, complete=settled, **lease, **parts
             )
         except BaseException as error:
@@ -147,7 +147,7 @@ class RemoteHost:
     async def start(self, path: str, payload: dict[str, Any], pool: str, key: str) -> str:
         """Start another execution below this one, once for a key; it goes on with this one's trace."""
         trace = current_trace()
-        result = await patiently_async(
+        result = await call_with_retry_async(
             self._client.execute,
             path=path,
             payload=payload,

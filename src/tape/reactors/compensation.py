@@ -18,7 +18,7 @@ from tape.connectors.delivery import DEFAULT_LEASE_MS, LONGEST_ERROR, record_obs
 from tape.connectors.templates import content_of
 from tape.durable.callback_arguments import call_offering
 from tape.durable.registry import get_compensator, get_tool_compensator
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, LeaseHeld
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
@@ -162,7 +162,7 @@ class _Undoing:
         return record, "the effect was never sent"
 
     def _resolve(self, result: Any, outcome: str, reason: str) -> Report:
-        patiently(
+        call_with_retry(
             self._client.resolve_obligation,
             **self._place,
             status=pb.OBLIGATION_STATUS_COMPENSATED,
@@ -181,7 +181,7 @@ class _Undoing:
         return _report(self._obligation, "waiting", reason)
 
     def _attempted(self, reason: str, next_at_ms: int, *, uncounted: bool = False) -> Report:
-        record = patiently(
+        record = call_with_retry(
             self._client.record_obligation_attempt,
             **self._place,
             error=reason,

@@ -15,7 +15,7 @@ from tape.client.sync import TapeClient
 from tape.connectors.claims import KeptClaim
 from tape.durable.lease import DEFAULT_TTL_MS
 from tape.durable.runs import adopted_owner
-from tape.durable.server_retry import patiently
+from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunInterrupted, RunParked, TapeError
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, for_each
@@ -122,7 +122,7 @@ def carry_on(
         log.warning("carrying on run %s failed", run.run_id, exc_info=True)
         outcome, reason = "failed", f"{type(error).__name__}: {error}"
     try:
-        run = patiently(client.get_run, run_id=run.run_id)
+        run = call_with_retry(client.get_run, run_id=run.run_id)
     except TapeError as error:
         reason = reason or str(error)
     return _report(run, outcome, reason)

@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.errors import InvalidInput
 
-FIRST_RETRY_S = 0.05
-LAST_RETRY_S = 5.0
+RETRY = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.05, max_interval_s=5.0, jitter=0)
 MAX_BACKLOG = 100_000
 MAX_ERRORS = 100
 
@@ -49,7 +49,7 @@ class Mirror:
         self._append = backend.append
         self._backlog: deque[dict[str, Any]] = deque()
         self._max_backlog = max_backlog
-        self._pause = FIRST_RETRY_S
+        self._backoff = Backoff(RETRY)
         self._retry_at = 0.0
         self._kinds_logged: set[type] = set()
 
@@ -81,7 +81,7 @@ class Mirror:
                 self._failed(self._backlog[0], error)
                 break
             self._backlog.popleft()
-            self._pause = FIRST_RETRY_S
+            self._backoff.reset()
         return len(self._backlog)
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -111,8 +111,7 @@ class Mirror:
         self._failures += 1
         failure = BackendError(type(self.backend).__name__, entry.get("seq", -1), error)
         self.errors.append(failure)
-        self._retry_at = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, LAST_RETRY_S)
+        self._retry_at = time.monotonic() + self._backoff.next_delay()
         if type(error) not in self._kinds_logged:
             self._kinds_logged.add(type(error))
             _log().error("%s. The session goes on; the entry is kept and offered again.", failure)
