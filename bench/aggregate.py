@@ -16,9 +16,9 @@ from bench.table import NOTHING, Table, count, milliseconds, ratio
 from tape.engine.ledgers import counts
 from tape.engine.ledgers.rollups import read_position
 from tape.engine.ledgers.window import Window
-from tape.journal.identity_filter import Whose
+from tape.journal.identity_filter import IdentityFilter
 from tape.store import Reader, open_database
-from tape.store.connection import Connection
+from tape.store.connection import DatabaseConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ TENANTS, TOOLS, SESSIONS = 4, 8, 20_000
 HOUR_MS = 3_600_000
 SPAN_MS = 48 * HOUR_MS
 QUARTER_NS = 900_000_000_000
-WHOSE = Whose([f"tenant-{number}" for number in range(TENANTS)])
+WHOSE = IdentityFilter([f"tenant-{number}" for number in range(TENANTS)])
 
 Answer = dict[tuple[int, str, str], int]
 
@@ -158,7 +158,7 @@ def fill(store: str, entries: int, end_ms: int) -> None:
         connection.close()
 
 
-def _fill_chunk(connection: Connection, start: int, end: int, entries: int, end_ms: int) -> None:
+def _fill_chunk(connection: DatabaseConnection, start: int, end: int, entries: int, end_ms: int) -> None:
     run, tool, step = "'run-' || (i / 4)", f"'tool-' || (i / 4 % {TOOLS})", "i % 4"
     key = f"""'{{"tool":"' || {tool} || '","idempotency_key":"' || {run} || '/0","status":"told"}}'"""
     kinds = ("'order'", "'effect'", "'effect'", "'event'")

@@ -10,7 +10,7 @@ import os
 import time
 
 from tape.store import Database
-from tape.store.connection import Connection
+from tape.store.connection import DatabaseConnection
 
 NAMESPACE = "bench"
 APP = "treasury"
@@ -72,7 +72,7 @@ def _step(rows: int) -> int:
     return (1 << 32) // rows
 
 
-def _fill_chunk(connection: Connection, start: int, end: int, step: int, began_ms: int) -> None:
+def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int, began_ms: int) -> None:
     run = _RUN_ID[connection.dialect].format(step=step)
     subject = f"'/tape/run/running/{APP}/' || {_USER} || '/' || {_SESSION} || '/' || {run}"
     payload = f"""'{{"run_id":"' || {run} || '","app":"{APP}","user":"' || {_USER} || '","status":"running"}}'"""

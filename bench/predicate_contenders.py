@@ -38,11 +38,11 @@ class Tape:
     """This project."""
 
     def __init__(self) -> None:
-        from tape.cel import Envelope
+        from tape.cel import EntryView
         from tape.cel.limits import LIMITS
         from tape.cel.predicate import Predicate, _compiled
 
-        self._envelope = Envelope
+        self._envelope = EntryView
         # Past the cache: compiling is what is measured.
         self._compile = lambda text: Predicate(_compiled(text, LIMITS))
 

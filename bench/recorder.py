@@ -8,15 +8,15 @@ from typing import Any
 
 from bench.load import Outcome, summarize
 from tape.store import Database
-from tape.store.connection import Connection, Row
+from tape.store.connection import DatabaseConnection, Row
 
 Statement = tuple[str, tuple[Any, ...]]
 
 
-class Recorder(Connection):
+class Recorder(DatabaseConnection):
     """A connection that remembers the transactions made through it."""
 
-    def __init__(self, inner: Connection) -> None:
+    def __init__(self, inner: DatabaseConnection) -> None:
         super().__init__()
         self._inner = inner
         self.dialect = inner.dialect
@@ -103,14 +103,14 @@ class Script:
         self.statements = statements
         self.last = last
 
-    def run(self, connection: Connection) -> None:
+    def run(self, connection: DatabaseConnection) -> None:
         """Say it all again."""
         connection.begin()
         _say(connection, self.statements)
         connection.commit(lambda: _say(connection, self.last))
 
 
-def _say(connection: Connection, statements: Sequence[Statement]) -> None:
+def _say(connection: DatabaseConnection, statements: Sequence[Statement]) -> None:
     for method, arguments in statements:
         getattr(connection, method)(*arguments)
 
@@ -120,7 +120,7 @@ def record(database: Database) -> list[Recorder]:
     recorders: list[Recorder] = []
     connect = database.connect
 
-    def recording(*, read_only: bool = False) -> Connection:
+    def recording(*, read_only: bool = False) -> DatabaseConnection:
         if read_only:
             return connect(read_only=True)
         recorders.append(Recorder(connect()))

@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("deltalake", reason="the extra lake is not installed")
 
 from tape.archive.files import write_files
-from tape.archive.reader import ArchivedPast
+from tape.archive.reader import ArchiveReader
 from tape.archive.rows import read_rows
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.journal.appender import read_head
-from tape.journal.history import Wanted
+from tape.journal.history import EntryFilter
 from tape.journal.journal import Journal
 from tape.journal.retention import prune
 from tape.model.entry import Draft
@@ -42,9 +42,9 @@ async def fill(database: Database, drafts: Sequence[Draft], chunk: int = 20) -> 
         await Journal(database).append(drafts[start : start + chunk])
 
 
-async def archive(database: Database, url: str, until: int, options: Mapping[str, str] | None = None) -> Lake:
+async def archive(database: Database, url: str, until: int, options: Mapping[str, str] | None = None) -> ArchiveTable:
     """What a round of the job does."""
-    lake = Lake.open_or_create(url, await database.read(read_head), options)
+    lake = ArchiveTable.open_or_create(url, await database.read(read_head), options)
     rows = await database.read(lambda reader: read_rows(reader, lake.until, until))
     lake.add(write_files(lake.filesystem, rows), until)
     return lake
@@ -69,8 +69,8 @@ async def forget(database: Database, before: int) -> None:
     await prune(database, before_seq=before)
 
 
-def content(lake: Lake, options: Mapping[str, str] | None = None) -> str:
+def content(lake: ArchiveTable, options: Mapping[str, str] | None = None) -> str:
     """A hash over everything that readers see."""
-    past = ArchivedPast(lake.url, options)
-    entries = past.read(Wanted(), 0, past.extent()[-1], 1 << 30)
+    past = ArchiveReader(lake.url, options)
+    entries = past.read(EntryFilter(), 0, past.extent()[-1], 1 << 30)
     return hashlib.sha256(repr(entries).encode()).hexdigest()

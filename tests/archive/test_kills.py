@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.pipeline.archive_verifier import verify_lake
 from tests.archive.conftest import content, prepare
 
@@ -34,14 +34,14 @@ def test_a_writer_killed_between_its_files_and_their_commit_leaves_what_a_clean_
     sqlite_url: str, tmp_path: Path
 ) -> None:
     prepare(sqlite_url, str(tmp_path / "clean"), 300, (100, 200, 300))
-    clean, url = Lake.open(str(tmp_path / "clean")), str(tmp_path / "lake")
+    clean, url = ArchiveTable.open(str(tmp_path / "clean")), str(tmp_path / "lake")
 
     def run(dies: str) -> int:
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
         return subprocess.run([sys.executable, "-c", _ARCHIVING, sqlite_url, url, dies], env=environment).returncode
 
     assert run("yes") == -signal.SIGKILL
-    killed = Lake.open(url)
+    killed = ArchiveTable.open(url)
     assert killed.until == 100
     written = {path.relative_to(url).as_posix() for path in Path(url).rglob("*.parquet")}
     assert written > {file.path for file in killed.files()}

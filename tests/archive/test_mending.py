@@ -15,13 +15,13 @@ from typer.testing import CliRunner, Result
 
 from tape.archive import compaction
 from tape.archive.compaction import compact
-from tape.archive.files import File, write_file, write_files
-from tape.archive.reader import ArchivedPast
+from tape.archive.files import ArchiveFile, write_file, write_files
+from tape.archive.reader import ArchiveReader
 from tape.archive.rows import read_rows
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.cli.main import app
 from tape.errors import ArchiveBeyondRepair, ArchiveBusy, ArchiveDamaged
-from tape.journal.history import Wanted
+from tape.journal.history import EntryFilter
 from tape.pipeline.archive_repair import repair_lake
 from tape.pipeline.archive_verifier import verify_lake
 from tape.pipeline.journal_batches import ask
@@ -32,10 +32,10 @@ ENTRIES = 300
 
 
 @pytest.fixture
-def lake(store_url: str, tmp_path: Path) -> Lake:
+def lake(store_url: str, tmp_path: Path) -> ArchiveTable:
     """An archive of 1 to 300, in three rounds."""
     prepare(store_url, str(tmp_path / "lake"), ENTRIES, (100, 101, ENTRIES))
-    return Lake.open(str(tmp_path / "lake"))
+    return ArchiveTable.open(str(tmp_path / "lake"))
 
 
 def prune(store: str, before: int) -> None:
@@ -46,7 +46,7 @@ def prune(store: str, before: int) -> None:
     asyncio.run(work())
 
 
-def verify(lake: Lake, store: str, *options: str) -> Result:
+def verify(lake: ArchiveTable, store: str, *options: str) -> Result:
     return CliRunner().invoke(app, ["verify", "--lake", lake.url, "--store", store, *options])
 
 
@@ -56,7 +56,7 @@ def flip(path: Path, at: int = 60) -> None:
     path.write_bytes(damaged)
 
 
-def test_damaged_and_missing_files_are_named_rebuilt_exactly_and_put_aside(lake: Lake, store_url: str) -> None:
+def test_damaged_and_missing_files_are_named_rebuilt_exactly_and_put_aside(lake: ArchiveTable, store_url: str) -> None:
     whole = content(lake)
     first, second, *_, last = [Path(lake.url, file.path) for file in lake.files()]
     flip(first)
@@ -78,11 +78,11 @@ def test_damaged_and_missing_files_are_named_rebuilt_exactly_and_put_aside(lake:
     aside = sorted(path.name.rpartition(",")[2] for path in Path(lake.url, "_quarantine").iterdir())
     assert aside == sorted((first.name, last.name))
     assert not any(path.exists() for path in (first, second, last))
-    assert lake.tidy() == 0
+    assert lake.vacuum() == 0
     assert len(list(Path(lake.url, "_quarantine").iterdir())) == 2
 
 
-def test_an_altered_entry_and_one_that_was_taken_out_are_put_right(lake: Lake, store_url: str) -> None:
+def test_an_altered_entry_and_one_that_was_taken_out_are_put_right(lake: ArchiveTable, store_url: str) -> None:
     whole = content(lake)
     altered, taken, *_ = lake.files()
     table = lake.read_file(altered, 0, ENTRIES)
@@ -100,7 +100,7 @@ def test_an_altered_entry_and_one_that_was_taken_out_are_put_right(lake: Lake, s
     assert content(lake) == whole
 
 
-def test_what_the_journal_no_longer_has_is_said_and_nothing_is_changed(lake: Lake, store_url: str) -> None:
+def test_what_the_journal_no_longer_has_is_said_and_nothing_is_changed(lake: ArchiveTable, store_url: str) -> None:
     early, *_, late = lake.files()
     prune(store_url, 150)
     for file in (early, late):
@@ -115,7 +115,7 @@ def test_what_the_journal_no_longer_has_is_said_and_nothing_is_changed(lake: Lak
 
 def test_a_journal_that_was_altered_too_repairs_nothing(sqlite_url: str, tmp_path: Path) -> None:
     prepare(sqlite_url, str(tmp_path / "lake"), ENTRIES, (ENTRIES,))
-    lake = Lake.open(str(tmp_path / "lake"))
+    lake = ArchiveTable.open(str(tmp_path / "lake"))
     victim = lake.files()[0]
     Path(lake.url, victim.path).unlink()
     connection = open_database(sqlite_url).connect()
@@ -127,9 +127,9 @@ def test_a_journal_that_was_altered_too_repairs_nothing(sqlite_url: str, tmp_pat
     assert set(Path(lake.url).rglob("*")) == files
 
 
-def test_small_files_become_large_ones_and_readers_do_not_notice(lake: Lake, store_url: str) -> None:
-    whole, reader = content(lake), ArchivedPast(lake.url)
-    before = reader.read(Wanted(), 0, reader.extent()[-1], 10)
+def test_small_files_become_large_ones_and_readers_do_not_notice(lake: ArchiveTable, store_url: str) -> None:
+    whole, reader = content(lake), ArchiveReader(lake.url)
+    before = reader.read(EntryFilter(), 0, reader.extent()[-1], 10)
     old = lake.files()
     assert compact(lake, at_least=4) == 0
     assert compact(lake) == len(old)
@@ -144,13 +144,13 @@ def test_small_files_become_large_ones_and_readers_do_not_notice(lake: Lake, sto
     assert len(table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)) == len(old)
     reader._tables.clear()
     reader._footers.clear()
-    assert reader.read(Wanted(), 0, ENTRIES, 10) == before
+    assert reader.read(EntryFilter(), 0, ENTRIES, 10) == before
 
 
-def test_whoever_compacts_second_changes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, other, joined = content(lake), Lake.open(lake.url), compaction._joined
+def test_whoever_compacts_second_changes_nothing(lake: ArchiveTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, other, joined = content(lake), ArchiveTable.open(lake.url), compaction._join_files
 
-    def outrun(mine: Lake, files: Sequence[File]) -> File:
+    def outrun(mine: ArchiveTable, files: Sequence[ArchiveFile]) -> ArchiveFile:
         monkeypatch.setattr(compaction, "_joined", joined)
         compact(other)
         return joined(mine, files)
@@ -163,7 +163,7 @@ def test_whoever_compacts_second_changes_nothing(lake: Lake, monkeypatch: pytest
 
 def test_two_jobs_that_archive_the_same_entries_add_them_once(sqlite_url: str, tmp_path: Path) -> None:
     prepare(sqlite_url, str(tmp_path / "lake"), ENTRIES, (100,))
-    one, other = Lake.open(str(tmp_path / "lake")), Lake.open(str(tmp_path / "lake"))
+    one, other = ArchiveTable.open(str(tmp_path / "lake")), ArchiveTable.open(str(tmp_path / "lake"))
     rows = ask(sqlite_url, lambda reader: read_rows(reader, 100, ENTRIES))
     one.add(write_files(one.filesystem, rows), ENTRIES)
     with pytest.raises(ArchiveBusy):
@@ -172,10 +172,10 @@ def test_two_jobs_that_archive_the_same_entries_add_them_once(sqlite_url: str, t
     assert sum(file.entries for file in one.files()) == ENTRIES
 
 
-def test_an_entry_that_is_missing_is_never_passed_over(lake: Lake) -> None:
+def test_an_entry_that_is_missing_is_never_passed_over(lake: ArchiveTable) -> None:
     gone = lake.files()[0]
     lake.replace([gone], [], "lost")
-    past = ArchivedPast(lake.url)
+    past = ArchiveReader(lake.url)
     past.extent()
     with pytest.raises(ArchiveDamaged, match=r"has \d+ of the 300 entries from 1 to 300"):
-        past.read(Wanted(), 0, ENTRIES, 1000)
+        past.read(EntryFilter(), 0, ENTRIES, 1000)

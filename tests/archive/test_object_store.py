@@ -9,10 +9,10 @@ import obstore
 import pytest
 
 from tape.archive.compaction import compact
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.client import AsyncTapeClient
 from tape.errors import ArchiveDamaged
-from tape.journal.history import Wanted
+from tape.journal.history import EntryFilter
 from tape.pipeline.archive_repair import repair_lake
 from tape.pipeline.archive_verifier import verify_lake
 from tape.server.server import Server
@@ -44,8 +44,8 @@ def test_an_archive_in_s3_is_repaired_and_compacted(
 ) -> None:
     prepare(sqlite_url, str(tmp_path / "folder"), 200, (200,))
     prepare(sqlite_url, "s3://spool/mended", 0, (100, 200), options)
-    lake = Lake.open("s3://spool/mended", options)
-    whole = content(Lake.open(str(tmp_path / "folder")))
+    lake = ArchiveTable.open("s3://spool/mended", options)
+    whole = content(ArchiveTable.open(str(tmp_path / "folder")))
     assert content(lake, options) == whole
     missing, cut, *_ = lake.files()
     lake.filesystem.delete_file(missing.path)
@@ -71,6 +71,6 @@ async def test_a_server_reads_an_archive_in_s3(sqlite_url: str, options: dict[st
         async with AsyncTapeClient(f"tape://{server.grpc_address}") as client:
             following = client.follow(reconnect=False)
             assert [(await anext(following)).global_seq for _ in range(300)] == list(range(1, 301))
-        past = server.hub.history.past
+        past = server.hub.history.archive
         assert past is not None
-        assert len(past.read(Wanted(values={"type": ["refund.paid"]}), 0, 150, 100)) == 10
+        assert len(past.read(EntryFilter(values={"type": ["refund.paid"]}), 0, 150, 100)) == 10

@@ -161,7 +161,7 @@ async def test_readers_of_the_archive_do_not_keep_others_from_the_journal(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pruned(server)
-    past = server.hub.history.past
+    past = server.hub.history.archive
     assert past is not None
     is_read, may_go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tape.cel import Envelope
+from tape.cel import EntryView
 from tape.model.entry import Entry
 
 PAYLOAD: dict[str, Any] = {
@@ -43,6 +43,6 @@ def entry(payload: Any = None, **fields: Any) -> Entry:
     return Entry(**{**values, **fields})
 
 
-def envelope(payload: Any = None, **fields: Any) -> Envelope:
+def envelope(payload: Any = None, **fields: Any) -> EntryView:
     """The same in an envelope."""
-    return Envelope(entry(payload, **fields))
+    return EntryView(entry(payload, **fields))

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tape.cel import EvaluationError, Step, compile_predicate
+from tape.cel import EvaluationError, TraceStep, compile_predicate
 from tests.cel.samples import entry, envelope
 
 
@@ -128,4 +128,4 @@ def test_a_long_list_is_not_recorded_to_its_end() -> None:
 
     assert explanation.matched
     assert len(explanation.root.steps) < 1_100
-    assert all(isinstance(step, Step) for step in explanation.root.steps)
+    assert all(isinstance(step, TraceStep) for step in explanation.root.steps)

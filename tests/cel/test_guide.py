@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tape.cel import VARIABLES, Envelope, compile_predicate
+from tape.cel import VARIABLES, EntryView, compile_predicate
 from tape.cel.functions import FUNCTIONS, METHODS
 from tape.cli.cel import EntryFile
 from tests.cel import oracle
@@ -47,7 +47,7 @@ def test_there_are_twenty_examples() -> None:
 def test_an_example_has_the_result_beside_it(text: str, result: bool) -> None:
     entry = msgspec.json.decode(block("json"), type=EntryFile).to_entry()
 
-    assert compile_predicate(text).evaluate(Envelope(entry)) is result
+    assert compile_predicate(text).evaluate(EntryView(entry)) is result
 
 
 def test_every_variable_and_function_is_in_the_guide() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tape.cel import LIMITS, EvaluationError, Limits, compile_predicate
+from tape.cel import LIMITS, EvaluationError, PredicateLimits, compile_predicate
 from tape.cel.predicate import _kept
 from tape.errors import InvalidPredicate
 from tests.cel.samples import entry, envelope
@@ -135,7 +135,7 @@ def test_the_budget_is_the_callers_to_set() -> None:
     seen = envelope({"l": list(range(1_000))})
 
     assert compile_predicate(text).evaluate(seen) is True
-    assert isinstance(compile_predicate(text, Limits(steps=100)).evaluate(seen), EvaluationError)
+    assert isinstance(compile_predicate(text, PredicateLimits(steps=100)).evaluate(seen), EvaluationError)
 
 
 def test_a_payload_nested_beyond_all_measure_is_an_evaluation_error() -> None:

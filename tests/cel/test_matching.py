@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tape.cel import Duration, Envelope, EvaluationError, Timestamp, Uint, compile_predicate
+from tape.cel import Duration, EntryView, EvaluationError, Timestamp, Uint, compile_predicate
 from tape.cel import envelope as envelope_module
 from tests.cel.samples import entry, envelope
 
@@ -203,7 +203,7 @@ def test_predicates_need_neither_grpc_nor_a_database_nor_spark() -> None:
 
 
 def test_an_envelope_keeps_no_memory_of_earlier_evaluations() -> None:
-    seen = Envelope(entry({"l": list(range(1000))}))
+    seen = EntryView(entry({"l": list(range(1000))}))
     predicate = compile_predicate("payload.l.map(x, x * 2).size() == 1000")
 
     assert all(predicate.matches(seen) for _ in range(2_000))  # a budget that were not renewed would end
@@ -231,7 +231,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_payload_is_what_its_json_says(payload: Any) -> None:
-    seen = Envelope(entry(json.dumps(payload)))
+    seen = EntryView(entry(json.dumps(payload)))
 
     assert same(compile_predicate("payload").evaluate(seen), payload)
     assert compile_predicate("payload == payload && payload in [payload]").evaluate(seen) is True

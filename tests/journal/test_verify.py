@@ -9,7 +9,7 @@ import pytest
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.journal.retention import prune
-from tape.journal.verifier import Report, verify
+from tape.journal.verifier import VerifyReport, verify
 from tape.model.entry import Draft
 
 
@@ -22,11 +22,11 @@ async def fill(journal: Journal, count: int = 50) -> None:
     )
 
 
-async def report_of(journal: Journal) -> Report:
+async def report_of(journal: Journal) -> VerifyReport:
     return await journal.database.read(verify)
 
 
-def problems(report: Report) -> list[tuple[int, str]]:
+def problems(report: VerifyReport) -> list[tuple[int, str]]:
     return [(finding.global_seq, finding.problem) for finding in report.findings]
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from tape.archive.compaction import compact
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.cli.main import app
 from tape.errors import ArchiveDamaged, PipelineInput
 from tape.journal.appender import read_head
@@ -37,7 +37,7 @@ def test_each_entry_is_archived_once_and_proven(spark: SparkSession, orders: str
     assert archive(spark, orders, lake) == 0
     fill(orders, [order(number) for number in range(1001, 1101)])
     assert archive(spark, orders, lake) == 100
-    archived = Lake.open(lake)
+    archived = ArchiveTable.open(lake)
     report = verify_lake(archived, orders)
     assert (report.ok, report.entries, report.oldest, report.until) == (True, 1100, 1, 1100)
     assert {path.name for path in Path(lake).glob("day=*/kind=*")} == {"kind=order", "kind=refund"}
@@ -56,13 +56,13 @@ def test_files_without_their_commit_were_never_there(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Lake, "add", killed)
+    monkeypatch.setattr(ArchiveTable, "add", killed)
     with pytest.raises(KeyboardInterrupt):
         archive(spark, orders, lake)
     monkeypatch.undo()
     assert list(Path(lake).glob("day=*/kind=*/*.parquet"))
     assert archive(spark, orders, lake) == 1000
-    report = verify_lake(Lake.open(lake), orders)
+    report = verify_lake(ArchiveTable.open(lake), orders)
     assert (report.ok, report.entries) == (True, 1000)
 
 
@@ -74,14 +74,14 @@ def test_a_damaged_or_missing_file_is_named_and_keeps_the_journal_from_being_pru
     whole = CliRunner().invoke(app, ["verify", "--lake", lake, "--store", sqlite_url])
     assert whole.exit_code == 0, whole.output
     assert "200 archived entries (1 to 200)" in whole.output
-    victim = Path(lake, Lake.open(lake).files()[0].path)
+    victim = Path(lake, ArchiveTable.open(lake).files()[0].path)
     content = bytearray(victim.read_bytes())
     content[40] ^= 0xFF
     victim.write_bytes(content)
-    report = verify_lake(Lake.open(lake), sqlite_url)
+    report = verify_lake(ArchiveTable.open(lake), sqlite_url)
     assert [victim.name in text for text in report.damaged.values()] == [True]
     victim.unlink()
-    report = verify_lake(Lake.open(lake), sqlite_url)
+    report = verify_lake(ArchiveTable.open(lake), sqlite_url)
     assert [victim.name in text for text in report.damaged.values()] == [True]
     refused = CliRunner().invoke(app, ["prune", "--before", "150", "--archived", lake, "--yes", "--store", sqlite_url])
     assert isinstance(refused.exception, ArchiveDamaged)
@@ -98,7 +98,7 @@ def test_only_what_is_archived_is_pruned_and_archiving_goes_on_after_it(
     assert pruned.exit_code == 0, pruned.output
     assert ask(sqlite_url, read_head).oldest == 101
     assert archive(spark, sqlite_url, lake) == 101  # and the note of the pruning
-    assert verify_lake(Lake.open(lake), sqlite_url).entries == 201
+    assert verify_lake(ArchiveTable.open(lake), sqlite_url).entries == 201
 
 
 def test_an_archive_is_not_continued_with_another_journal(
@@ -111,7 +111,7 @@ def test_an_archive_is_not_continued_with_another_journal(
     with pytest.raises(ArchiveDamaged, match="another journal"):
         archive(spark, other, lake)
     with pytest.raises(PipelineInput, match="There is no archive at"):
-        Lake.open(str(tmp_path / "nowhere"))
+        ArchiveTable.open(str(tmp_path / "nowhere"))
 
 
 def test_pruning_past_the_archive_is_noticed(spark: SparkSession, sqlite_url: str, lake: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.pipeline.archive_verifier import verify_lake
 from tests.archive.conftest import content
 from tests.archive.conftest import prepare as prepare_lake
@@ -66,10 +66,10 @@ spark.stop()
 """
 
 
-def clean_run(store: str, url: str, entries: int) -> Lake:
+def clean_run(store: str, url: str, entries: int) -> ArchiveTable:
     fill(store, [order(number) for number in range(1, entries + 1)], chunk=5_000)
     prepare_lake(store, url, 0, (entries,))
-    return Lake.open(url)
+    return ArchiveTable.open(url)
 
 
 @pytest.mark.proof
@@ -81,7 +81,7 @@ def test_a_driver_killed_between_a_round_and_its_commit_archives_each_entry_once
     command = [sys.executable, "-c", _DRIVER, sqlite_url, url]
     died = subprocess.run([*command, "yes"], start_new_session=True, stderr=subprocess.DEVNULL)
     assert died.returncode == -signal.SIGKILL
-    killed = Lake.open(url)
+    killed = ArchiveTable.open(url)
     assert killed.until == 1000
     assert len(list(Path(url).rglob("*.parquet"))) > len(killed.files())
     subprocess.run([*command, "no"], check=True, stderr=subprocess.DEVNULL)
@@ -97,7 +97,7 @@ def test_an_executor_killed_during_a_round_is_followed_by_another(sqlite_url: st
     done = subprocess.run([sys.executable, "-c", _EXECUTORS, sqlite_url, url], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ["killed"]
-    lake = Lake.open(url)
+    lake = ArchiveTable.open(url)
     assert content(lake) == content(clean)
     assert verify_lake(lake, sqlite_url).ok
 
@@ -121,4 +121,4 @@ def test_the_archive_job_runs_on_the_java_of_the_extra(
     done = subprocess.run([*command, "--master", "local[1]"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "cache" / "tape" / "java" / "bin" / "java").is_file()
-    assert content(Lake.open(url)) == content(clean)
+    assert content(ArchiveTable.open(url)) == content(clean)

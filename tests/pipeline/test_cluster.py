@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.pipeline.archive_verifier import verify_lake
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.standalone import Standalone
@@ -72,4 +72,4 @@ def test_jobs_run_on_two_workers_that_read_postgres_and_outlive_an_executor(post
         told = json.loads(out.splitlines()[-1])
         failed = sum(draft.subject.startswith("/tape/order/failed/") for draft in drafts)
         assert told == {"executors": 2, "entries": ENTRIES, "archived": ENTRIES, "counted": ENTRIES, "matched": failed}
-        assert verify_lake(Lake.open(lake), store).ok
+        assert verify_lake(ArchiveTable.open(lake), store).ok

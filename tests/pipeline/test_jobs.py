@@ -11,7 +11,7 @@ import pyspark
 import pytest
 from typer.testing import CliRunner
 
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.cli.main import app
 from tape.errors import JavaMissing
 from tape.journal.appender import read_head
@@ -107,7 +107,7 @@ def test_a_following_archive_ends_gracefully_on_sigterm(sqlite_url: str, tmp_pat
             while "100 entries to 100" not in (line := working.stderr.readline()):
                 assert line, "the job ended"
             fill(sqlite_url, [order(number) for number in range(101, 151)])
-            wait_for(lambda: Lake.open(lake).until == 150, "the second round", 300)
+            wait_for(lambda: ArchiveTable.open(lake).until == 150, "the second round", 300)
             working.send_signal(signal.SIGTERM)
             out, _ = working.communicate(timeout=300)
         finally:

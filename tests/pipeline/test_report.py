@@ -12,10 +12,10 @@ import pytest
 from playwright.sync_api import Error, sync_playwright
 from pyspark.sql import SparkSession
 
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.demo.pipeline import fill, run_jobs
 from tape.engine.ledgers.histogram import histogram_of
-from tape.engine.ledgers.rollups import Took
+from tape.engine.ledgers.rollups import DurationRollup
 from tape.errors import PipelineInput
 from tape.pipeline.archive_verifier import verify_lake
 from tape.pipeline.jobs.report import moment_of, report
@@ -52,9 +52,9 @@ def something() -> Facts:
         looked_back_ms=7 * 24 * HOUR,
         volume=[Volume(NOON + n % 50 * 60_000, bad, f"kind-{n % 9}", n + 1, 100 * n) for n in range(300)],
         took=[
-            Took(NOON, bad, "effect", "pay", "confirmed", histogram_of([10, 20, 70_000]), 2),
-            Took(NOON + 120_000, bad, "effect", bad, "failed", histogram_of([5])),
-            Took(NOON, bad, "run", "", "stuck", histogram_of([4_000_000])),
+            DurationRollup(NOON, bad, "effect", "pay", "confirmed", histogram_of([10, 20, 70_000]), 2),
+            DurationRollup(NOON + 120_000, bad, "effect", bad, "failed", histogram_of([5])),
+            DurationRollup(NOON, bad, "run", "", "stuck", histogram_of([4_000_000])),
         ],
         slow=[SlowRun("run-" + "0" * 30, bad, NOON, NOON + 90_000, "terminal", steps)],
         open=[Open("effect", "pay", 3, NOON)],
@@ -143,7 +143,7 @@ def test_the_demonstration_ends_in_a_report_that_says_what_its_journal_says(
     page = run_jobs(spark, tmp_path, store, 1.0, said.append)
     progress = capsys.readouterr().err
     assert all(f"{job}: {len(entries):,} entries" in progress for job in ("archive", "rollup"))
-    assert verify_lake(Lake.open(str(tmp_path / "lake")), store).ok
+    assert verify_lake(ArchiveTable.open(str(tmp_path / "lake")), store).ok
     orders = [entry for entry in entries if entry.type == "order.created" and entry.payload["total"] > 500.0]
     assert f"  {len(orders):,} times" in said[3]
     Checked(page.read_text())

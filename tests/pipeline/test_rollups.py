@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from tape.engine.ledgers.histogram import Histogram, histogram_of
 from tape.engine.ledgers.rollups import (
     WIDTHS_MS,
-    Counted,
-    Position,
-    Stretch,
-    add_stretch,
+    CountRollup,
+    RollupBatch,
+    RollupPosition,
+    add_batch,
     read_counts,
     read_durations,
     read_open,
@@ -156,7 +156,7 @@ def test_the_numbers_are_those_of_the_journal(spark: SparkSession, orders: str) 
         assert counted(orders, name) == expected
     rows = ask(orders, lambda reader: read_counts(reader, "day", 0, ALWAYS))
     assert sum(one.bytes for one in rows) == sum(len(entry.payload_json.encode()) for entry in entries)
-    assert ask(orders, read_position) == Position(1050, 0, entries[-1].ts_ms, 0)
+    assert ask(orders, read_position) == RollupPosition(1050, 0, entries[-1].ts_ms, 0)
 
 
 def test_durations_are_the_same_however_the_journal_is_cut(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_late_entries_are_counted_in_their_minute_and_as_late(spark: SparkSessio
 
 def test_a_stretch_that_another_job_has_counted_is_not_added_again(store_url: str) -> None:
     open_database(store_url).migrate()
-    minutes = [Counted(60_000, "t", "a.b", "", 5, 50), Counted(120_000, "t", "a.b", "", 2, 20)]
-    stretch = Stretch(0, Position(7), minutes, [], [], [])
-    assert transact(store_url, lambda tx: add_stretch(tx, stretch))
-    assert not transact(store_url, lambda tx: add_stretch(tx, stretch))
+    minutes = [CountRollup(60_000, "t", "a.b", "", 5, 50), CountRollup(120_000, "t", "a.b", "", 2, 20)]
+    stretch = RollupBatch(0, RollupPosition(7), minutes, [], [], [])
+    assert transact(store_url, lambda tx: add_batch(tx, stretch))
+    assert not transact(store_url, lambda tx: add_batch(tx, stretch))
     assert ask(store_url, read_position).global_seq == 7
     assert counted(store_url, "hour") == {(0, "t", "a.b", ""): 7}
     assert counted(store_url, "minute") == {(60_000, "t", "a.b", ""): 5, (120_000, "t", "a.b", ""): 2}
@@ -282,7 +282,7 @@ def test_killed_between_writing_and_committing_the_tables_are_those_of_one_clean
         )
         assert (killed.returncode, killed.stdout) == (-9, b"written\n"), killed.stderr
         assert ask(store_url, read_position) == position
-        assert transact(store_url, lambda tx, stretch=stretch: add_stretch(tx, stretch)), number  # type: ignore[misc]
+        assert transact(store_url, lambda tx, stretch=stretch: add_batch(tx, stretch)), number  # type: ignore[misc]
     rollup(spark, store_url, quiet())
     clean = f"sqlite:{tmp_path / 'clean.db'}"
     told(entries, clean)

@@ -11,7 +11,7 @@ import pytest
 
 from tape.archive.files import write_files
 from tape.archive.schema import arrow_schema
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.cel import compile_predicate
 from tape.errors import ArchiveDamaged, JournalDataLost
 from tape.journal.appender import read_head
@@ -27,9 +27,9 @@ from tests.pipeline.conftest import fill, order
 from tests.pipeline.test_reading import entries_in, selected
 
 
-def archive_up_to(store: str, url: str, until: int) -> Lake:
+def archive_up_to(store: str, url: str, until: int) -> ArchiveTable:
     """What a round of the job does, without Spark around it."""
-    lake = Lake.open_or_create(url, ask(store, read_head))
+    lake = ArchiveTable.open_or_create(url, ask(store, read_head))
     batches = read_part(store, COLUMNS, Selecting(), lake.until, until, fail_on_data_loss=True)
     lake.add(write_files(lake.filesystem, pa.Table.from_batches(batches, arrow_schema(COLUMNS))), until)
     return lake
@@ -99,7 +99,7 @@ def test_what_neither_side_has_is_an_error(orders: str, tmp_path: Path) -> None:
 
 def test_a_damaged_file_stops_the_read_and_is_named(pruned: tuple[str, str]) -> None:
     store, lake = pruned
-    victim = Lake.open(lake).files()[0].path
+    victim = ArchiveTable.open(lake).files()[0].path
     Path(lake, victim).unlink()
     with pytest.raises(ArchiveDamaged, match=Path(victim).name):
         selected(store, lake=lake)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from tape.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from tape.archive.reader import ArchivedPast
+    from tape.archive.reader import ArchiveReader
 
-__all__ = ["open_past"]
+__all__ = ["open_archive"]
 
 
-def open_past(url: str, options: Mapping[str, str] | None = None) -> ArchivedPast:
+def open_archive(url: str, options: Mapping[str, str] | None = None) -> ArchiveReader:
     """The archive at a URL for a server to read; it need not be there yet. Raises MissingExtra, PipelineInput."""
     try:
-        from tape.archive.reader import ArchivedPast
+        from tape.archive.reader import ArchiveReader
     except ImportError as missing:
         if (missing.name or "").split(".")[0] == "tape":
             raise
         raise MissingExtra("An archive", "lake") from missing
-    return ArchivedPast(url, options)
+    return ArchiveReader(url, options)

@@ -9,8 +9,8 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from tape.archive.files import FILE_COLUMNS, File, read_footer, read_group, write_file
-from tape.archive.table import Lake
+from tape.archive.files import FILE_COLUMNS, ArchiveFile, read_footer, read_group, write_file
+from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveBusy
 
 log = logging.getLogger(__name__)
@@ -19,37 +19,37 @@ SMALL_BYTES = 32 << 20
 LARGE_BYTES = 128 << 20
 
 
-def compact(lake: Lake, at_least: int = 2) -> int:
+def compact(archive: ArchiveTable, at_least: int = 2) -> int:
     """Rewrite neighbouring small files as one, where there are so many of them; the number of files that went.
 
     The entries and their order stay. Readers see the old files or the new one; the old ones stay where they are
     until `Lake.tidy`.
     """
-    files = sorted(lake.files(), key=lambda file: (file.day, file.kind, file.first))
+    files = sorted(archive.files(), key=lambda file: (file.day, file.kind, file.first))
     small = [
         neighbours
         for _, same in groupby(files, key=lambda file: (file.day, file.kind))
-        for neighbours in _neighbours(list(same))
+        for neighbours in _find_neighbours(list(same))
         if len(neighbours) >= at_least
     ]
     if not small:
         return 0
-    large = [_joined(lake, neighbours) for neighbours in small]
+    large = [_join_files(archive, neighbours) for neighbours in small]
     old = [file for neighbours in small for file in neighbours]
     try:
-        lake.replace(old, large, "compaction")
+        archive.replace(old, large, "compaction")
     except ArchiveBusy as error:
         log.warning("small files of the archive stay as they are for now: %s", error)
         for file in large:
-            lake.filesystem.delete_file(file.path)
-        lake.refresh()
+            archive.filesystem.delete_file(file.path)
+        archive.refresh()
         return 0
     return len(old)
 
 
-def _neighbours(files: Sequence[File]) -> Iterator[list[File]]:
+def _find_neighbours(files: Sequence[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
     """Small files that follow each other and together are not too large."""
-    found: list[File] = []
+    found: list[ArchiveFile] = []
     size = 0
     for file in files:
         is_small = file.size < SMALL_BYTES and (not found or found[-1].last < file.first)
@@ -63,14 +63,14 @@ def _neighbours(files: Sequence[File]) -> Iterator[list[File]]:
         yield found
 
 
-def _joined(lake: Lake, files: Sequence[File]) -> File:
-    first = next(_parts(lake, files[:1]))
-    last = deque(_parts(lake, files[-1:]), maxlen=1).pop()
-    return write_file(lake.filesystem, _parts(lake, files), first, last, files[0].day, files[0].kind)
+def _join_files(archive: ArchiveTable, files: Sequence[ArchiveFile]) -> ArchiveFile:
+    first = next(_read_parts(archive, files[:1]))
+    last = deque(_read_parts(archive, files[-1:]), maxlen=1).pop()
+    return write_file(archive.filesystem, _read_parts(archive, files), first, last, files[0].day, files[0].kind)
 
 
-def _parts(lake: Lake, files: Sequence[File]) -> Iterator[pa.Table]:
+def _read_parts(archive: ArchiveTable, files: Sequence[ArchiveFile]) -> Iterator[pa.Table]:
     for file in files:
-        facts, groups = read_footer(lake.filesystem, file)
+        facts, groups = read_footer(archive.filesystem, file)
         for group in sorted(groups, key=lambda group: group.first):
-            yield read_group(lake.filesystem, facts, group, FILE_COLUMNS).sort_by("global_seq")
+            yield read_group(archive.filesystem, facts, group, FILE_COLUMNS).sort_by("global_seq")

@@ -27,7 +27,7 @@ GROUP_BYTES = 8 << 20
 _FIRST_CHAIN, _LAST_CHAIN = "tape.first_chain", "tape.last_chain"
 
 
-class File(msgspec.Struct, frozen=True):
+class ArchiveFile(msgspec.Struct, frozen=True):
     """A file of the archive and the stretch of the journal that it has entries of.
 
     Its name ends in the beginnings of the chain values of its first and its last entry.
@@ -44,16 +44,16 @@ class File(msgspec.Struct, frozen=True):
     kind: str
 
 
-class Group(msgspec.Struct, frozen=True):
+class RowGroup(msgspec.Struct, frozen=True):
     """Rows of a file that are read together."""
 
-    file: File
+    file: ArchiveFile
     number: int
     first: int
     last: int
 
 
-def write_files(filesystem: pa.fs.FileSystem, entries: pa.Table) -> list[File]:
+def write_files(filesystem: pa.fs.FileSystem, entries: pa.Table) -> list[ArchiveFile]:
     """Write entries as files, one for each day and kind; they are no part of the archive until it is told of them."""
     keyed = entries.append_column("day", pc.strftime(entries.column("ts"), format="%Y-%m-%d"))
     written = []
@@ -66,7 +66,7 @@ def write_files(filesystem: pa.fs.FileSystem, entries: pa.Table) -> list[File]:
 
 def write_file(
     filesystem: pa.fs.FileSystem, parts: Iterable[pa.Table], first: pa.Table, last: pa.Table, day: str, kind: str
-) -> File:
+) -> ArchiveFile:
     """Write one file from tables that follow each other in the journal's order, of which these have the ends."""
     begin, end = first.slice(0, 1).to_pylist()[0], last.slice(last.num_rows - 1).to_pylist()[0]
     chains = [begin["chain"].hex(), end["chain"].hex()]
@@ -84,8 +84,8 @@ def write_file(
     ):
         for part in parts:
             entries += part.num_rows
-            writer.write_table(part.cast(schema), row_group_size=group_rows(part))
-    return File(
+            writer.write_table(part.cast(schema), row_group_size=rows_per_group(part))
+    return ArchiveFile(
         path=path,
         size=filesystem.get_file_info(path).size,
         entries=entries,
@@ -98,14 +98,14 @@ def write_file(
     )
 
 
-def group_rows(part: pa.Table) -> int:
+def rows_per_group(part: pa.Table) -> int:
     """How many rows to put into one group, so that reading it takes little memory."""
     return max(min(GROUP_ROWS, GROUP_BYTES * int(part.num_rows) // max(int(part.nbytes), 1)), 1)
 
 
-def read_footer(filesystem: pa.fs.FileSystem, file: File) -> tuple[pq.FileMetaData, list[Group]]:
+def read_footer(filesystem: pa.fs.FileSystem, file: ArchiveFile) -> tuple[pq.FileMetaData, list[RowGroup]]:
     """What a file says of itself, and its groups. Raises ArchiveDamaged if it is not what the archive was told."""
-    with naming(filesystem, file), pq.ParquetFile(file.path, filesystem=filesystem) as content:
+    with translate_errors(filesystem, file), pq.ParquetFile(file.path, filesystem=filesystem) as content:
         facts = content.metadata
         column = content.schema_arrow.get_field_index("global_seq")
     if facts.num_rows != file.entries:
@@ -114,16 +114,18 @@ def read_footer(filesystem: pa.fs.FileSystem, file: File) -> tuple[pq.FileMetaDa
     for number in range(facts.num_row_groups):
         known = facts.row_group(number).column(column).statistics
         has_ends = known is not None and known.has_min_max
-        groups.append(Group(file, number, *((known.min, known.max) if has_ends else (file.first, file.last))))
+        groups.append(RowGroup(file, number, *((known.min, known.max) if has_ends else (file.first, file.last))))
     return facts, groups
 
 
-def read_group(filesystem: pa.fs.FileSystem, facts: pq.FileMetaData, group: Group, columns: Sequence[str]) -> pa.Table:
+def read_group(
+    filesystem: pa.fs.FileSystem, facts: pq.FileMetaData, group: RowGroup, columns: Sequence[str]
+) -> pa.Table:
     """Columns of a group. Raises ArchiveDamaged, naming the file."""
     file = group.file
     stored = [name for name in columns if name != "kind"]
     with (
-        naming(filesystem, file),
+        translate_errors(filesystem, file),
         pq.ParquetFile(file.path, metadata=facts, filesystem=filesystem, page_checksum_verification=True) as content,
     ):
         table = content.read_row_group(group.number, columns=stored)
@@ -134,7 +136,7 @@ def read_group(filesystem: pa.fs.FileSystem, facts: pq.FileMetaData, group: Grou
 
 
 def read_file(
-    filesystem: pa.fs.FileSystem, file: File, after: int, until: int, columns: Sequence[str] = READ_COLUMNS
+    filesystem: pa.fs.FileSystem, file: ArchiveFile, after: int, until: int, columns: Sequence[str] = READ_COLUMNS
 ) -> pa.Table:
     """The entries of one file within a stretch of the journal. Raises ArchiveDamaged, naming the file."""
     facts, groups = read_footer(filesystem, file)
@@ -142,16 +144,16 @@ def read_file(
         read_group(filesystem, facts, group, columns) for group in groups if group.last > after and group.first <= until
     ]
     table = pa.concat_tables(tables) if tables else arrow_schema(columns).empty_table()
-    return table.filter(within(table, after, until))
+    return table.filter(in_range(table, after, until))
 
 
-def within(table: pa.Table, after: int, until: int) -> pa.ChunkedArray:
+def in_range(table: pa.Table, after: int, until: int) -> pa.ChunkedArray:
     """Which rows lie in a stretch of the journal."""
     numbers = table.column("global_seq")
     return pc.and_(pc.greater(numbers, after), pc.less_equal(numbers, until))
 
 
-def check_file(file: File, table: pa.Table) -> None:
+def check_file(file: ArchiveFile, table: pa.Table) -> None:
     """Raise ArchiveDamaged if what was read of a file is not what its name, its folder and its own columns say."""
     name = file.path.rpartition("/")[2].split("-")
     if len(name) == 5:  # not rewritten by another tool
@@ -167,13 +169,13 @@ def check_file(file: File, table: pa.Table) -> None:
         raise ArchiveDamaged(f"The archive's file {file.path} has a day, ts or type that its entries don't have.")
 
 
-def intersecting(files: Iterable[File], after: int, until: int) -> Iterator[File]:
+def files_in_range(files: Iterable[ArchiveFile], after: int, until: int) -> Iterator[ArchiveFile]:
     """The files that can have entries of a stretch."""
     return (file for file in files if file.last > after and file.first <= until)
 
 
 @contextlib.contextmanager
-def naming(filesystem: pa.fs.FileSystem, file: File) -> Iterator[None]:
+def translate_errors(filesystem: pa.fs.FileSystem, file: ArchiveFile) -> Iterator[None]:
     """Tell the file with whatever goes wrong while it is read; a store that does not answer damages nothing."""
     try:
         yield

@@ -11,7 +11,7 @@ from deltalake.fs import DeltaStorageHandler
 from tape.errors import PipelineInput
 
 
-def resolved(url: str) -> str:
+def resolve_url(url: str) -> str:
     """An archive's URL that means the same in every process of a cluster."""
     if not url:
         raise PipelineInput("The archive's place is missing: give a folder or a URL such as s3://bucket/tape.")
@@ -20,7 +20,7 @@ def resolved(url: str) -> str:
     return url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
 
 
-def filesystem_of(url: str, options: Mapping[str, str] | None = None) -> pyarrow.fs.FileSystem:
+def open_filesystem(url: str, options: Mapping[str, str] | None = None) -> pyarrow.fs.FileSystem:
     """How to reach the files of a resolved URL; paths are relative to it.
 
     An object store is reached as the table's own log is: with the same options and the same environment variables.

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
-from tape.archive.files import File, Group, intersecting, read_footer, read_group, within
-from tape.archive.location import resolved
-from tape.archive.table import Lake
+from tape.archive.files import ArchiveFile, RowGroup, files_in_range, in_range, read_footer, read_group
+from tape.archive.location import resolve_url
+from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged, ArchiveUnreachable, PipelineInput
-from tape.journal.history import Wanted
+from tape.journal.history import EntryFilter
 from tape.model.entry import Entry
 from tape.model.pattern import Pattern
 
@@ -33,32 +33,34 @@ CACHED_FOOTERS = 2_048
 _ENTRY = Entry.__struct_fields__
 
 
-class ArchivedPast:
+class ArchiveReader:
     """The archive at a URL, which may come into being later. May be used by several threads."""
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
-        self.url = resolved(url)
+        self.url = resolve_url(url)
         self._options = options
-        self._lake: Lake | None = None
-        self._files: list[File] = []
+        self._archive: ArchiveTable | None = None
+        self._files: list[ArchiveFile] = []
         self._extent = range(0)
         self._lock = threading.Lock()
         self._tables: OrderedDict[tuple[Any, ...], pa.Table] = OrderedDict()
         self._table_bytes = 0
-        self._footers: OrderedDict[str, tuple[pq.FileMetaData, list[Group]]] = OrderedDict()
+        self._footers: OrderedDict[str, tuple[pq.FileMetaData, list[RowGroup]]] = OrderedDict()
 
     def extent(self, at_least: int = 0) -> range:
         """The entries that are archived; if they seem to end before `at_least`, it looks for newer ones."""
-        if self._lake is None or self._extent.stop <= at_least:
+        if self._archive is None or self._extent.stop <= at_least:
             self._look()
         return self._extent
 
-    def read(self, wanted: Wanted, after: int, until: int, limit: int, *, newest: bool = False) -> list[Entry]:
+    def read(
+        self, entry_filter: EntryFilter, after: int, until: int, limit: int, *, newest: bool = False
+    ) -> list[Entry]:
         """The first wanted entries after one global_seq up to another, or the newest ones, in order.
 
         Raises ArchiveDamaged if a file cannot be read, or entries that must be there are not.
         """
-        return self._trying(lambda: self._read(wanted, after, until, limit, newest))
+        return self._trying(lambda: self._read(entry_filter, after, until, limit, newest))
 
     def position_before(self, ts_ms: int) -> int:
         """The global_seq just before the first archived entry at or after a time."""
@@ -69,17 +71,17 @@ class ArchivedPast:
     def _look(self) -> None:
         with self._lock:
             try:
-                if self._lake is None:
-                    self._lake = Lake.open(self.url, self._options)
+                if self._archive is None:
+                    self._archive = ArchiveTable.open(self.url, self._options)
                 else:
-                    self._lake.refresh()
+                    self._archive.refresh()
             except PipelineInput as error:
                 log.warning("%s", error)
                 return
             except (DeltaError, OSError) as error:
                 raise ArchiveUnreachable(f"The archive at {self.url} cannot be reached: {error}") from error
-            self._files = self._lake.files()
-            self._extent = range(self._lake.begin, self._lake.until + 1)
+            self._files = self._archive.files()
+            self._extent = range(self._archive.begin, self._archive.until + 1)
 
     def _trying(self, work: Callable[[], T]) -> T:
         """Do it again with what the table has now, if a file went: it may have been replaced by another."""
@@ -94,12 +96,14 @@ class ArchivedPast:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, wanted: Wanted, after: int, until: int, limit: int, newest: bool) -> list[Entry]:
-        if wanted.is_everything:  # numbers have no gaps, so the place of the last one is known
+    def _read(self, entry_filter: EntryFilter, after: int, until: int, limit: int, newest: bool) -> list[Entry]:
+        if entry_filter.is_everything:  # numbers have no gaps, so the place of the last one is known
             after, until = (max(after, until - limit), until) if newest else (after, min(until, after + limit))
-        rows = [(group, self._rows(group, wanted, after, until)) for group in self._groups(wanted, after, until)]
+        rows = [
+            (group, self._rows(group, entry_filter, after, until)) for group in self._groups(entry_filter, after, until)
+        ]
         numbers = sorted(number for _, found in rows for number in found)
-        if wanted.is_everything and len(numbers) != until - after:
+        if entry_filter.is_everything and len(numbers) != until - after:
             raise ArchiveDamaged(
                 f"The archive has {len(numbers)} of the {until - after} entries from {after + 1} to {until}."
                 f" See: tape verify --lake {self.url}"
@@ -116,26 +120,26 @@ class ArchivedPast:
         columns = pa.concat_tables(tables).sort_by("global_seq").columns
         return list(map(Entry, *(column.to_pylist() for column in columns)))
 
-    def _groups(self, wanted: Wanted, after: int, until: int) -> list[Group]:
-        kinds = kinds_of(wanted)
+    def _groups(self, entry_filter: EntryFilter, after: int, until: int) -> list[RowGroup]:
+        kinds = kinds_of(entry_filter)
         found = []
-        for file in intersecting(self._files, after, until):
+        for file in files_in_range(self._files, after, until):
             if kinds is None or file.kind in kinds:
                 _, groups = self._footer(file)
                 found += [group for group in groups if group.last > after and group.first <= until]
         return found
 
-    def _rows(self, group: Group, wanted: Wanted, after: int, until: int) -> dict[int, int]:
+    def _rows(self, group: RowGroup, entry_filter: EntryFilter, after: int, until: int) -> dict[int, int]:
         """The wanted entries of a group, and the rows that they are in."""
-        tested = {name: values for name, values in wanted.values.items() if name != "kind"}
-        has_pattern = not wanted.pattern.matches_everything
+        tested = {name: values for name, values in entry_filter.values.items() if name != "kind"}
+        has_pattern = not entry_filter.pattern.matches_everything
         names = ("global_seq", *tested, *(("subject",) if has_pattern else ()))
         table = self._columns(group, names)
-        mask = within(table, after, until)
+        mask = in_range(table, after, until)
         for name, values in tested.items():
             mask = pc.and_(mask, pc.is_in(table.column(name), pa.array(values, pa.string())))
         if has_pattern:
-            mask = pc.and_(mask, _fitting(table.column("subject"), wanted.pattern))
+            mask = pc.and_(mask, _matching_subjects(table.column("subject"), entry_filter.pattern))
         rows = pc.indices_nonzero(mask)
         return dict(zip(table.column("global_seq").take(rows).to_pylist(), rows.to_pylist(), strict=True))
 
@@ -155,7 +159,7 @@ class ArchivedPast:
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────
 
-    def _footer(self, file: File) -> tuple[pq.FileMetaData, list[Group]]:
+    def _footer(self, file: ArchiveFile) -> tuple[pq.FileMetaData, list[RowGroup]]:
         with self._lock:
             if (footer := self._footers.get(file.path)) is not None:
                 self._footers.move_to_end(file.path)
@@ -167,7 +171,7 @@ class ArchivedPast:
                 self._footers.popitem(last=False)
         return footer
 
-    def _columns(self, group: Group, names: Sequence[str]) -> pa.Table:
+    def _columns(self, group: RowGroup, names: Sequence[str]) -> pa.Table:
         key = (group.file.path, group.number, *names)
         with self._lock:
             if (table := self._tables.get(key)) is not None:
@@ -185,20 +189,20 @@ class ArchivedPast:
 
     @property
     def _filesystem(self) -> Any:
-        assert self._lake is not None, "there are files, so there is a table"
-        return self._lake.filesystem
+        assert self._archive is not None, "there are files, so there is a table"
+        return self._archive.filesystem
 
 
-def kinds_of(wanted: Wanted) -> set[str] | None:
+def kinds_of(entry_filter: EntryFilter) -> set[str] | None:
     """The kinds that wanted entries can have; None is any."""
-    kinds = set(wanted.values["kind"]) if "kind" in wanted.values else None
-    segments = wanted.pattern.segments
+    kinds = set(entry_filter.values["kind"]) if "kind" in entry_filter.values else None
+    segments = entry_filter.pattern.segments
     if len(segments) > 1 and isinstance(kind := segments[1], str):
         return {kind} if kinds is None else kinds & {kind}
     return kinds
 
 
-def _fitting(subjects: pa.ChunkedArray, pattern: Pattern) -> pa.ChunkedArray:
+def _matching_subjects(subjects: pa.ChunkedArray, pattern: Pattern) -> pa.ChunkedArray:
     """Which subjects match; a pattern looks at each distinct one once."""
     coded = subjects.combine_chunks().dictionary_encode()
     fits = pa.array([pattern.matches(subject) for subject in coded.dictionary.to_pylist()], pa.bool_())

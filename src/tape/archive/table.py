@@ -16,8 +16,8 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from tape.archive import files as parquet
-from tape.archive.files import FILE_COLUMNS, PARTITIONS, READ_COLUMNS, File
-from tape.archive.location import filesystem_of, resolved
+from tape.archive.files import FILE_COLUMNS, PARTITIONS, READ_COLUMNS, ArchiveFile
+from tape.archive.location import open_filesystem, resolve_url
 from tape.archive.schema import arrow_schema
 from tape.base.clock import now_ms
 from tape.errors import ArchiveBusy, PipelineInput
@@ -30,33 +30,33 @@ KEPT_HOURS = 168
 _BEGIN, _ANCHOR = "tape.begin", "tape.anchor"
 
 
-class Lake:
+class ArchiveTable:
     """An archive at a folder or an object store's URL."""
 
     def __init__(self, url: str, table: DeltaTable, options: Mapping[str, str] | None = None) -> None:
         self.url = url
-        self.filesystem = filesystem_of(url, options)
+        self.filesystem = open_filesystem(url, options)
         self._table = table
 
     @classmethod
-    def open(cls, url: str, options: Mapping[str, str] | None = None) -> Lake:
+    def open(cls, url: str, options: Mapping[str, str] | None = None) -> ArchiveTable:
         """An archive that exists. Raises PipelineInput."""
-        url = resolved(url)
+        url = resolve_url(url)
         if not DeltaTable.is_deltatable(url, dict(options or {})):
             raise PipelineInput(f"There is no archive at {url}. Make one with: tape pipeline run archive --lake {url}")
-        lake = cls(url, DeltaTable(url, storage_options=dict(options or {})), options)
-        if _BEGIN not in lake._settings:
+        archive = cls(url, DeltaTable(url, storage_options=dict(options or {})), options)
+        if _BEGIN not in archive._settings:
             raise PipelineInput(f"The table at {url} is no archive of a journal; choose another folder.")
-        return lake
+        return archive
 
     @classmethod
-    def open_or_create(cls, url: str, head: Head, options: Mapping[str, str] | None = None) -> Lake:
+    def open_or_create(cls, url: str, head: Head, options: Mapping[str, str] | None = None) -> ArchiveTable:
         """The archive at a URL; a new one begins with the oldest entry of the journal."""
-        if DeltaTable.is_deltatable(resolved(url), dict(options or {})):
+        if DeltaTable.is_deltatable(resolve_url(url), dict(options or {})):
             return cls.open(url, options)
         fields = [*arrow_schema(FILE_COLUMNS), pa.field("day", pa.string()), pa.field("kind", pa.string())]
         DeltaTable.create(
-            resolved(url),
+            resolve_url(url),
             pa.schema(fields),
             mode="ignore",
             partition_by=list(PARTITIONS),
@@ -95,11 +95,11 @@ class Lake:
         """See what others have committed."""
         self._table.update_incremental()
 
-    def files(self) -> list[File]:
+    def files(self) -> list[ArchiveFile]:
         """The files of the archive, by their first entry."""
         actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         found = [
-            File(
+            ArchiveFile(
                 path=action["path"],
                 size=action["size_bytes"],
                 entries=action["num_records"],
@@ -114,15 +114,15 @@ class Lake:
         ]
         return sorted(found, key=lambda file: (file.first, file.path))
 
-    def add(self, written: Sequence[File], until: int) -> None:
+    def add(self, written: Sequence[ArchiveFile], until: int) -> None:
         """Make files part of the archive, together with how far it now reaches.
 
         Raises ArchiveBusy if another job has added something since the table was last looked at.
         """
         note = {"tape.after": str(self.until), "tape.until": str(until)}
-        self._commit([_adding(file, changes_data=True) for file in written], note, [Transaction(APP, until)])
+        self._commit([_add_action(file, changes_data=True) for file in written], note, [Transaction(APP, until)])
 
-    def replace(self, old: Sequence[File], new: Sequence[File], why: str) -> None:
+    def replace(self, old: Sequence[ArchiveFile], new: Sequence[ArchiveFile], why: str) -> None:
         """Put files in the place of others that have the same entries, at once for every reader.
 
         Raises ArchiveBusy if somebody else has replaced any since the table was last looked at.
@@ -130,14 +130,14 @@ class Lake:
         now = now_ms()
         gone = [RemoveAction(file.path, False, now, file.size, {"day": file.day, "kind": file.kind}) for file in old]
         # A commit of the same application that was not seen is a conflict, and only one replaces files at a time.
-        turn = Transaction(REPLACING, (self._table.transaction_version(REPLACING) or 0) + 1)
-        self._commit([*gone, *(_adding(file, changes_data=False) for file in new)], {"tape.why": why}, [turn])
+        exclusive = Transaction(REPLACING, (self._table.transaction_version(REPLACING) or 0) + 1)
+        self._commit([*gone, *(_add_action(file, changes_data=False) for file in new)], {"tape.why": why}, [exclusive])
 
-    def read_file(self, file: File, after: int, until: int, columns: Sequence[str] = READ_COLUMNS) -> pa.Table:
+    def read_file(self, file: ArchiveFile, after: int, until: int, columns: Sequence[str] = READ_COLUMNS) -> pa.Table:
         """The entries of one file within a stretch. Raises ArchiveDamaged, naming the file."""
         return parquet.read_file(self.filesystem, file, after, until, columns)
 
-    def tidy(self) -> int:
+    def vacuum(self) -> int:
         """Delete files that have been no part of the archive for a week; the number of those."""
         return len(self._table.vacuum(KEPT_HOURS, dry_run=False, full=True))
 
@@ -160,7 +160,7 @@ class Lake:
         self.refresh()
 
 
-def _adding(file: File, *, changes_data: bool) -> AddAction:
+def _add_action(file: ArchiveFile, *, changes_data: bool) -> AddAction:
     facts = {
         "numRecords": file.entries,
         "minValues": {"global_seq": file.first, "ts_ms": file.first_ms},

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tape.cel.envelope import Constant, Envelope, Run
+from tape.cel.entry_view import Constant, EntryView, Run
 from tape.cel.functions import Function, Implementation, Weight
 from tape.cel.limits import LONG_STRING, STEP_SIZE_BITS
 from tape.cel.regex import compile_pattern
@@ -40,8 +40,8 @@ def _by_types(function: Function, shown: str) -> Callable[..., Any]:
 def _choose_1(function: Function, operand: Run, shown: str, at: int) -> Run:
     table = {types[0]: implementation for types, implementation in function.table.items() if len(types) == 1}
 
-    def run(envelope: Envelope) -> Any:
-        value = operand(envelope)
+    def run(view: EntryView) -> Any:
+        value = operand(view)
         implementation = table.get(type(value))
         try:
             if implementation is None:
@@ -55,8 +55,8 @@ def _choose_1(function: Function, operand: Run, shown: str, at: int) -> Run:
 
 
 def _call_1(apply: Callable[[Any], Any], operand: Run, at: int) -> Run:
-    def run(envelope: Envelope) -> Any:
-        value = operand(envelope)
+    def run(view: EntryView) -> Any:
+        value = operand(view)
         try:
             return apply(value)
         except (Fault, Exhausted) as error:
@@ -67,8 +67,8 @@ def _call_1(apply: Callable[[Any], Any], operand: Run, at: int) -> Run:
 
 
 def _call_2(apply: Callable[[Any, Any], Any], first: Run, second: Run, at: int) -> Run:
-    def run(envelope: Envelope) -> Any:
-        left, right = first(envelope), second(envelope)
+    def run(view: EntryView) -> Any:
+        left, right = first(view), second(view)
         try:
             return apply(left, right)
         except (Fault, Exhausted) as error:
@@ -79,19 +79,19 @@ def _call_2(apply: Callable[[Any, Any], Any], first: Run, second: Run, at: int) 
 
 
 def _call_any(apply: Callable[..., Any], operands: Sequence[Run], at: int, *, weight: Weight) -> Run:
-    def run(envelope: Envelope) -> Any:
-        values = [operand(envelope) for operand in operands]
+    def run(view: EntryView) -> Any:
+        values = [operand(view) for operand in operands]
         try:
             if weight is not Weight.NONE:
                 for value in values:
                     if type(value) in _SIZED:
                         if weight is Weight.DEEP:
-                            envelope.spend_on(value)
+                            view.spend_on(value)
                         else:
-                            envelope.spend(_size(value))
+                            view.spend(_size(value))
             result = apply(*values)
             if type(result) in _SIZED:
-                envelope.spend(_size(result))
+                view.spend(_size(result))
             return result
         except (Fault, Exhausted) as error:
             error.at = at
@@ -115,19 +115,19 @@ def variadic(implementation: Implementation, operands: Sequence[Run], at: int) -
 def string_test(name: str, operand: Run, wanted: str, at: int, *, is_string: bool) -> Run | None:
     """`operand.startsWith("…")` and its kin with a constant; `is_string` if the operand surely is one."""
     if name == "startsWith" and is_string:
-        return lambda envelope: operand(envelope).startswith(wanted)
+        return lambda view: operand(view).startswith(wanted)
     if name == "endsWith" and is_string:
-        return lambda envelope: operand(envelope).endswith(wanted)
+        return lambda view: operand(view).endswith(wanted)
     test = _TESTS.get(name)
     if test is None:
         return None
 
-    def run(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def run(view: EntryView) -> bool:
+        value = operand(view)
         if type(value) is not str:
             raise Fault(f"{name}() does not take {kind_of(value)} and string", at)
         if len(value) > LONG_STRING:
-            envelope.spend(len(value) >> STEP_SIZE_BITS)
+            view.spend(len(value) >> STEP_SIZE_BITS)
         return test(value, wanted)
 
     return run
@@ -145,19 +145,19 @@ def match(operand: Run, pattern: Run, at: int) -> Run:
     wanted = constant_string(pattern)
     constant = None if wanted is None else compile_pattern(wanted)
 
-    def run(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def run(view: EntryView) -> bool:
+        value = operand(view)
         compiled = constant
         if compiled is None:
-            text = pattern(envelope)
+            text = pattern(view)
             if type(value) is not str or type(text) is not str:
                 raise Fault(f"matches() does not take {kind_of(value)} and {kind_of(text)}", at)
             compiled = compile_pattern(text)
-            envelope.spend(compiled.cost)
+            view.spend(compiled.cost)
         elif type(value) is not str:
             raise Fault(f"matches() does not take {kind_of(value)} and string", at)
         if len(value) > LONG_STRING:
-            envelope.spend(len(value) >> _REGEX_STEP_BITS)
+            view.spend(len(value) >> _REGEX_STEP_BITS)
         try:
             return compiled.is_found_in(value)
         except Fault as fault:

@@ -84,7 +84,7 @@ def may_equal(left: Type, right: Type) -> bool:
     return accepts(left, right) or accepts(right, left)
 
 
-def joined(types: list[Type]) -> Type:
+def join_types(types: list[Type]) -> Type:
     """The one type of several values, or dyn."""
     first = types[0] if types else DYN
     return first if all(other == first for other in types) else DYN

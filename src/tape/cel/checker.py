@@ -17,13 +17,13 @@ from tape.cel.celtypes import (
     TYPE,
     Type,
     accepts,
-    joined,
+    join_types,
     list_of,
     map_of,
     may_equal,
 )
 from tape.cel.functions import FUNCTIONS, METHODS, NAMESPACES, OPERATORS, TYPES, Function, Overload
-from tape.cel.limits import Limits
+from tape.cel.limits import PredicateLimits
 from tape.cel.syntax import (
     Binary,
     Call,
@@ -45,18 +45,18 @@ from tape.errors import InvalidPredicate
 
 
 class Variable(msgspec.Struct, frozen=True):
-    """A name that the envelope gives a value to."""
+    """A variable of the entry view."""
 
     name: str
 
 
-class Local(msgspec.Struct, frozen=True):
+class LocalSlot(msgspec.Struct, frozen=True):
     """The element of a macro; `slot` counts the macros around it."""
 
     slot: int
 
 
-class Target(msgspec.Struct, frozen=True):
+class CallTarget(msgspec.Struct, frozen=True):
     """What a call calls: one overload if the types decide it, else whatever the values select."""
 
     function: Function
@@ -64,7 +64,7 @@ class Target(msgspec.Struct, frozen=True):
     overload: Overload | None
 
 
-Meaning: TypeAlias = "Variable | Local | TypeValue | Target"
+Meaning: TypeAlias = "Variable | LocalSlot | TypeValue | CallTarget"
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Checked(msgspec.Struct, frozen=True):
         return self.types[id(node)]
 
 
-def check(tree: Node, text: str, variables: Mapping[str, Type], limits: Limits) -> Checked:
+def check(tree: Node, text: str, variables: Mapping[str, Type], limits: PredicateLimits) -> Checked:
     """The tree with its types. Raises InvalidPredicate."""
     checker = _Checker(text, variables, limits)
     checker.check(tree)
@@ -88,7 +88,7 @@ def check(tree: Node, text: str, variables: Mapping[str, Type], limits: Limits) 
 
 
 class _Checker:
-    def __init__(self, text: str, variables: Mapping[str, Type], limits: Limits) -> None:
+    def __init__(self, text: str, variables: Mapping[str, Type], limits: PredicateLimits) -> None:
         self._text = text
         self._variables = variables
         self._limits = limits
@@ -126,12 +126,12 @@ class _Checker:
                 return self._index(node)
             case Conditional():
                 self._expect_bool(node.condition, "?:")
-                return joined([self.check(node.then), self.check(node.otherwise)])
+                return join_types([self.check(node.then), self.check(node.otherwise)])
             case ListOf():
-                return list_of(joined([self.check(item) for item in node.items]))
+                return list_of(join_types([self.check(item) for item in node.items]))
             case MapOf():
                 keys = [self.check(key) for key in node.keys]
-                return map_of(joined(keys), joined([self.check(value) for value in node.values]))
+                return map_of(join_types(keys), join_types([self.check(value) for value in node.values]))
             case Comprehension():
                 return self._comprehension(node)
 
@@ -141,7 +141,7 @@ class _Checker:
         if not node.is_rooted:
             for slot in range(len(self._locals) - 1, -1, -1):
                 if self._locals[slot][0] == node.name:
-                    self.meanings[id(node)] = Local(slot)
+                    self.meanings[id(node)] = LocalSlot(slot)
                     return self._locals[slot][1]
         if node.name in self._variables:
             self.meanings[id(node)] = Variable(node.name)
@@ -246,8 +246,8 @@ class _Checker:
         if not candidates:
             self._refuse(node.at, _mismatch(function, types, shown, isinstance(node, Call)))
         decided = candidates[0] if len(candidates) == 1 and _is_certain(candidates[0], types) else None
-        self.meanings[id(node)] = Target(function, operands, decided)
-        return joined([overload.result for overload in candidates])
+        self.meanings[id(node)] = CallTarget(function, operands, decided)
+        return join_types([overload.result for overload in candidates])
 
     def _variadic(
         self, node: Call | Binary | Unary, function: Function, operands: tuple[Node, ...], types: list[Type]
@@ -255,7 +255,7 @@ class _Checker:
         elements = types[0].parameters if len(types) == 1 and types[0].name == "list" else types
         if not types or any(found.name not in NUMBERS and found.name != "dyn" for found in elements):
             self._refuse(node.at, f"{function.name}() takes numbers, or one list of numbers")
-        self.meanings[id(node)] = Target(function, operands, function.overloads[0])
+        self.meanings[id(node)] = CallTarget(function, operands, function.overloads[0])
         return DYN
 
     def _comprehension(self, node: Comprehension) -> Type:

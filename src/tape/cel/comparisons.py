@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from tape.cel.envelope import Constant, Envelope, Run
+from tape.cel.entry_view import Constant, EntryView, Run
 from tape.cel.limits import LONG_STRING, STEP_SIZE_BITS
 from tape.cel.values import NUMERIC, ORDERED, Fault, equals, kind_of, lookup_key
 
@@ -28,53 +28,53 @@ def equality(left: Run, right: Run) -> Run:
     if isinstance(right, Constant) and type(right.value) not in _CONTAINERS:
         return _equality_with(left, right.value)
 
-    def run(envelope: Envelope) -> bool:
-        first, second = left(envelope), right(envelope)
+    def run(view: EntryView) -> bool:
+        first, second = left(view), right(view)
         if type(first) is str and len(first) <= LONG_STRING:
             return bool(first == second)
-        return _are_equal(first, second, envelope)
+        return _are_equal(first, second, view)
 
     return run
 
 
-def _are_equal(first: Any, second: Any, envelope: Envelope) -> bool:
+def _are_equal(first: Any, second: Any, view: EntryView) -> bool:
     if type(first) is type(second):
         if type(first) in _CONTAINERS:
             if len(first) != len(second):
                 return False
-            envelope.spend_on(first)
+            view.spend_on(first)
         elif type(first) is str:
-            envelope.spend(len(first) >> STEP_SIZE_BITS)
+            view.spend(len(first) >> STEP_SIZE_BITS)
     return equals(first, second)
 
 
 def _equality_with(operand: Run, wanted: Any) -> Run:
     if wanted is None or type(wanted) is bool:
-        return lambda envelope: operand(envelope) is wanted
+        return lambda view: operand(view) is wanted
     if type(wanted) in NUMERIC and wanted in (0, 1):
         # Python takes False and True for 0 and 1.
-        def run(envelope: Envelope) -> bool:
-            value = operand(envelope)
+        def run(view: EntryView) -> bool:
+            value = operand(view)
             return value == wanted and type(value) is not bool
 
         return run
-    return lambda envelope: operand(envelope) == wanted
+    return lambda view: operand(view) == wanted
 
 
 def inequality(left: Run, right: Run) -> Run:
     """`left != right` of whatever they are."""
     if isinstance(right, Constant) and type(right.value) is str:
         wanted = right.value
-        return lambda envelope: left(envelope) != wanted
+        return lambda view: left(view) != wanted
     if isinstance(right, Constant):
         same = equality(left, right)
-        return lambda envelope: not same(envelope)
+        return lambda view: not same(view)
 
-    def run(envelope: Envelope) -> bool:
-        first, second = left(envelope), right(envelope)
+    def run(view: EntryView) -> bool:
+        first, second = left(view), right(view)
         if type(first) is str and len(first) <= LONG_STRING:
             return bool(first != second)
-        return not _are_equal(first, second, envelope)
+        return not _are_equal(first, second, view)
 
     return run
 
@@ -90,13 +90,13 @@ def ordering(symbol: str, left: Run, right: Run, at: int, *, is_certain: bool) -
         return _ordering_with(symbol, left, right.value, at)
     compare = _ORDERINGS[symbol]
     if is_certain:
-        return lambda envelope: compare(left(envelope), right(envelope))
+        return lambda view: compare(left(view), right(view))
 
-    def run(envelope: Envelope) -> bool:
-        first, second = left(envelope), right(envelope)
+    def run(view: EntryView) -> bool:
+        first, second = left(view), right(view)
         kind, other = type(first), type(second)
         if kind is str and len(first) > LONG_STRING:
-            envelope.spend(len(first) >> STEP_SIZE_BITS)
+            view.spend(len(first) >> STEP_SIZE_BITS)
         if (kind is other and kind in ORDERED) or (kind in NUMERIC and other in NUMERIC):
             return compare(first, second)
         raise Fault(f"'{symbol}' does not take {kind_of(first)} and {kind_of(second)}", at)
@@ -107,13 +107,13 @@ def ordering(symbol: str, left: Run, right: Run, at: int, *, is_certain: bool) -
 def _certain_with(symbol: str, operand: Run, bound: Any) -> Run:
     match symbol:
         case "<":
-            return lambda envelope: operand(envelope) < bound
+            return lambda view: operand(view) < bound
         case "<=":
-            return lambda envelope: operand(envelope) <= bound
+            return lambda view: operand(view) <= bound
         case ">":
-            return lambda envelope: operand(envelope) > bound
+            return lambda view: operand(view) > bound
         case _:
-            return lambda envelope: operand(envelope) >= bound
+            return lambda view: operand(view) >= bound
 
 
 def _ordering_with(symbol: str, operand: Run, bound: Any, at: int) -> Run:
@@ -122,26 +122,26 @@ def _ordering_with(symbol: str, operand: Run, bound: Any, at: int) -> Run:
     def refuse(value: Any) -> Fault:
         return Fault(f"'{symbol}' does not take {kind_of(value)} and {kind_of(bound)}", at)
 
-    def less(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def less(view: EntryView) -> bool:
+        value = operand(view)
         if type(value) in kinds:
             return value < bound  # type: ignore[no-any-return]  # a bool by construction
         raise refuse(value)
 
-    def at_most(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def at_most(view: EntryView) -> bool:
+        value = operand(view)
         if type(value) in kinds:
             return value <= bound  # type: ignore[no-any-return]  # a bool by construction
         raise refuse(value)
 
-    def more(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def more(view: EntryView) -> bool:
+        value = operand(view)
         if type(value) in kinds:
             return value > bound  # type: ignore[no-any-return]  # a bool by construction
         raise refuse(value)
 
-    def at_least(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def at_least(view: EntryView) -> bool:
+        value = operand(view)
         if type(value) in kinds:
             return value >= bound  # type: ignore[no-any-return]  # a bool by construction
         raise refuse(value)
@@ -161,19 +161,19 @@ def membership(operand: Run, container: Run, at: int) -> Run:
     ):
         names = frozenset(container.value)
 
-        def run_names(envelope: Envelope) -> bool:
-            value = operand(envelope)
+        def run_names(view: EntryView) -> bool:
+            value = operand(view)
             return type(value) is str and value in names
 
         return run_names
 
-    def run(envelope: Envelope) -> bool:
-        value, found = operand(envelope), container(envelope)
+    def run(view: EntryView) -> bool:
+        value, found = operand(view), container(view)
         if type(found) is list:
             if type(value) in _CONTAINERS:
-                envelope.spend_on(found)
+                view.spend_on(found)
             else:
-                envelope.spend(len(found) * (1 if type(value) is not str else 1 + (len(value) >> STEP_SIZE_BITS)))
+                view.spend(len(found) * (1 if type(value) is not str else 1 + (len(value) >> STEP_SIZE_BITS)))
             return any(equals(value, item) for item in found)
         if type(found) is dict and type(value) in _KEYS:
             return lookup_key(value) in found

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from tape.cel import calls, comparisons, logic, lookups, macros
 from tape.cel.celtypes import NUMBERS, Type
-from tape.cel.checker import Checked, Local, Target, Variable
-from tape.cel.envelope import Constant, Envelope, Run
+from tape.cel.checker import CallTarget, Checked, LocalSlot, Variable
+from tape.cel.entry_view import Constant, EntryView, Run
 from tape.cel.syntax import (
     Binary,
     Call,
@@ -46,9 +46,9 @@ def compile_tree(checked: Checked, observer: Observer | None = None) -> Run:
     if not nesting:
         return run
 
-    def with_places(envelope: Envelope) -> object:
-        envelope.locals = [None] * nesting
-        return run(envelope)
+    def with_places(view: EntryView) -> object:
+        view.locals = [None] * nesting
+        return run(view)
 
     return with_places
 
@@ -106,7 +106,7 @@ class _Compiler:
         meaning = self._meanings[id(node)]
         if isinstance(meaning, Variable):
             return lookups.variable(meaning.name)
-        if isinstance(meaning, Local):
+        if isinstance(meaning, LocalSlot):
             return lookups.local(meaning.slot)
         return Constant(meaning)
 
@@ -184,7 +184,7 @@ class _Compiler:
 
     def _target(self, node: Call | Binary | Unary, shown: str) -> Run:
         target = self._meanings[id(node)]
-        assert isinstance(target, Target)
+        assert isinstance(target, CallTarget)
         operands = [self.compile(operand) for operand in target.operands]
         function, overload = target.function, target.overload
         if function.is_variadic:
@@ -198,7 +198,7 @@ class _Compiler:
             )
         return self._folded(run, *operands)
 
-    def _string_test(self, node: Node, target: Target, operands: list[Run]) -> Run | None:
+    def _string_test(self, node: Node, target: CallTarget, operands: list[Run]) -> Run | None:
         wanted = calls.constant_string(operands[1]) if len(operands) == 2 else None
         if wanted is None or not isinstance(node, Call):
             return None
@@ -234,7 +234,7 @@ class _Compiler:
         return self._checked.type_of(node)
 
 
-class _Folding(Envelope):
+class _Folding(EntryView):
     """What constants are folded in: no entry, and enough steps for what a text can write out."""
 
     __slots__ = ()

@@ -9,7 +9,7 @@ import msgspec
 from tape.cel.checker import Checked
 from tape.cel.compiler import compile_tree
 from tape.cel.display import plain, shown
-from tape.cel.envelope import Envelope, Run
+from tape.cel.entry_view import EntryView, Run
 from tape.cel.failure import EvaluationError
 from tape.cel.syntax import Comprehension, Conditional, Has, Literal, Logical, Name, Node, Select, Unary, children
 from tape.cel.values import Exhausted, Fault, described, revealed, weight_of
@@ -20,7 +20,7 @@ MAX_STEPS = 1_000
 MAX_VALUES = 5_000
 
 
-class Step(msgspec.Struct):
+class TraceStep(msgspec.Struct):
     """A sub-expression as it was evaluated; `binding` says at which element of a macro."""
 
     expression: str
@@ -30,7 +30,7 @@ class Step(msgspec.Struct):
     error: EvaluationError | None = None
     is_evaluated: bool = True
     is_decisive: bool = False
-    steps: list[Step] = msgspec.field(default_factory=list)
+    steps: list[TraceStep] = msgspec.field(default_factory=list)
 
     def outcome(self) -> str:
         """The value or the error in a few words."""
@@ -67,8 +67,8 @@ class Explanation(msgspec.Struct):
     """How an expression came to its value."""
 
     text: str
-    root: Step
-    decided: Step
+    root: TraceStep
+    decided: TraceStep
 
     @property
     def value(self) -> Any:
@@ -96,13 +96,13 @@ class Explanation(msgspec.Struct):
         }
 
 
-def explain(checked: Checked, text: str, envelope: Envelope, steps: int) -> Explanation:
+def explain(checked: Checked, text: str, view: EntryView, steps: int) -> Explanation:
     """Evaluate for one entry and keep what happens."""
     trace = _Trace(checked.tree, text)
     run = compile_tree(checked, trace)
-    envelope.steps = steps
+    view.steps = steps
     try:
-        run(envelope)
+        run(view)
     except (Fault, Exhausted, RecursionError):
         pass  # the trace has it
     root = trace.root.steps[0]
@@ -114,7 +114,7 @@ def explain(checked: Checked, text: str, envelope: Envelope, steps: int) -> Expl
 class _Trace:
     def __init__(self, tree: Node, text: str) -> None:
         self._text = text
-        self.root = Step("", tree)
+        self.root = TraceStep("", tree)
         self._open = [self.root]
         self._recorded = 0
         self._bodies: dict[int, tuple[str, int]] = {}
@@ -132,17 +132,17 @@ class _Trace:
         expression = self._text[node.start : node.end]
         body = self._bodies.get(id(node))
 
-        def traced(envelope: Envelope) -> Any:
-            step = Step(expression, node)
+        def traced(view: EntryView) -> Any:
+            step = TraceStep(expression, node)
             self._recorded += 1
             is_recorded = self._recorded <= MAX_STEPS
             if is_recorded:
                 if body:
-                    step.binding = f"{body[0]} = {shown(_shown_value(envelope.locals[body[1]]))}"
+                    step.binding = f"{body[0]} = {shown(_shown_value(view.locals[body[1]]))}"
                 self._open[-1].steps.append(step)
             self._open.append(step)
             try:
-                value = run(envelope)
+                value = run(view)
                 if is_recorded:
                     step.value = _shown_value(value)
                 return value
@@ -164,7 +164,7 @@ def _shown_value(value: Any) -> Any:
     return f"({described(value)} of {len(value)}, too large to show)"
 
 
-def _mark_decisive(step: Step) -> Step:
+def _mark_decisive(step: TraceStep) -> TraceStep:
     """Walk down to the smallest sub-expression that alone gives the whole its result."""
     while True:
         below = _decisive_below(step)
@@ -174,7 +174,7 @@ def _mark_decisive(step: Step) -> Step:
         step = below
 
 
-def _decisive_below(step: Step) -> Step | None:
+def _decisive_below(step: TraceStep) -> TraceStep | None:
     if step.error is not None:
         return next((below for below in step.steps if below.error is not None), None)
     match step.node:
@@ -194,12 +194,12 @@ def _decisive_below(step: Step) -> Step | None:
     return None
 
 
-def _add_untouched(step: Step, text: str) -> None:
+def _add_untouched(step: TraceStep, text: str) -> None:
     """Show the operands that were not needed where they stand; constants say nothing and go."""
     if not isinstance(step.node, Comprehension):
         touched = {id(below.node): below for below in step.steps}
         step.steps = [
-            touched.get(id(child)) or Step(text[child.start : child.end], child, is_evaluated=False)
+            touched.get(id(child)) or TraceStep(text[child.start : child.end], child, is_evaluated=False)
             for child in children(step.node)
             if not _is_plain(child, step.node)
         ]
@@ -215,7 +215,7 @@ def _is_plain(child: Node, parent: Node) -> bool:
     return isinstance(child, Literal) or (isinstance(child, Name) and isinstance(parent, Select | Has))
 
 
-def _render(step: Step, first: str, rest: str, lines: list[str]) -> None:
+def _render(step: TraceStep, first: str, rest: str, lines: list[str]) -> None:
     expression = " ".join(step.expression.split()) or "(empty: everything matches)"
     binding = f"[{step.binding}] " if step.binding else ""
     mark = "   ◄ decided" if step.is_decisive else ""

@@ -11,15 +11,15 @@ from typing import Any
 from tape.cel.celtypes import DYN
 from tape.cel.checker import Checked, Variable, check
 from tape.cel.compiler import compile_tree
-from tape.cel.envelope import COMPUTED, Envelope, Run
+from tape.cel.entry_view import COMPUTED, EntryView, Run
 from tape.cel.failure import EvaluationError
-from tape.cel.limits import LIMITS, Limits
+from tape.cel.limits import LIMITS, PredicateLimits
 from tape.cel.parser import parse
 from tape.cel.times import write_duration, write_timestamp
 from tape.cel.values import Duration, Exhausted, Fault, Timestamp, TypeValue, Uint
 
 
-class Scope(Envelope):
+class VariableView(EntryView):
     """Variables for one expression or many; it belongs to one thread."""
 
     __slots__ = ()
@@ -46,7 +46,7 @@ class Expression:
         """The variables that the text looks at."""
         return frozenset(each.name for each in self._checked.meanings.values() if isinstance(each, Variable))
 
-    def evaluate(self, scope: Scope) -> Any:
+    def evaluate(self, scope: VariableView) -> Any:
         """The value as JSON has it, or an EvaluationError."""
         scope.steps = self._steps
         try:
@@ -58,12 +58,12 @@ class Expression:
 
 
 @lru_cache(maxsize=4096)
-def _compiled(text: str, names: frozenset[str], limits: Limits) -> Expression:
+def _compiled(text: str, names: frozenset[str], limits: PredicateLimits) -> Expression:
     checked = check(parse(text, limits), text, dict.fromkeys(sorted(names), DYN), limits)
     return Expression(text, checked, compile_tree(checked), limits.steps)
 
 
-def compile_expression(text: str, names: Iterable[str], limits: Limits = LIMITS) -> Expression:
+def compile_expression(text: str, names: Iterable[str], limits: PredicateLimits = LIMITS) -> Expression:
     """An expression over variables of these names, each of any type. Raises InvalidPredicate."""
     return _compiled(text, frozenset(names), limits)
 

@@ -66,7 +66,7 @@ OPERATORS: dict[str, Function] = {}
 
 
 def _define(
-    place: dict[str, Function],
+    namespace: dict[str, Function],
     name: str,
     *overloads: Overload,
     weight: Weight = Weight.NONE,
@@ -76,7 +76,7 @@ def _define(
     for overload in overloads:
         if DYN not in overload.parameters:
             table[tuple(PYTHON_TYPES[parameter.name] for parameter in overload.parameters)] = overload.run
-    place[name] = Function(name, overloads, table, weight, is_variadic)
+    namespace[name] = Function(name, overloads, table, weight, is_variadic)
 
 
 def _same(value: Any) -> Any:
@@ -222,9 +222,9 @@ _define(FUNCTIONS, "type", _of(DYN, to=TYPE, by=_type_of))
 
 # ── strings and containers ───────────────────────────────────────────────────────────────────────
 
-for _place in (FUNCTIONS, METHODS):
-    _define(_place, "size", *(_of(sized, to=INT, by=len) for sized in (STRING, BYTES, LIST, MAP)))
-    _define(_place, "matches", _of(STRING, STRING, to=BOOL, by=regex.matches), weight=Weight.FLAT)
+for _namespace in (FUNCTIONS, METHODS):
+    _define(_namespace, "size", *(_of(sized, to=INT, by=len) for sized in (STRING, BYTES, LIST, MAP)))
+    _define(_namespace, "matches", _of(STRING, STRING, to=BOOL, by=regex.matches), weight=Weight.FLAT)
 
 _define(METHODS, "startsWith", _of(STRING, STRING, to=BOOL, by=str.startswith), weight=Weight.FLAT)
 _define(METHODS, "endsWith", _of(STRING, STRING, to=BOOL, by=str.endswith), weight=Weight.FLAT)

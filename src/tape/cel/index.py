@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tape.cel.checker import Checked, Variable
-from tape.cel.envelope import COMPUTED, Envelope
+from tape.cel.entry_view import COMPUTED, EntryView
 from tape.cel.syntax import Binary, Index, ListOf, Literal, Logical, Name, Node, Select
 from tape.cel.values import BoolKey, Fault, Uint, key_of
 
@@ -30,20 +30,20 @@ class IndexKey(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
     values: frozenset[Any]
 
-    def read(self, envelope: Envelope) -> Any:
+    def read(self, view: EntryView) -> Any:
         """What the entry has at the path, or MISSING."""
-        return read_path(envelope, self.path)
+        return read_path(view, self.path)
 
-    def holds(self, envelope: Envelope) -> bool:
+    def holds(self, view: EntryView) -> bool:
         """Whether the condition is true of the entry."""
-        return self.read(envelope) in self.values
+        return self.read(view) in self.values
 
 
-def read_path(envelope: Envelope, path: tuple[str, ...]) -> Any:
+def read_path(view: EntryView, path: tuple[str, ...]) -> Any:
     """What an entry has at a path in the form that index keys hold, or MISSING."""
     name, *fields = path
     try:
-        value = getattr(envelope if name in COMPUTED else envelope.entry, name)
+        value = getattr(view if name in COMPUTED else view.entry, name)
     except Fault:
         return MISSING
     for field in fields:
@@ -95,8 +95,8 @@ def _alternatives(node: Logical, checked: Checked) -> IndexKey | None:
     return IndexKey(first.path, values)
 
 
-def _pair(place: Node, constants: tuple[Node, ...], checked: Checked) -> IndexKey | None:
-    path = _path(place, checked)
+def _pair(operand: Node, constants: tuple[Node, ...], checked: Checked) -> IndexKey | None:
+    path = _path(operand, checked)
     if path is None or not constants:
         return None
     values: set[Any] = set()

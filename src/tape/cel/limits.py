@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Limits(msgspec.Struct, frozen=True):
+class PredicateLimits(msgspec.Struct, frozen=True):
     """Bounds on a text (checked when it is compiled) and on one evaluation of it.
 
     A step is one sub-expression inside a macro, one element that is compared, or 256 characters or
@@ -20,7 +20,7 @@ class Limits(msgspec.Struct, frozen=True):
     size: int = 4 << 20
 
 
-LIMITS = Limits()
+LIMITS = PredicateLimits()
 # A step is two to this power of characters.
 STEP_SIZE_BITS = 8
 # Strings up to this length cost no steps of their own to test or compare.

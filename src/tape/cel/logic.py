@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tape.cel.envelope import Envelope, Run
+from tape.cel.entry_view import EntryView, Run
 from tape.cel.values import Fault, described
 
 
 def as_bool(operand: Run, operator: str, at: int) -> Run:
     """The operand, or an error if it is no bool."""
 
-    def run(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def run(view: EntryView) -> bool:
+        value = operand(view)
         if value is True or value is False:
             return value
         raise Fault(f"{operator} expects a bool, not {described(value)}", at)
@@ -24,15 +24,15 @@ def as_bool(operand: Run, operator: str, at: int) -> Run:
 def both(left: Run, right: Run) -> Run:
     """`left && right` of bools."""
 
-    def run(envelope: Envelope) -> bool:
+    def run(view: EntryView) -> bool:
         try:
-            if not left(envelope):
+            if not left(view):
                 return False
         except Fault:
-            if not right(envelope):
+            if not right(view):
                 return False
             raise
-        return right(envelope)  # type: ignore[no-any-return]  # a bool by construction
+        return right(view)  # type: ignore[no-any-return]  # a bool by construction
 
     return run
 
@@ -40,15 +40,15 @@ def both(left: Run, right: Run) -> Run:
 def either(left: Run, right: Run) -> Run:
     """`left || right` of bools."""
 
-    def run(envelope: Envelope) -> bool:
+    def run(view: EntryView) -> bool:
         try:
-            if left(envelope):
+            if left(view):
                 return True
         except Fault:
-            if right(envelope):
+            if right(view):
                 return True
             raise
-        return right(envelope)  # type: ignore[no-any-return]  # a bool by construction
+        return right(view)  # type: ignore[no-any-return]  # a bool by construction
 
     return run
 
@@ -64,12 +64,12 @@ def chain(join: Callable[[Run, Run], Run], operands: Sequence[Run]) -> Run:
 def conditional(condition: Run, then: Run, otherwise: Run) -> Run:
     """`condition ? then : otherwise` with a bool as condition."""
 
-    def run(envelope: Envelope) -> Any:
-        return then(envelope) if condition(envelope) else otherwise(envelope)
+    def run(view: EntryView) -> Any:
+        return then(view) if condition(view) else otherwise(view)
 
     return run
 
 
 def negation(operand: Run) -> Run:
     """`!operand` of a bool."""
-    return lambda envelope: not operand(envelope)
+    return lambda view: not operand(view)

@@ -5,42 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tape.cel.envelope import COMPUTED, Envelope, Run
+from tape.cel.entry_view import COMPUTED, EntryView, Run
 from tape.cel.values import BoolKey, Fault, Uint, described, key_of, lookup_key
 
 
 def variable(name: str) -> Run:
-    """A field of the entry, or what the envelope makes of it."""
+    """A field of the entry, or a variable that the entry view computes."""
     if name == "payload":
-        return lambda envelope: envelope.payload
+        return lambda view: view.payload
     if name == "prev_value_json":
-        return lambda envelope: envelope.prev_value_json
+        return lambda view: view.prev_value_json
     if name in COMPUTED:
-        return lambda envelope: getattr(envelope, name)
+        return lambda view: getattr(view, name)
     match name:
         case "kind":
-            return lambda envelope: envelope.entry.kind
+            return lambda view: view.entry.kind
         case "subject":
-            return lambda envelope: envelope.entry.subject
+            return lambda view: view.entry.subject
         case "ts_ms":
-            return lambda envelope: envelope.entry.ts_ms
+            return lambda view: view.entry.ts_ms
         case "global_seq":
-            return lambda envelope: envelope.entry.global_seq
+            return lambda view: view.entry.global_seq
         case _:
-            return lambda envelope: getattr(envelope.entry, name)
+            return lambda view: getattr(view.entry, name)
 
 
 def local(slot: int) -> Run:
     """The element that a macro is at."""
-    return lambda envelope: envelope.locals[slot]
+    return lambda view: view.locals[slot]
 
 
 def field(operand: Run, name: str, at: int) -> Run:
     """`operand.name`."""
     absent = _absence(name)
 
-    def run(envelope: Envelope) -> Any:
-        value = operand(envelope)
+    def run(view: EntryView) -> Any:
+        value = operand(view)
         try:
             return value[name]
         except KeyError:
@@ -55,13 +55,13 @@ def payload_field(name: str, at: int) -> Run:
     """`payload.name` in one step."""
     absent = _absence(name)
 
-    def run(envelope: Envelope) -> Any:
+    def run(view: EntryView) -> Any:
         try:
-            return envelope.payload[name]
+            return view.payload[name]
         except KeyError:
             raise Fault(absent, at) from None
         except TypeError:
-            raise _no_field(envelope.payload, name, at) from None
+            raise _no_field(view.payload, name, at) from None
 
     return run
 
@@ -70,11 +70,11 @@ def payload_field_2(first: str, second: str, first_at: int, second_at: int) -> R
     """`payload.first.second` in one step."""
     first_absent, second_absent = _absence(first), _absence(second)
 
-    def run(envelope: Envelope) -> Any:
+    def run(view: EntryView) -> Any:
         try:
-            return envelope.payload[first][second]
+            return view.payload[first][second]
         except (KeyError, TypeError):
-            payload = envelope.payload
+            payload = view.payload
             if type(payload) is not dict:
                 raise _no_field(payload, first, first_at) from None
             if first not in payload:
@@ -97,8 +97,8 @@ def _no_field(value: Any, name: str, at: int) -> Fault:
 def has_field(operand: Run, name: str, at: int) -> Run:
     """`has(operand.name)`."""
 
-    def run(envelope: Envelope) -> bool:
-        value = operand(envelope)
+    def run(view: EntryView) -> bool:
+        value = operand(view)
         if type(value) is dict:
             return name in value
         raise _no_field(value, name, at)
@@ -109,9 +109,9 @@ def has_field(operand: Run, name: str, at: int) -> Run:
 def element(operand: Run, index: Run, at: int) -> Run:
     """`operand[index]`."""
 
-    def run(envelope: Envelope) -> Any:
+    def run(view: EntryView) -> Any:
         try:
-            return element_of(operand(envelope), index(envelope))
+            return element_of(operand(view), index(view))
         except Fault as fault:
             if fault.at < 0:
                 fault.at = at
@@ -142,23 +142,23 @@ def element_of(container: Any, index: Any) -> Any:
 
 def list_literal(items: Sequence[Run]) -> Run:
     """`[item, …]`."""
-    return lambda envelope: [item(envelope) for item in items]
+    return lambda view: [item(view) for item in items]
 
 
 def map_literal(keys: Sequence[Run], values: Sequence[Run], at: int) -> Run:
     """`{key: value, …}`."""
 
-    def run(envelope: Envelope) -> dict[Any, Any]:
+    def run(view: EntryView) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         for key, value in zip(keys, values, strict=True):
-            found = key(envelope)
+            found = key(view)
             try:
                 hashed = key_of(found)
             except Fault as fault:
                 raise Fault(fault.reason, at) from None
             if hashed in made:
                 raise Fault(f"the key {found!r} stands twice in the map", at)
-            made[hashed] = value(envelope)
+            made[hashed] = value(view)
         return made
 
     return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tape.cel.envelope import Envelope, Run, raise_exhausted
+from tape.cel.entry_view import EntryView, Run, raise_exhausted
 from tape.cel.values import Fault, elements_of
 
 
@@ -20,19 +20,19 @@ def some(source: Run, slot: int, condition: Run, cost: int, at: int) -> Run:
 
 
 def _until(source: Run, slot: int, condition: Run, cost: int, at: int, *, decisive: bool) -> Run:
-    def run(envelope: Envelope) -> bool:
-        elements = _elements(source, envelope, at)
-        places = envelope.locals
+    def run(view: EntryView) -> bool:
+        elements = _elements(source, view, at)
+        places = view.locals
         reason = ""
         reason_at = at
         result: bool
         for element in elements:
-            envelope.steps -= cost
-            if envelope.steps < 0:
+            view.steps -= cost
+            if view.steps < 0:
                 raise_exhausted(at)
             places[slot] = element
             try:
-                result = condition(envelope)
+                result = condition(view)
                 if result is decisive:
                     return decisive
             except Fault as fault:
@@ -47,16 +47,16 @@ def _until(source: Run, slot: int, condition: Run, cost: int, at: int, *, decisi
 def exactly_one(source: Run, slot: int, condition: Run, cost: int, at: int) -> Run:
     """`source.exists_one(x, condition)`; any error is one."""
 
-    def run(envelope: Envelope) -> bool:
-        elements = _elements(source, envelope, at)
-        places = envelope.locals
+    def run(view: EntryView) -> bool:
+        elements = _elements(source, view, at)
+        places = view.locals
         count = 0
         for element in elements:
-            envelope.steps -= cost
-            if envelope.steps < 0:
+            view.steps -= cost
+            if view.steps < 0:
                 raise_exhausted(at)
             places[slot] = element
-            if condition(envelope):
+            if condition(view):
                 count += 1
         return count == 1
 
@@ -66,24 +66,24 @@ def exactly_one(source: Run, slot: int, condition: Run, cost: int, at: int) -> R
 def transformed(source: Run, slot: int, condition: Run | None, transform: Run | None, cost: int, at: int) -> Run:
     """`source.map(x, transform)`, `source.map(x, condition, transform)` and `source.filter(x, condition)`."""
 
-    def run(envelope: Envelope) -> list[Any]:
-        elements = _elements(source, envelope, at)
-        places = envelope.locals
+    def run(view: EntryView) -> list[Any]:
+        elements = _elements(source, view, at)
+        places = view.locals
         made: list[Any] = []
         for element in elements:
-            envelope.steps -= cost
-            if envelope.steps < 0:
+            view.steps -= cost
+            if view.steps < 0:
                 raise_exhausted(at)
             places[slot] = element
-            if condition is None or condition(envelope):
-                made.append(element if transform is None else transform(envelope))
+            if condition is None or condition(view):
+                made.append(element if transform is None else transform(view))
         return made
 
     return run
 
 
-def _elements(source: Run, envelope: Envelope, at: int) -> Iterable[Any]:
-    value = source(envelope)
+def _elements(source: Run, view: EntryView, at: int) -> Iterable[Any]:
+    value = source(view)
     try:
         return elements_of(value)
     except Fault as fault:

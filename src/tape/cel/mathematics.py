@@ -84,7 +84,7 @@ def not_uint(value: int) -> Uint:
     return Uint(UINT_MAX ^ int(value))
 
 
-def _places(count: int) -> int:
+def _shift_width(count: int) -> int:
     if count < 0:
         raise Fault(f"a shift by {count} places; it must not be negative")
     return min(count, _BITS)
@@ -92,22 +92,22 @@ def _places(count: int) -> int:
 
 def shift_int_left(value: int, count: int) -> int:
     """What leaves the 64 bits is lost."""
-    return _signed(value << _places(count) & UINT_MAX)
+    return _signed(value << _shift_width(count) & UINT_MAX)
 
 
 def shift_int_right(value: int, count: int) -> int:
     """Fills with zeros, also for a negative number."""
-    return _signed((value & UINT_MAX) >> _places(count))
+    return _signed((value & UINT_MAX) >> _shift_width(count))
 
 
 def shift_uint_left(value: int, count: int) -> Uint:
     """What leaves the 64 bits is lost."""
-    return Uint(int(value) << _places(count) & UINT_MAX)
+    return Uint(int(value) << _shift_width(count) & UINT_MAX)
 
 
 def shift_uint_right(value: int, count: int) -> Uint:
     """Fills with zeros."""
-    return Uint(int(value) >> _places(count))
+    return Uint(int(value) >> _shift_width(count))
 
 
 def absolute_int(value: int) -> int:

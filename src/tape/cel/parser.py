@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tape.cel.limits import Limits
+from tape.cel.limits import PredicateLimits
 from tape.cel.literals import integer, string_or_bytes
 from tape.cel.syntax import (
     Binary,
@@ -40,7 +40,7 @@ _RESERVED = {
 _MACROS = {"all": (2,), "exists": (2,), "exists_one": (2,), "map": (2, 3), "filter": (2,)}
 
 
-def parse(text: str, limits: Limits) -> Node:
+def parse(text: str, limits: PredicateLimits) -> Node:
     """The tree of a text. Raises InvalidPredicate with the place and what was expected there."""
     if len(text) > limits.length:
         raise InvalidPredicate(
@@ -56,7 +56,7 @@ def parse(text: str, limits: Limits) -> Node:
 
 
 class _Parser:
-    def __init__(self, text: str, limits: Limits) -> None:
+    def __init__(self, text: str, limits: PredicateLimits) -> None:
         self._text = text
         self._tokens = tokens_of(text)
         self._position = 0

@@ -10,11 +10,11 @@ import msgspec
 from tape.cel.celtypes import Type
 from tape.cel.checker import Checked, Variable, check
 from tape.cel.compiler import compile_tree
-from tape.cel.envelope import VARIABLES, EntryLike, Envelope, Run
+from tape.cel.entry_view import VARIABLES, EntryLike, EntryView, Run
 from tape.cel.explanation import Explanation, explain
 from tape.cel.failure import EvaluationError
 from tape.cel.index import IndexKey, index_keys_of
-from tape.cel.limits import LIMITS, Limits
+from tape.cel.limits import LIMITS, PredicateLimits
 from tape.cel.parser import parse
 from tape.cel.syntax import Literal, Node
 from tape.cel.values import Exhausted, Fault, described
@@ -24,7 +24,7 @@ class _Program(msgspec.Struct, frozen=True):
     """What a text compiles to; shared by all predicates with that text."""
 
     text: str
-    limits: Limits
+    limits: PredicateLimits
     checked: Checked
     run: Run
     index_keys: tuple[IndexKey, ...]
@@ -42,12 +42,12 @@ class Predicate:
         self._last: tuple[str, int] | None = None
         self.errors = 0
 
-    def matches(self, entry: EntryLike | Envelope) -> bool:
+    def matches(self, entry: EntryLike | EntryView) -> bool:
         """Whether the text is true of the entry. An error means no, and is counted."""
-        envelope = entry if type(entry) is Envelope else Envelope(entry)
-        envelope.steps = self._steps
+        view = entry if type(entry) is EntryView else EntryView(entry)
+        view.steps = self._steps
         try:
-            result = self._run(envelope)
+            result = self._run(view)
         except (Fault, Exhausted) as error:
             self.errors += 1
             self._last = (error.reason, error.at)
@@ -63,12 +63,12 @@ class Predicate:
             self._last = (f"the predicate gives {described(result)}, not a bool", 0)
         return False
 
-    def evaluate(self, entry: EntryLike | Envelope) -> Any:
+    def evaluate(self, entry: EntryLike | EntryView) -> Any:
         """The value of the text for the entry, or an EvaluationError. Errors are counted."""
-        envelope = entry if isinstance(entry, Envelope) else Envelope(entry)
-        envelope.steps = self._steps
+        view = entry if isinstance(entry, EntryView) else EntryView(entry)
+        view.steps = self._steps
         try:
-            return envelope.reveal(self._run(envelope))
+            return view.reveal(self._run(view))
         except (Fault, Exhausted) as error:
             self._last = (error.reason, error.at)
         except RecursionError:
@@ -76,10 +76,10 @@ class Predicate:
         self.errors += 1
         return self.last_error
 
-    def explain(self, entry: EntryLike | Envelope) -> Explanation:
+    def explain(self, entry: EntryLike | EntryView) -> Explanation:
         """How the text came to its result: every sub-expression with its value, and what decided."""
-        envelope = entry if isinstance(entry, Envelope) else Envelope(entry)
-        return explain(self._program.checked, self.text, envelope, self._steps)
+        view = entry if isinstance(entry, EntryView) else EntryView(entry)
+        return explain(self._program.checked, self.text, view, self._steps)
 
     @property
     def text(self) -> str:
@@ -98,7 +98,7 @@ class Predicate:
 
     @property
     def variables(self) -> frozenset[str]:
-        """The variables of the envelope that the text looks at."""
+        """The names of the variables that the text reads."""
         meanings = self._program.checked.meanings.values()
         return frozenset(meaning.name for meaning in meanings if isinstance(meaning, Variable))
 
@@ -121,7 +121,7 @@ class Predicate:
     def __hash__(self) -> int:
         return hash(self.text)
 
-    def __reduce__(self) -> tuple[Any, tuple[str, Limits]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, PredicateLimits]]:
         return compile_predicate, (self.text, self._program.limits)
 
 
@@ -130,7 +130,7 @@ _KEPT_LENGTH = 1_024
 _TOO_DEEP = ("the values are nested too deeply", 0)
 
 
-def compile_predicate(text: str, limits: Limits = LIMITS) -> Predicate:
+def compile_predicate(text: str, limits: PredicateLimits = LIMITS) -> Predicate:
     """A predicate for a CEL text; the empty text is always true. Raises InvalidPredicate.
 
     What a text compiles to is kept for the next caller; the count of errors is each caller's own.
@@ -138,7 +138,7 @@ def compile_predicate(text: str, limits: Limits = LIMITS) -> Predicate:
     return Predicate(_kept(text, limits) if len(text) <= _KEPT_LENGTH else _compiled(text, limits))
 
 
-def _compiled(text: str, limits: Limits) -> _Program:
+def _compiled(text: str, limits: PredicateLimits) -> _Program:
     tree = parse(text, limits) if text.strip() else Literal(0, 0, True)
     checked = check(tree, text, VARIABLES, limits)
     return _Program(text, limits, checked, compile_tree(checked), index_keys_of(checked))

@@ -19,7 +19,7 @@ _COST = 1_000
 _COST_OF_FAILURE = 20_000
 
 
-class Pattern(msgspec.Struct, frozen=True):
+class CompiledRegex(msgspec.Struct, frozen=True):
     """A compiled pattern, or the reason why it is none; `cost` is what compiling it takes in steps."""
 
     search: Callable[[str], object] | None
@@ -37,7 +37,7 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=128)
-def compile_pattern(text: str) -> Pattern:
+def compile_pattern(text: str) -> CompiledRegex:
     """The pattern of a text. Mistakes are kept too, so that they are not made again and again."""
     options = re2.Options()
     options.log_errors = False
@@ -48,15 +48,15 @@ def compile_pattern(text: str) -> Pattern:
     except (re2.error, UnicodeEncodeError) as error:
         reason = error.args[0] if error.args else "invalid"
         shown = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        return Pattern(None, f"{text[:40]!r} is no regular expression of RE2: {shown}", _COST_OF_FAILURE)
+        return CompiledRegex(None, f"{text[:40]!r} is no regular expression of RE2: {shown}", _COST_OF_FAILURE)
     cost = _COST + program.programsize
     if program.programsize > _SMALL_PROGRAM:
-        return Pattern(program.search, "", cost)
+        return CompiledRegex(program.search, "", cost)
     # A set of one says whether it matches without making a match object: six times as fast.
     one = re2.Set.SearchSet(options)
     one.Add(text)
     one.Compile()
-    return Pattern(one.Match, "", cost)
+    return CompiledRegex(one.Match, "", cost)
 
 
 def matches(text: str, pattern: str) -> bool:

@@ -61,11 +61,11 @@ def proven_until(lake: str, store: str) -> int:
 
 
 def _mend(lake: str, store: str, report: LakeReport) -> Repair:
-    from tape.archive.table import Lake
+    from tape.archive.table import ArchiveTable
     from tape.pipeline.archive_repair import repair_lake
 
     with bar("Repairing the archive") as progress:
-        return repair_lake(Lake.open(lake, _options()), store, report, progress)
+        return repair_lake(ArchiveTable.open(lake, _options()), store, report, progress)
 
 
 def _options() -> dict[str, str]:
@@ -74,9 +74,9 @@ def _options() -> dict[str, str]:
 
 def _prove(lake: str, store: str) -> LakeReport:
     try:
-        from tape.archive.table import Lake
+        from tape.archive.table import ArchiveTable
         from tape.pipeline.archive_verifier import verify_lake
     except ImportError as missing:
         raise MissingExtra("An archive", "lake") from missing
     with bar("Verifying the archive") as progress:
-        return verify_lake(Lake.open(lake, _options()), store, progress)
+        return verify_lake(ArchiveTable.open(lake, _options()), store, progress)

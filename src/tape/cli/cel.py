@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from tape.cel import EvaluationError, Explanation, Predicate, Step, compile_predicate
+from tape.cel import EvaluationError, Explanation, Predicate, TraceStep, compile_predicate
 from tape.cel.display import literal, plain
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.errors import InvalidInput, InvalidPredicate, NotFound
@@ -199,12 +199,12 @@ def _tree(explanation: Explanation) -> Tree:
     return root
 
 
-def _grow(tree: Tree, step: Step) -> None:
+def _grow(tree: Tree, step: TraceStep) -> None:
     for below in step.steps:
         _grow(tree.add(_label(below)), below)
 
 
-def _label(step: Step) -> Text:
+def _label(step: TraceStep) -> Text:
     label = Text()
     if step.binding:
         label.append(f"[{step.binding}] ", "dim")

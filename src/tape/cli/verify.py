@@ -13,7 +13,7 @@ from tape.cli import archive
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.progress import bar
 from tape.errors import InvalidInput
-from tape.journal.verifier import Report
+from tape.journal.verifier import VerifyReport
 from tape.journal.verifier import verify as verify_journal
 from tape.store import open_database
 
@@ -44,13 +44,13 @@ def verify(
         raise typer.Exit(1)
 
 
-async def _verify(store: str) -> Report:
+async def _verify(store: str) -> VerifyReport:
     async with open_database(store, migrate=False) as database:
         with bar("Verifying") as progress:
             return await database.read(lambda reader: verify_journal(reader, progress))
 
 
-def _show(report: Report) -> None:
+def _show(report: VerifyReport) -> None:
     console = Console()
     extent = f"{report.entries:,} entries ({report.oldest} to {report.head})"
     if report.ok:

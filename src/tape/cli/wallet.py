@@ -24,7 +24,7 @@ from tape.errors import InvalidInput, WalletLocked
 from tape.store import open_database
 
 if TYPE_CHECKING:
-    from tape.engine.security.wallet import Held, Secret, Wallet
+    from tape.engine.security.wallet import Secret, Wallet
 
 app = typer.Typer(help="Manage secrets by alias, encrypted in the database.", no_args_is_help=True)
 
@@ -63,7 +63,7 @@ def set_(
     kept_s = _seconds(keep_previous)
     secret = _read(alias, is_object=json)
 
-    async def work() -> Held:
+    async def work() -> SecretInfo:
         async with _open(store, wallet_key, may_create=True) as wallet:
             return await wallet.set(alias, secret, keep_previous_s=kept_s, by=_me())
 
@@ -79,7 +79,7 @@ def list_(
 ) -> None:
     """List secrets by alias, with version and key; never their values."""
 
-    async def work() -> list[Held]:
+    async def work() -> list[SecretInfo]:
         async with _open(store, wallet_key) as wallet:
             return await wallet.list()
 

@@ -17,7 +17,7 @@ import msgspec
 from tape.engine.reactions import registry
 from tape.engine.reactions.reaction import Reaction, checked
 from tape.engine.reactions.tasks import Task
-from tape.journal.appender import Page
+from tape.journal.appender import Appender
 from tape.model import subject
 from tape.model.entry import Draft
 from tape.model.reaction_states import HandlerKind, TaskStatus
@@ -98,11 +98,11 @@ def make_history(entries: int, *, until_ms: int, days: float = 3.0, seed: int = 
 
 def write_history(tx: Transaction, told: Sequence[Told]) -> None:
     """Append a part of a history, every entry at its own time; the journal must not have come further."""
-    page = tx.enlist(Page)
+    page = tx.enlist(Appender)
     start = 0
     for end in range(1, len(told) + 1):
         if end == len(told) or told[end][0] != told[start][0]:
-            page.at(told[start][0])
+            page.set_time(told[start][0])
             page.append([draft for _, draft in told[start:end]])
             start = end
 

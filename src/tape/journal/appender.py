@@ -16,7 +16,7 @@ from tape.model.entry import COLUMNS, Draft, Entry
 from tape.store import Reader, Transaction
 
 # Run heads kept in memory between transactions.
-REMEMBERED_RUNS = 20_000
+MAX_CACHED_RUNS = 20_000
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +36,7 @@ def read_head(reader: Reader | Transaction) -> Head:
     return Head(*row)
 
 
-class Page:
+class Appender:
     """What the current transaction has appended so far; a participant of it."""
 
     def __init__(self, tx: Transaction) -> None:
@@ -47,7 +47,7 @@ class Page:
         # Time never runs backwards along the journal, so a time can be found by bisection.
         self._least_ms = head.ts_ms
         self._ts_ms = max(now_ms(), head.ts_ms)
-        self._run_seqs = self._remembered(head)
+        self._run_seqs = self._cached_run_seqs(head)
         self._undo: list[tuple[str, int]] = []
         self._entries: list[Entry] = []
         self._requests: list[tuple[str, int, int, int]] = []
@@ -104,7 +104,7 @@ class Page:
         self._entries += entries
         return entries
 
-    def remember(self, request_id: str, first_global_seq: int, entries: int) -> None:
+    def record_request(self, request_id: str, first_global_seq: int, entries: int) -> None:
         """Keep the answer to a request, in case it is repeated."""
         self._requests.append((request_id, first_global_seq, entries, self._ts_ms))
 
@@ -113,7 +113,7 @@ class Page:
         """The last number given out."""
         return self._global_seq
 
-    def know(self, run_id: str, seq: int) -> None:
+    def cache_run_seq(self, run_id: str, seq: int) -> None:
         """Take the last seq of a run from whoever has just read it, if it is not known better here."""
         self._run_seqs.setdefault(run_id, seq)
 
@@ -127,7 +127,7 @@ class Page:
         """The time of this transaction's entries."""
         return self._ts_ms
 
-    def at(self, ts_ms: int) -> None:
+    def set_time(self, ts_ms: int) -> None:
         """Let what is appended next have happened at another time than now: for a history that is made up."""
         self._ts_ms = self._least_ms = max(ts_ms, self._least_ms)
 
@@ -148,7 +148,7 @@ class Page:
     def flush(self) -> None:
         """Write entries, run heads and the head, and announce the entries."""
         tx = self._tx
-        tx.memory[Page] = (self._global_seq, self._chain, self._run_seqs)
+        tx.memory[Appender] = (self._global_seq, self._chain, self._run_seqs)
         if not self._entries:
             return
         tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
@@ -170,10 +170,10 @@ class Page:
         )
         tx.announce(self._entries)
 
-    def _remembered(self, head: Head) -> dict[str, int]:
+    def _cached_run_seqs(self, head: Head) -> dict[str, int]:
         """The run heads as this connection left them, if nobody has written since."""
-        global_seq, chain, run_seqs = self._tx.memory.pop(Page, (0, b"", {}))
-        if (global_seq, chain) == (head.global_seq, head.chain) and len(run_seqs) < REMEMBERED_RUNS:
+        global_seq, chain, run_seqs = self._tx.memory.pop(Appender, (0, b"", {}))
+        if (global_seq, chain) == (head.global_seq, head.chain) and len(run_seqs) < MAX_CACHED_RUNS:
             return run_seqs  # type: ignore[no-any-return]  # only this class puts it there
         return {}
 
@@ -187,4 +187,4 @@ class Page:
 
 def append(tx: Transaction, drafts: Sequence[Draft]) -> list[Entry]:
     """Append checked drafts within a transaction: the way in for every ledger."""
-    return tx.enlist(Page).append(drafts)
+    return tx.enlist(Appender).append(drafts)

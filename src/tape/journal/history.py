@@ -11,7 +11,7 @@ import msgspec
 
 from tape.errors import ArchiveDamaged, CursorBeyondHead, CursorExpired
 from tape.journal.appender import Head, read_head
-from tape.journal.reader import Limit, Selection, Slice, begins_here, position_before
+from tape.journal.reader import BatchLimit, Selection, Slice, has_run_from, position_before
 from tape.model.entry import Entry
 from tape.model.pattern import Pattern
 from tape.store import Database
@@ -24,14 +24,14 @@ FIRST_WINDOW = 1_024
 MAX_WINDOW = 200_000
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class EntryFilter(msgspec.Struct, frozen=True):
     """Which entries somebody wants, column by column: a pattern of subjects, and values that columns may have."""
 
     pattern: Pattern = Pattern("")
     values: Mapping[str, Collection[str]] = {}
 
     @classmethod
-    def of(cls, selection: Selection) -> Wanted:
+    def of_selection(cls, selection: Selection) -> EntryFilter:
         """What a selection wants."""
         named = {"run_id": selection.run_id, "kind": selection.kind}
         return cls(selection.pattern, {name: [value] for name, value in named.items() if value})
@@ -42,37 +42,39 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.pattern.matches_everything and not self.values
 
 
-class Past(Protocol):
+class Archive(Protocol):
     """Where the entries are that retention removed. Its methods wait, so they are called on threads of their own."""
 
     def extent(self, at_least: int = 0) -> range:
         """The entries that are archived; if they seem to end before `at_least`, it looks for newer ones."""
 
-    def read(self, wanted: Wanted, after: int, until: int, limit: int, *, newest: bool = False) -> list[Entry]:
+    def read(
+        self, entry_filter: EntryFilter, after: int, until: int, limit: int, *, newest: bool = False
+    ) -> list[Entry]:
         """The first wanted entries after one global_seq up to another, or the newest ones, in order."""
 
     def position_before(self, ts_ms: int) -> int:
         """The global_seq just before the first archived entry at or after a time."""
 
 
-class PastCursor:
+class ArchiveCursor:
     """Reads what somebody wants from an archive, step by step."""
 
-    def __init__(self, past: Past, wanted: Wanted) -> None:
-        self._past = past
-        self._wanted = wanted
-        self._limit = Limit()
+    def __init__(self, archive: Archive, entry_filter: EntryFilter) -> None:
+        self._archive = archive
+        self._filter = entry_filter
+        self._limit = BatchLimit()
         self._window = FIRST_WINDOW
 
     def read(self, after: int, head: Head) -> Slice:
         """The next entries after a global_seq that the journal no longer has. Raises CursorExpired if nobody has."""
-        archived = self._past.extent(at_least=head.oldest - 1)
+        archived = self._archive.extent(at_least=head.oldest - 1)
         if after + 1 not in archived:
             raise CursorExpired(after, archived.start if after < archived.start - 1 else head.oldest)
         limit = self._limit.value
         until = min(archived.stop - 1, head.oldest - 1, after + self._window)
-        entries = self._past.read(self._wanted, after, until, limit)
-        self._limit.learn(entries)
+        entries = self._archive.read(self._filter, after, until, limit)
+        self._limit.adapt(entries)
         if len(entries) == limit:
             until = entries[-1].global_seq
             self._window = max(2 * (until - after), FIRST_WINDOW)
@@ -84,24 +86,24 @@ class PastCursor:
 class History:
     """Everything that can be read: the journal of a database and, if there is one, its archive."""
 
-    def __init__(self, database: Database, past: Past | None = None) -> None:
+    def __init__(self, database: Database, archive: Archive | None = None) -> None:
         self.database = database
-        self.past = past
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tape-archive") if past else None
-        self._proven = 0
+        self.archive = archive
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tape-archive") if archive else None
+        self._verified_oldest = 0
 
     async def close(self) -> None:
         """Wait for what is being read."""
         if self._executor is not None:
             await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
 
-    async def oldest(self) -> int:
+    async def read_oldest(self) -> int:
         """The first entry that can be read."""
         head = await self.database.read(read_head)
-        archived = await self.archived(head)
+        archived = await self.archived_range(head)
         return min(archived.start, head.oldest) if archived else head.oldest
 
-    async def start(self, after: int, run_id: str = "", first_seq: int = 1) -> int:
+    async def resolve_start(self, after: int, run_id: str = "", first_seq: int = 1) -> int:
         """The position that a cursor stands for; 0 is the oldest entry that can be read.
 
         Of a run that the journal has from `first_seq` on, that is an entry of the journal.
@@ -109,69 +111,69 @@ class History:
         head = await self.database.read(read_head)
         if after > head.global_seq:
             raise CursorBeyondHead(after, head.global_seq)
-        archived = await self.archived(head) if after < head.oldest - 1 else range(0)
+        archived = await self.archived_range(head) if after < head.oldest - 1 else range(0)
         if after == 0:
-            has_run = archived and run_id and await self._journal_has(run_id, first_seq)
+            has_run = archived and run_id and await self._has_run(run_id, first_seq)
             return archived.start - 1 if archived and not has_run else head.oldest - 1
         if after < head.oldest - 1 and after + 1 not in archived:
             raise CursorExpired(after, archived.start if archived and after < archived.start else head.oldest)
         return after
 
-    async def archived(self, head: Head) -> range:
+    async def archived_range(self, head: Head) -> range:
         """The archived entries that are older than the journal's; empty if there are none."""
-        past = self.past
-        if past is None or head.oldest == 1:
+        archive = self.archive
+        if archive is None or head.oldest == 1:
             return range(0)
-        found = await self._run(lambda: past.extent(at_least=head.oldest - 1))
+        found = await self._run(lambda: archive.extent(at_least=head.oldest - 1))
         return range(found.start, min(found.stop, head.oldest))
 
     async def position_before(self, ts_ms: int) -> int:
         """The global_seq just before the first entry at or after a time, wherever that is."""
         head = await self.database.read(read_head)
         found = await self.database.read(lambda reader: position_before(reader, ts_ms))
-        if found < head.oldest and (archived := await self.archived(head)):
-            past = self.past
-            assert past is not None
-            return min(await self._run(lambda: past.position_before(ts_ms)), archived.stop - 1)
+        if found < head.oldest and (archived := await self.archived_range(head)):
+            archive = self.archive
+            assert archive is not None
+            return min(await self._run(lambda: archive.position_before(ts_ms)), archived.stop - 1)
         return found
 
-    async def beyond(self, expired: CursorExpired, question: Callable[[Head], T]) -> T:
+    async def read_expired(self, expired: CursorExpired, question: Callable[[Head], T]) -> T:
         """Ask the archive for what the journal no longer has; without one, that is an error as before."""
-        if self.past is None:
+        if self.archive is None:
             raise expired
         head = await self.database.read(read_head)
-        await self._prove(head)
+        await self._verify_seam(head)
         return await self._run(lambda: question(head))
 
-    async def ask(self, question: Callable[[Past], T]) -> T:
+    async def query_archive(self, question: Callable[[Archive], T]) -> T:
         """Ask the archive a question, on a thread of its own."""
-        past = self.past
-        assert past is not None, "asked only where there is an archive"
-        await self._prove(await self.database.read(read_head))
-        return await self._run(lambda: question(past))
+        archive = self.archive
+        assert archive is not None, "asked only where there is an archive"
+        await self._verify_seam(await self.database.read(read_head))
+        return await self._run(lambda: question(archive))
 
-    async def _journal_has(self, run_id: str, first_seq: int) -> bool:
-        return await self.database.read(lambda reader: begins_here(reader, run_id, first_seq))
+    async def _has_run(self, run_id: str, first_seq: int) -> bool:
+        return await self.database.read(lambda reader: has_run_from(reader, run_id, first_seq))
 
-    def open_past(self, wanted: Wanted) -> PastCursor:
+    def open_archive_cursor(self, entry_filter: EntryFilter) -> ArchiveCursor:
         """A cursor on the archive, for questions to `beyond`."""
-        assert self.past is not None, "asked only where there is an archive"
-        return PastCursor(self.past, wanted)
+        assert self.archive is not None, "asked only where there is an archive"
+        return ArchiveCursor(self.archive, entry_filter)
 
-    async def _prove(self, head: Head) -> None:
+    async def _verify_seam(self, head: Head) -> None:
         """Raise ArchiveDamaged unless the archive goes over into this journal, once for each end of it."""
-        if self._proven == head.oldest or head.oldest == 1:
+        if self._verified_oldest == head.oldest or head.oldest == 1:
             return
-        past, seam = self.past, head.oldest - 1
-        assert past is not None
-        if seam in await self.archived(head):
-            last = await self._run(lambda: past.read(Wanted(), seam - 1, seam, 1))
+        archive, seam = self.archive, head.oldest - 1
+        assert archive is not None
+        if seam in await self.archived_range(head):
+            last = await self._run(lambda: archive.read(EntryFilter(), seam - 1, seam, 1))
             if [entry.chain for entry in last] != [head.anchor]:
                 raise ArchiveDamaged(
                     f"The archive's entry {seam} has the chain value {last[0].chain.hex() if last else 'of no entry'},"
                     f" the journal begins after {head.anchor.hex()}: it is another journal's archive."
                 )
-        self._proven = head.oldest
+        self._verified_oldest = head.oldest
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -10,7 +10,7 @@ import msgspec
 from tape.store import Reader
 
 
-class Whose(msgspec.Struct, frozen=True):
+class IdentityFilter(msgspec.Struct, frozen=True):
     """Values that tenant, user and session may have; None is any."""
 
     tenants: Sequence[str] | None = None
@@ -24,7 +24,7 @@ class Whose(msgspec.Struct, frozen=True):
         return all(values is not None and len(values) == 1 for values in axes) and self.sessions != [""]
 
     @property
-    def is_about_tenants(self) -> bool:
+    def is_tenant_only(self) -> bool:
         """Whether users and sessions do not matter."""
         return self.users is None and self.sessions is None
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.errors import InvalidInput, PayloadTooLarge
-from tape.journal.appender import Head, Page, read_head
+from tape.journal.appender import Appender, Head, read_head
 from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
 from tape.model.reserved import refuse_reserved
 from tape.store import Database, Transaction
@@ -17,7 +17,7 @@ from tape.store import Database, Transaction
 # Room that an entry takes beside its payload, for the limits of the writer.
 ENTRY_OVERHEAD_BYTES = 512
 # A repeated request is recognized for this long.
-REQUEST_MEMORY_MS = 24 * 3600 * 1000
+REQUEST_RETENTION_MS = 24 * 3600 * 1000
 
 
 Screen = Callable[[Sequence[Draft]], Awaitable[list[Draft]]]
@@ -95,10 +95,10 @@ class Journal:
 
 def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[range]:
     """Append several requests at once; those that were carried out before get their old answer."""
-    done = _carried_out(tx, [request.request_id for request in requests if request.request_id])
-    page = tx.enlist(Page)
+    done = _find_answers(tx, [request.request_id for request in requests if request.request_id])
+    appender = tx.enlist(Appender)
     drafts: list[Draft] = []
-    start = page.global_seq + 1
+    start = appender.global_seq + 1
     answers: list[range] = []
     for request in requests:
         if (answer := done.get(request.request_id)) is not None:
@@ -109,18 +109,18 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
         answers.append(answer)
         if request.request_id:
             done[request.request_id] = answer
-            page.remember(request.request_id, answer.start, len(answer))
-    page.append(drafts)
+            appender.record_request(request.request_id, answer.start, len(answer))
+    appender.append(drafts)
     return answers
 
 
-def forget_requests(tx: Transaction) -> int:
+def delete_expired_requests(tx: Transaction) -> int:
     """Drop the memory of requests older than a day; the number of those."""
-    before = now_ms() - REQUEST_MEMORY_MS
+    before = now_ms() - REQUEST_RETENTION_MS
     return tx.execute("DELETE FROM tape_append_requests WHERE ts_ms < ?", before)
 
 
-def _carried_out(tx: Transaction, request_ids: list[str]) -> dict[str, range]:
+def _find_answers(tx: Transaction, request_ids: list[str]) -> dict[str, range]:
     if not request_ids:
         return {}
     condition, values = tx.is_any("request_id", request_ids)

@@ -21,7 +21,7 @@ WINDOW = 20_000
 SPARSE = 5_000
 FIRST_LIMIT = 128
 MAX_LIMIT = 2_048
-COMFORTABLE_BYTES = 2 << 20
+TARGET_BYTES = 2 << 20
 
 _SELECT = f"SELECT {','.join(COLUMNS)} FROM tape_journal"
 
@@ -65,18 +65,18 @@ def open_cursor(selection: Selection) -> Cursor:
     return RunCursor(selection) if selection.run_id else SubjectCursor(selection)
 
 
-class Limit:
+class BatchLimit:
     """How many entries to read at once: more while they are small, fewer when they are large."""
 
     def __init__(self) -> None:
         self.value = FIRST_LIMIT
 
-    def learn(self, entries: list[Entry]) -> None:
+    def adapt(self, entries: list[Entry]) -> None:
         """What the last read gave."""
         size = sum(len(entry.payload_json) for entry in entries)
-        if size > 2 * COMFORTABLE_BYTES:
+        if size > 2 * TARGET_BYTES:
             self.value = max(self.value // 4, 8)
-        elif len(entries) == self.value and size < COMFORTABLE_BYTES:
+        elif len(entries) == self.value and size < TARGET_BYTES:
             self.value = min(self.value * 2, MAX_LIMIT)
 
 
@@ -87,7 +87,7 @@ class SubjectCursor:
         self._selection = selection
         self._pattern = selection.pattern
         self._is_everything = selection.pattern.matches_everything and not selection.kind
-        self._limit = Limit()
+        self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
@@ -103,7 +103,7 @@ class SubjectCursor:
             rows = self._scan(reader, after, until, limit)
         found = [Entry(*row) for row in rows]
         position = found[-1].global_seq if len(found) == limit else until
-        self._limit.learn(found)
+        self._limit.adapt(found)
         if not self._is_everything:
             matches = self._selection.matches
             found = [entry for entry in found if matches(entry)]
@@ -163,7 +163,7 @@ class ExactCursor:
 
     def __init__(self, subjects: Sequence[str]) -> None:
         self._subjects = subjects
-        self._limit = Limit()
+        self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
@@ -176,7 +176,7 @@ class ExactCursor:
         for subject in self._subjects:
             params += (subject, after, head.global_seq, limit)
         entries = [Entry(*row) for row in reader.query(f"{union} ORDER BY 1 LIMIT ?", *params, limit)]
-        self._limit.learn(entries)
+        self._limit.adapt(entries)
         position = entries[-1].global_seq if len(entries) == limit else max(after, head.global_seq)
         return Slice(entries, position, head.global_seq)
 
@@ -187,7 +187,7 @@ class RunCursor:
     def __init__(self, selection: Selection, from_seq: int = 0) -> None:
         self._selection = selection
         self._next_seq = from_seq
-        self._limit = Limit()
+        self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
@@ -204,7 +204,7 @@ class RunCursor:
         entries = [Entry(*row) for row in rows]
         if entries:
             self._next_seq = entries[-1].seq + 1
-        self._limit.learn(entries)
+        self._limit.adapt(entries)
         position = entries[-1].global_seq if len(entries) == limit else max(after, head.global_seq)
         return Slice([entry for entry in entries if self._selection.matches(entry)], position, head.global_seq)
 
@@ -214,7 +214,7 @@ class IdentityCursor:
 
     def __init__(self, identity: tuple[str, str, str]) -> None:
         self._identity = identity
-        self._limit = Limit()
+        self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
@@ -230,7 +230,7 @@ class IdentityCursor:
             limit,
         )
         entries = [Entry(*row) for row in rows]
-        self._limit.learn(entries)
+        self._limit.adapt(entries)
         position = entries[-1].global_seq if len(entries) == limit else max(after, until)
         return Slice(entries, position, head.global_seq)
 
@@ -293,7 +293,7 @@ def has_run(reader: Reader, run_id: str) -> bool:
     return reader.one("SELECT 1 FROM tape_run_heads WHERE run_id = ?", run_id) is not None
 
 
-def begins_here(reader: Reader, run_id: str, first_seq: int = 1) -> bool:
+def has_run_from(reader: Reader, run_id: str, first_seq: int = 1) -> bool:
     """Whether the journal still has a run from a seq on."""
     row = reader.one("SELECT min(seq) FROM tape_journal WHERE run_id = ?", run_id)
     return row is not None and row[0] is not None and int(row[0]) <= max(first_seq, 1)

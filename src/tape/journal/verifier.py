@@ -30,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Report(msgspec.Struct):
+class VerifyReport(msgspec.Struct):
     """The outcome of a walk over the whole journal."""
 
     oldest: int
@@ -44,16 +44,16 @@ class Report(msgspec.Struct):
         return not self.findings
 
 
-def verify(reader: Reader, progress: Callable[[int, int], None] = lambda done, total: None) -> Report:
+def verify(reader: Reader, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
     """Walk the journal and name every entry that is not what was written; damage does not stop the walk.
 
     The journal may be written to, and pruned, meanwhile: the walk ends at the head it began with.
     """
     head = read_head(reader)
-    report = Report(head.oldest, head.global_seq)
+    report = VerifyReport(head.oldest, head.global_seq)
     if head.oldest == 1 and head.anchor != GENESIS:
         report.findings.append(Finding(1, "head", "nothing was pruned, yet the anchor is not the chain's beginning"))
-    walk = Walk(report, head.anchor)
+    walk = ChainWalk(report, head.anchor)
     total = head.global_seq - head.oldest + 1
     for start in range(head.oldest, head.global_seq + 1, CHUNK):
         end = min(start + CHUNK, head.global_seq + 1)
@@ -62,20 +62,20 @@ def verify(reader: Reader, progress: Callable[[int, int], None] = lambda done, t
         walk.skip_to(end)
         progress(end - head.oldest, total)
     walk.finish(head)
-    report.findings += _outside(reader)
-    _forgive_pruned(report, read_head(reader).oldest)
+    report.findings += _find_outside(reader)
+    _drop_pruned(report, read_head(reader).oldest)
     report.findings.sort(key=lambda finding: finding.global_seq)
     return report
 
 
-class Walk:
+class ChainWalk:
     """The chain as far as it was followed.
 
     After an altered entry either its stored or its recomputed chain value may be the true one:
     the next entry is accepted if it fits one of them, so one change is reported once.
     """
 
-    def __init__(self, report: Report, anchor: bytes) -> None:
+    def __init__(self, report: VerifyReport, anchor: bytes) -> None:
         self._report = report
         self._previous: tuple[bytes, ...] = (anchor,)
         self._next = report.oldest
@@ -149,18 +149,18 @@ class Walk:
         self._report.findings.append(Finding(global_seq, problem, detail))
 
 
-def _outside(reader: Reader) -> Iterator[Finding]:
+def _find_outside(reader: Reader) -> Iterator[Finding]:
     """Entries before the oldest or beyond the head: rows were added, or the head row was changed."""
-    for global_seq, place in reader.query(
+    for global_seq, where in reader.query(
         "SELECT global_seq, 'beyond the head' FROM tape_journal"
         " WHERE global_seq > (SELECT global_seq FROM tape_head WHERE id = 1)"
         " UNION ALL SELECT global_seq, 'before the oldest retained entry' FROM tape_journal"
         " WHERE global_seq < (SELECT oldest FROM tape_head WHERE id = 1)"
     ):
-        yield Finding(global_seq, "altered", f"lies {place}: it was added, or the head row was changed")
+        yield Finding(global_seq, "altered", f"lies {where}: it was added, or the head row was changed")
 
 
-def _forgive_pruned(report: Report, oldest: int) -> None:
+def _drop_pruned(report: VerifyReport, oldest: int) -> None:
     """What retention removed during the walk is not missing."""
     if oldest > report.oldest:
         report.findings = [

@@ -15,10 +15,10 @@ JITTER = 0.2
 BURST_S = 0.1
 
 
-def backoff_ms(base_ms: int, attempts: int, luck: float | None = None) -> int:
+def backoff_ms(base_ms: int, attempts: int, random_fraction: float | None = None) -> int:
     """How long a task waits after its so-manyth attempt: 1 s, 2 s, 4 s, … with a base of 1,000."""
     delay = min(base_ms << min(max(attempts - 1, 0), MAX_DOUBLINGS), MAX_BACKOFF_MS)
-    spread = random.random() if luck is None else luck  # noqa: S311  (nothing secret about it)
+    spread = random.random() if random_fraction is None else random_fraction  # noqa: S311  (nothing secret about it)
     return min(int(delay * (1 + JITTER * spread)), MAX_BACKOFF_MS)
 
 

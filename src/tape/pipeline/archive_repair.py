@@ -11,9 +11,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tape.archive.files import File, intersecting, write_files
+from tape.archive.files import ArchiveFile, files_in_range, write_files
 from tape.archive.rows import read_rows
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveBeyondRepair, ArchiveBusy
 from tape.journal.appender import read_head
 from tape.journal.verifier import Finding
@@ -32,7 +32,7 @@ class Repair(msgspec.Struct):
 
 
 def repair_lake(
-    lake: Lake, store: str, report: LakeReport, progress: Callable[[int, int], None] = lambda done, total: None
+    lake: ArchiveTable, store: str, report: LakeReport, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Repair:
     """Rebuild from the journal what a report found damaged or missing. Raises ArchiveBeyondRepair, changing nothing."""
     files = lake.files()
@@ -49,7 +49,7 @@ def repair_lake(
             f"{gone:,} of {len(missing):,} damaged entries, from {missing[0]} on, are no longer in the journal, which"
             f" begins with {oldest}. Nothing was changed. Restore from a backup: {', '.join(_names(bad))}"
         )
-    new: list[File] = []
+    new: list[ArchiveFile] = []
     try:
         for start in range(0, len(missing), WINDOW):
             new += _rebuild(lake, store, missing[start : start + WINDOW])
@@ -74,7 +74,7 @@ def repair_lake(
     return Repair(len(missing), _names(bad))
 
 
-def _rebuild(lake: Lake, store: str, numbers: Sequence[int]) -> list[File]:
+def _rebuild(lake: ArchiveTable, store: str, numbers: Sequence[int]) -> list[ArchiveFile]:
     """New files with these entries, as the journal has them."""
     tables = []
     wanted = pa.array(numbers, pa.int64())
@@ -91,19 +91,19 @@ def _rebuild(lake: Lake, store: str, numbers: Sequence[int]) -> list[File]:
     return write_files(lake.filesystem, found)
 
 
-def _missing(lake: Lake, files: Sequence[File]) -> list[int]:
+def _missing(lake: ArchiveTable, files: Sequence[ArchiveFile]) -> list[int]:
     """The entries that the archive should have and these files don't, in order."""
     found: list[int] = []
     for after in range(lake.begin - 1, lake.until, WINDOW):
         until = min(after + WINDOW, lake.until)
         there: set[int] = set()
-        for file in intersecting(files, after, until):
+        for file in files_in_range(files, after, until):
             there.update(lake.read_file(file, after, until, NUMBER).column("global_seq").to_pylist())
         found += [number for number in range(after + 1, until + 1) if number not in there]
     return found
 
 
-def _has_any(lake: Lake, file: File, numbers: Sequence[int]) -> bool:
+def _has_any(lake: ArchiveTable, file: ArchiveFile, numbers: Sequence[int]) -> bool:
     near = [number for number in numbers if file.first <= number <= file.last]
     if not near:
         return False
@@ -111,12 +111,12 @@ def _has_any(lake: Lake, file: File, numbers: Sequence[int]) -> bool:
     return bool(pc.any(pc.is_in(there, pa.array(near, pa.int64()))).as_py())
 
 
-def _delete(lake: Lake, files: Sequence[File]) -> None:
+def _delete(lake: ArchiveTable, files: Sequence[ArchiveFile]) -> None:
     for file in files:
         lake.filesystem.delete_file(file.path)
 
 
-def _names(files: Sequence[File]) -> list[str]:
+def _names(files: Sequence[ArchiveFile]) -> list[str]:
     return [file.path for file in files]
 
 

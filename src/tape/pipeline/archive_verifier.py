@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pyarrow as pa
 
-from tape.archive.files import File, check_file, intersecting
-from tape.archive.table import Lake
+from tape.archive.files import ArchiveFile, check_file, files_in_range
+from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged
-from tape.journal.verifier import Finding, Report, Walk
+from tape.journal.verifier import ChainWalk, Finding, VerifyReport
 from tape.model.chain import TEXTS
 from tape.pipeline.journal_batches import ask_patiently
 from tape.store import Reader
@@ -36,23 +36,23 @@ class LakeReport(msgspec.Struct):
 
 
 def verify_lake(
-    lake: Lake,
+    lake: ArchiveTable,
     store: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
-    files: Sequence[File] | None = None,
+    files: Sequence[ArchiveFile] | None = None,
 ) -> LakeReport:
     """Follow the chain through the archive; with a store, also compare its end with the journal's.
 
     With `files`, as if the archive had these.
     """
     files = lake.files() if files is None else files
-    report = Report(lake.begin, lake.until)
-    walk = Walk(report, lake.anchor)
+    report = VerifyReport(lake.begin, lake.until)
+    walk = ChainWalk(report, lake.anchor)
     damaged: dict[str, str] = {}
     for after in range(lake.begin - 1, lake.until, WINDOW):
         until = min(after + WINDOW, lake.until)
         tables = []
-        for file in intersecting(files, after, until):
+        for file in files_in_range(files, after, until):
             if file.path not in damaged:
                 try:
                     table = lake.read_file(file, after, until)
@@ -74,7 +74,7 @@ def verify_lake(
     return LakeReport(lake.begin, lake.until, report.entries, len(files), findings, damaged)
 
 
-def _is_explained(finding: Finding, files: Sequence[File], damaged: dict[str, str]) -> bool:
+def _is_explained(finding: Finding, files: Sequence[ArchiveFile], damaged: dict[str, str]) -> bool:
     """Whether a damaged file is the reason why an entry is missing, or cannot be proven."""
     if finding.problem not in ("missing", "unproven"):
         return False
@@ -82,7 +82,7 @@ def _is_explained(finding: Finding, files: Sequence[File], damaged: dict[str, st
     return any(file.path in damaged and file.first <= finding.global_seq <= file.last + 1 for file in files)
 
 
-def disagreement(lake: Lake, store: str, chain: bytes) -> str:
+def disagreement(lake: ArchiveTable, store: str, chain: bytes) -> str:
     """Where the last archived entry and the journal differ; empty if they don't, or can't be compared."""
     until = lake.until
 
@@ -98,7 +98,7 @@ def disagreement(lake: Lake, store: str, chain: bytes) -> str:
     return ""
 
 
-def last_chain(lake: Lake) -> bytes:
+def last_chain(lake: ArchiveTable) -> bytes:
     """The chain value of the last archived entry."""
     for file in lake.files():
         if file.first <= lake.until <= file.last:

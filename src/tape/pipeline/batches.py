@@ -19,12 +19,12 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.errors import BatchOutOfOrder, PipelineInput, StoreBusy, StoreUnavailable
-from tape.journal.appender import Page, append
+from tape.journal.appender import Appender, append
 from tape.model.entry import Draft
 from tape.pipeline.journal_batches import PATIENCE_S, PAUSE_S, ask_patiently
 from tape.pipeline.options import journal_database, shown
 from tape.store import Reader, Transaction
-from tape.store.connection import Connection
+from tape.store.connection import DatabaseConnection
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def transact(store: str, operation: Callable[[Transaction], T]) -> T:
         connection.close()
 
 
-def _begun(store: str) -> Connection:
+def _begun(store: str) -> DatabaseConnection:
     """A connection with a transaction begun: until here nothing was done, so it can be tried again."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -261,7 +261,7 @@ def _append_step(tx: Transaction, producer: str, batch: str) -> _Seal:
         steps,
         int(is_done),
         entries,
-        tx.enlist(Page).ts_ms,
+        tx.enlist(Appender).ts_ms,
         producer,
         batch,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tape.archive.location import filesystem_of
+from tape.archive.location import open_filesystem
 from tape.base.clock import now_ms
 from tape.errors import CheckpointRefused
 from tape.model.entry import check_id
@@ -73,7 +73,7 @@ def begun_with(folder: str, wanted: Checkpoint) -> Checkpoint:
 
     Raises CheckpointRefused if the checkpoint is of something else.
     """
-    filesystem = filesystem_of(folder)
+    filesystem = open_filesystem(folder)
     try:
         with filesystem.open_input_stream(NOTE) as note:
             found = msgspec.json.decode(note.read(), type=Checkpoint)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from tape.archive.location import resolved
+from tape.archive.location import resolve_url
 from tape.cel import compile_predicate
 from tape.errors import PipelineInput
 from tape.model.pattern import Pattern
@@ -90,7 +90,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_per_trigger=count_option(options, "maxOffsetsPerTrigger", 0),
         min_partitions=count_option(options, "minPartitions", 1),
         fail_on_data_loss=flag_option(options, "failOnDataLoss", True),
-        lake=resolved(lake) if lake else "",
+        lake=resolve_url(lake) if lake else "",
     )
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 import pyarrow.fs
 
-from tape.archive.location import filesystem_of
+from tape.archive.location import open_filesystem
 
 _encode = msgspec.json.Encoder().encode
 
@@ -27,7 +27,7 @@ class Rejects:
     @contextlib.contextmanager
     def open(self) -> Iterator[RejectFile]:
         """A file for one task; it is not made if there are none."""
-        file = RejectFile(filesystem_of(self._url), f"{self._folder}/{uuid.uuid4().hex}.jsonl")
+        file = RejectFile(open_filesystem(self._url), f"{self._folder}/{uuid.uuid4().hex}.jsonl")
         try:
             yield file
         finally:
@@ -35,7 +35,7 @@ class Rejects:
 
     def keep(self, files: Sequence[str]) -> None:
         """Remove files of tasks that were repeated or killed, keep these."""
-        filesystem = filesystem_of(self._url)
+        filesystem = open_filesystem(self._url)
         selector = pyarrow.fs.FileSelector(self._folder, allow_not_found=True)
         with contextlib.suppress(FileNotFoundError):
             for info in filesystem.get_file_info(selector):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.journal.appender import Head, read_head
 from tape.pipeline.columns import arrow_schema
 from tape.pipeline.journal_batches import BATCH_ROWS, ask_patiently, lost, read_part
@@ -16,7 +16,7 @@ from tape.pipeline.selection import Selecting
 
 def oldest_entry(options: ReadOptions, head: Head) -> int:
     """The first global_seq that can be read at all."""
-    return min(Lake.open(options.lake).begin, head.oldest) if options.lake else head.oldest
+    return min(ArchiveTable.open(options.lake).begin, head.oldest) if options.lake else head.oldest
 
 
 def check_not_lost(options: ReadOptions, head: Head, after: int, until: int) -> None:
@@ -24,7 +24,7 @@ def check_not_lost(options: ReadOptions, head: Head, after: int, until: int) -> 
     if not options.lake:
         lost(after, min(head.oldest, until + 1), options.fail_on_data_loss)
         return
-    lake = Lake.open(options.lake)
+    lake = ArchiveTable.open(options.lake)
     lost(after, min(lake.begin, head.oldest, until + 1), options.fail_on_data_loss)
     lost(max(after, lake.until), min(head.oldest, until + 1), options.fail_on_data_loss)
 
@@ -38,7 +38,7 @@ def read_stretch(
         archived = min(until, head.oldest - 1)
         if after < archived:
             check_not_lost(options, head, after, until)
-            yield from read_archived(Lake.open(options.lake), columns, selecting, after, archived)
+            yield from read_archived(ArchiveTable.open(options.lake), columns, selecting, after, archived)
             after = archived
     if after < until:
         yield from read_part(
@@ -47,7 +47,7 @@ def read_stretch(
 
 
 def read_archived(
-    lake: Lake, columns: Sequence[str], selecting: Selecting, after: int, until: int
+    lake: ArchiveTable, columns: Sequence[str], selecting: Selecting, after: int, until: int
 ) -> Iterator[pa.RecordBatch]:
     """The wanted entries of a stretch of the archive. Raises ArchiveDamaged, naming the file."""
     test, shown = selecting.test(decide_all=True), arrow_schema(columns)

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
 from tape.engine.ledgers.histogram import Histogram, bucket_sql
-from tape.engine.ledgers.rollups import Open, Took
+from tape.engine.ledgers.rollups import DurationRollup, OpenInterval
 from tape.model.subject import decode, encode
 
 # What an entry has to have to be one of a span.
@@ -70,7 +70,7 @@ def moments(entries: DataFrame) -> DataFrame:
     return entries.where("measure IS NOT NULL").select(*_MOMENT)
 
 
-def with_open(spark: SparkSession, found: DataFrame, still_open: Sequence[Open]) -> DataFrame:
+def with_open(spark: SparkSession, found: DataFrame, still_open: Sequence[OpenInterval]) -> DataFrame:
     """Moments with the beginnings from before them that have not ended yet."""
     if not still_open:
         return found
@@ -100,7 +100,7 @@ def duration_of() -> Column:
     return F.when(took < 0, 0).otherwise(took)
 
 
-def durations(found: DataFrame, width_ms: int) -> list[Took]:
+def durations(found: DataFrame, width_ms: int) -> list[DurationRollup]:
     """How long spans took, by the window in which they ended, and by whose and which they were: as the end says."""
     timed = found.where("ended IS NOT NULL").select("measure", "ended.*", duration_of().alias("ms"))
     timed = timed.withColumn("start_ms", window_of("ts_ms", width_ms)).withColumn("bucket", F.expr(bucket_sql("ms")))
@@ -113,7 +113,7 @@ def durations(found: DataFrame, width_ms: int) -> list[Took]:
             unpaired[key] += row["n"]
         else:
             took[key].add(Histogram(row["n"], row["total"], row["least"], row["most"], {row["bucket"]: row["n"]}))
-    return [Took(*key, took[key], unpaired[key]) for key in {**took, **unpaired}]
+    return [DurationRollup(*key, took[key], unpaired[key]) for key in {**took, **unpaired}]
 
 
 def window_of(column: str, width_ms: int) -> Column:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tape.cel.expression import Expression, Scope
+from tape.cel.expression import Expression, VariableView
 from tape.errors import PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
 from tape.playbooks import functions
 from tape.playbooks.document import END, GIVEN, Playbook, PlaybookStep
@@ -84,7 +84,7 @@ class _Run:
             if step.when is None or self._holds(step.when, f"when of step {name}"):
                 last = self._values[name] = await self._step(step)
             name = self._next(step)
-        return last if self._playbook.output is None else self._playbook.output(Scope(self._values))
+        return last if self._playbook.output is None else self._playbook.output(VariableView(self._values))
 
     def _next(self, step: PlaybookStep) -> str:
         for arrow in step.next:
@@ -93,7 +93,7 @@ class _Run:
         return END
 
     def _holds(self, condition: Expression, where: str) -> bool:
-        found = evaluate(condition, Scope(self._values))
+        found = evaluate(condition, VariableView(self._values))
         if not isinstance(found, bool):
             raise PlaybookError(f"{where}: {condition.text!r} gives {found!r}, which is neither true nor false.")
         return found
@@ -112,7 +112,7 @@ class _Run:
 
     async def _each(self, step: PlaybookStep, key: str) -> list[Any]:
         assert step.each is not None
-        items = evaluate(step.each, Scope(self._values))
+        items = evaluate(step.each, VariableView(self._values))
         if not isinstance(items, list):
             raise PlaybookError(
                 f"each of step {step.name}: {step.each.text!r} gives {type(items).__name__}, not a list."
@@ -143,7 +143,7 @@ class _Run:
         return list(results)
 
     async def _perform(self, step: PlaybookStep, key: str, values: Mapping[str, Any]) -> Any:
-        config = step.render(Scope(values))
+        config = step.render(VariableView(values))
         tool = TOOLS[step.kind]
         call = ToolCall(config, self._run, step.name, key, self._host)
 

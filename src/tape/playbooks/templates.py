@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from tape.cel import EvaluationError
-from tape.cel.expression import Expression, Scope, compile_expression
+from tape.cel.expression import Expression, VariableView, compile_expression
 from tape.errors import InvalidPredicate, TemplateFailed
 
 _OPEN, _CLOSE = "{{", "}}"
 
-Render = Callable[[Scope], Any]
+Render = Callable[[VariableView], Any]
 
 
 def compile_value(value: Any, names: Iterable[str]) -> Render:
@@ -33,7 +33,7 @@ def compile_value(value: Any, names: Iterable[str]) -> Render:
     return lambda _: value
 
 
-def evaluate(expression: Expression, scope: Scope) -> Any:
+def evaluate(expression: Expression, scope: VariableView) -> Any:
     """The value of an expression. Raises TemplateFailed."""
     found = expression.evaluate(scope)
     if isinstance(found, EvaluationError):

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
-from tape.archive import open_past
+from tape.archive import open_archive
 from tape.base.addresses import allowing
 from tape.base.clock import now_ms
 from tape.base.config import Settings, parse_address
@@ -22,7 +22,7 @@ from tape.base.owner import new_owner
 from tape.base.telemetry.metrics import Metrics
 from tape.engine.executions.dedup import forget_claims
 from tape.engine.fanout.hub import Hub
-from tape.engine.fanout.live import Broadcast, Limits
+from tape.engine.fanout.live import Broadcast, LiveLimits
 from tape.engine.ledgers.counts import fold
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.retention import purge_tasks
@@ -32,10 +32,10 @@ from tape.engine.security.audit import Audit
 from tape.engine.security.identity import Authenticator
 from tape.engine.security.jwks import KeySet
 from tape.engine.security.redaction import Redactor
-from tape.engine.security.screening import Screening
+from tape.engine.security.screening import DraftScreen
 from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
-from tape.journal.journal import Journal, forget_requests
+from tape.journal.journal import Journal, delete_expired_requests
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
@@ -95,11 +95,11 @@ class Server:
             readers=settings.readers,
         )
         self.journal = Journal(self.database, settings.max_payload_bytes)
-        past = open_past(settings.lake, dict(settings.lake_options)) if settings.lake else None
-        self.hub = Hub(self.database, past=past)
+        past = open_archive(settings.lake, dict(settings.lake_options)) if settings.lake else None
+        self.hub = Hub(self.database, archive=past)
         self.audit = Audit(self.journal)
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
-        self.journal.screen = Screening(Redactor(settings.safe_type_names), self.artifacts, self.audit)
+        self.journal.screen = DraftScreen(Redactor(settings.safe_type_names), self.artifacts, self.audit)
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = CatalogListeners(self.database, self.wallet)
         begin = RunStarter(self.journal)
@@ -230,7 +230,7 @@ class Server:
         settings = self.settings
         access = HttpAccess(self._authenticator, self.audit, anonymous_network=settings.anonymous == "network")
         sse = SseFormat()
-        limits = Limits(
+        limits = LiveLimits(
             settings.subscriber_buffer_size,
             settings.max_subscribers_per_session,
             settings.idle_timeout_s,
@@ -256,8 +256,8 @@ class Server:
     async def _run_housekeeping(self) -> None:
         while True:
             try:
-                await self.database.write(forget_requests)
-                await self.wallet.forget_retired()
+                await self.database.write(delete_expired_requests)
+                await self.wallet.delete_retired()
                 await purge_tasks(self.database, self.settings.keep_tasks_h)
                 await self.database.write(lambda tx: forget_claims(tx, now_ms()))
             except TapeError as error:

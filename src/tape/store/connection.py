@@ -41,7 +41,7 @@ class Reader(ABC):
         """The rows whose keys, texts all of them, are among those wanted; in any order."""
 
 
-class Connection(Reader):
+class DatabaseConnection(Reader):
     """One connection of the writer: statements and the transaction around them."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import SchemaOutdated
-from tape.store.connection import Connection, Dialect, Reader
+from tape.store.connection import DatabaseConnection, Dialect, Reader
 from tape.store.migrations import Migration, migrate, pending_migrations
 from tape.store.readers import Readers
 from tape.store.writer import Bulk, Item, Single, Writer, WriterLimits
@@ -47,7 +47,7 @@ class Database(ABC):
     # ── what a dialect provides ──────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def connect(self, *, read_only: bool = False) -> Connection:
+    def connect(self, *, read_only: bool = False) -> DatabaseConnection:
         """A new connection; raises StoreUnavailable where there is no database to connect to."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ from importlib import resources
 
 from tape.base.clock import now_ms
 from tape.errors import SchemaTooNew
-from tape.store.connection import Connection, Dialect
+from tape.store.connection import DatabaseConnection, Dialect
 
 _FILE = re.compile(r"(\d{4})_(\w+)\.(sqlite|postgres)\.sql")
 
@@ -34,14 +34,14 @@ def known_migrations(dialect: Dialect) -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
-def applied_migrations(connection: Connection) -> list[tuple[int, str]]:
+def applied_migrations(connection: DatabaseConnection) -> list[tuple[int, str]]:
     """Number and name of what the database has already been through."""
     if not connection.has_table("tape_migrations"):
         return []
     return [(n, name) for n, name in connection.query("SELECT number, name FROM tape_migrations ORDER BY number")]
 
 
-def pending_migrations(connection: Connection) -> list[Migration]:
+def pending_migrations(connection: DatabaseConnection) -> list[Migration]:
     """What `migrate` would apply. A database from the future is refused."""
     known = known_migrations(connection.dialect)
     applied = applied_migrations(connection)
@@ -55,7 +55,7 @@ def pending_migrations(connection: Connection) -> list[Migration]:
     return [migration for migration in known if migration.number not in done]
 
 
-def migrate(connection: Connection) -> list[Migration]:
+def migrate(connection: DatabaseConnection) -> list[Migration]:
     """Apply what is pending, all or nothing; several processes may do so at once."""
     if not pending_migrations(connection):
         return []

@@ -19,7 +19,7 @@ from tape.errors import (
     StoreUnavailable,
     TapeError,
 )
-from tape.store.connection import Connection, Row, placeholders, upsert_sql
+from tape.store.connection import DatabaseConnection, Row, placeholders, upsert_sql
 from tape.store.database import JOURNAL, Database
 
 try:
@@ -75,7 +75,7 @@ def _translated(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class PostgresConnection(Connection):
+class PostgresConnection(DatabaseConnection):
     """One psycopg connection."""
 
     dialect: Literal["postgres"] = "postgres"

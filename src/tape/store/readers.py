@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from tape.errors import StoreUnavailable
-from tape.store.connection import Connection, Reader
+from tape.store.connection import DatabaseConnection, Reader
 
 T = TypeVar("T")
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 class Readers:
     """A few threads, each with its own connection, opened when first needed and again when lost."""
 
-    def __init__(self, connect: Callable[[], Connection], count: int) -> None:
+    def __init__(self, connect: Callable[[], DatabaseConnection], count: int) -> None:
         self._connect = connect
         self._local = threading.local()
-        self._open: set[Connection] = set()
+        self._open: set[DatabaseConnection] = set()
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="tape-reader")
 
@@ -35,7 +35,7 @@ class Readers:
             connection.close()
 
     def _ask(self, question: Callable[[Reader], T]) -> T:
-        connection: Connection | None = getattr(self._local, "connection", None)
+        connection: DatabaseConnection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._connect()
             with self._lock:

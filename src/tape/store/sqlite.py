@@ -18,7 +18,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import msgspec
 
 from tape.errors import MissingExtra, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreUnavailable, TapeError
-from tape.store.connection import Connection, Row, placeholders, upsert_sql
+from tape.store.connection import DatabaseConnection, Row, placeholders, upsert_sql
 from tape.store.database import JOURNAL, Database
 
 try:
@@ -39,7 +39,7 @@ ROOM_BYTES = 1 << 20
 
 def translate(error: apsw.Error, path: Path) -> TapeError:
     """The Tape error that says what an apsw error means for the caller."""
-    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and not has_room(path)):
+    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and not has_free_space(path)):
         return StoreFull(f"The disk of {path} is full ({error}). Nothing was written; make room and try again.")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreBusy(f"Another process kept {path} locked for {BUSY_TIMEOUT_MS} ms ({error}). Try again.")
@@ -50,7 +50,7 @@ def translate(error: apsw.Error, path: Path) -> TapeError:
     return StoreError(f"SQLite: {error}")
 
 
-def has_room(path: Path) -> bool:
+def has_free_space(path: Path) -> bool:
     """Whether the file system of `path` has any room left."""
     try:
         return shutil.disk_usage(path.parent).free > ROOM_BYTES
@@ -70,7 +70,7 @@ def _translated(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class SqliteConnection(Connection):
+class SqliteConnection(DatabaseConnection):
     """One apsw connection."""
 
     dialect: Literal["sqlite"] = "sqlite"
@@ -205,7 +205,7 @@ class MemoryDatabase(SqliteDatabase):
     def __init__(self, url: str, **options: Any) -> None:
         shared_memory = Path("/dev/shm")  # noqa: S108  (only a folder of our own below it is used)
         parent = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
-        _sweep(parent)
+        _delete_stale_files(parent)
         prefix = f"tape-memory-{os.getpid()}-"
         self._folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
         super().__init__(url, Path(self._folder.name, "tape.db"), **options)
@@ -215,7 +215,7 @@ class MemoryDatabase(SqliteDatabase):
         self._folder.cleanup()
 
 
-def _sweep(parent: Path) -> None:
+def _delete_stale_files(parent: Path) -> None:
     """Remove what processes that were killed left behind."""
     for folder in parent.glob("tape-memory-*"):
         owner = folder.name.split("-")[2]

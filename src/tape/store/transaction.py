@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from tape.store.connection import Connection, Dialect, Row
+from tape.store.connection import DatabaseConnection, Dialect, Row
 
 
 class Participant(Protocol):
@@ -29,7 +29,7 @@ P = TypeVar("P", bound=Participant)
 class Transaction:
     """What operations get: statements, participants, and announcements to make after the commit."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: DatabaseConnection) -> None:
         self._connection = connection
         # What participants remember from one transaction of this connection to the next. Other processes
         # write too, and commits fail: whoever looks here must be able to tell whether it still holds.

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import Overloaded, ServerStopping, StoreUnavailable, TapeError
-from tape.store.connection import Connection
+from tape.store.connection import DatabaseConnection
 from tape.store.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Writer:
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        connect: Callable[[], DatabaseConnection],
         limits: WriterLimits,
         metrics: Metrics,
         listener: Listener,
@@ -76,7 +76,7 @@ class Writer:
         self._queued_bytes = 0
         self._wake = threading.Condition()
         self._closing = False
-        self._connection: Connection | None = None
+        self._connection: DatabaseConnection | None = None
         self._down_until = 0.0
         self._down_because = ""
         self._thread = threading.Thread(target=self._work, name="tape-writer", daemon=True)
@@ -176,7 +176,7 @@ class Writer:
             raise
         return tx.announcements, tx.notices
 
-    def _run_alone(self, connection: Connection, tx: Transaction, waiting: _Waiting[Any]) -> bool:
+    def _run_alone(self, connection: DatabaseConnection, tx: Transaction, waiting: _Waiting[Any]) -> bool:
         """Run an operation that has the transaction for itself: it needs no savepoint to fail alone."""
         assert waiting.single is not None
         try:
@@ -189,7 +189,7 @@ class Writer:
             return False
         return True
 
-    def _run_together(self, connection: Connection, tx: Transaction, batch: list[_Waiting[Any]]) -> None:
+    def _run_together(self, connection: DatabaseConnection, tx: Transaction, batch: list[_Waiting[Any]]) -> None:
         position = 0
         while position < len(batch):
             waiting = batch[position]
@@ -199,7 +199,7 @@ class Writer:
             else:
                 position = self._run_bulk(tx, batch, position)
 
-    def _run_single(self, connection: Connection, tx: Transaction, waiting: _Waiting[Any]) -> None:
+    def _run_single(self, connection: DatabaseConnection, tx: Transaction, waiting: _Waiting[Any]) -> None:
         assert waiting.single is not None
         marks = tx.mark()
         connection.savepoint()
@@ -226,7 +226,7 @@ class Writer:
             waiting.result = result
         return end
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> DatabaseConnection:
         if self._connection is None:
             if time.monotonic() < self._down_until:
                 raise StoreUnavailable(self._down_because)
@@ -239,7 +239,7 @@ class Writer:
             self._metrics.store_connects.inc()
         return self._connection
 
-    def _abandon(self, connection: Connection, *, broken: bool) -> None:
+    def _abandon(self, connection: DatabaseConnection, *, broken: bool) -> None:
         """Undo a failed batch; a connection that cannot even do that is replaced."""
         try:
             if not broken:

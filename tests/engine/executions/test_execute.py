@@ -100,7 +100,7 @@ async def test_an_execution_is_a_run_and_a_command_to_its_pool(shop: Database) -
     assert set(command[1]) <= set(known.fields)
     assert event[1] == {"applied": [], "execution_id": done.run_id}
     assert {each[2] for each in (first, command, event)} == {"0af7651916cd43dd8448eb211c80319c"}
-    assert await shop.read(lambda reader: runs.to_recover(reader)) == []
+    assert await shop.read(lambda reader: runs.list_recoverable(reader)) == []
 
 
 async def test_the_pool_is_what_was_asked_for_else_what_the_path_says(shop: Database) -> None:

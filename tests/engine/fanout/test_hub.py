@@ -8,7 +8,7 @@ import pytest
 
 from tape.engine.fanout import subscription as subscription_module
 from tape.engine.fanout.hub import Hub
-from tape.engine.fanout.subscription import Subscription
+from tape.engine.fanout.subscription import JournalSubscription
 from tape.errors import CursorBeyondHead, CursorExpired, ServerStopping
 from tape.journal.journal import Journal
 from tape.journal.reader import EVERYTHING, Selection
@@ -22,7 +22,7 @@ def drafts(count: int, subject: str = "/tape/order/created/{}", **fields: str) -
     return [Draft(subject=subject.format(n), **fields) for n in range(count)]
 
 
-async def take(subscription: Subscription, count: int) -> list[int]:
+async def take(subscription: JournalSubscription, count: int) -> list[int]:
     """The next global_seqs, exactly so many."""
     found: list[int] = []
     async with asyncio.timeout(120):

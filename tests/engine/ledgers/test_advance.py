@@ -10,7 +10,7 @@ from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import runs
 from tape.engine.ledgers.advance import Begun, Completion, Ending, Move, Unusual, advance, advance_many
 from tape.engine.ledgers.effects import Denied, Effect
-from tape.engine.ledgers.run_batches import Opening, open_runs
+from tape.engine.ledgers.run_batches import RunOpening, open_runs
 from tape.engine.ledgers.runs import Run
 from tape.errors import IllegalTransition, LeaseHeld, TapeError
 from tape.journal.appender import append
@@ -23,7 +23,7 @@ TRACE = Trace("0" * 31 + "1", "0" * 15 + "2", "", "pool:x")
 
 def opened(tx: Transaction, run_ids: Sequence[str]) -> None:
     wanted = [Run(run_id, "playbooks", "", "s", run_id, RunStatus.RUNNABLE) for run_id in run_ids]
-    append(tx, open_runs(tx, [Opening(run, {}, NO_TRACE) for run in wanted]))
+    append(tx, open_runs(tx, [RunOpening(run, {}, NO_TRACE) for run in wanted]))
 
 
 def effect(run_id: str, key: str, **others: Any) -> Effect:

@@ -9,14 +9,14 @@ import pytest
 
 from tape.engine.ledgers import counts
 from tape.engine.ledgers.counts import count, fold
-from tape.engine.ledgers.rollups import Counted, Position, Stretch, add_stretch
+from tape.engine.ledgers.rollups import CountRollup, RollupBatch, RollupPosition, add_batch
 from tape.engine.ledgers.window import Window
-from tape.journal.identity_filter import Whose
+from tape.journal.identity_filter import IdentityFilter
 from tape.store import Database, Reader
 from tests.history import Past, write_past
 
 START = 1_780_000_000_000  # in the middle of a slot
-ANYBODY = Whose()
+ANYBODY = IdentityFilter()
 
 
 def history(entries: int, seed: int = 1) -> list[Past]:
@@ -39,7 +39,7 @@ def history(entries: int, seed: int = 1) -> list[Past]:
     ]
 
 
-def by_hand(past: list[Past], window: Window, whose: Whose) -> Counter[tuple[int, str, str]]:
+def by_hand(past: list[Past], window: Window, whose: IdentityFilter) -> Counter[tuple[int, str, str]]:
     found: Counter[tuple[int, str, str]] = Counter()
     for ts_ms, kind, verb, tenant, user, session in past:
         ns = ts_ms * 1_000_000
@@ -54,7 +54,7 @@ def by_hand(past: list[Past], window: Window, whose: Whose) -> Counter[tuple[int
     return found
 
 
-async def asked(database: Database, window: Window, whose: Whose) -> Counter[tuple[int, str, str]]:
+async def asked(database: Database, window: Window, whose: IdentityFilter) -> Counter[tuple[int, str, str]]:
     rows = await database.read(lambda reader: count(reader, window, whose))
     return Counter({(row.bucket, row.type, row.tenant): row.entries for row in rows})
 
@@ -64,10 +64,10 @@ async def roll_up(database: Database, past: list[Past], after: int, until: int) 
     found = Counter(
         (ts_ms // 60_000 * 60_000, tenant, type_of(kind, verb)) for ts_ms, kind, verb, tenant, *_ in past[after:until]
     )
-    minutes = [Counted(*key[:2], key[2], "", entries, 0) for key, entries in found.items()]
+    minutes = [CountRollup(*key[:2], key[2], "", entries, 0) for key, entries in found.items()]
     since_ms = (past[after][0] // 60_000 + 1) * 60_000 if after else 0
-    stretch = Stretch(0, Position(until, since_ms, past[until - 1][0]), minutes, [], [], [])
-    assert await database.write(lambda tx: add_stretch(tx, stretch))
+    stretch = RollupBatch(0, RollupPosition(until, since_ms, past[until - 1][0]), minutes, [], [], [])
+    assert await database.write(lambda tx: add_batch(tx, stretch))
 
 
 def type_of(kind: str, verb: str) -> str:
@@ -98,8 +98,8 @@ async def test_counts_are_those_of_the_journal(
         await roll_up(database, past, *rolled_up)
     dice = random.Random(2)
     wants = [
-        *(ANYBODY, Whose(["shop"]), Whose(["shop", "other"]), Whose(["nobody"])),
-        *(Whose(["shop"], ["ada"], ["s1"]), Whose(["shop", "other"], None, ["s2"])),
+        *(ANYBODY, IdentityFilter(["shop"]), IdentityFilter(["shop", "other"]), IdentityFilter(["nobody"])),
+        *(IdentityFilter(["shop"], ["ada"], ["s1"]), IdentityFilter(["shop", "other"], None, ["s2"])),
     ]
     for number in range(60):
         bucket = dice.choice([60, 900, 3600, 86_400, 7, 0.0015, 61]) * 1_000_000_000 + dice.choice([0, 0, 1])
@@ -141,7 +141,7 @@ async def test_a_day_in_96_buckets_reads_sums_and_not_the_journal(database: Data
     looked_at: list[str] = []
 
     def explain(reader: Reader) -> None:
-        sql, values = counts._sql(reader, window, Whose(["shop"], ["ada"], ["s1"]))
+        sql, values = counts._sql(reader, window, IdentityFilter(["shop"], ["ada"], ["s1"]))
         prefix = "EXPLAIN QUERY PLAN" if reader.dialect == "sqlite" else "EXPLAIN"
         if reader.dialect == "postgres":
             # Small tables are scanned whatever the indexes.
@@ -169,10 +169,10 @@ async def test_whole_tenants_are_counted_from_rollups_and_only_the_edges_from_el
     expected = by_hand(past, window, ANYBODY)
     found = await asked(database, window, ANYBODY)
     assert found == Counter({key: 1000 * entries for key, entries in expected.items()})
-    assert await asked(database, window, Whose(None, ["ada"])) == expected
+    assert await asked(database, window, IdentityFilter(None, ["ada"])) == expected
 
     def plan(reader: Reader) -> str:
-        sql, values = counts._sql(reader, window, Whose(["shop"]))
+        sql, values = counts._sql(reader, window, IdentityFilter(["shop"]))
         if reader.dialect == "postgres":
             reader.query("SELECT set_config('enable_seqscan', 'off', false)")
         prefix = "EXPLAIN QUERY PLAN" if reader.dialect == "sqlite" else "EXPLAIN"

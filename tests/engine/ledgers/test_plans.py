@@ -14,28 +14,28 @@ from tape.store import Reader, open_database
 from tests.services import Postgres
 
 LISTINGS: dict[str, Callable[[Reader], object]] = {
-    "runs to recover": runs.to_recover,
-    "compactable runs": compaction.compactable,
-    "effects to dispatch": effects.to_dispatch,
-    "effects of a connector to dispatch": lambda reader: effects.to_dispatch(reader, connector="bank"),
-    "unsettled effects": effects.unsettled,
-    "unknown effects": lambda reader: effects.unsettled(reader, pending=False),
-    "old pending effects": lambda reader: effects.unsettled(reader, unknown=False, older_than_ms=5),
-    "a run's obligations": lambda reader: obligations.of_run(reader, "r"),
-    "due obligations": obligations.unresolved,
-    "stuck obligations": lambda reader: obligations.unresolved(reader, stuck=True),
-    "owed obligations": lambda reader: obligations.unresolved(reader, only_owed=True),
-    "due timers": timers.due,
-    "an app's sessions": lambda reader: sessions.of_app(reader, "app"),
-    "all runs": runs.newest_first,
-    "runs in a state": lambda reader: runs.newest_first(reader, status=2),
-    "an app's runs": lambda reader: runs.newest_first(reader, app_name="a"),
-    "an app's runs in a state": lambda reader: runs.newest_first(reader, app_name="a", status=2, before=(5, "r")),
-    "a user's runs": lambda reader: runs.newest_first(reader, app_name="a", user_id="u", status=2),
+    "runs to recover": runs.list_recoverable,
+    "compactable runs": compaction.list_compactable,
+    "effects to dispatch": effects.list_dispatchable,
+    "effects of a connector to dispatch": lambda reader: effects.list_dispatchable(reader, connector="bank"),
+    "unsettled effects": effects.list_open,
+    "unknown effects": lambda reader: effects.list_open(reader, pending=False),
+    "old pending effects": lambda reader: effects.list_open(reader, unknown=False, older_than_ms=5),
+    "a run's obligations": lambda reader: obligations.list_of_run(reader, "r"),
+    "due obligations": obligations.list_unresolved,
+    "stuck obligations": lambda reader: obligations.list_unresolved(reader, stuck=True),
+    "owed obligations": lambda reader: obligations.list_unresolved(reader, only_owed=True),
+    "due timers": timers.list_due,
+    "an app's sessions": lambda reader: sessions.list_sessions(reader, "app"),
+    "all runs": runs.list_newest_first,
+    "runs in a state": lambda reader: runs.list_newest_first(reader, status=2),
+    "an app's runs": lambda reader: runs.list_newest_first(reader, app_name="a"),
+    "an app's runs in a state": lambda reader: runs.list_newest_first(reader, app_name="a", status=2, before=(5, "r")),
+    "a user's runs": lambda reader: runs.list_newest_first(reader, app_name="a", user_id="u", status=2),
     "latest documents": catalog.list_latest,
     "latest documents of a kind": lambda reader: catalog.list_latest(reader, "playbook"),
     "versions of a document": lambda reader: catalog.versions(reader, "a"),
-    "a session's runs": lambda reader: runs.newest_first(reader, app_name="a", user_id="u", session_id="s"),
+    "a session's runs": lambda reader: runs.list_newest_first(reader, app_name="a", user_id="u", session_id="s"),
 }
 
 
@@ -68,7 +68,7 @@ async def test_a_listing_is_answered_from_an_index(sqlite_url: str, listing: str
 async def test_runs_are_recovered_without_looking_at_executions_that_wait_for_a_worker(sqlite_url: str) -> None:
     def plan(reader: Reader) -> list[str]:
         planner = Planner(reader)
-        runs.to_recover(cast(Reader, planner))
+        runs.list_recoverable(cast(Reader, planner))
         return planner.steps
 
     async with open_database(sqlite_url) as database:
@@ -79,7 +79,7 @@ async def test_runs_are_recovered_without_looking_at_executions_that_wait_for_a_
 async def test_owed_obligations_are_found_without_looking_at_the_others(sqlite_url: str) -> None:
     def plan(reader: Reader) -> list[str]:
         planner = Planner(reader)
-        obligations.unresolved(cast(Reader, planner), only_owed=True)
+        obligations.list_unresolved(cast(Reader, planner), only_owed=True)
         return planner.steps
 
     async with open_database(sqlite_url) as database:
@@ -96,7 +96,7 @@ async def test_postgres_finds_owed_obligations_without_looking_at_the_others(pos
                 return []
 
         steps: list[str] = []
-        obligations.unresolved(cast(Reader, Explainer()), only_owed=True)
+        obligations.list_unresolved(cast(Reader, Explainer()), only_owed=True)
         return "\n".join(steps)
 
     columns = ("run_id", "seq", "effect_key", "kind", "status", "ts_ms", "next_attempt_at_ms")

@@ -70,7 +70,7 @@ async def test_every_algorithm_we_name_is_taken(verify: Any, alg: str) -> None:
 async def test_the_audience_may_be_a_list_and_scopes_too(verify: Any) -> None:
     caller = await verify(token(iss="us", aud=["x", "tape"], scopes=["console:fleet", "nothing", 7]))
     assert caller.scopes == {"console:fleet"}
-    assert caller.may_widen
+    assert caller.can_widen
 
 
 def unsigned(header: dict[str, Any]) -> str:

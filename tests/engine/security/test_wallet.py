@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from tape.engine.security.envelope_encryption import Sealed, seal, unseal
+from tape.engine.security.envelope_encryption import SealedSecret, seal, unseal
 from tape.engine.security.keyfile import KeyFile
 from tape.engine.security.kms import GoogleKms
 from tape.engine.security.wallet import Wallet, master_keys, text_of
@@ -122,7 +122,7 @@ async def test_versions_whose_time_is_up_are_neither_given_out_nor_kept(wallet: 
     await wallet.set("main", "two", keep_previous_s=3600)
     await database.write(lambda tx: tx.execute("UPDATE tape_secrets SET retires_at_ms = 1 WHERE retires_at_ms > 0"))
     assert await wallet.reveal_all("main") == ["two"]
-    await wallet.forget_retired()
+    await wallet.delete_retired()
     assert [each.version for each in await wallet.list()] == [2]
 
 
@@ -231,11 +231,11 @@ async def test_a_rotation_that_was_cut_off_leaves_everything_readable_and_is_fin
         assert await wallet.reveal(f"s{n}") == f"secret {n}"
 
 
-async def _rows(database: Database) -> list[Sealed]:
+async def _rows(database: Database) -> list[SealedSecret]:
     rows = await database.read(
         lambda reader: reader.query("SELECT master_key, wrapped_key, sealed FROM tape_secrets ORDER BY alias, version")
     )
-    return [Sealed(key, bytes(wrapped), bytes(sealed)) for key, wrapped, sealed in rows]
+    return [SealedSecret(key, bytes(wrapped), bytes(sealed)) for key, wrapped, sealed in rows]
 
 
 # ── the key file ─────────────────────────────────────────────────────────────────────────────────

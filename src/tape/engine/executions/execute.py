@@ -16,7 +16,7 @@ from tape.base.telemetry.tracing import parse_traceparent
 from tape.engine.catalog import Resource, fetch_many
 from tape.engine.executions.dedup import Claims
 from tape.engine.executions.pools import command_subject, ensure_pool
-from tape.engine.ledgers.run_batches import Opening, open_runs, taken_ids
+from tape.engine.ledgers.run_batches import RunOpening, find_taken_ids, open_runs
 from tape.engine.ledgers.runs import PLAYBOOKS, Run
 from tape.errors import ExecutionSkipped, InvalidInput, PlaybookNotFound, TapeError
 from tape.journal.appender import append
@@ -147,7 +147,7 @@ class _Batch:
         self._claims = claims
         self._now = now_ms()
         self._pools: set[str] = set()
-        self._openings: list[Opening] = []
+        self._openings: list[RunOpening] = []
         self._others: list[list[Draft]] = []  # what follows the first entry of each run
         self._audits: list[Draft] = []
 
@@ -207,7 +207,7 @@ class _Batch:
             payload_json = to_json({**event.payload, "execution_id": run_id})
             drafts.append(checked(Draft(subject=event.subject, payload_json=payload_json, **whose)))
         self._pools.add(pool)
-        self._openings.append(Opening(run, about, trace))
+        self._openings.append(RunOpening(run, about, trace))
         self._others.append(drafts)
         return run_id
 
@@ -258,7 +258,7 @@ def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: 
 def _new_ids(tx: Transaction, count: int) -> list[str]:
     """Ids that no run has. Another process can have made the same one: then it is the later one's to change."""
     ids = [str(new_id()) for _ in range(count)]
-    while taken := taken_ids(tx, ids):
+    while taken := find_taken_ids(tx, ids):
         ids = [str(new_id()) if each in taken else each for each in ids]
     return ids
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tape.engine.fanout.live import LiveSubscription
 
 
-class Scope(msgspec.Struct, frozen=True):
+class LiveScope(msgspec.Struct, frozen=True):
     """What a live subscription sees. Without an identity: everybody's entries."""
 
     identity: tuple[str, str, str] | None
@@ -25,11 +25,11 @@ class Scope(msgspec.Struct, frozen=True):
 
     def matches(self, entry: Entry) -> bool:
         """Whether an entry may be seen."""
-        return (self.identity is None or self.identity == (entry.tenant, entry.user, entry.session)) and self.narrows(
-            entry
-        )
+        return (
+            self.identity is None or self.identity == (entry.tenant, entry.user, entry.session)
+        ) and self.matches_run_and_type(entry)
 
-    def narrows(self, entry: Entry) -> bool:
+    def matches_run_and_type(self, entry: Entry) -> bool:
         """Whether an entry of the right identity is wanted."""
         return (not self.run or entry.run_id == self.run) and (not self.types or entry.type in self.types)
 
@@ -41,9 +41,9 @@ class Audience:
     number that the next will have. Those who are `ready` have everything before `flushed`.
     """
 
-    def __init__(self, scope: Scope, capacity: int, join: Callable[[Sequence[bytes]], bytes]) -> None:
+    def __init__(self, scope: LiveScope, capacity: int, join: Callable[[Sequence[bytes]], bytes]) -> None:
         self.scope = scope
-        self.takes_all = not scope.run and not scope.types
+        self.has_no_filter = not scope.run and not scope.types
         self.members: dict[LiveSubscription, None] = {}
         self.ready: dict[LiveSubscription, None] = {}
         self.start = self.end = self._flushed = 0
@@ -52,7 +52,7 @@ class Audience:
         self._frames: deque[bytes] = deque()
         self._ids: deque[int] = deque()
         # The ids of frames that went since somebody last looked what was lost.
-        self._lost: deque[int] = deque()
+        self._dropped_ids: deque[int] = deque()
         self._is_due = False
         self.last_id = 0
 
@@ -63,7 +63,7 @@ class Audience:
                 self.flush()  # those who can take it must not lose anything to a burst
             if self.end - self.start >= self._capacity:
                 self._frames.popleft()
-                self._lost.append(self._ids.popleft())
+                self._dropped_ids.append(self._ids.popleft())
                 self.start += 1
         self._frames.append(frame)
         self._ids.append(id_)
@@ -94,7 +94,7 @@ class Audience:
         if len(self.ready) == len(self.members):
             self._frames.clear()
             self._ids.clear()
-            self._lost.clear()
+            self._dropped_ids.clear()
             self.start = end
 
     def send_to(self, member: LiveSubscription) -> None:
@@ -109,16 +109,16 @@ class Audience:
         """Everything kept from a number on, joined."""
         return self._join(list(islice(self._frames, index - self.start, None)))
 
-    def lost_before(self, index: int) -> tuple[int, int, int] | None:
+    def dropped_before(self, index: int) -> tuple[int, int, int] | None:
         """The first and last id, and the number, of the frames from `index` on that are gone."""
         count = self.start - index
         if count <= 0:
             return None
-        return self._lost[-count], self._lost[-1], count
+        return self._dropped_ids[-count], self._dropped_ids[-1], count
 
-    def forget_lost(self) -> None:
+    def clear_dropped(self) -> None:
         """Everyone has been told: the ids of what is gone are needed no more."""
-        self._lost.clear()
+        self._dropped_ids.clear()
 
     def _flush_when_due(self) -> None:
         self._is_due = False

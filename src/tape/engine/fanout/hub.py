@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tape.base.telemetry.metrics import Metrics
-from tape.cel import Envelope, Predicate
+from tape.cel import EntryView, Predicate
 from tape.engine.fanout.ring import Ring
-from tape.engine.fanout.subscription import Subscription
+from tape.engine.fanout.subscription import JournalSubscription
 from tape.errors import CursorExpired, ServerStopping, StoreError, TapeError
 from tape.journal.appender import read_head
-from tape.journal.history import History, Past
+from tape.journal.history import Archive, History
 from tape.journal.reader import EVERYTHING, Cursor, Selection, SubjectCursor
 from tape.model.entry import Entry
 from tape.model.pattern import PatternSet
@@ -47,15 +47,15 @@ class Follower(Protocol):
 class Hub:
     """One per process. `start()` it after the database is open."""
 
-    def __init__(self, database: Database, metrics: Metrics | None = None, past: Past | None = None) -> None:
+    def __init__(self, database: Database, metrics: Metrics | None = None, archive: Archive | None = None) -> None:
         self.database = database
-        self.history = History(database, past)
+        self.history = History(database, archive)
         self.metrics = metrics or database.metrics
         self.ring = Ring(RING_ENTRIES, RING_BYTES)
         self.head = 0
-        self._by_subject: PatternSet[Subscription] = PatternSet()
-        self._by_run: dict[str, dict[Subscription, None]] = {}
-        self._open: dict[Subscription, None] = {}
+        self._by_subject: PatternSet[JournalSubscription] = PatternSet()
+        self._by_run: dict[str, dict[JournalSubscription, None]] = {}
+        self._open: dict[JournalSubscription, None] = {}
         self._followers: list[Follower] = []
         self._cursor = SubjectCursor(EVERYTHING)
         self._stale = asyncio.Event()
@@ -92,7 +92,7 @@ class Hub:
         after: int,
         cursor: Cursor | None = None,
         predicate: Predicate | None = None,
-    ) -> Subscription:
+    ) -> JournalSubscription:
         """Follow a selection after a global_seq: 0 is the oldest entry, -1 is from now on.
 
         What the journal no longer has is read from the archive, if there is one.
@@ -103,8 +103,8 @@ class Hub:
         if after < 0:
             after = self.head
         else:
-            after = await self.history.start(after, selection.run_id)
-        subscription = Subscription(self, selection, after, cursor, predicate)
+            after = await self.history.resolve_start(after, selection.run_id)
+        subscription = JournalSubscription(self, selection, after, cursor, predicate)
         self._open[subscription] = None
         self.metrics.subscriptions.set(len(self._open))
         return subscription
@@ -115,7 +115,7 @@ class Hub:
 
     # ── subscriptions come and go ────────────────────────────────────────────────────────────────
 
-    def attach(self, subscription: Subscription) -> None:
+    def attach(self, subscription: JournalSubscription) -> None:
         """Push matching entries from now on."""
         selection = subscription.selection
         if selection.run_id:
@@ -123,7 +123,7 @@ class Hub:
         else:
             self._by_subject.add(selection.pattern, subscription)
 
-    def detach(self, subscription: Subscription) -> None:
+    def detach(self, subscription: JournalSubscription) -> None:
         """Push no more: the subscription reads for itself until it has caught up."""
         selection = subscription.selection
         if not selection.run_id:
@@ -133,7 +133,7 @@ class Hub:
             if not followers:
                 del self._by_run[selection.run_id]
 
-    def leave(self, subscription: Subscription) -> None:
+    def leave(self, subscription: JournalSubscription) -> None:
         """Forget a subscription; leaves nothing behind."""
         self.detach(subscription)
         self._open.pop(subscription, None)
@@ -161,11 +161,11 @@ class Hub:
             candidates = [s for s in matching(entry.subject) if not s.selection.kind or s.selection.kind == entry.kind]
             if by_run and (followers := by_run.get(entry.run_id)) is not None:
                 candidates += [s for s in followers if s.selection.matches(entry)]
-            envelope: Envelope | None = None  # one for all predicates: the payload is parsed once
+            view: EntryView | None = None  # one for all predicates: the payload is parsed once
             for subscription in candidates:
                 if subscription.predicate is not None:
-                    envelope = envelope or Envelope(entry)
-                    if not subscription.predicate.matches(envelope):
+                    view = view or EntryView(entry)
+                    if not subscription.predicate.matches(view):
                         continue
                 subscription.push(entry)
                 delivered += 1

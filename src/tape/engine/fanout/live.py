@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tape.engine.fanout.audience import Audience, Scope
+from tape.engine.fanout.audience import Audience, LiveScope
 from tape.engine.fanout.hub import Hub
 from tape.errors import ServerStopping, TooManySubscribers
 from tape.model.entry import Entry
 
 
-class Limits(msgspec.Struct, frozen=True):
+class LiveLimits(msgspec.Struct, frozen=True):
     """How much a slow subscriber may cost."""
 
     buffer_size: int = 256
@@ -29,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True):
     drop_window_s: float = 1.0
 
 
-class Outlet(Protocol):
+class LiveOutlet(Protocol):
     """Where a subscription's frames go: a socket."""
 
     def write(self, data: bytes) -> None:
@@ -39,7 +39,7 @@ class Outlet(Protocol):
         """Nothing more will come."""
 
 
-class Format(Protocol):
+class FrameFormat(Protocol):
     """How entries and notices look on the wire."""
 
     def entry(self, entry: Entry) -> bytes:
@@ -55,12 +55,12 @@ class Format(Protocol):
 class Broadcast:
     """Every live subscription of this process. A follower of the hub."""
 
-    def __init__(self, hub: Hub, format_: Format, limits: Limits) -> None:
+    def __init__(self, hub: Hub, format_: FrameFormat, limits: LiveLimits) -> None:
         self.hub = hub
         self.limits = limits
         self.format = format_
         self._metrics = hub.metrics
-        self._audiences: dict[Scope, Audience] = {}
+        self._audiences: dict[LiveScope, Audience] = {}
         self._by_identity: dict[tuple[str, str, str] | None, dict[Audience, None]] = {}
         self._per_session: dict[tuple[str, str, str], int] = {}
         self._open: dict[LiveSubscription, None] = {}
@@ -70,7 +70,7 @@ class Broadcast:
         self._is_closed = False
         hub.add_follower(self)
 
-    def open(self, scope: Scope, outlet: Outlet) -> LiveSubscription:
+    def open(self, scope: LiveScope, outlet: LiveOutlet) -> LiveSubscription:
         """A new subscription, counted from now on; nothing comes until it is attached."""
         if self._is_closed:
             raise ServerStopping("event bus closed: the server is shutting down; resume after the last id you have.")
@@ -98,15 +98,15 @@ class Broadcast:
         if not self._audiences:
             return
         by_identity, encode = self._by_identity, self.format.entry
-        everybody = list(self._by_identity.get(None, ()))
+        unscoped = list(self._by_identity.get(None, ()))
         delivered = 0
         for entry in entries:
-            theirs = by_identity.get((entry.tenant, entry.user, entry.session))
-            if theirs is None and not everybody:
+            scoped = by_identity.get((entry.tenant, entry.user, entry.session))
+            if scoped is None and not unscoped:
                 continue
             frame = b""
-            for audience in (*theirs, *everybody) if theirs else everybody:
-                if audience.takes_all or audience.scope.narrows(entry):
+            for audience in (*scoped, *unscoped) if scoped else unscoped:
+                if audience.has_no_filter or audience.scope.matches_run_and_type(entry):
                     frame = frame or encode(entry)
                     audience.append(entry.global_seq, frame)
                     delivered += len(audience.members)
@@ -163,7 +163,7 @@ class Broadcast:
         """A subscription's outlet is full: look after it until it is not."""
         self._blocked[subscription] = None
         if self._tick is None:
-            self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._look_after)
+            self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._check_blocked)
 
     def unblock(self, subscription: LiveSubscription) -> None:
         """It takes more again."""
@@ -181,24 +181,24 @@ class Broadcast:
     def _tick_s(self) -> float:
         return min(self.limits.drop_window_s, self.limits.idle_timeout_s / 4)
 
-    def _look_after(self) -> None:
+    def _check_blocked(self) -> None:
         self._tick = None
         now = asyncio.get_running_loop().time()
         audiences: dict[Audience, None] = {}
         for subscription in list(self._blocked):
-            subscription.look_after(now)
+            subscription.check_idle(now)
             if subscription.audience is not None:
                 audiences[subscription.audience] = None
         for audience in audiences:
-            audience.forget_lost()
+            audience.clear_dropped()
         if self._blocked and self._tick is None:
-            self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._look_after)
+            self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._check_blocked)
 
 
 class LiveSubscription:
     """One subscriber. `attach()` it when it has what is older; it ends by `end()` or `close()`."""
 
-    def __init__(self, broadcast: Broadcast, number: int, scope: Scope, outlet: Outlet) -> None:
+    def __init__(self, broadcast: Broadcast, number: int, scope: LiveScope, outlet: LiveOutlet) -> None:
         self.number = number
         self.scope = scope
         self.outlet = outlet
@@ -208,9 +208,9 @@ class LiveSubscription:
         self._broadcast = broadcast
         self._is_paused = False
         self._paused_at = 0.0
-        self._lost: tuple[int, int, int] | None = None
-        self._told_at = 0.0
-        self._telling: asyncio.TimerHandle | None = None
+        self._dropped: tuple[int, int, int] | None = None
+        self._reported_at = 0.0
+        self._report_timer: asyncio.TimerHandle | None = None
 
     def attach(self, position: int) -> bool:
         """Get everything after a position from now on; False if the hub is already further."""
@@ -227,14 +227,20 @@ class LiveSubscription:
     def position(self) -> int | None:
         """Up to where nothing matched since the last entry; None if that was the newest, or one is on its way."""
         audience, head = self.audience, self._broadcast.hub.head
-        if audience is None or self._is_paused or self._lost or self.index < audience.end or audience.last_id >= head:
+        if (
+            audience is None
+            or self._is_paused
+            or self._dropped
+            or self.index < audience.end
+            or audience.last_id >= head
+        ):
             return None
         return max(head, self.after)
 
     def close(self) -> None:
         """The subscriber went away."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
         self._broadcast.leave(self, self.audience)
         self.audience = None
 
@@ -263,25 +269,25 @@ class LiveSubscription:
         if audience is None:
             return
         audience.ready[self] = None
-        self._note_lost()
+        self._count_dropped()
         behind = audience.end - self.index
-        if self._lost is not None:
-            self._tell_lost()
+        if self._dropped is not None:
+            self._report_dropped()
         elif behind >= max(self._broadcast.limits.buffer_size // 2, 1):
             self._notice("bus.lag", {"Behind": behind, "BufferSize": self._broadcast.limits.buffer_size})
         audience.send_to(self)
 
     # ── the broadcast calls ──────────────────────────────────────────────────────────────────────
 
-    def look_after(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         """Note what was lost meanwhile; end the subscription if nobody has read it for too long."""
-        self._note_lost()
+        self._count_dropped()
         audience = self.audience
         if audience is None or now - self._paused_at < self._broadcast.limits.idle_timeout_s:
             return
-        if self.index < audience.end or self._lost is not None:
+        if self.index < audience.end or self._dropped is not None:
             self._broadcast.count_reaped()
-            self._tell_now()
+            self._report_now()
             audience.send_to(self)
             idle = round(now - self._paused_at, 3)
             self._notice("bus.subscription_idle_closed", {"SubscriberID": self.number, "IdleSeconds": idle})
@@ -294,39 +300,39 @@ class LiveSubscription:
         self.audience.ready.pop(self, None)
         self._broadcast.block(self)
 
-    def _note_lost(self) -> None:
+    def _count_dropped(self) -> None:
         audience = self.audience
-        if audience is None or (lost := audience.lost_before(self.index)) is None:
+        if audience is None or (lost := audience.dropped_before(self.index)) is None:
             return
         first, last, count = lost
-        if self._lost is not None:
-            first, count = self._lost[0], self._lost[2] + count
-        self._lost = (first, last, count)
+        if self._dropped is not None:
+            first, count = self._dropped[0], self._dropped[2] + count
+        self._dropped = (first, last, count)
         self._broadcast.count_dropped(lost[2])
         self.index = audience.start
 
-    def _tell_lost(self) -> None:
+    def _report_dropped(self) -> None:
         """Say what was lost, at most once a window: by a timer, if the last has not passed."""
-        if self._telling is not None:
+        if self._report_timer is not None:
             return
         loop = asyncio.get_running_loop()
-        due = self._told_at + self._broadcast.limits.drop_window_s
-        if self._told_at and loop.time() < due:
-            self._telling = loop.call_at(due, self._tell_when_due)
+        due = self._reported_at + self._broadcast.limits.drop_window_s
+        if self._reported_at and loop.time() < due:
+            self._report_timer = loop.call_at(due, self._report_when_due)
         else:
-            self._tell_now()
+            self._report_now()
 
-    def _tell_when_due(self) -> None:
-        self._telling = None
+    def _report_when_due(self) -> None:
+        self._report_timer = None
         if not self._is_paused:  # otherwise it is told when the outlet takes something again
-            self._tell_now()
+            self._report_now()
 
-    def _tell_now(self) -> None:
-        if self._lost is None:
+    def _report_now(self) -> None:
+        if self._dropped is None:
             return
-        first, last, count = self._lost
-        self._lost = None
-        self._told_at = asyncio.get_running_loop().time()
+        first, last, count = self._dropped
+        self._dropped = None
+        self._reported_at = asyncio.get_running_loop().time()
         self._notice(
             "bus.dropped", {"FromSeq": first, "ToSeq": last, "DroppedCount": count, "SubscriberID": self.number}
         )

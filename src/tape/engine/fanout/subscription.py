@@ -17,7 +17,7 @@ import msgspec
 from tape.cel import Predicate
 from tape.errors import CursorExpired, StoreError, TapeError
 from tape.journal.appender import Head
-from tape.journal.history import PastCursor, Wanted
+from tape.journal.history import ArchiveCursor, EntryFilter
 from tape.journal.reader import Cursor, Selection, Slice, open_cursor
 from tape.model.entry import Entry
 from tape.store import Reader
@@ -41,7 +41,7 @@ class Batch(msgspec.Struct, frozen=True):
     position: int
 
 
-class Subscription:
+class JournalSubscription:
     """One reader of the journal. Take batches with `next()`, and `close()` when done."""
 
     def __init__(
@@ -57,14 +57,14 @@ class Subscription:
         self.position = after
         self._hub = hub
         self._cursor = cursor or open_cursor(selection)
-        self._past: PastCursor | None = None
+        self._archive: ArchiveCursor | None = None
         self._pending: deque[Entry] = deque()
         self._pending_bytes = 0
         self._live = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: TapeError | None = None
         self._counted_errors = 0
-        self._is_nudged = False
+        self._is_woken = False
 
     async def next(self, max_entries: int = MAX_PENDING, timeout: float | None = None) -> Batch:  # noqa: ASYNC109
         """The next entries as soon as there are any; an empty batch after `timeout` seconds without."""
@@ -72,8 +72,8 @@ class Subscription:
             self._count_errors()
             if self._error is not None:
                 raise self._error
-            if self._is_nudged:
-                self._is_nudged = False
+            if self._is_woken:
+                self._is_woken = False
                 return Batch([], self.position)
             if not self._live:
                 if self.position >= self._hub.head:
@@ -86,7 +86,7 @@ class Subscription:
                     return Batch(found.entries, self.position)
             elif self._pending:
                 return self._take(max_entries)
-            elif not await self._woken(timeout):
+            elif not await self._wait_for_entries(timeout):
                 return self._take(0)
 
     def close(self) -> None:
@@ -94,10 +94,10 @@ class Subscription:
         self._count_errors()
         self._hub.leave(self)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Let whoever waits in `next()` come back at once, with nothing."""
-        self._is_nudged = True
-        self._wake()
+        self._is_woken = True
+        self._set_waiter()
 
     # ── called by the hub, on the event loop ─────────────────────────────────────────────────────
 
@@ -111,7 +111,7 @@ class Subscription:
         else:
             self._pending.append(entry)
             self._pending_bytes += len(entry.payload_json)
-        self._wake()
+        self._set_waiter()
 
     def fall_behind(self) -> None:
         """Give up what is pending and read it again from the position."""
@@ -119,12 +119,12 @@ class Subscription:
         self._pending_bytes = 0
         self._live = False
         self._hub.detach(self)
-        self._wake()
+        self._set_waiter()
 
     def fail(self, error: TapeError) -> None:
         """End the subscription with an error."""
         self._error = error
-        self._wake()
+        self._set_waiter()
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
@@ -145,13 +145,13 @@ class Subscription:
         recent = self._hub.ring.after(self.position, RING_STEP)
         if recent:
             wanted = [entry for entry in recent if self.selection.matches(entry)]
-            return Slice(self._judged(wanted), recent[-1].global_seq, self._hub.head)
+            return Slice(self._filter_by_predicate(wanted), recent[-1].global_seq, self._hub.head)
         pause = FIRST_RETRY_S
         while True:
             try:
                 return await self._hub.database.read(self._read_journal)
             except CursorExpired as expired:
-                return await self._hub.history.beyond(expired, self._read_past)
+                return await self._hub.history.read_expired(expired, self._read_archive)
             except StoreError as error:
                 if not error.retryable or self._error is not None:
                     raise
@@ -162,15 +162,15 @@ class Subscription:
 
     def _read_journal(self, reader: Reader) -> Slice:
         found = self._cursor.read(reader, self.position)
-        return Slice(self._judged(found.entries), found.position, found.head)
+        return Slice(self._filter_by_predicate(found.entries), found.position, found.head)
 
-    def _read_past(self, head: Head) -> Slice:
-        if self._past is None:
-            self._past = self._hub.history.open_past(Wanted.of(self.selection))
-        found = self._past.read(self.position, head)
-        return Slice(self._judged(found.entries), found.position, found.head)
+    def _read_archive(self, head: Head) -> Slice:
+        if self._archive is None:
+            self._archive = self._hub.history.open_archive_cursor(EntryFilter.of_selection(self.selection))
+        found = self._archive.read(self.position, head)
+        return Slice(self._filter_by_predicate(found.entries), found.position, found.head)
 
-    def _judged(self, entries: list[Entry]) -> list[Entry]:
+    def _filter_by_predicate(self, entries: list[Entry]) -> list[Entry]:
         """Those that the predicate is true of; the thread that reads does the judging."""
         if self.predicate is None:
             return entries
@@ -181,7 +181,7 @@ class Subscription:
             self._hub.metrics.predicate_errors.inc(self.predicate.errors - self._counted_errors)
             self._counted_errors = self.predicate.errors
 
-    async def _woken(self, timeout: float | None) -> bool:  # noqa: ASYNC109
+    async def _wait_for_entries(self, timeout: float | None) -> bool:  # noqa: ASYNC109
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             if timeout is None:
@@ -194,6 +194,6 @@ class Subscription:
             self._waiter = None
         return True
 
-    def _wake(self) -> None:
+    def _set_waiter(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -17,7 +17,7 @@ from tape.engine.ledgers import effects, runs
 from tape.engine.ledgers.effects import Denied, Effect
 from tape.engine.ledgers.runs import Run
 from tape.errors import TapeError
-from tape.journal.appender import Page
+from tape.journal.appender import Appender
 from tape.model.entry import Draft
 from tape.model.ledger_states import DispatchMode, EffectStatus, RunStatus
 from tape.store import Transaction
@@ -157,29 +157,29 @@ class _Sheet:
     def _decide(self, before: Run, move: Move) -> Key | Result:
         runs.check_lease(before, move.owner)
         run = runs.leased(before, move.owner, move.lease_ms) if move.lease_ms > 0 else before
-        said: list[tuple[Draft, Key | None]] = []
+        drafts: list[tuple[Draft, Key | None]] = []
         changed: dict[Key, Effect] = {}
         result: Key | Result = None
         for each in move.complete:
             key = (move.run_id, each.key)
             effect = changed.get(key) or self._effects.get(key)
             if effect is None:
-                raise effects.never_begun(*key)
+                raise effects.effect_not_begun(*key)
             if effect.status == EffectStatus.PENDING:
                 changed[key] = effect = effects.completed(effect, each.status, each.response_json, each.error_json)
-                told = effects.settling(effect, each.status.name.lower())
-                said.append((runs.draft_of(run, *told, move.trace), key))
+                described = effects.describe_settlement(effect, each.status.name.lower())
+                drafts.append((runs.draft_of(run, *described, move.trace), key))
         if move.begin is not None:
             key = (move.run_id, move.begin.idempotency_key)
             existing = changed.get(key) or self._effects.get(key)
             if existing is None:
                 result, changed[key] = key, move.begin
-                said.append((runs.draft_of(run, *effects.beginning(move.begin), move.trace), key))
+                drafts.append((runs.draft_of(run, *effects.describe_begin(move.begin), move.trace), key))
             else:
                 result = Begun(existing, existed=True)
         if move.end is not None:
             run = runs.ended(run, RunStatus.TERMINAL, move.end.detail_json)
-            said.append((runs.draft_of(run, *runs.ending(run), move.trace), None))
+            drafts.append((runs.draft_of(run, *runs.describe_end(run), move.trace), None))
         if run is not before:
             self._runs[run.run_id] = run
             self._moved[run.run_id] = None
@@ -187,16 +187,16 @@ class _Sheet:
             self._new[result] = None
         self._effects |= changed
         self._changed |= dict.fromkeys(changed)
-        self._drafts += said
+        self._drafts += drafts
         return result
 
     def write(self) -> None:
         """Append what the journal says, then write the rows, each kind in one go."""
-        tx, page = self._tx, self._tx.enlist(Page)
+        tx, appender = self._tx, self._tx.enlist(Appender)
         for run in self._runs.values():
-            page.know(run.run_id, run.seq_cursor)
+            appender.cache_run_seq(run.run_id, run.seq_cursor)
         begun: set[Key] = set()
-        for entry, (_, key) in zip(page.append([draft for draft, _ in self._drafts]), self._drafts, strict=True):
+        for entry, (_, key) in zip(appender.append([draft for draft, _ in self._drafts]), self._drafts, strict=True):
             if key is not None:
                 is_first = key in self._new and key not in begun
                 begun.add(key)
@@ -204,7 +204,7 @@ class _Sheet:
                 seq = entry.seq if is_first else effect.seq
                 self._effects[key] = msgspec.structs.replace(effect, seq=seq, ts_ms=entry.ts_ms)
         tx.update(
-            "tape_runs", ("run_id",), runs.STANDING, [runs.standing(self._runs[run_id]) for run_id in self._moved]
+            "tape_runs", ("run_id",), runs.STATE_COLUMNS, [runs.state_row(self._runs[run_id]) for run_id in self._moved]
         )
         if self._new:
             tx.insert("tape_effects", Effect.__struct_fields__, [row_of(self._effects[key]) for key in self._new])

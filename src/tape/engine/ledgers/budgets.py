@@ -12,7 +12,7 @@ from tape.store import Reader, Transaction
 from tape.store.records import Record, columns, load, store
 
 
-class Budget(Record, frozen=True):
+class RunBudget(Record, frozen=True):
     """A row of tape_budget."""
 
     run_id: str
@@ -22,16 +22,16 @@ class Budget(Record, frozen=True):
     tokens_spent: int = 0
 
 
-_COLUMNS = columns(Budget)
+_COLUMNS = columns(RunBudget)
 
 
-def get(reader: Reader | Transaction, run_id: str) -> Budget:
+def get(reader: Reader | Transaction, run_id: str) -> RunBudget:
     """The budget of a run; one that was never set has no caps and nothing spent."""
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_budget WHERE run_id = ?", run_id)
-    return load(Budget, row) or Budget(run_id)
+    return load(RunBudget, row) or RunBudget(run_id)
 
 
-def set_caps(tx: Transaction, run_id: str, *, usd_cap: float, token_cap: int) -> Budget:
+def set_caps(tx: Transaction, run_id: str, *, usd_cap: float, token_cap: int) -> RunBudget:
     """Set the caps; what was spent stays spent."""
     _check_amounts(usd_cap=usd_cap, token_cap=token_cap)
     runs.get(tx, run_id)
@@ -40,7 +40,7 @@ def set_caps(tx: Transaction, run_id: str, *, usd_cap: float, token_cap: int) ->
     return budget
 
 
-def refusal(budget: Budget, *, usd: float, tokens: int) -> str:
+def refusal(budget: RunBudget, *, usd: float, tokens: int) -> str:
     """Why an estimate would exceed a cap; empty if it would not."""
     _check_amounts(usd_estimate=usd, token_estimate=tokens)
     if budget.usd_cap > 0 and budget.usd_spent + usd > budget.usd_cap:
@@ -50,7 +50,7 @@ def refusal(budget: Budget, *, usd: float, tokens: int) -> str:
     return ""
 
 
-def charge(tx: Transaction, run_id: str, *, usd: float, tokens: int, owner: str = "") -> Budget:
+def charge(tx: Transaction, run_id: str, *, usd: float, tokens: int, owner: str = "") -> RunBudget:
     """Add to what was spent. It is a fact, so it is recorded also beyond a cap."""
     _check_amounts(usd=usd, tokens=tokens)
     runs.get_writable(tx, run_id, owner)

@@ -24,7 +24,7 @@ class Compaction(msgspec.Struct, frozen=True):
     already_compacted: bool = False
 
 
-def compactable(reader: Reader, *, before_ms: int = 0, limit: int = 0) -> list[Run]:
+def list_compactable(reader: Reader, *, before_ms: int = 0, limit: int = 0) -> list[Run]:
     """Ended runs that were never compacted, oldest first."""
     condition = ", ".join(str(int(status)) for status in sorted(ENDED))
     rows = reader.query(

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from tape.engine.ledgers.rollups import WIDTHS_MS, read_position
-from tape.engine.ledgers.window import MS, SLOT_MS, Cover, Ranges, Window, cover, up
-from tape.journal.identity_filter import Whose
+from tape.engine.ledgers.window import MS, SLOT_MS, Cover, Ranges, Window, cover_window, divide_up
+from tape.journal.identity_filter import IdentityFilter
 from tape.store import Database, Reader, Transaction
 from tape.store.connection import Dialect, Row
 
@@ -100,12 +100,12 @@ class Count(msgspec.Struct, frozen=True):
 
 
 def count(
-    reader: Reader, window: Window, whose: Whose, types: Sequence[str] = (), runs: Sequence[str] = ()
+    reader: Reader, window: Window, identity: IdentityFilter, types: Sequence[str] = (), runs: Sequence[str] = ()
 ) -> list[Count]:
     """Entries by bucket, type and tenant: one statement, and so one moment."""
     if window.high_ms <= window.low_ms:
         return []
-    sql, params = _runs_sql(reader, window, whose, runs) if runs else _sql(reader, window, whose)
+    sql, params = _runs_sql(reader, window, identity, runs) if runs else _sql(reader, window, identity)
     condition = ""
     if types:
         among, names = reader.is_any("type", types)
@@ -116,43 +116,47 @@ def count(
     return [Count(int(bucket), kind, tenant, int(entries)) for bucket, kind, tenant, entries in rows]
 
 
-def _sql(reader: Reader, window: Window, whose: Whose) -> tuple[str, list[Any]]:
+def _sql(reader: Reader, window: Window, identity: IdentityFilter) -> tuple[str, list[Any]]:
     widths = tuple(WIDTHS_MS.values())
-    complete = read_position(reader).complete if whose.is_about_tenants else (0, 0)
-    covered = cover(window, widths, complete) if complete[1] > complete[0] else cover(window)
-    rolled_up = covered.of(widths)
+    complete = read_position(reader).complete if identity.is_tenant_only else (0, 0)
+    covered = cover_window(window, widths, complete) if complete[1] > complete[0] else cover_window(window)
+    rolled_up = covered.ranges_of(widths)
     parts = [
-        _rollups_sql(reader, window, whose, width, found) for width in widths if (found := covered.ranges.get(width))
+        _rollups_sql(reader, window, identity, width, found) for width in widths if (found := covered.ranges.get(width))
     ]
     parts.append(
-        _slots_sql(reader, window, whose, covered) if rolled_up else _all_slots_sql(reader, window, whose, covered)
+        _slots_sql(reader, window, identity, covered)
+        if rolled_up
+        else _all_slots_sql(reader, window, identity, covered)
     )
-    parts += [_cut_slots_sql(reader, window, whose, covered), _not_folded_sql(reader, window, whose, rolled_up)]
+    parts += [_cut_slots_sql(reader, window, identity, covered), _not_folded_sql(reader, window, identity, rolled_up)]
     return " UNION ALL ".join(sql for sql, _ in parts), [param for _, params in parts for param in params]
 
 
-def _rollups_sql(reader: Reader, window: Window, whose: Whose, width: int, found: Ranges) -> tuple[str, list[Any]]:
+def _rollups_sql(
+    reader: Reader, window: Window, identity: IdentityFilter, width: int, found: Ranges
+) -> tuple[str, list[Any]]:
     """What the rollups of one width know."""
-    who, who_params = whose.condition(reader, by_index=False)
+    identity_sql, identity_params = identity.condition(reader, by_index=False)
     pairs, values = reader.pairs(found)
     return (
         f"SELECT (start_ms * {MS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n"
         f" FROM {pairs} CROSS JOIN tape_rollups WHERE width_ms = {width} AND start_ms >= low AND start_ms < high"
-        f" AND start_ms >= ? AND start_ms < ? AND {who} GROUP BY 1, 2, 3",
-        [window.start_ns, window.bucket_ns, values, *_ends(found), *who_params],
+        f" AND start_ms >= ? AND start_ms < ? AND {identity_sql} GROUP BY 1, 2, 3",
+        [window.start_ns, window.bucket_ns, values, *_ends(found), *identity_params],
     )
 
 
-def _slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
+def _slots_sql(reader: Reader, window: Window, identity: IdentityFilter, covered: Cover) -> tuple[str, list[Any]]:
     """What the slots between the rollups know."""
-    who, who_params = whose.condition(reader, by_index=False)
+    identity_sql, identity_params = identity.condition(reader, by_index=False)
     found = [(low // SLOT_MS, high // SLOT_MS) for low, high in covered.ranges[SLOT_MS]]
     pairs, values = reader.pairs(found)
     return (
         f"SELECT (slot * {SLOT_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n"
         f" FROM {pairs} CROSS JOIN tape_counts"
-        f" WHERE slot >= low AND slot < high AND slot >= ? AND slot < ? AND {who} GROUP BY 1, 2, 3",
-        [window.start_ns, window.bucket_ns, values, *_ends(found), *who_params],
+        f" WHERE slot >= low AND slot < high AND slot >= ? AND slot < ? AND {identity_sql} GROUP BY 1, 2, 3",
+        [window.start_ns, window.bucket_ns, values, *_ends(found), *identity_params],
     )
 
 
@@ -161,55 +165,64 @@ def _ends(found: Ranges) -> tuple[int, int]:
     return (found[0][0], found[-1][1]) if found else (0, 0)
 
 
-def _all_slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
+def _all_slots_sql(reader: Reader, window: Window, identity: IdentityFilter, covered: Cover) -> tuple[str, list[Any]]:
     """What all slots know that no edge cuts."""
-    who, who_params = whose.condition(reader)
-    cut, cuts = _cut(reader, covered)
+    identity_sql, identity_params = identity.condition(reader)
+    cut, cuts = _cut_condition(reader, covered)
     return (
         f"SELECT (slot * {SLOT_NS} - ?) / ? AS bucket, type, tenant, sum(entries) AS n FROM tape_counts"
-        f" WHERE {who} AND slot >= ? AND slot < ? AND NOT ({cut}) GROUP BY 1, 2, 3",
-        [window.start_ns, window.bucket_ns, *who_params, up(window.low_ms, SLOT_MS), up(window.high_ms, SLOT_MS), cuts],
+        f" WHERE {identity_sql} AND slot >= ? AND slot < ? AND NOT ({cut}) GROUP BY 1, 2, 3",
+        [
+            window.start_ns,
+            window.bucket_ns,
+            *identity_params,
+            divide_up(window.low_ms, SLOT_MS),
+            divide_up(window.high_ms, SLOT_MS),
+            cuts,
+        ],
     )
 
 
-def _cut_slots_sql(reader: Reader, window: Window, whose: Whose, covered: Cover) -> tuple[str, list[Any]]:
+def _cut_slots_sql(reader: Reader, window: Window, identity: IdentityFilter, covered: Cover) -> tuple[str, list[Any]]:
     """The entries of slots that belong to the window or to one of its buckets only in part."""
-    who, who_params = whose.condition(reader, by_index=whose.is_one_session)
-    cut, cuts = _cut(reader, covered)
+    identity_sql, identity_params = identity.condition(reader, by_index=identity.is_one_session)
+    cut, cuts = _cut_condition(reader, covered)
     sql = _journal_sql(
         reader.dialect,
         f"(SELECT first_seq, last_seq FROM tape_slots WHERE {cut}) AS m"
         " CROSS JOIN tape_journal WHERE global_seq >= first_seq AND global_seq <= last_seq",
-        who,
+        identity_sql,
     )
-    return sql, [window.start_ns, window.bucket_ns, cuts, window.low_ms, window.high_ms, *who_params]
+    return sql, [window.start_ns, window.bucket_ns, cuts, window.low_ms, window.high_ms, *identity_params]
 
 
-def _not_folded_sql(reader: Reader, window: Window, whose: Whose, rolled_up: Ranges) -> tuple[str, list[Any]]:
+def _not_folded_sql(
+    reader: Reader, window: Window, identity: IdentityFilter, rolled_up: Ranges
+) -> tuple[str, list[Any]]:
     """The entries that are in no slot yet, and in no rollup."""
-    who, who_params = whose.condition(reader, by_index=whose.is_one_session)
+    identity_sql, identity_params = identity.condition(reader, by_index=identity.is_one_session)
     if rolled_up:
         pairs, values = reader.pairs(rolled_up)
-        who += f" AND NOT EXISTS (SELECT 1 FROM {pairs} WHERE ts_ms >= low AND ts_ms < high)"
-        who_params = [*who_params, values]
+        identity_sql += f" AND NOT EXISTS (SELECT 1 FROM {pairs} WHERE ts_ms >= low AND ts_ms < high)"
+        identity_params = [*identity_params, values]
     newer = "tape_journal WHERE global_seq > (SELECT global_seq FROM tape_counted WHERE id = 1)"
-    sql = _journal_sql(reader.dialect, newer, who)
-    return sql, [window.start_ns, window.bucket_ns, window.low_ms, window.high_ms, *who_params]
+    sql = _journal_sql(reader.dialect, newer, identity_sql)
+    return sql, [window.start_ns, window.bucket_ns, window.low_ms, window.high_ms, *identity_params]
 
 
-def _cut(reader: Reader, covered: Cover) -> tuple[str, Any]:
+def _cut_condition(reader: Reader, covered: Cover) -> tuple[str, Any]:
     return reader.is_any("slot", covered.cut_slots or [-1])  # type: ignore[arg-type]  # numbers do as well
 
 
-def _runs_sql(reader: Reader, window: Window, whose: Whose, runs: Sequence[str]) -> tuple[str, list[Any]]:
-    who, who_params = whose.condition(reader, by_index=False)
+def _runs_sql(reader: Reader, window: Window, identity: IdentityFilter, runs: Sequence[str]) -> tuple[str, list[Any]]:
+    identity_sql, identity_params = identity.condition(reader, by_index=False)
     among, names = reader.is_any("run_id", runs)
-    sql = _journal_sql(reader.dialect, f"tape_journal WHERE {among}", who)
-    return sql, [window.start_ns, window.bucket_ns, names, window.low_ms, window.high_ms, *who_params]
+    sql = _journal_sql(reader.dialect, f"tape_journal WHERE {among}", identity_sql)
+    return sql, [window.start_ns, window.bucket_ns, names, window.low_ms, window.high_ms, *identity_params]
 
 
-def _journal_sql(dialect: Dialect, source: str, who: str) -> str:
+def _journal_sql(dialect: Dialect, source: str, identity_sql: str) -> str:
     return (
         f"SELECT (ts_ms * {MS} - ?) / ? AS bucket, {type_sql(dialect)} AS type, tenant, count(*) AS n"
-        f" FROM {source} AND ts_ms >= ? AND ts_ms < ? AND {who} GROUP BY 1, 2, 3"
+        f" FROM {source} AND ts_ms >= ? AND ts_ms < ? AND {identity_sql} GROUP BY 1, 2, 3"
     )

@@ -139,14 +139,14 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
         return existing, True
     if RunStatus.CANCELLED in (run.status, run.former_status):
         raise RunCancelled(f"The run {run.run_id!r} was cancelled: it begins no further effect.")
-    entry = runs.journal(tx, run, *beginning(wanted), trace)
+    entry = runs.journal(tx, run, *describe_begin(wanted), trace)
     due = entry.ts_ms if wanted.dispatch_mode == DispatchMode.OUTBOX else 0
     effect = msgspec.structs.replace(wanted, seq=entry.seq, ts_ms=entry.ts_ms, next_dispatch_at_ms=due)
     insert(tx, "tape_effects", effect)
     return effect, False
 
 
-def beginning(wanted: Effect) -> tuple[str, dict[str, Any]]:
+def describe_begin(wanted: Effect) -> tuple[str, dict[str, Any]]:
     """What the journal says of an effect that begins: subject and payload."""
     payload = {
         "tool": wanted.tool_name,
@@ -208,7 +208,7 @@ def complete(
     run = runs.get_writable(tx, run_id, owner)
     before = find(tx, run_id, key)
     if before is None:
-        raise never_begun(run_id, key)
+        raise effect_not_begun(run_id, key)
     if before.status != PENDING:
         return before
     effect = completed(before, after, response_json, error_json)
@@ -232,7 +232,7 @@ def completed(before: Effect, after: EffectStatus, response_json: str, error_jso
     )
 
 
-def never_begun(run_id: str, key: str) -> IllegalTransition:
+def effect_not_begun(run_id: str, key: str) -> IllegalTransition:
     """What somebody is told who completes what was never begun."""
     return IllegalTransition(f"complete_effect before begin_effect: {key!r} of run {run_id!r} was never begun.")
 
@@ -325,14 +325,14 @@ _UNCLAIMED: dict[str, Any] = {"dispatch_claimed_by": "", "dispatch_claim_expires
 
 def _settle(tx: Transaction, run: Run, effect: Effect, verb: str, facts: dict[str, Any], trace: Trace) -> Effect:
     """Store an effect's new state and journal it."""
-    name, payload = settling(effect, verb)
+    name, payload = describe_settlement(effect, verb)
     entry = runs.journal(tx, run, name, {**payload, **facts}, trace)
     effect = msgspec.structs.replace(effect, ts_ms=entry.ts_ms)
     store(tx, "tape_effects", _KEYS, effect)
     return effect
 
 
-def settling(effect: Effect, verb: str) -> tuple[str, dict[str, Any]]:
+def describe_settlement(effect: Effect, verb: str) -> tuple[str, dict[str, Any]]:
     """What the journal says of an effect that is settled: subject and payload."""
     payload = {"tool": effect.tool_name, "idempotency_key": effect.idempotency_key, "status": verb}
     return subject.effect(verb, effect.tool_name, effect.run_id), payload
@@ -341,7 +341,7 @@ def settling(effect: Effect, verb: str) -> tuple[str, dict[str, Any]]:
 # ── the outbox ───────────────────────────────────────────────────────────────────────────────────
 
 
-def to_dispatch(reader: Reader, *, now: int = 0, connector: str = "", limit: int = 0) -> list[Effect]:
+def list_dispatchable(reader: Reader, *, now: int = 0, connector: str = "", limit: int = 0) -> list[Effect]:
     """Outbox effects that are due and that nobody has claimed, the longest due first."""
     moment = now or now_ms()
     narrowed, params = (" AND connector = ?", [connector]) if connector else ("", [])
@@ -359,7 +359,7 @@ def to_dispatch(reader: Reader, *, now: int = 0, connector: str = "", limit: int
     )
 
 
-class Claim(msgspec.Struct, frozen=True):
+class EffectClaim(msgspec.Struct, frozen=True):
     """What became of the wish to dispatch an effect."""
 
     effect: Effect | None
@@ -367,7 +367,7 @@ class Claim(msgspec.Struct, frozen=True):
     previous_claimer: str = ""
 
 
-def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int, renew: bool = False) -> Claim:
+def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int, renew: bool = False) -> EffectClaim:
     """Claim an outbox effect for dispatching, or renew a claim.
 
     Whoever held a claim that ran out is named: it may have sent the effect, and vanished before it said so.
@@ -377,18 +377,18 @@ def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int
     effect = find(tx, run_id, key)
     now = now_ms()
     if effect is None or effect.status != PENDING or effect.dispatch_mode != DispatchMode.OUTBOX:
-        return Claim(effect, acquired=False)
+        return EffectClaim(effect, acquired=False)
     is_mine = effect.dispatch_claimed_by == claimer
     is_free = effect.next_dispatch_at_ms <= now and effect.dispatch_claim_expires_at_ms <= now
     if not (is_mine if renew else is_free):
-        return Claim(effect, acquired=False)
+        return EffectClaim(effect, acquired=False)
     claimed = msgspec.structs.replace(
         effect,
         dispatch_claimed_by=claimer,
         dispatch_claim_expires_at_ms=now + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS),
     )
     store(tx, "tape_effects", _KEYS, claimed)
-    return Claim(claimed, acquired=True, previous_claimer="" if renew else effect.dispatch_claimed_by)
+    return EffectClaim(claimed, acquired=True, previous_claimer="" if renew else effect.dispatch_claimed_by)
 
 
 def _check_claim(effect: Effect, claimer: str) -> None:
@@ -430,7 +430,7 @@ def record_attempt(
     return _settle(tx, run, effect, after.name.lower(), facts, trace)
 
 
-def unsettled(
+def list_open(
     reader: Reader, *, older_than_ms: int = 0, pending: bool = True, unknown: bool = True, limit: int = 0
 ) -> list[Effect]:
     """Effects whose outcome nobody knows: all unknown ones, and pending ones that are old."""

@@ -16,7 +16,7 @@ from tape.store import Reader, Transaction
 from tape.store.records import Record, columns, insert, load, store
 
 
-class Signal(Record, frozen=True):
+class GateSignal(Record, frozen=True):
     """A row of tape_signals: what a gate was asked and what it was answered."""
 
     run_id: str
@@ -29,19 +29,19 @@ class Signal(Record, frozen=True):
     created_at_ms: int = 0
 
 
-_COLUMNS = columns(Signal)
+_COLUMNS = columns(GateSignal)
 _KEYS = ("run_id", "gate_name")
 
 
-def find(reader: Reader | Transaction, run_id: str, gate_name: str) -> Signal | None:
+def find(reader: Reader | Transaction, run_id: str, gate_name: str) -> GateSignal | None:
     """The signal of a run's gate, or None."""
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_signals WHERE run_id = ? AND gate_name = ?", run_id, gate_name)
-    return load(Signal, row)
+    return load(GateSignal, row)
 
 
 def wait(
     tx: Transaction, run_id: str, gate_name: str, *, payload_json: str = "", owner: str = "", trace: Trace = NO_TRACE
-) -> Signal:
+) -> GateSignal:
     """The answer if it has come; otherwise the run parks at the gate and gives up its lease."""
     _check_gate(gate_name)
     run = runs.get_writable(tx, run_id, owner)
@@ -53,7 +53,7 @@ def wait(
     if run.status in ENDED:
         raise IllegalTransition(f"The run {run_id!r} is {run.status.name} and cannot wait at a gate.")
     if signal is None:
-        signal = Signal(run_id, gate_name, payload_json, awaited=True, created_at_ms=now_ms())
+        signal = GateSignal(run_id, gate_name, payload_json, awaited=True, created_at_ms=now_ms())
         insert(tx, "tape_signals", signal)
     if run.status == RunStatus.WAITING and run.waiting_on_gate == gate_name:
         return signal  # it waits there already
@@ -75,7 +75,7 @@ def send(
     _check_gate(gate_name)
     signal = find(tx, run.run_id, gate_name)
     if signal is None:
-        signal = Signal(run.run_id, gate_name, created_at_ms=now_ms())
+        signal = GateSignal(run.run_id, gate_name, created_at_ms=now_ms())
     if not signal.delivered:
         signal = msgspec.structs.replace(signal, resolution_json=resolution_json, delivered=True)
         store(tx, "tape_signals", _KEYS, signal)
@@ -92,7 +92,7 @@ def run_for_signal(tx: Transaction, run_id: str, app_name: str, user_id: str, se
     """The run a signal is for: by its id, or the newest of a session."""
     if run_id:
         return runs.get(tx, run_id)
-    run = runs.newest_of_session(tx, app_name, user_id, session_id)
+    run = runs.find_newest_of_session(tx, app_name, user_id, session_id)
     if run is None:
         raise NotFound(f"no run for that session: {app_name}/{user_id}/{session_id}.")
     return run

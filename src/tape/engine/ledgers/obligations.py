@@ -171,10 +171,10 @@ def claim(
         return renewed, True
     is_due = before.status == PENDING and before.next_attempt_at_ms <= now
     is_abandoned = before.status == COMMITTED and 0 < before.claim_expires_at_ms <= now
-    if not (is_due or is_abandoned) or (only_owed and not _is_its_turn(tx, before)):
+    if not (is_due or is_abandoned) or (only_owed and not _is_next_to_undo(tx, before)):
         return before, False
     if only_owed and before.owed == Owed.BECAUSE_RUN_FAILED:
-        _go_over(tx, runs.get(tx, run_id), RunStatus.COMPENSATING, trace)
+        _change_run_status(tx, runs.get(tx, run_id), RunStatus.COMPENSATING, trace)
     claimed = msgspec.structs.replace(before, status=COMMITTED, claimed_by=claimer, claim_expires_at_ms=expires)
     return _change(tx, claimed, "committed", {"transition": "claimed", "claimer": claimer}, trace), True
 
@@ -197,7 +197,7 @@ def reopen(tx: Transaction, run: Run, effect_key: str, trace: Trace) -> None:
         _change(tx, after, "pending", {"transition": "reopened"}, trace)
 
 
-def _is_its_turn(tx: Transaction, obligation: Obligation) -> bool:
+def _is_next_to_undo(tx: Transaction, obligation: Obligation) -> bool:
     """Whether it is owed, and nothing newer of its run is left to undo."""
     if obligation.owed != Owed.BECAUSE_RUN_FAILED:
         return obligation.owed == Owed.ALWAYS
@@ -211,16 +211,16 @@ def _settle_run(tx: Transaction, obligation: Obligation, trace: Trace) -> None:
     if obligation.owed != Owed.BECAUSE_RUN_FAILED or run.status not in runs.UNDOING:
         return
     if obligation.status == STUCK:
-        _go_over(tx, run, RunStatus.STUCK, trace)
+        _change_run_status(tx, run, RunStatus.STUCK, trace)
         return
     left = f"SELECT 1 FROM tape_obligations WHERE run_id = ? AND {_LEFT_TO_COMPENSATE} LIMIT 1"
     if tx.one(left, run.run_id) is None and run.status in (RunStatus.COMPENSATING, RunStatus.STUCK):
-        _go_over(tx, run, RunStatus(run.former_status or RunStatus.FAILED), trace)
+        _change_run_status(tx, run, RunStatus(run.former_status or RunStatus.FAILED), trace)
 
 
-def _go_over(tx: Transaction, run: Run, status: RunStatus, trace: Trace) -> None:
+def _change_run_status(tx: Transaction, run: Run, status: RunStatus, trace: Trace) -> None:
     if run.status == RunStatus.CANCELLED and status == RunStatus.STUCK:
-        _go_over(tx, run, RunStatus.COMPENSATING, trace)
+        _change_run_status(tx, run, RunStatus.COMPENSATING, trace)
     runs.end(tx, run.run_id, status, detail_json=run.detail_json, trace=trace)
 
 
@@ -317,7 +317,7 @@ def _change(tx: Transaction, obligation: Obligation, verb: str, facts: dict[str,
     return obligation
 
 
-def of_run(reader: Reader, run_id: str, *, only_unresolved: bool = False, status: int = 0) -> list[Obligation]:
+def list_of_run(reader: Reader, run_id: str, *, only_unresolved: bool = False, status: int = 0) -> list[Obligation]:
     """A run's obligations, the newest first; a status wins over `only_unresolved`."""
     condition, params = "", []
     if status:
@@ -332,7 +332,7 @@ def of_run(reader: Reader, run_id: str, *, only_unresolved: bool = False, status
     )
 
 
-def unresolved(
+def list_unresolved(
     reader: Reader,
     *,
     now: int = 0,

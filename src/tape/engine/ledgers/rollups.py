@@ -26,7 +26,7 @@ _DURATIONS = (
 _OPEN = ("run_id", "measure", "name", "tenant", "tool", "global_seq", "ts_ms")
 
 
-class Counted(msgspec.Struct, frozen=True):
+class CountRollup(msgspec.Struct, frozen=True):
     """The entries of one tenant, type and tool in one window, and the bytes of their payloads."""
 
     start_ms: int
@@ -37,7 +37,7 @@ class Counted(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Took(msgspec.Struct, frozen=True):
+class DurationRollup(msgspec.Struct, frozen=True):
     """What effects of one tool, or runs, of one tenant took that ended one way in one window.
 
     `unpaired` ended, too, but nobody knows when they began.
@@ -52,7 +52,7 @@ class Took(msgspec.Struct, frozen=True):
     unpaired: int = 0
 
 
-class Open(msgspec.Struct, frozen=True):
+class OpenInterval(msgspec.Struct, frozen=True):
     """An effect or a run that has begun and not ended yet; `name` tells the effects of a run apart."""
 
     run_id: str
@@ -69,7 +69,7 @@ class Open(msgspec.Struct, frozen=True):
         return self.run_id, self.measure, self.name
 
 
-class Position(msgspec.Struct, frozen=True):
+class RollupPosition(msgspec.Struct, frozen=True):
     """How far the journal is counted, from and up to which time windows are complete, and what came late."""
 
     global_seq: int = 0
@@ -88,64 +88,67 @@ class Position(msgspec.Struct, frozen=True):
         return self.since_ms, self.watermark_ms // MINUTE_MS * MINUTE_MS
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class RollupBatch(msgspec.Struct, frozen=True):
     """What was found between two places of the journal: its minutes, and what has begun and ended in it."""
 
     after: int
-    position: Position
-    counts: list[Counted]
-    durations: list[Took]
-    opened: list[Open]
+    position: RollupPosition
+    counts: list[CountRollup]
+    durations: list[DurationRollup]
+    opened: list[OpenInterval]
     closed: list[tuple[str, str, str]]
 
 
-def read_position(reader: Reader | Transaction) -> Position:
+def read_position(reader: Reader | Transaction) -> RollupPosition:
     """How far the journal is counted."""
     row = reader.one("SELECT global_seq, since_ms, watermark_ms, late FROM tape_rollup_position WHERE id = 1")
     assert row is not None, "the migration puts the row there"
-    return Position(*row)
+    return RollupPosition(*row)
 
 
-def read_counts(reader: Reader | Transaction, width: str, since_ms: int, until_ms: int) -> list[Counted]:
+def read_counts(reader: Reader | Transaction, width: str, since_ms: int, until_ms: int) -> list[CountRollup]:
     """The counts of the windows of a width that begin within a time, in order."""
-    rows = _within(reader, "tape_rollups", _COUNTS, WIDTHS_MS[width], since_ms, until_ms)
-    return [Counted(*row[1:]) for row in rows]
+    rows = _read_windows(reader, "tape_rollups", _COUNTS, WIDTHS_MS[width], since_ms, until_ms)
+    return [CountRollup(*row[1:]) for row in rows]
 
 
-def read_durations(reader: Reader | Transaction, width: str, since_ms: int, until_ms: int) -> list[Took]:
+def read_durations(reader: Reader | Transaction, width: str, since_ms: int, until_ms: int) -> list[DurationRollup]:
     """The durations of the windows of a width that begin within a time, in order."""
-    rows = _within(reader, "tape_rollup_durations", _DURATIONS, WIDTHS_MS[width], since_ms, until_ms)
-    return [_took(row) for row in rows]
+    rows = _read_windows(reader, "tape_rollup_durations", _DURATIONS, WIDTHS_MS[width], since_ms, until_ms)
+    return [_load_duration(row) for row in rows]
 
 
-def _took(row: Row) -> Took:
+def _load_duration(row: Row) -> DurationRollup:
     _, start_ms, tenant, measure, tool, outcome, entries, total_ms, least_ms, most_ms, unpaired, histogram = row
     found = Histogram(entries, total_ms, least_ms, most_ms, unpack(histogram))
-    return Took(start_ms, tenant, measure, tool, outcome, found, unpaired)
+    return DurationRollup(start_ms, tenant, measure, tool, outcome, found, unpaired)
 
 
-def read_open(reader: Reader) -> list[Open]:
+def read_open(reader: Reader) -> list[OpenInterval]:
     """Everything that has begun and not ended yet."""
-    return [Open(*row) for row in reader.query(f"SELECT {','.join(_OPEN)} FROM tape_rollup_open ORDER BY global_seq")]
+    return [
+        OpenInterval(*row)
+        for row in reader.query(f"SELECT {','.join(_OPEN)} FROM tape_rollup_open ORDER BY global_seq")
+    ]
 
 
-def add_stretch(tx: Transaction, stretch: Stretch) -> bool:
+def add_batch(tx: Transaction, batch: RollupBatch) -> bool:
     """Add a stretch to all widths; does nothing if another job has counted from there."""
-    if read_position(tx).global_seq != stretch.after:
+    if read_position(tx).global_seq != batch.after:
         return False
-    _add_counts(tx, stretch.counts)
-    _add_durations(tx, stretch.durations)
-    for key in stretch.closed:
+    _add_counts(tx, batch.counts)
+    _add_durations(tx, batch.durations)
+    for key in batch.closed:
         tx.execute("DELETE FROM tape_rollup_open WHERE run_id = ? AND measure = ? AND name = ?", *key)
-    tx.upsert("tape_rollup_open", _OPEN[:3], _OPEN, [msgspec.structs.astuple(one) for one in stretch.opened])
+    tx.upsert("tape_rollup_open", _OPEN[:3], _OPEN, [msgspec.structs.astuple(one) for one in batch.opened])
     tx.execute(
         "UPDATE tape_rollup_position SET global_seq = ?, since_ms = ?, watermark_ms = ?, late = ? WHERE id = 1",
-        *msgspec.structs.astuple(stretch.position),
+        *msgspec.structs.astuple(batch.position),
     )
     return True
 
 
-def _add_counts(tx: Transaction, minutes: Iterable[Counted]) -> None:
+def _add_counts(tx: Transaction, minutes: Iterable[CountRollup]) -> None:
     for width, start_ms, rows in _by_width(minutes, lambda one: one.start_ms):
         sums: dict[Row, list[int]] = {}
         for one in (*rows, *read_counts(tx, width, *start_ms)):
@@ -156,7 +159,7 @@ def _add_counts(tx: Transaction, minutes: Iterable[Counted]) -> None:
         tx.upsert("tape_rollups", _COUNTS[:5], _COUNTS, [(*key, *total) for key, total in sums.items()])
 
 
-def _add_durations(tx: Transaction, minutes: Iterable[Took]) -> None:
+def _add_durations(tx: Transaction, minutes: Iterable[DurationRollup]) -> None:
     for width, start_ms, rows in _by_width(minutes, lambda one: one.start_ms):
         sums: dict[Row, tuple[Histogram, list[int]]] = {}
         for one in (*rows, *read_durations(tx, width, *start_ms)):
@@ -183,7 +186,7 @@ def _by_width(minutes: Iterable[T], start_of: Callable[[T], int]) -> Iterable[tu
         yield name, (min(starts) // width * width, max(starts) + 1), found
 
 
-def _within(
+def _read_windows(
     reader: Reader | Transaction, table: str, columns: tuple[str, ...], width_ms: int, since_ms: int, until_ms: int
 ) -> list[Row]:
     keys = ", ".join(columns[1 : columns.index("entries")])

@@ -17,21 +17,21 @@ from tape.store import Transaction
 from tape.store.records import row_of
 
 
-class Opening(msgspec.Struct, frozen=True):
+class RunOpening(msgspec.Struct, frozen=True):
     """A run to begin: its ids, what its first entry says beside them, and its trace."""
 
     run: Run
-    about: Mapping[str, Any]
+    extra_payload: Mapping[str, Any]
     trace: Trace
 
 
-def taken_ids(tx: Transaction, run_ids: Sequence[str]) -> set[str]:
+def find_taken_ids(tx: Transaction, run_ids: Sequence[str]) -> set[str]:
     """Those of the ids that belong to a run already."""
     condition, values = tx.is_any("run_id", run_ids)
     return {row[0] for row in tx.query(f"SELECT run_id FROM tape_runs WHERE {condition}", values)}
 
 
-def open_runs(tx: Transaction, openings: Sequence[Opening]) -> list[Draft]:
+def open_runs(tx: Transaction, openings: Sequence[RunOpening]) -> list[Draft]:
     """Begin runs that are free for whoever comes first, and the entry of each, for the caller to append.
 
     Their ids must be new; the caller sees to that with `taken_ids`.
@@ -42,7 +42,7 @@ def open_runs(tx: Transaction, openings: Sequence[Opening]) -> list[Draft]:
     return [_draft(run, opening) for run, opening in zip(runs, openings, strict=True)]
 
 
-def _draft(run: Run, opening: Opening) -> Draft:
+def _draft(run: Run, opening: RunOpening) -> Draft:
     payload = {
         "run_id": run.run_id,
         "app": run.app_name,
@@ -51,7 +51,7 @@ def _draft(run: Run, opening: Opening) -> Draft:
         "invocation_id": run.invocation_id,
         "status": "runnable",
         "agent_id": run.agent_id,
-        **opening.about,
+        **opening.extra_payload,
     }
     return Draft(
         subject=subject.run("running", run.app_name, run.user_id, run.session_id, run.run_id),

@@ -11,7 +11,7 @@ from tape.base.clock import now_ms
 from tape.base.ids import new_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
-from tape.journal.appender import Page
+from tape.journal.appender import Appender
 from tape.model import subject
 from tape.model.entry import Draft, Entry, check_id
 from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
@@ -116,9 +116,9 @@ def check_lease(run: Run, owner: str) -> None:
 
 def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Entry:
     """Append an entry to a run's journal; it carries whose run it is."""
-    page = tx.enlist(Page)
-    page.know(run.run_id, run.seq_cursor)
-    return page.append([draft_of(run, subject, payload, trace)])[0]
+    appender = tx.enlist(Appender)
+    appender.cache_run_seq(run.run_id, run.seq_cursor)
+    return appender.append([draft_of(run, subject, payload, trace)])[0]
 
 
 def draft_of(run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Draft:
@@ -137,9 +137,9 @@ def draft_of(run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> D
 
 def with_cursor(tx: Transaction, run: Run) -> Run:
     """The run with the seq it has reached within this transaction."""
-    page = tx.enlist(Page)
-    page.know(run.run_id, run.seq_cursor)
-    return msgspec.structs.replace(run, seq_cursor=page.run_seq(run.run_id))
+    appender = tx.enlist(Appender)
+    appender.cache_run_seq(run.run_id, run.seq_cursor)
+    return msgspec.structs.replace(run, seq_cursor=appender.run_seq(run.run_id))
 
 
 # ── life of a run ────────────────────────────────────────────────────────────────────────────────
@@ -152,7 +152,7 @@ def begin(
     owner: str,
     lease_ms: int,
     trace: Trace = NO_TRACE,
-    about: Mapping[str, Any] | None = None,
+    extra_payload: Mapping[str, Any] | None = None,
     is_recoverable: bool = False,
 ) -> tuple[Run, bool]:
     """Begin a run, or take it up again: the same invocation is the same run. True if it was there already.
@@ -170,7 +170,7 @@ def begin(
         wanted.invocation_id,
     )
     if (existing := load(Run, row)) is not None:
-        return _take_up(tx, existing, owner, lease_ms), True
+        return _resume_existing(tx, existing, owner, lease_ms), True
     now = now_ms()
     run = msgspec.structs.replace(
         wanted,
@@ -192,18 +192,18 @@ def begin(
         "subject": run.subject,
         "agent_id": run.agent_id,
         "aiplex_instance_id": run.aiplex_instance_id,
-        **(about or {}),
+        **(extra_payload or {}),
     }
     journal(tx, run, subject_of(run, "running"), payload, trace)
     return run, False
 
 
-def _take_up(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+def _resume_existing(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
     """Begin of a run that exists: it runs again, unless it has come to its end or is stuck."""
     check_lease(run, owner)
     if run.status in (RunStatus.TERMINAL, RunStatus.STUCK):
         return with_cursor(tx, run)
-    return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
+    return with_cursor(tx, _store_lease(tx, run, owner, lease_ms))
 
 
 def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bool = False) -> Run:
@@ -219,14 +219,14 @@ def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bo
     if run.status in ENDED:
         allowed = ", ".join(sorted(status.name for status in RunStatus if status not in ENDED))
         raise IllegalTransition(f"The run {run_id!r} is {run.status.name} and cannot be resumed; allowed: {allowed}.")
-    return with_cursor(tx, _lease_to(tx, run, owner, lease_ms))
+    return with_cursor(tx, _store_lease(tx, run, owner, lease_ms))
 
 
-def _lease_to(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+def _store_lease(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
     if run.status in UNDOING:
-        _owe_nothing(tx, run)
+        _clear_obligations(tx, run)
     run = leased(run, owner, lease_ms)
-    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
     return run
 
 
@@ -243,7 +243,7 @@ def leased(run: Run, owner: str, lease_ms: int) -> Run:
 
 
 # The columns that tell how a run stands.
-STANDING = (
+STATE_COLUMNS = (
     "run_id",
     "status",
     "lease_owner",
@@ -255,7 +255,7 @@ STANDING = (
 )
 
 
-def standing(run: Run) -> tuple[Any, ...]:
+def state_row(run: Run) -> tuple[Any, ...]:
     """How a run stands, as a row of these columns."""
     return (
         run.run_id,
@@ -269,7 +269,7 @@ def standing(run: Run) -> tuple[Any, ...]:
     )
 
 
-def _owe_nothing(tx: Transaction, run: Run) -> None:
+def _clear_obligations(tx: Transaction, run: Run) -> None:
     """Let a run that failed go on, unless what it did is being undone: it would build on what is no longer there."""
     row = tx.one(
         f"SELECT count(*) FROM tape_obligations WHERE run_id = ? AND owed = {Owed.BECAUSE_RUN_FAILED}"
@@ -310,7 +310,7 @@ def end(
     if run.status == after:
         return with_cursor(tx, run)
     before, run = run, ended(run, after, detail_json)
-    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
     if after in UNDOING:
         tx.execute(
             f"UPDATE tape_obligations SET owed = {Owed.BECAUSE_RUN_FAILED} WHERE run_id = ?"
@@ -319,7 +319,7 @@ def end(
         )
     elif before.status in UNDOING:  # it was compensating by itself, and says that all is well now
         _clear_owed(tx, run_id)
-    journal(tx, run, *ending(run), trace)
+    journal(tx, run, *describe_end(run), trace)
     return with_cursor(tx, run)
 
 
@@ -337,7 +337,7 @@ def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
     )
 
 
-def ending(run: Run) -> tuple[str, dict[str, Any]]:
+def describe_end(run: Run) -> tuple[str, dict[str, Any]]:
     """What the journal says of a run that has ended: subject and payload."""
     verb = run.status.name.lower()
     payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": verb}
@@ -346,9 +346,9 @@ def ending(run: Run) -> tuple[str, dict[str, Any]]:
 
 def reopen(tx: Transaction, run: Run, *, trace: Trace = NO_TRACE) -> None:
     """Let a run that failed be taken up by whoever comes first, unless what it did is being undone."""
-    _owe_nothing(tx, run)
+    _clear_obligations(tx, run)
     run = msgspec.structs.replace(run, status=RunStatus.RUNNABLE, ended_at_ms=0, detail_json="", former_status=0)
-    tx.update("tape_runs", ("run_id",), STANDING, [standing(run)])
+    tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
     payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": "runnable"}
     journal(tx, run, subject_of(run, "running"), payload, trace)
 
@@ -372,7 +372,7 @@ def _lease(lease_ms: int) -> int:
 # ── looking for runs ─────────────────────────────────────────────────────────────────────────────
 
 
-def to_recover(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
+def list_recoverable(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
     """Runs that somebody should carry on: runnable, abandoned, or waiting for a signal that has come."""
     narrowed, params = (" AND app_name = ?", [app_name]) if app_name else (f" AND app_name <> '{PLAYBOOKS}'", [])
     # SQLite would go through every execution that waits for a worker to find the few runs that are meant.
@@ -394,7 +394,7 @@ def to_recover(reader: Reader, *, app_name: str = "", now: int = 0, limit: int =
     return load_all(Run, rows)
 
 
-def newest_first(
+def list_newest_first(
     reader: Reader,
     *,
     app_name: str = "",
@@ -405,12 +405,12 @@ def newest_first(
     limit: int = 0,
 ) -> list[Run]:
     """Runs of everybody, an app, a user or a session, the newest first; `before` is where a page ended."""
-    place = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+    owner_ids = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
     for outer, inner in (("app_name", "user_id"), ("user_id", "session_id")):
-        if place[inner] and not place[outer]:
-            raise InvalidInput(f"{inner} {place[inner]!r} needs the {outer} it belongs to.")
-    conditions = [f"{name} = ?" for name, value in place.items() if value]
-    params: list[Any] = [value for value in place.values() if value]
+        if owner_ids[inner] and not owner_ids[outer]:
+            raise InvalidInput(f"{inner} {owner_ids[inner]!r} needs the {outer} it belongs to.")
+    conditions = [f"{name} = ?" for name, value in owner_ids.items() if value]
+    params: list[Any] = [value for value in owner_ids.values() if value]
     if before[0] > 0:
         conditions.append("(started_at_ms, run_id) < (?, ?)")
         params += before
@@ -433,7 +433,7 @@ def newest_first(
 _NEWEST_FIRST = " ORDER BY started_at_ms DESC, run_id DESC"
 
 
-def newest_of_session(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Run | None:
+def find_newest_of_session(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Run | None:
     """The run of a session that began last."""
     row = reader.one(
         f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?{_NEWEST_FIRST} LIMIT 1",

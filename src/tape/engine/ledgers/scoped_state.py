@@ -13,7 +13,7 @@ from tape.store.records import Record, columns, load_all, store
 APP, USER = "app", "user"
 
 
-class Scoped(Record, frozen=True):
+class ScopedValue(Record, frozen=True):
     """A row of tape_scoped_state."""
 
     app_name: str
@@ -23,36 +23,37 @@ class Scoped(Record, frozen=True):
     value_json: str
 
 
-_COLUMNS = columns(Scoped)
+_COLUMNS = columns(ScopedValue)
 _KEYS = ("app_name", "scope", "scope_key", "key")
 
 
-def own(state: dict[str, Any]) -> dict[str, Any]:
+def session_only(state: dict[str, Any]) -> dict[str, Any]:
     """What of some state belongs to the session alone."""
     return {key: value for key, value in state.items() if _scope_of(key) is None}
 
 
-def share(tx: Transaction, app_name: str, user_id: str, state: dict[str, Any]) -> None:
+def store_shared(tx: Transaction, app_name: str, user_id: str, state: dict[str, Any]) -> None:
     """Lay the shared part of some state over what the app and the user have; null deletes a key."""
     for key, value in state.items():
         scope = _scope_of(key)
         if scope is None:
             continue
-        place = (app_name, scope, user_id if scope == USER else "", key.partition(":")[2])
+        state_key = (app_name, scope, user_id if scope == USER else "", key.partition(":")[2])
         if value is None:
             tx.execute(
-                "DELETE FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ? AND key = ?", *place
+                "DELETE FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ? AND key = ?",
+                *state_key,
             )
         else:
-            store(tx, "tape_scoped_state", _KEYS, Scoped(*place, msgspec.json.encode(value).decode()))
+            store(tx, "tape_scoped_state", _KEYS, ScopedValue(*state_key, msgspec.json.encode(value).decode()))
 
 
-def shared(
+def read_shared(
     reader: Reader | Transaction, app_name: str, user_ids: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What all sessions of an app see, and what those of each of these users see, by its full key."""
     rows = load_all(
-        Scoped,
+        ScopedValue,
         reader.query(
             f"SELECT {_COLUMNS} FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ?",
             app_name,
@@ -68,11 +69,11 @@ def shared(
             USER,
             user_id,
         )
-        of_users[user_id] = _state(load_all(Scoped, found))
+        of_users[user_id] = _state(load_all(ScopedValue, found))
     return _state(rows), of_users
 
 
-def _state(rows: list[Scoped]) -> dict[str, Any]:
+def _state(rows: list[ScopedValue]) -> dict[str, Any]:
     return {f"{row.scope}:{row.key}": msgspec.json.decode(row.value_json) for row in rows}
 
 

@@ -31,7 +31,7 @@ class Session(Record, frozen=True):
     last_update_time_ms: int = 0
 
 
-class Event(Record, frozen=True):
+class SessionEvent(Record, frozen=True):
     """A row of tape_events."""
 
     app_name: str
@@ -48,7 +48,7 @@ class Event(Record, frozen=True):
 
 
 _SESSION = columns(Session)
-_EVENT = columns(Event)
+_EVENT = columns(SessionEvent)
 _IS_SESSION = "app_name = ? AND user_id = ? AND session_id = ?"
 _KEYS = ("app_name", "user_id", "session_id")
 
@@ -59,7 +59,7 @@ def find(reader: Reader | Transaction, app_name: str, user_id: str, session_id: 
     return load(Session, row)
 
 
-def events(reader: Reader, app_name: str, user_id: str, session_id: str, *, newest: int = 0) -> list[Event]:
+def list_events(reader: Reader, app_name: str, user_id: str, session_id: str, *, newest: int = 0) -> list[SessionEvent]:
     """A session's events in order; with `newest`, only so many of the latest."""
     limit = newest if newest > 0 else 1 << 62
     rows = reader.query(
@@ -69,10 +69,10 @@ def events(reader: Reader, app_name: str, user_id: str, session_id: str, *, newe
         session_id,
         limit,
     )
-    return load_all(Event, rows)[::-1]
+    return load_all(SessionEvent, rows)[::-1]
 
 
-def of_app(reader: Reader, app_name: str, user_id: str = "") -> list[Session]:
+def list_sessions(reader: Reader, app_name: str, user_id: str = "") -> list[Session]:
     """An app's sessions, of one user or of all, the latest first."""
     narrowed, params = (" AND user_id = ?", [user_id]) if user_id else ("", [])
     rows = reader.query(
@@ -84,18 +84,20 @@ def of_app(reader: Reader, app_name: str, user_id: str = "") -> list[Session]:
     return load_all(Session, rows)
 
 
-def with_shared(reader: Reader | Transaction, found: list[Session]) -> list[Session]:
+def add_shared_state(reader: Reader | Transaction, found: list[Session]) -> list[Session]:
     """Sessions of one app, each with what it shares with others laid over its own state."""
     if not found:
         return []
-    of_app, of_users = scoped_state.shared(reader, found[0].app_name, (session.user_id for session in found))
+    of_app, of_users = scoped_state.read_shared(reader, found[0].app_name, (session.user_id for session in found))
     return [
-        msgspec.structs.replace(session, state_json=_joined(session.state_json, of_app | of_users[session.user_id]))
+        msgspec.structs.replace(
+            session, state_json=_merge_shared(session.state_json, of_app | of_users[session.user_id])
+        )
         for session in found
     ]
 
 
-def _joined(state_json: str, shared: dict[str, Any]) -> str:
+def _merge_shared(state_json: str, shared: dict[str, Any]) -> str:
     return msgspec.json.encode(parse_object("state_json", state_json) | shared).decode() if shared else state_json
 
 
@@ -109,13 +111,13 @@ def create(
     for name, value in (("app_name", app_name), ("user_id", user_id), ("session_id", session_id)):
         check_id(name, value)
     state = parse_object("state_json", state_json)
-    own_json = msgspec.json.encode(scoped_state.own(state)).decode()
+    own_json = msgspec.json.encode(scoped_state.session_only(state)).decode()
     session = Session(app_name, user_id, session_id or new_id(), own_json, now_ms())
     if not if_absent:
         store(tx, "tape_sessions", _KEYS, session)
     elif not _add(tx, session):
         raise SessionExists(f"The session {session_id!r} of {app_name}/{user_id} is there already.")
-    scoped_state.share(tx, app_name, user_id, state)
+    scoped_state.store_shared(tx, app_name, user_id, state)
     return session
 
 
@@ -133,20 +135,22 @@ def delete(tx: Transaction, app_name: str, user_id: str, session_id: str) -> boo
 
 
 def append_event(
-    tx: Transaction, wanted: Event, *, state_delta_json: str = "", trace: Trace = NO_TRACE
-) -> tuple[Event, int]:
+    tx: Transaction, wanted: SessionEvent, *, state_delta_json: str = "", trace: Trace = NO_TRACE
+) -> tuple[SessionEvent, int]:
     """Append an event and merge its state delta, in one step; the event and the session's new time.
 
     A delta's null deletes its key. An event whose id is there already is the answer, and changes nothing.
     """
     delta = parse_object("state_delta_json", state_delta_json)
-    place = (wanted.app_name, wanted.user_id, wanted.session_id)
-    session = find(tx, *place) or create(tx, *place, "{}")
+    session_key = (wanted.app_name, wanted.user_id, wanted.session_id)
+    session = find(tx, *session_key) or create(tx, *session_key, "{}")
     if wanted.event_id:
-        row = tx.one(f"SELECT {_EVENT} FROM tape_events WHERE {_IS_SESSION} AND event_id = ?", *place, wanted.event_id)
-        if (existing := load(Event, row)) is not None:
+        row = tx.one(
+            f"SELECT {_EVENT} FROM tape_events WHERE {_IS_SESSION} AND event_id = ?", *session_key, wanted.event_id
+        )
+        if (existing := load(SessionEvent, row)) is not None:
             return existing, session.last_update_time_ms
-    row = tx.one(f"SELECT COALESCE(max(ord), 0) FROM tape_events WHERE {_IS_SESSION}", *place)
+    row = tx.one(f"SELECT COALESCE(max(ord), 0) FROM tape_events WHERE {_IS_SESSION}", *session_key)
     now = now_ms()
     event = msgspec.structs.replace(
         wanted,
@@ -155,8 +159,8 @@ def append_event(
         timestamp_ms=wanted.timestamp_ms or now,
     )
     insert(tx, "tape_events", event)
-    state = merged(parse_object("state_json", session.state_json), scoped_state.own(delta))
-    scoped_state.share(tx, wanted.app_name, wanted.user_id, delta)
+    state = merge_state(parse_object("state_json", session.state_json), scoped_state.session_only(delta))
+    scoped_state.store_shared(tx, wanted.app_name, wanted.user_id, delta)
     store(
         tx,
         "tape_sessions",
@@ -167,7 +171,7 @@ def append_event(
     return event, now
 
 
-def merged(state: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
+def merge_state(state: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
     """State with a delta laid over it, key by key; null deletes."""
     together = state | delta
     return {key: value for key, value in together.items() if value is not None or key not in delta}
@@ -186,7 +190,7 @@ def parse_object(name: str, text: str) -> dict[str, Any]:
         raise InvalidJson(f"{name} {text[:80]!r} is not a JSON object: {error}.") from error
 
 
-def _journal(tx: Transaction, event: Event, delta: dict[str, Any], trace: Trace) -> None:
+def _journal(tx: Transaction, event: SessionEvent, delta: dict[str, Any], trace: Trace) -> None:
     run_id = run_of(event.app_name, event.user_id, event.session_id)
     payload = {
         "run_id": run_id,

@@ -57,7 +57,7 @@ def cancel(tx: Transaction, run_id: str, timer_id: str) -> bool:
     return tx.execute("DELETE FROM tape_timers WHERE run_id = ? AND timer_id = ?", run_id, timer_id) > 0
 
 
-def due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
+def list_due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
     """Timers that are due, have not fired and are leased to nobody, the longest due first."""
     rows = reader.query(
         f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? AND claim_expires_at_ms <= ?"
@@ -71,7 +71,7 @@ def due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[T
 
 def claim_due(tx: Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
     """Due timers, marked as fired: nobody else gets them."""
-    claimed = due(tx, now=now, limit=limit)
+    claimed = list_due(tx, now=now, limit=limit)
     for timer in claimed:
         tx.execute("UPDATE tape_timers SET fired = 1 WHERE run_id = ? AND timer_id = ?", timer.run_id, timer.timer_id)
     return [msgspec.structs.replace(timer, fired=True) for timer in claimed]
@@ -82,7 +82,7 @@ def lease_due(tx: Transaction, *, claimer: str, lease_ms: int = 0, now: int = 0,
     expires = now_ms() + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS)
     leased = [
         msgspec.structs.replace(timer, claimed_by=claimer, claim_expires_at_ms=expires)
-        for timer in due(tx, now=now, limit=limit)
+        for timer in list_due(tx, now=now, limit=limit)
     ]
     for timer in leased:
         store(tx, "tape_timers", ("run_id", "timer_id"), timer)

@@ -30,18 +30,18 @@ class Window(msgspec.Struct, frozen=True):
     @property
     def low_ms(self) -> int:
         """The first millisecond that counts."""
-        return up(max(self.start_ns, self.since_ns if self.since_ns is not None else self.start_ns))
+        return divide_up(max(self.start_ns, self.since_ns if self.since_ns is not None else self.start_ns))
 
     @property
     def high_ms(self) -> int:
         """The first millisecond that does not count any more."""
         end = self.start_ns + self.buckets * self.bucket_ns
-        return up(min(end, self.until_ns if self.until_ns is not None else end))
+        return divide_up(min(end, self.until_ns if self.until_ns is not None else end))
 
     def edges_ms(self) -> list[int]:
         """Where the window and its buckets begin and end, in order."""
         low, high = self.low_ms, self.high_ms
-        edges = {up(self.start_ns + index * self.bucket_ns) for index in range(self.buckets + 1)}
+        edges = {divide_up(self.start_ns + index * self.bucket_ns) for index in range(self.buckets + 1)}
         return sorted({low, high, *(edge for edge in edges if low < edge < high)})
 
 
@@ -51,12 +51,12 @@ class Cover(msgspec.Struct, frozen=True):
     ranges: dict[int, Ranges]
     cut_slots: list[int]
 
-    def of(self, widths: Sequence[int]) -> Ranges:
+    def ranges_of(self, widths: Sequence[int]) -> Ranges:
         """Everything that sums of these widths answer."""
-        return joined(sorted(one for width in widths for one in self.ranges.get(width, [])))
+        return join_ranges(sorted(one for width in widths for one in self.ranges.get(width, [])))
 
 
-def cover(window: Window, widths: Sequence[int] = (), complete: tuple[int, int] = (0, 0)) -> Cover:
+def cover_window(window: Window, widths: Sequence[int] = (), complete: tuple[int, int] = (0, 0)) -> Cover:
     """Cover a window with slots and, within the times in which they are complete, with sums of other widths.
 
     Every width must be a multiple of a slot, and the complete times whole multiples of the smallest width.
@@ -70,7 +70,7 @@ def cover(window: Window, widths: Sequence[int] = (), complete: tuple[int, int] 
         _fill(ranges, since, until, [*order, SLOT_MS])
         _fill(ranges, until, high, [SLOT_MS])
     cuts = sorted({edge // SLOT_MS for edge in edges if edge % SLOT_MS})
-    return Cover({width: joined(found) for width, found in ranges.items()}, cuts)
+    return Cover({width: join_ranges(found) for width, found in ranges.items()}, cuts)
 
 
 def _fill(ranges: dict[int, Ranges], low: int, high: int, widths: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ def _fill(ranges: dict[int, Ranges], low: int, high: int, widths: Sequence[int])
     if low >= high or not widths:
         return
     width = widths[0]
-    first, last = up(low, width) * width, high // width * width
+    first, last = divide_up(low, width) * width, high // width * width
     if first >= last:
         _fill(ranges, low, high, widths[1:])
         return
@@ -87,7 +87,7 @@ def _fill(ranges: dict[int, Ranges], low: int, high: int, widths: Sequence[int])
     _fill(ranges, last, high, widths[1:])
 
 
-def joined(ranges: Ranges) -> Ranges:
+def join_ranges(ranges: Ranges) -> Ranges:
     """Ranges in order, those that touch made one."""
     found: Ranges = []
     for low, high in ranges:
@@ -98,6 +98,6 @@ def joined(ranges: Ranges) -> Ranges:
     return found
 
 
-def up(value: int, step: int = MS) -> int:
+def divide_up(value: int, step: int = MS) -> int:
     """Divided and rounded up."""
     return -(-value // step)

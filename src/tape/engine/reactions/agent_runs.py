@@ -84,4 +84,4 @@ def _begin(tx: Transaction, reaction: Reaction, source: Source, invocation: str)
     }
     trace = Trace(source.trace_id, "", source.span_id)
     # The lease has run out when it begins: whoever recovers runs takes this one up at once.
-    runs.begin(tx, wanted, owner=OWNER, lease_ms=0, trace=trace, about=about, is_recoverable=True)
+    runs.begin(tx, wanted, owner=OWNER, lease_ms=0, trace=trace, extra_payload=about, is_recoverable=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tape.cel import Envelope, IndexKey, Predicate, compile_predicate, read_path
+from tape.cel import EntryView, IndexKey, Predicate, compile_predicate, read_path
 from tape.engine.reactions import registry
 from tape.engine.reactions.reaction import Reaction
 from tape.model.entry import Entry
@@ -101,7 +101,7 @@ class Catalog:
             if not reaction.deleted:
                 self._add(Watch(reaction, news.shards.get(reaction.reaction_id, {})))
 
-    def candidates(self, entry: Entry, envelope: Envelope) -> list[Watch]:
+    def candidates(self, entry: Entry, envelope: EntryView) -> list[Watch]:
         """Those whose pattern fits and whose index key, if they have one, holds."""
         found: list[Watch] = []
         for group in self._by_subject.matching(entry.subject):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.cel import Envelope, Explanation, compile_predicate
+from tape.cel import EntryView, Explanation, compile_predicate
 from tape.engine.reactions import agent_runs, registry, tasks
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.shards import shard_of
@@ -67,7 +67,7 @@ def _judge(account: Account) -> None:
         account.verdict = f"No match: {reason}."
         return
     if reaction.predicate_cel:
-        account.predicate = explanation = compile_predicate(reaction.predicate_cel).explain(Envelope(entry))
+        account.predicate = explanation = compile_predicate(reaction.predicate_cel).explain(EntryView(entry))
         decided = explanation.decided
         account.decided_by = f"{' '.join(decided.expression.split())} → {decided.outcome()}"
         if not explanation.matched:

@@ -17,7 +17,7 @@ from collections.abc import Sequence, Set
 from tape.base.clock import now_ms
 from tape.base.owner import new_owner
 from tape.engine.fanout.hub import Hub
-from tape.engine.fanout.subscription import Subscription
+from tape.engine.fanout.subscription import JournalSubscription
 from tape.engine.reactions import agent_tasks, matcher_partitions, matcher_steps, registry
 from tape.engine.reactions.catch_up import Sweep, plan
 from tape.engine.reactions.compiled import Catalog, Shard, Watch, read_news, read_shards
@@ -64,7 +64,7 @@ class Matcher:
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._subscription: Subscription | None = None
+        self._subscription: JournalSubscription | None = None
         self._lanes: dict[int, int] = {}
         self._position = 0
         self._mishaps: dict[tuple[str, int], Mishap] = {}
@@ -101,7 +101,7 @@ class Matcher:
         """The registry has changed: look at once."""
         self._stirred.set()
         if self._subscription is not None:
-            self._subscription.nudge()
+            self._subscription.wake()
 
     @property
     def position(self) -> int:

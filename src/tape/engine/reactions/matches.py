@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tape.cel import Envelope
+from tape.cel import EntryView
 from tape.engine.reactions.compiled import Catalog, Shard, Watch
 from tape.engine.reactions.shards import fnv1a
 from tape.model.entry import Entry
@@ -48,7 +48,7 @@ def match(catalog: Catalog, entries: Sequence[Entry], scope: Scope) -> Findings:
     findings = Findings([], {})
     matches = findings.matches
     for entry in entries:
-        envelope = Envelope(entry)
+        envelope = EntryView(entry)
         hashed = -1
         for watch in catalog.candidates(entry, envelope):
             shards = watch.shards

@@ -13,7 +13,7 @@ from tape.base.ids import new_id
 from tape.engine.reactions.reaction import COLUMNS, Reaction
 from tape.engine.reactions.shards import lane_of
 from tape.errors import InvalidReaction, NotFound, ShardsApart
-from tape.journal.appender import Page, read_head
+from tape.journal.appender import Appender, read_head
 from tape.journal.reader import checked_cursor
 from tape.store import Reader, Transaction
 from tape.store.records import load, load_all, store
@@ -111,7 +111,7 @@ def _store(tx: Transaction, reaction: Reaction) -> Reaction:
 
 def _start(tx: Transaction, from_global_seq: int, backfill: bool) -> int:
     # Entries that this transaction has appended already count as being there.
-    head = msgspec.structs.replace(read_head(tx), global_seq=tx.enlist(Page).global_seq)
+    head = msgspec.structs.replace(read_head(tx), global_seq=tx.enlist(Appender).global_seq)
     if backfill and from_global_seq:
         raise InvalidReaction(f"backfill and from_global_seq {from_global_seq} both say where to begin; give one.")
     if from_global_seq < 0:
@@ -125,7 +125,7 @@ def _place_cursors(tx: Transaction, reaction: Reaction, start: int, began: int) 
     for lane in {lane_of(reaction.reaction_id, shard) for shard in shards}:
         if not _is_used(tx, lane):
             # Nobody has looked at the entries since: there is nothing for this lane to go through.
-            positions[lane] = tx.enlist(Page).global_seq
+            positions[lane] = tx.enlist(Appender).global_seq
             tx.execute("UPDATE tape_reaction_lanes SET position = ? WHERE lane = ?", positions[lane], lane)
     now = now_ms()
     rows = []

@@ -32,7 +32,7 @@ class Artifacts:
     """One identity's artifacts are in a folder of their own: nobody can guess another's by its content."""
 
     def __init__(self, url: str, threshold_bytes: int) -> None:
-        self._shelf = _open(url)
+        self._backend = _open(url)
         self.threshold_bytes = threshold_bytes
 
     async def get(self, identity: Identity, name: str) -> Artifact:
@@ -40,7 +40,7 @@ class Artifacts:
         match = _ID.fullmatch(name)
         if match is None:
             raise NotFound(f"no such artifact: {name!r}.")
-        content = await self._shelf.get(_path(identity, name))
+        content = await self._backend.get(_path(identity, name))
         if content is None:
             raise NotFound(f"no such artifact: {name!r}.")
         return Artifact(MIMES[match[1]], content)
@@ -53,7 +53,7 @@ class Artifacts:
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidJson(f"payload_json is not JSON whose large fields can be found: {error}.") from error
         for name, content in kept.items():
-            await self._shelf.put(_path(identity, name), content)
+            await self._backend.put(_path(identity, name), content)
         return msgspec.json.encode(payload).decode() if kept else payload_json
 
     def _replace(self, value: Any, kept: dict[str, bytes], *, is_field: bool = True) -> Any:
@@ -90,7 +90,7 @@ def _path(identity: Identity, name: str) -> str:
 # ── where they are ───────────────────────────────────────────────────────────────────────────────
 
 
-class _Shelf(Protocol):
+class _ArtifactBackend(Protocol):
     async def put(self, path: str, content: bytes) -> None:
         """Keep content durably. The same path always has the same content."""
 
@@ -98,7 +98,7 @@ class _Shelf(Protocol):
         """The content, or None."""
 
 
-def _open(url: str) -> _Shelf:
+def _open(url: str) -> _ArtifactBackend:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return _Folder(Path(url))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tape.engine.security.identity import Caller
+from tape.engine.security.identity import Principal
 from tape.errors import TapeError
 from tape.journal.journal import Journal
 from tape.model.entry import Draft
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 # Refused tokens are journaled at most this often, with their number: a flood of them must not fill the journal.
 REJECTION_WINDOW_S = 1.0
-NOBODY = Caller("tape-auth", "auth-edge", "auth-edge")
+UNAUTHENTICATED = Principal("tape-auth", "auth-edge", "auth-edge")
 RUN = "audit"
 
 
@@ -31,7 +31,7 @@ class Audit:
         self._rejections: Counter[str] = Counter()
         self._writing: asyncio.Task[None] | None = None
 
-    async def admin_scope_used(self, caller: Caller, method: str, subscriber_id: int = 0) -> None:
+    async def admin_scope_used(self, caller: Principal, method: str, subscriber_id: int = 0) -> None:
         """A caller looked beyond its own session; durable before it sees anything."""
         payload = {
             "Tenant": caller.tenant,
@@ -44,9 +44,9 @@ class Audit:
 
     async def redaction_failed(self, draft: Draft, reason: str) -> None:
         """A payload was refused because it could not be searched for secrets; it is not repeated here."""
-        whose = Caller(draft.tenant, draft.user, draft.session)
+        principal = Principal(draft.tenant, draft.user, draft.session)
         payload = {"OriginalSubject": draft.subject, "Reason": reason}
-        await self._journal.append([_draft("audit", "redaction_failed", whose, payload)])
+        await self._journal.append([_draft("audit", "redaction_failed", principal, payload)])
 
     def auth_rejected(self, reason: str) -> None:
         """A token was refused. Written soon, together with others like it."""
@@ -72,7 +72,8 @@ class Audit:
     async def _append_rejections(self) -> None:
         counts, self._rejections = self._rejections, Counter()
         drafts = [
-            _draft("auth", "rejected", NOBODY, {"Reason": reason, "Count": count}) for reason, count in counts.items()
+            _draft("auth", "rejected", UNAUTHENTICATED, {"Reason": reason, "Count": count})
+            for reason, count in counts.items()
         ]
         if not drafts:
             return
@@ -82,7 +83,7 @@ class Audit:
             log.warning("%d refused tokens could not be journaled: %s", counts.total(), error)
 
 
-def _draft(kind: str, verb: str, caller: Caller, payload: dict[str, Any]) -> Draft:
+def _draft(kind: str, verb: str, caller: Principal, payload: dict[str, Any]) -> Draft:
     return Draft(
         subject=build(kind, verb),
         run_id=RUN,

@@ -23,10 +23,10 @@ class MasterKeys(Protocol):
 
     name: str
 
-    def wrap(self, data_key: bytes, place: bytes) -> tuple[str, bytes]:
+    def wrap(self, data_key: bytes, associated_data: bytes) -> tuple[str, bytes]:
         """The id of the master key in use, and the data key wrapped with it."""
 
-    def unwrap(self, master_key: str, wrapped: bytes, place: bytes) -> bytes:
+    def unwrap(self, master_key: str, wrapped: bytes, binding: bytes) -> bytes:
         """The data key. Raises SecretDamaged if it was wrapped for another place or changed since."""
 
     def renew(self, in_use: frozenset[str]) -> str:
@@ -36,7 +36,7 @@ class MasterKeys(Protocol):
         """Let go of connections."""
 
 
-class Sealed(NamedTuple):
+class SealedSecret(NamedTuple):
     """A secret as it is stored: nothing in it can be read without the master key."""
 
     master_key: str
@@ -44,32 +44,32 @@ class Sealed(NamedTuple):
     sealed: bytes
 
 
-def seal(secret: bytes, place: str, keys: MasterKeys) -> Sealed:
+def seal(secret: bytes, binding: str, keys: MasterKeys) -> SealedSecret:
     """Seal a secret with a fresh data key. It is opened once right away: what cannot be read is not kept."""
     data_key = AESGCM.generate_key(KEY_BYTES * 8)
-    master_key, wrapped = keys.wrap(data_key, _bound("key", place))
-    sealed = Sealed(master_key, wrapped, encrypt(data_key, secret, _bound("secret", place)))
-    if unseal(sealed, place, keys) != secret:  # pragma: no cover - a broken key service
-        raise SecretDamaged(f"{place} was sealed by {keys.name} and came back different; nothing was stored.")
+    master_key, wrapped = keys.wrap(data_key, _associated_data("key", binding))
+    sealed = SealedSecret(master_key, wrapped, encrypt(data_key, secret, _associated_data("secret", binding)))
+    if unseal(sealed, binding, keys) != secret:  # pragma: no cover - a broken key service
+        raise SecretDamaged(f"{binding} was sealed by {keys.name} and came back different; nothing was stored.")
     return sealed
 
 
-def unseal(sealed: Sealed, place: str, keys: MasterKeys) -> bytes:
+def unseal(sealed: SealedSecret, binding: str, keys: MasterKeys) -> bytes:
     """The secret. Raises SecretDamaged if it was sealed for another place or changed since."""
-    data_key = keys.unwrap(sealed.master_key, sealed.wrapped_key, _bound("key", place))
-    return decrypt(data_key, sealed.sealed, _bound("secret", place))
+    data_key = keys.unwrap(sealed.master_key, sealed.wrapped_key, _associated_data("key", binding))
+    return decrypt(data_key, sealed.sealed, _associated_data("secret", binding))
 
 
-def encrypt(key: bytes, plain: bytes, bound_to: bytes) -> bytes:
+def encrypt(key: bytes, plain: bytes, associated_data: bytes) -> bytes:
     """Nonce, ciphertext and tag in one."""
     nonce = os.urandom(NONCE_BYTES)
-    return nonce + AESGCM(key).encrypt(nonce, plain, bound_to)
+    return nonce + AESGCM(key).encrypt(nonce, plain, associated_data)
 
 
-def decrypt(key: bytes, blob: bytes, bound_to: bytes) -> bytes:
+def decrypt(key: bytes, blob: bytes, associated_data: bytes) -> bytes:
     """What `encrypt` was given. Raises SecretDamaged if key, place or a single bit is another."""
     try:
-        return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], bound_to)
+        return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], associated_data)
     except (InvalidTag, ValueError):
         # Not chained: the cause says nothing, and its frames hold the key.
         raise SecretDamaged(
@@ -78,5 +78,5 @@ def decrypt(key: bytes, blob: bytes, bound_to: bytes) -> bytes:
         ) from None
 
 
-def _bound(layer: str, place: str) -> bytes:
-    return f"tape-wallet/1/{layer}/{place}".encode()
+def _associated_data(layer: str, binding: str) -> bytes:
+    return f"tape-wallet/1/{layer}/{binding}".encode()

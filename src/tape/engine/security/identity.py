@@ -21,10 +21,10 @@ SCOPES = frozenset({ADMIN, FLEET, SERVICE})
 WIDENING = frozenset({ADMIN, FLEET})
 
 # Checking a signature costs a tenth of a millisecond: callers that come again are known for a while.
-REMEMBERED = 1_024
+MAX_CACHED_TOKENS = 1_024
 
 
-class Caller(msgspec.Struct, frozen=True):
+class Principal(msgspec.Struct, frozen=True):
     """Who makes a call. `expires_at` is in seconds since 1970; None is never."""
 
     tenant: str = ""
@@ -39,7 +39,7 @@ class Caller(msgspec.Struct, frozen=True):
         return self.tenant, self.user, self.session
 
     @property
-    def may_widen(self) -> bool:
+    def can_widen(self) -> bool:
         """Whether the caller may look beyond its own session."""
         return not WIDENING.isdisjoint(self.scopes)
 
@@ -53,21 +53,21 @@ class Authenticator:
         self._audience = audience
         self._jws = jwt.PyJWS(algorithms=sorted(ALGORITHMS))
         # Claims whose signature was good, with the generation of the keys that said so.
-        self._proven: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self._verified: dict[str, tuple[int, Mapping[str, Any]]] = {}
 
-    async def verify(self, token: str, session: str = "") -> Caller:
+    async def verify(self, token: str, session: str = "") -> Principal:
         """The caller that a token proves. A session named beside it takes the place of the claim's."""
-        generation, claims = self._proven.get(token, (-1, {}))
+        generation, claims = self._verified.get(token, (-1, {}))
         if generation != self.keys.generation:
-            claims = await self._prove(token)
-            if len(self._proven) >= REMEMBERED:
-                self._proven.clear()
-            self._proven[token] = (self.keys.generation, claims)
+            claims = await self._verify_signature(token)
+            if len(self._verified) >= MAX_CACHED_TOKENS:
+                self._verified.clear()
+            self._verified[token] = (self.keys.generation, claims)
         self.keys.check_fresh()
         self._check_claims(claims)
-        return _caller(claims, session)
+        return _principal_of(claims, session)
 
-    async def _prove(self, token: str) -> Mapping[str, Any]:
+    async def _verify_signature(self, token: str) -> Mapping[str, Any]:
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, ValueError) as error:
@@ -105,7 +105,7 @@ class Authenticator:
             raise TokenRejected("token_not_yet_valid")
 
 
-def _caller(claims: Mapping[str, Any], session: str) -> Caller:
+def _principal_of(claims: Mapping[str, Any], session: str) -> Principal:
     names = {name: claims.get(name) for name in ("tenant", "user", "session")}
     names["session"] = session or names["session"]
     for name, value in names.items():
@@ -114,7 +114,7 @@ def _caller(claims: Mapping[str, Any], session: str) -> Caller:
     reach = claims.get("session_reach")
     if isinstance(reach, list) and names["session"] not in reach:
         raise SessionOutOfReach(f"the session {names['session']!r} is not in the token's session_reach")
-    return Caller(
+    return Principal(
         **names,  # type: ignore[arg-type]  # checked just above
         scopes=_scopes(claims.get("scopes")),
         expires_at=float(claims["exp"]),

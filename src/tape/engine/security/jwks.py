@@ -23,12 +23,12 @@ ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "E
 MAX_BYTES = 1 << 20
 FETCH_S = 5.0
 # An unknown key id makes us look again, but not more often than this: anybody can send one.
-LOOK_AGAIN_S = 5.0
+MIN_RELOAD_S = 5.0
 
 _CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 
 
-class Key(NamedTuple):
+class PublicKey(NamedTuple):
     """A public key and the algorithms that it may be used with."""
 
     algorithms: frozenset[str]
@@ -52,10 +52,10 @@ class KeySet:
         self.generation = 0
         self._refresh_s = refresh_s
         self._max_stale_s = max_stale_s
-        self._keys: dict[str, Key] = {}
+        self._keys: dict[str, PublicKey] = {}
         self._fetched_at = -max_stale_s
-        self._looked_at = -LOOK_AGAIN_S
-        self._looking = asyncio.Lock()
+        self._attempted_at = -MIN_RELOAD_S
+        self._reload_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._is_url = "://" in source
         self._http = HttpClient(policy, timeout_s=FETCH_S, max_body_bytes=MAX_BYTES, connections=1)
@@ -79,10 +79,10 @@ class KeySet:
             await asyncio.gather(self._task, return_exceptions=True)
         self._http.close()
 
-    async def find(self, kid: str) -> Key | None:
+    async def find(self, kid: str) -> PublicKey | None:
         """The key with that id, looking at the source again if it is new."""
         if kid not in self._keys or self._is_stale:
-            await self._look_again()
+            await self._reload_soon()
         self.check_fresh()
         return self._keys.get(kid)
 
@@ -95,9 +95,9 @@ class KeySet:
     def _is_stale(self) -> bool:
         return time.monotonic() - self._fetched_at >= self._max_stale_s
 
-    async def _look_again(self) -> None:
-        async with self._looking:
-            if time.monotonic() - self._looked_at < LOOK_AGAIN_S:
+    async def _reload_soon(self) -> None:
+        async with self._reload_lock:
+            if time.monotonic() - self._attempted_at < MIN_RELOAD_S:
                 return
             try:
                 await self._load()
@@ -106,11 +106,11 @@ class KeySet:
 
     async def _keep_fresh(self) -> None:
         while True:
-            await asyncio.sleep(min(self._refresh_s, LOOK_AGAIN_S) if self._is_stale else self._refresh_s)
-            await self._look_again()
+            await asyncio.sleep(min(self._refresh_s, MIN_RELOAD_S) if self._is_stale else self._refresh_s)
+            await self._reload_soon()
 
     async def _load(self) -> None:
-        self._looked_at = time.monotonic()
+        self._attempted_at = time.monotonic()
         keys = parse_jwks(await self._fetch())
         if keys.keys() != self._keys.keys() or any(keys[kid] != self._keys[kid] for kid in keys):
             self.generation += 1
@@ -126,7 +126,7 @@ class KeySet:
         return response.body
 
 
-def parse_jwks(text: bytes) -> dict[str, Key]:
+def parse_jwks(text: bytes) -> dict[str, PublicKey]:
     """The usable keys of a JWKS document; ValueError if it has none."""
     try:
         document = msgspec.json.decode(text)
@@ -139,7 +139,7 @@ def parse_jwks(text: bytes) -> dict[str, Key]:
     return found
 
 
-def _parse_key(entry: dict[str, Any]) -> Key | None:
+def _parse_key(entry: dict[str, Any]) -> PublicKey | None:
     if entry.get("use", "sig") != "sig":
         return None
     key: Any
@@ -159,7 +159,7 @@ def _parse_key(entry: dict[str, Any]) -> Key | None:
     declared = entry.get("alg")
     algorithms = fitting & {declared} if declared else fitting
     public = key.public_key() if hasattr(key, "public_key") else key
-    return Key(frozenset(algorithms), public) if algorithms else None
+    return PublicKey(frozenset(algorithms), public) if algorithms else None
 
 
 def _check_url(url: str) -> None:

@@ -49,12 +49,12 @@ class KeyFile:
         _write(descriptor, _Content(name, {name: key}))
         _sync_folder(self.path.parent)
 
-    def wrap(self, data_key: bytes, place: bytes) -> tuple[str, bytes]:
+    def wrap(self, data_key: bytes, associated_data: bytes) -> tuple[str, bytes]:
         """Wrap with the newest key."""
         content = self._read()
-        return content.primary, encrypt(self._key(content, content.primary), data_key, place)
+        return content.primary, encrypt(self._key(content, content.primary), data_key, associated_data)
 
-    def unwrap(self, master_key: str, wrapped: bytes, place: bytes) -> bytes:
+    def unwrap(self, master_key: str, wrapped: bytes, associated_data: bytes) -> bytes:
         """Unwrap with the key of that id."""
         content = self._read()
         if master_key not in content.keys:
@@ -62,7 +62,7 @@ class KeyFile:
                 f"{self.name} does not have the key {master_key!r} that a secret was sealed with, only"
                 f" {', '.join(sorted(content.keys))}. Name the file that has it (wallet_key, TAPE_WALLET_KEY)."
             )
-        return decrypt(self._key(content, master_key), wrapped, place)
+        return decrypt(self._key(content, master_key), wrapped, associated_data)
 
     def renew(self, in_use: frozenset[str]) -> str:
         """Put a new key in front. Keys that no secret needs leave; the one just replaced stays until the next time,

@@ -52,19 +52,23 @@ class GoogleKms:
         self._token = token or _DefaultCredentials()
         self._http = HttpClient(OPERATOR, timeout_s=TIMEOUT_S)
 
-    def wrap(self, data_key: bytes, place: bytes) -> tuple[str, bytes]:
+    def wrap(self, data_key: bytes, associated_data: bytes) -> tuple[str, bytes]:
         """Have the key's primary version wrap it."""
-        answer = self._call("encrypt", {"plaintext": _text(data_key), "additionalAuthenticatedData": _text(place)})
+        answer = self._call(
+            "encrypt", {"plaintext": _text(data_key), "additionalAuthenticatedData": _text(associated_data)}
+        )
         return answer.get("name", self._resource), self._bytes(answer, "ciphertext")
 
-    def unwrap(self, master_key: str, wrapped: bytes, place: bytes) -> bytes:
+    def unwrap(self, master_key: str, wrapped: bytes, associated_data: bytes) -> bytes:
         """Have it unwrapped; KMS knows by which version."""
         if not master_key.startswith(f"{self._resource}/cryptoKeyVersions/"):
             raise WalletLocked(
                 f"A secret was sealed with {master_key}, not with {self.name}. Set wallet_key to what it was, or"
                 " set the secret again."
             )
-        answer = self._call("decrypt", {"ciphertext": _text(wrapped), "additionalAuthenticatedData": _text(place)})
+        answer = self._call(
+            "decrypt", {"ciphertext": _text(wrapped), "additionalAuthenticatedData": _text(associated_data)}
+        )
         return self._bytes(answer, "plaintext")
 
     def renew(self, in_use: frozenset[str]) -> str:

@@ -13,7 +13,7 @@ from tape.errors import RedactionFailed
 from tape.model.entry import Draft, type_of
 
 
-class Screening:
+class DraftScreen:
     """A screen for `Journal`. A draft that cannot be screened refuses its whole request."""
 
     def __init__(self, redactor: Redactor, artifacts: Artifacts, audit: Audit) -> None:

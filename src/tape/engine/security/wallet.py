@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.engine.security.envelope_encryption import MasterKeys, Sealed, seal, unseal
+from tape.engine.security.envelope_encryption import MasterKeys, SealedSecret, seal, unseal
 from tape.engine.security.keyfile import KeyFile
 from tape.engine.security.kms import GoogleKms
 from tape.errors import InvalidInput, SecretDamaged, SecretNotFound, TapeError
@@ -36,14 +36,14 @@ TEXT_FIELDS = ("secret", "token", "value", "key", "password")
 Secret = str | dict[str, Any]
 
 
-class Secrets(Protocol):
+class SecretSource(Protocol):
     """Whoever gives secrets out: the wallet, or a server that has one."""
 
     async def reveal(self, alias: str) -> Secret:
         """The secret of an alias: a text, or fields such as `{"url": …, "token": …}`. Raises SecretNotFound."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class SecretInfo(msgspec.Struct, frozen=True):
     """What may be told about a secret."""
 
     alias: str
@@ -70,7 +70,7 @@ class Wallet:
         try:
             rows = await self._database.read(lambda reader: _rows(reader, alias, now_ms()))
             if not rows:
-                raise await self._missing(alias)
+                raise await self._not_found(alias)
             found = [await asyncio.to_thread(self._open, alias, version, sealed) for version, sealed in rows]
         except TapeError as error:
             self._database.metrics.wallet_reveals.labels(error.code).inc()
@@ -83,90 +83,92 @@ class Wallet:
         now = now_ms()
         return await self._database.read(lambda reader: _usable(reader, alias, now))
 
-    async def set(self, alias: str, secret: Secret, *, keep_previous_s: float = 0, by: str = "") -> Held:
+    async def set(self, alias: str, secret: Secret, *, keep_previous_s: float = 0, by: str = "") -> SecretInfo:
         """Store a secret; those before it leave, at once or after so many seconds at most."""
         check_alias(alias)
         plain = _encoded(secret)
         while True:
             now = now_ms()
             version = await self._database.read(lambda reader: _version(reader, alias)) + 1
-            sealed = await asyncio.to_thread(seal, plain, _place(alias, version), self._keys)
-            held = Held(alias, version, sealed.master_key, now, now, 0)
+            sealed = await asyncio.to_thread(seal, plain, _binding(alias, version), self._keys)
+            info = SecretInfo(alias, version, sealed.master_key, now, now, 0)
             retires_at_ms = now + int(keep_previous_s * 1000)
 
-            def store(tx: Transaction, held: Held = held, sealed: Sealed = sealed, until: int = retires_at_ms) -> bool:
-                return _store(tx, held, sealed, until, by)
+            def store(
+                tx: Transaction, info: SecretInfo = info, sealed: SealedSecret = sealed, until: int = retires_at_ms
+            ) -> bool:
+                return _store(tx, info, sealed, until, by)
 
             # Somebody else may have set it since we looked; what we sealed is good for one version only.
             if await self._database.write(store, size=len(plain)):
-                return held
+                return info
 
-    async def find(self, alias: str) -> Held:
+    async def find(self, alias: str) -> SecretInfo:
         """What may be told about the secret of an alias. Raises SecretNotFound."""
-        held = [each for each in await self.list() if each.alias == alias and not each.retires_at_ms]
-        if not held:
-            raise await self._missing(alias)
-        return held[0]
+        info = [each for each in await self.list() if each.alias == alias and not each.retires_at_ms]
+        if not info:
+            raise await self._not_found(alias)
+        return info[0]
 
-    async def note(self, alias: str, to: str) -> None:
+    async def record_reveal(self, alias: str, to: str) -> None:
         """Put on the journal that a secret is about to be given out, and to whom."""
-        await self._database.write(lambda tx: _tell(tx, "revealed", alias, {"alias": alias, "to": to}))
+        await self._database.write(lambda tx: _emit(tx, "revealed", alias, {"alias": alias, "to": to}))
 
-    async def list(self) -> list[Held]:
+    async def list(self) -> list[SecretInfo]:
         """What the wallet holds, by alias."""
         return await self._database.read(_list)
 
     async def delete(self, alias: str, *, by: str = "") -> None:
         """Remove a secret for good."""
         if not await self._database.write(lambda tx: _delete(tx, alias, by)):
-            raise await self._missing(alias)
+            raise await self._not_found(alias)
 
     async def rotate(self, *, new_master_key: bool = True, by: str = "") -> tuple[int, str]:
         """Seal every secret anew: with a data key of its own, and a new master key. How many, and which key.
 
         Can be stopped anywhere and begun again; readers are not disturbed.
         """
-        await self.forget_retired()
-        held = await self.list()
+        await self.delete_retired()
+        info = await self.list()
         if new_master_key:
-            await asyncio.to_thread(self._keys.renew, frozenset(each.master_key for each in held))
+            await asyncio.to_thread(self._keys.renew, frozenset(each.master_key for each in info))
         count, master_key = 0, ""
-        for each in held:
+        for each in info:
             resealed = await self._reseal(each)
             if resealed is not None:
                 count, master_key = count + 1, resealed.master_key
         payload = {"resealed": count, "master_key": master_key, "by": by}
-        await self._database.write(lambda tx: _tell(tx, "rotated", "", payload))
+        await self._database.write(lambda tx: _emit(tx, "rotated", "", payload))
         return count, master_key
 
-    async def forget_retired(self) -> None:
+    async def delete_retired(self) -> None:
         """Remove the secrets that were replaced and whose time is up."""
         now = now_ms()
-        await self._database.write(lambda tx: _forget(tx, now))
+        await self._database.write(lambda tx: _delete_retired(tx, now))
 
     def close(self) -> None:
         """Let go of what holds the master key."""
         self._keys.close()
 
-    async def _reseal(self, held: Held) -> Sealed | None:
-        place = _place(held.alias, held.version)
-        row = await self._database.read(lambda reader: _row(reader, held.alias, held.version))
+    async def _reseal(self, info: SecretInfo) -> SealedSecret | None:
+        binding = _binding(info.alias, info.version)
+        row = await self._database.read(lambda reader: _row(reader, info.alias, info.version))
         if row is None:
             return None  # replaced or removed since; what replaced it is sealed with the new key
-        plain = await asyncio.to_thread(unseal, row, place, self._keys)
-        sealed = await asyncio.to_thread(seal, plain, place, self._keys)
-        return sealed if await self._database.write(lambda tx: _replace(tx, held, row, sealed)) else None
+        plain = await asyncio.to_thread(unseal, row, binding, self._keys)
+        sealed = await asyncio.to_thread(seal, plain, binding, self._keys)
+        return sealed if await self._database.write(lambda tx: _replace(tx, info, row, sealed)) else None
 
-    def _open(self, alias: str, version: int, sealed: Sealed) -> Secret:
-        plain = unseal(sealed, _place(alias, version), self._keys)
+    def _open(self, alias: str, version: int, sealed: SealedSecret) -> Secret:
+        plain = unseal(sealed, _binding(alias, version), self._keys)
         try:
             secret: Secret = msgspec.json.decode(plain, type=Secret)
         except msgspec.DecodeError:
             raise SecretDamaged(f"The secret {alias!r} opens, but is neither text nor fields. Set it again.") from None
         return secret
 
-    async def _missing(self, alias: str) -> SecretNotFound:
-        aliases = {held.alias for held in await self.list()}
+    async def _not_found(self, alias: str) -> SecretNotFound:
+        aliases = {info.alias for info in await self.list()}
         near = difflib.get_close_matches(alias, aliases, n=1)
         hint = f"The nearest is {near[0]!r}. " if near else ""
         return SecretNotFound(f"The wallet has no secret {alias!r}. {hint}Set it with: tape wallet set {alias}")
@@ -206,14 +208,14 @@ def _encoded(secret: Secret) -> bytes:
     return plain
 
 
-def _place(alias: str, version: int) -> str:
+def _binding(alias: str, version: int) -> str:
     return f"{alias}/{version}"
 
 
 # ── what is stored ───────────────────────────────────────────────────────────────────────────────
 
-_SEALED = "master_key, wrapped_key, sealed"
-_HELD = "alias, version, master_key, set_at_ms, sealed_at_ms, retires_at_ms"
+_SEALED_COLUMNS = "master_key, wrapped_key, sealed"
+_INFO_COLUMNS = "alias, version, master_key, set_at_ms, sealed_at_ms, retires_at_ms"
 
 
 def _version(reader: Reader, alias: str) -> int:
@@ -221,8 +223,10 @@ def _version(reader: Reader, alias: str) -> int:
     return (row[0] or 0) if row else 0
 
 
-def _list(reader: Reader) -> list[Held]:
-    return [Held(*row) for row in reader.query(f"SELECT {_HELD} FROM tape_secrets ORDER BY alias, version")]
+def _list(reader: Reader) -> list[SecretInfo]:
+    return [
+        SecretInfo(*row) for row in reader.query(f"SELECT {_INFO_COLUMNS} FROM tape_secrets ORDER BY alias, version")
+    ]
 
 
 def _usable(reader: Reader, alias: str, now_ms: int) -> tuple[tuple[int, int], ...]:
@@ -235,52 +239,52 @@ def _usable(reader: Reader, alias: str, now_ms: int) -> tuple[tuple[int, int], .
     return tuple((version, sealed_at_ms) for version, sealed_at_ms in rows)
 
 
-def _rows(reader: Reader, alias: str, now_ms: int) -> Sequence[tuple[int, Sealed]]:
+def _rows(reader: Reader, alias: str, now_ms: int) -> Sequence[tuple[int, SealedSecret]]:
     rows = reader.query(
-        f"SELECT version, {_SEALED} FROM tape_secrets WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)"
-        " ORDER BY version DESC",
+        f"SELECT version, {_SEALED_COLUMNS} FROM tape_secrets"
+        " WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?) ORDER BY version DESC",
         alias,
         now_ms,
     )
-    return [(version, Sealed(key, bytes(wrapped), bytes(sealed))) for version, key, wrapped, sealed in rows]
+    return [(version, SealedSecret(key, bytes(wrapped), bytes(sealed))) for version, key, wrapped, sealed in rows]
 
 
-def _row(reader: Reader | Transaction, alias: str, version: int) -> Sealed | None:
-    row = reader.one(f"SELECT {_SEALED} FROM tape_secrets WHERE alias = ? AND version = ?", alias, version)
-    return Sealed(row[0], bytes(row[1]), bytes(row[2])) if row else None
+def _row(reader: Reader | Transaction, alias: str, version: int) -> SealedSecret | None:
+    row = reader.one(f"SELECT {_SEALED_COLUMNS} FROM tape_secrets WHERE alias = ? AND version = ?", alias, version)
+    return SealedSecret(row[0], bytes(row[1]), bytes(row[2])) if row else None
 
 
-def _store(tx: Transaction, held: Held, sealed: Sealed, until_ms: int, by: str) -> bool:
-    row = tx.one("SELECT MAX(version) FROM tape_secrets WHERE alias = ?", held.alias)
-    if row is not None and (row[0] or 0) != held.version - 1:
+def _store(tx: Transaction, info: SecretInfo, sealed: SealedSecret, until_ms: int, by: str) -> bool:
+    row = tx.one("SELECT MAX(version) FROM tape_secrets WHERE alias = ?", info.alias)
+    if row is not None and (row[0] or 0) != info.version - 1:
         return False
     tx.execute(
         "UPDATE tape_secrets SET retires_at_ms = ? WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)",
         until_ms,
-        held.alias,
+        info.alias,
         until_ms,
     )
-    _forget(tx, held.set_at_ms)
+    _delete_retired(tx, info.set_at_ms)
     columns = ("alias", "version", "master_key", "wrapped_key", "sealed", "set_at_ms", "sealed_at_ms", "retires_at_ms")
-    tx.insert("tape_secrets", columns, [(held.alias, held.version, *sealed, held.set_at_ms, held.sealed_at_ms, 0)])
-    _tell(tx, "set", held.alias, {"alias": held.alias, "version": held.version, "by": by})
+    tx.insert("tape_secrets", columns, [(info.alias, info.version, *sealed, info.set_at_ms, info.sealed_at_ms, 0)])
+    _emit(tx, "set", info.alias, {"alias": info.alias, "version": info.version, "by": by})
     return True
 
 
-def _forget(tx: Transaction, now_ms: int) -> None:
+def _delete_retired(tx: Transaction, now_ms: int) -> None:
     tx.execute("DELETE FROM tape_secrets WHERE retires_at_ms > 0 AND retires_at_ms <= ?", now_ms)
 
 
-def _replace(tx: Transaction, held: Held, before: Sealed, sealed: Sealed) -> bool:
-    if _row(tx, held.alias, held.version) != before:
+def _replace(tx: Transaction, info: SecretInfo, before: SealedSecret, sealed: SealedSecret) -> bool:
+    if _row(tx, info.alias, info.version) != before:
         return False
     tx.execute(
         "UPDATE tape_secrets SET master_key = ?, wrapped_key = ?, sealed = ?, sealed_at_ms = ?"
         " WHERE alias = ? AND version = ?",
         *sealed,
         now_ms(),
-        held.alias,
-        held.version,
+        info.alias,
+        info.version,
     )
     return True
 
@@ -288,10 +292,10 @@ def _replace(tx: Transaction, held: Held, before: Sealed, sealed: Sealed) -> boo
 def _delete(tx: Transaction, alias: str, by: str) -> bool:
     if not tx.execute("DELETE FROM tape_secrets WHERE alias = ?", alias):
         return False
-    _tell(tx, "deleted", alias, {"alias": alias, "by": by})
+    _emit(tx, "deleted", alias, {"alias": alias, "by": by})
     return True
 
 
-def _tell(tx: Transaction, verb: str, alias: str, payload: dict[str, Any]) -> None:
+def _emit(tx: Transaction, verb: str, alias: str, payload: dict[str, Any]) -> None:
     subject = build("wallet", verb, *([alias] if alias else []))
     append(tx, [Draft(subject=subject, kind="wallet", run_id=RUN, payload_json=msgspec.json.encode(payload).decode())])

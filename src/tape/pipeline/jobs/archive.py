@@ -10,10 +10,10 @@ import msgspec
 import pyarrow as pa
 
 from tape.archive.compaction import compact
-from tape.archive.files import File, write_files
-from tape.archive.location import filesystem_of, resolved
+from tape.archive.files import ArchiveFile, write_files
+from tape.archive.location import open_filesystem, resolve_url
 from tape.archive.schema import TYPES, arrow_schema
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged
 from tape.journal.appender import Head, read_head
 from tape.pipeline.archive_verifier import disagreement, last_chain
@@ -45,9 +45,9 @@ def archive(
     options: Mapping[str, str] | None = None,
 ) -> int:
     """Archive what is not yet; the number of entries that were. With `follow` it goes on until told to stop."""
-    store, lake_url = resolve_store(store), resolved(lake_url)
+    store, lake_url = resolve_store(store), resolve_url(lake_url)
     head = ask_patiently(store, read_head)
-    lake = Lake.open_or_create(lake_url, head, options)
+    lake = ArchiveTable.open_or_create(lake_url, head, options)
     _check_same_journal(lake, store, head)
     done = 0
     while not running.is_stopping:
@@ -67,7 +67,7 @@ def archive(
 
 
 def _archive_round(
-    spark: SparkSession, store: str, lake: Lake, after: int, until: int, options: Mapping[str, str] | None
+    spark: SparkSession, store: str, lake: ArchiveTable, after: int, until: int, options: Mapping[str, str] | None
 ) -> None:
     cores = spark.sparkContext.defaultParallelism
     reader = (
@@ -81,16 +81,16 @@ def _archive_round(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         part = pa.Table.from_batches(batches, arrow_schema(TYPES))
         if part.num_rows:
-            yield pa.RecordBatch.from_pylist(msgspec.to_builtins(write_files(filesystem_of(url, options), part)))
+            yield pa.RecordBatch.from_pylist(msgspec.to_builtins(write_files(open_filesystem(url, options), part)))
 
-    written = [File(**row.asDict()) for row in entries.mapInArrow(write, _WRITTEN).collect()]
+    written = [ArchiveFile(**row.asDict()) for row in entries.mapInArrow(write, _WRITTEN).collect()]
     count = sum(file.entries for file in written)
     if count != until - after:
         raise ArchiveDamaged(f"{count} of {until - after} entries were written; nothing was added to the archive.")
     lake.add(written, until)
 
 
-def _check_same_journal(lake: Lake, store: str, head: Head) -> None:
+def _check_same_journal(lake: ArchiveTable, store: str, head: Head) -> None:
     if lake.until > head.global_seq:
         raise ArchiveDamaged(
             f"The archive at {lake.url} reaches to {lake.until}, the journal only to {head.global_seq}: it belongs to"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from tape.archive.location import resolved
+from tape.archive.location import resolve_url
 from tape.engine.reactions.reaction import Reaction, checked
 from tape.engine.reactions.simulation import Counting, Fired, Queue, Rehearsal
 from tape.model.reaction_states import HandlerKind
@@ -92,7 +92,7 @@ def backtest(
     samples: int = SAMPLES,
 ) -> Backtest:
     """Match a stretch of the journal, and of its archive, as servers would have, and create nothing."""
-    store, lake = resolve_store(store), resolved(lake) if lake else ""
+    store, lake = resolve_store(store), resolve_url(lake) if lake else ""
     found = search(spark, store, reaction, since=since, until=until, lake=lake, columns=LEAN_COLUMNS)
     debounce_ms, rate = reaction.debounce_ms, reaction.rate_limit_per_s
     if rate:

@@ -56,22 +56,22 @@ def archive(
 ) -> None:
     """Copy the journal into an archive of Parquet files (a Delta table), each entry once."""
     from tape.archive import compaction
-    from tape.archive.location import resolved
-    from tape.archive.table import Lake
+    from tape.archive.location import resolve_url
+    from tape.archive.table import ArchiveTable
     from tape.pipeline.job_context import running
     from tape.pipeline.jobs import archive as job
 
     configured = load_pipeline_settings()
-    lake, options = resolved(lake or configured.lake), dict(configured.lake_options)
+    lake, options = resolve_url(lake or configured.lake), dict(configured.lake_options)
     with (
         session("archive", master, conf) as spark,
         running("archive", quiet=quiet, metrics_listen=metrics_listen) as now,
     ):
         count = job.archive(spark, store, lake, now, follow=follow, round_entries=round_entries, options=options)
-    archived = Lake.open(lake, options)
+    archived = ArchiveTable.open(lake, options)
     if compact:
         compaction.compact(archived)
-        archived.tidy()
+        archived.vacuum()
     typer.echo(f"Archived {count:,} entries; {archived.url} has {archived.begin} to {archived.until}.")
 
 

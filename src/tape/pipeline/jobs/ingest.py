@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.location import resolved
+from tape.archive.location import resolve_url
 from tape.base.clock import now_ms
 from tape.base.ids import new_id
 from tape.engine.security.redaction import Redactor
@@ -76,7 +76,7 @@ class Ingesting(msgspec.Struct, frozen=True):
 
     def resolved(self) -> Ingesting:
         """The same with places that mean the same in every process of a cluster."""
-        place = resolved(self.rejects or f"rejects-{self.producer}")
+        place = resolve_url(self.rejects or f"rejects-{self.producer}")
         return msgspec.structs.replace(self, store=resolve_store(self.store), rejects=place)
 
     def take(self, rows: DataFrame, producer: str, batch: str, number: int = -1) -> Ingested:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.location import resolved
+from tape.archive.location import resolve_url
 from tape.errors import PipelineInput
 from tape.pipeline.batches import finish_batches
 from tape.pipeline.checkpoints import Checkpoint, begun_with
@@ -42,7 +42,7 @@ def ingest_stream(
     spark: SparkSession, job: Ingesting, path: str, checkpoint: str, running: Running, how: Streaming
 ) -> Ingested:
     """Append what is there and was not read yet; with `follow`, go on until told to stop. What this run has done."""
-    job, checkpoint = job.resolved(), resolved(checkpoint)
+    job, checkpoint = job.resolved(), resolve_url(checkpoint)
     producer = f"{job.producer}/{_stream_id(job, path, checkpoint, how)}"
     rows = _distinct(_rows(spark, path, how), job.unique, how.watermark)
     job.prepared(rows)  # a mistake in the mapping is told before the query begins

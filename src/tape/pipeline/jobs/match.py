@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.location import resolved
+from tape.archive.location import resolve_url
 from tape.engine.reactions import backfill
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
@@ -75,7 +75,7 @@ def match(
 
     Without `until` it ends where servers began to match the reaction. A checkpoint that is done is done.
     """
-    store, lake = resolve_store(store), resolved(lake) if lake else ""
+    store, lake = resolve_store(store), resolve_url(lake) if lake else ""
     transact(store, lambda tx: None)  # an old database is told to migrate before anything is read
     reaction = ask_patiently(store, lambda reader: backfill.named(reader, name))
     options = {"reaction": reaction.reaction_id, "from": since, "to": until, "lake": lake}

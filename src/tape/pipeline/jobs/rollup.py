@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.location import resolved
-from tape.archive.table import Lake
+from tape.archive.location import resolve_url
+from tape.archive.table import ArchiveTable
 from tape.engine.ledgers.rollups import (
     MINUTE_MS,
-    Counted,
-    Open,
-    Position,
-    Stretch,
-    Took,
-    add_stretch,
+    CountRollup,
+    DurationRollup,
+    OpenInterval,
+    RollupBatch,
+    RollupPosition,
+    add_batch,
     read_open,
     read_position,
 )
@@ -50,7 +50,7 @@ def rollup(
 
     With a lake, what was pruned before it was counted is read from there.
     """
-    store, lake = resolve_store(store), resolved(lake) if lake else ""
+    store, lake = resolve_store(store), resolve_url(lake) if lake else ""
     transact(store, lambda tx: None)  # an old database is told to migrate before anything is read
     done = 0
     while not running.is_stopping:
@@ -64,7 +64,7 @@ def rollup(
             continue
         started = time.monotonic()
         stretch = read_stretch(spark, store, lake, position, after, until)
-        if transact(store, partial(add_stretch, stretch=stretch)):
+        if transact(store, partial(add_batch, batch=stretch)):
             done += until - after
             running.told(until - after, until, head.global_seq, time.monotonic() - started)
     return done
@@ -72,10 +72,12 @@ def rollup(
 
 def _first(head: Head, lake: str) -> int:
     """The first entry that can be counted: what was pruned before the first rollup is missing, unless archived."""
-    return min(Lake.open(lake).begin, head.oldest) if lake else head.oldest
+    return min(ArchiveTable.open(lake).begin, head.oldest) if lake else head.oldest
 
 
-def read_stretch(spark: SparkSession, store: str, lake: str, before: Position, after: int, until: int) -> Stretch:
+def read_stretch(
+    spark: SparkSession, store: str, lake: str, before: RollupPosition, after: int, until: int
+) -> RollupBatch:
     """Everything that a stretch of the journal adds to the rollups."""
     reader = spark.read.format("tape").schema(spans.COLUMNS).option("store", store)
     if lake:
@@ -88,9 +90,9 @@ def read_stretch(spark: SparkSession, store: str, lake: str, before: Position, a
         rows = _minutes(kept)
         durations, opened, closed = _spans(spark, store, kept, after) if _has_moments(rows) else ([], [], [])
         first_ms = min(row["start_ms"] for row in rows)
-        return Stretch(
+        return RollupBatch(
             after=before.global_seq,
-            position=Position(
+            position=RollupPosition(
                 global_seq=until,
                 # The minute in which a pruned journal begins lacks what was pruned of it.
                 since_ms=before.since_ms if before.global_seq or not after else first_ms + MINUTE_MS,
@@ -98,7 +100,9 @@ def read_stretch(spark: SparkSession, store: str, lake: str, before: Position, a
                 late=before.late + _late(spark, kept, rows, before),
             ),
             counts=[
-                Counted(row["start_ms"], row["tenant"], row["type"], spans.tool_of(row), row["entries"], row["bytes"])
+                CountRollup(
+                    row["start_ms"], row["tenant"], row["type"], spans.tool_of(row), row["entries"], row["bytes"]
+                )
                 for row in rows
             ],
             durations=durations,
@@ -124,7 +128,7 @@ def _minutes(kept: DataFrame) -> list[Row]:
     return kept.groupBy("start_ms", "tenant", "type", "tool").agg(*sums).collect()
 
 
-def _late(spark: SparkSession, kept: DataFrame, rows: Sequence[Row], before: Position) -> int:
+def _late(spark: SparkSession, kept: DataFrame, rows: Sequence[Row], before: RollupPosition) -> int:
     """How many entries came after one of a later minute. On a journal of one clock that is none."""
     firsts: dict[int, int] = {}
     lasts: dict[int, int] = {}
@@ -149,7 +153,7 @@ def _late(spark: SparkSession, kept: DataFrame, rows: Sequence[Row], before: Pos
 
 def _spans(
     spark: SparkSession, store: str, kept: DataFrame, after: int
-) -> tuple[list[Took], list[Open], list[tuple[str, str, str]]]:
+) -> tuple[list[DurationRollup], list[OpenInterval], list[tuple[str, str, str]]]:
     """How long what has ended took, what is open now, and what was open and is not any more."""
     still_open = ask_patiently(store, read_open)
     found = spans.spans(spans.with_open(spark, spans.moments(kept), still_open)).persist()
@@ -162,7 +166,7 @@ def _spans(
             if row["has_ended"]:
                 closed.append(key)
             else:
-                opened.append(Open(*key, row["tenant"], spans.tool_of(row), row["global_seq"], row["ts_ms"]))
+                opened.append(OpenInterval(*key, row["tenant"], spans.tool_of(row), row["global_seq"], row["ts_ms"]))
         return spans.durations(found, MINUTE_MS), opened, closed
     finally:
         found.unpersist()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.errors import PySparkException
 
-from tape.archive.location import resolved
+from tape.archive.location import resolve_url
 from tape.base.owner import process_name
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers.log import Log, open_log
@@ -114,7 +114,7 @@ class Streamed:
 
     def run(self) -> Report:
         """Stream until the end, or until told to stop."""
-        checkpoint, attempt, starts = resolved(self._how.checkpoint), 0, 0
+        checkpoint, attempt, starts = resolve_url(self._how.checkpoint), 0, 0
         source, topic = self._spec.source, self._spec.topic or self._spec.stream
         begun_with(
             checkpoint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tape.engine.ledgers.histogram import Histogram
-from tape.engine.ledgers.rollups import Took
+from tape.engine.ledgers.rollups import DurationRollup
 
 # What went wrong, of all that ended.
 FAILED = frozenset({"failed", "stuck"})
@@ -95,7 +95,7 @@ class Facts(msgspec.Struct, frozen=True):
     oldest: int
     looked_back_ms: int
     volume: list[Volume]
-    took: list[Took]
+    took: list[DurationRollup]
     slow: list[SlowRun]
     open: list[Open]
     letters: list[Letters]
@@ -123,7 +123,7 @@ class Facts(msgspec.Struct, frozen=True):
             found.add(one.histogram)
         return found
 
-    def ended(self, measure: str, tool: str | None = None, start_ms: int | None = None) -> list[Took]:
+    def ended(self, measure: str, tool: str | None = None, start_ms: int | None = None) -> list[DurationRollup]:
         """What has ended: of all effects or runs, of one tool, in one bar."""
         return [
             one

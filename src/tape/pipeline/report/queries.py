@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
 
-from tape.archive.location import resolved
-from tape.archive.table import Lake
+from tape.archive.location import resolve_url
+from tape.archive.table import ArchiveTable
 from tape.base.clock import now_ms
 from tape.engine.ledgers.rollups import read_position
 from tape.engine.reactions.statistics import read_statistics
@@ -31,7 +31,7 @@ SLOW_RUNS = 12
 
 def find_facts(spark: SparkSession, store: str, lake: str, since_ms: int, until_ms: int) -> Facts:
     """Everything about the entries from one time until before another."""
-    store, lake = resolve_store(store), resolved(lake) if lake else ""
+    store, lake = resolve_store(store), resolve_url(lake) if lake else ""
     width_ms = width_for(until_ms - since_ms)
     entries = _entries(spark, store, lake, since_ms - LOOK_BACK_MS, until_ms)
     kept = spans.marked(entries).persist()
@@ -47,7 +47,7 @@ def find_facts(spark: SparkSession, store: str, lake: str, since_ms: int, until_
             width_ms=width_ms,
             made_ms=now_ms(),
             head=head.global_seq,
-            oldest=Lake.open(lake).begin if lake else head.oldest,
+            oldest=ArchiveTable.open(lake).begin if lake else head.oldest,
             looked_back_ms=LOOK_BACK_MS,
             volume=_volume(kept.where(F.col("ts_ms") >= since_ms), width_ms),
             took=spans.durations(ended_within, width_ms),
@@ -130,7 +130,7 @@ def _readers(reader: Reader) -> list[Place]:
 
 
 def _archive(store: str, lake: str, head: Head) -> Place:
-    until = Lake.open(lake).until
+    until = ArchiveTable.open(lake).until
     return ask_patiently(store, lambda reader: _place(reader, head, "archive", until))
 
 

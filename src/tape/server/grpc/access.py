@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import ADMIN, SERVICE, Authenticator, Caller
+from tape.engine.security.identity import ADMIN, SERVICE, Authenticator, Principal
 from tape.errors import IdentityRequired, ScopeRequired, TokenRejected
 from tape.model.entry import Draft
 
@@ -19,7 +19,7 @@ SCOPES = frozenset({ADMIN, SERVICE})
 # What every caller may do: append to its own session, and read the head of the journal.
 OPEN_TO_ALL = frozenset({"Append", "AppendStream", "GetHead"})
 
-_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+_caller: ContextVar[Principal | None] = ContextVar("caller", default=None)
 
 
 class RpcAccess:
@@ -30,7 +30,7 @@ class RpcAccess:
         self._audit = audit
         self.is_restricted = authenticator is not None
 
-    async def admit(self, method: str, metadata: Any) -> Caller:
+    async def admit(self, method: str, metadata: Any) -> Principal:
         """The caller of the token in the `authorization` metadata. Raises unless it may call this method."""
         assert self._authenticator is not None
         header = next((value for key, value in metadata or () if key == "authorization"), "")
@@ -48,7 +48,7 @@ class RpcAccess:
         return caller
 
 
-def check_expiry(caller: Caller | None) -> None:
+def check_expiry(caller: Principal | None) -> None:
     """Raise once the caller's token has expired: a stream must not outlive it."""
     if caller is not None and caller.expires_at is not None and time.time() >= caller.expires_at:
         raise TokenRejected("token_expired")
@@ -62,7 +62,7 @@ def own(drafts: Sequence[Draft]) -> list[Draft]:
     return [_owned(draft, caller) for draft in drafts]
 
 
-def _owned(draft: Draft, caller: Caller) -> Draft:
+def _owned(draft: Draft, caller: Principal) -> Draft:
     for name in ("tenant", "user", "session"):
         if getattr(draft, name) not in ("", getattr(caller, name)):
             raise ScopeRequired(

@@ -111,7 +111,7 @@ class EffectsService:
     ) -> pb.ListPendingEffectsResponse:
         """Effects that are pending or unknown, oldest first."""
         found = await self._database.read(
-            lambda reader: effects.unsettled(
+            lambda reader: effects.list_open(
                 reader,
                 older_than_ms=request.older_than_ms,
                 pending=request.include_pending,
@@ -128,7 +128,7 @@ class EffectsService:
     ) -> pb.ListEffectsToDispatchResponse:
         """Outbox effects that are due and unclaimed."""
         found = await self._database.read(
-            lambda reader: effects.to_dispatch(
+            lambda reader: effects.list_dispatchable(
                 reader, now=request.now_ms, connector=request.connector, limit=request.limit
             )
         )
@@ -202,7 +202,7 @@ class EffectsService:
     ) -> pb.ListObligationsResponse:
         """A run's obligations, the newest first."""
         found = await self._database.read(
-            lambda reader: obligations.of_run(
+            lambda reader: obligations.list_of_run(
                 reader, request.run_id, only_unresolved=request.only_unresolved, status=request.status_filter
             )
         )
@@ -213,7 +213,7 @@ class EffectsService:
     ) -> pb.ListUnresolvedObligationsResponse:
         """Unresolved obligations of all runs."""
         found = await self._database.read(
-            lambda reader: obligations.unresolved(
+            lambda reader: obligations.list_unresolved(
                 reader,
                 now=request.now_ms,
                 pending=request.include_pending,

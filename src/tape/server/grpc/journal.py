@@ -11,7 +11,7 @@ import msgspec
 from tape.base.telemetry.tracing import NO_TRACE
 from tape.cel import compile_predicate
 from tape.engine.fanout.hub import Hub
-from tape.engine.fanout.subscription import Subscription
+from tape.engine.fanout.subscription import JournalSubscription
 from tape.errors import InvalidInput, NotFound, TapeError
 from tape.journal.journal import Journal
 from tape.journal.reader import RunCursor, Selection, has_run
@@ -146,7 +146,7 @@ class JournalService:
         if not await self._journal.database.read(lambda reader: has_run(reader, request.run_id)):
             raise NotFound(f"no such run: {request.run_id!r} has no entry on this journal.")
         selection = Selection(Pattern(""), request.run_id)
-        after = await self._hub.history.start(0, request.run_id, request.from_seq)
+        after = await self._hub.history.resolve_start(0, request.run_id, request.from_seq)
         subscription = await self._hub.subscribe(selection, after, RunCursor(selection, request.from_seq))
         try:
             while True:
@@ -156,7 +156,7 @@ class JournalService:
         finally:
             subscription.close()
 
-    async def _events(self, subscription: Subscription) -> AsyncIterator[bytes]:
+    async def _events(self, subscription: JournalSubscription) -> AsyncIterator[bytes]:
         try:
             while True:
                 for entry in (await subscription.next()).entries:

@@ -78,14 +78,16 @@ class RunsService:
     ) -> pb.ListRunsToRecoverResponse:
         """Runs without a valid lease that a recovery worker should resume."""
         found = await self._database.read(
-            lambda reader: runs.to_recover(reader, app_name=request.app_name, now=request.now_ms, limit=request.limit)
+            lambda reader: runs.list_recoverable(
+                reader, app_name=request.app_name, now=request.now_ms, limit=request.limit
+            )
         )
         return pb.ListRunsToRecoverResponse(runs=map(run_state, found))
 
     async def list_runs(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """Runs, the newest first."""
         found = await self._database.read(
-            lambda reader: runs.newest_first(
+            lambda reader: runs.list_newest_first(
                 reader,
                 app_name=request.app_name,
                 user_id=request.user_id,
@@ -102,7 +104,7 @@ class RunsService:
     ) -> pb.ListCompactableRunsResponse:
         """Ended runs that were never compacted."""
         found = await self._database.read(
-            lambda reader: compaction.compactable(reader, before_ms=request.before_ms, limit=request.limit)
+            lambda reader: compaction.list_compactable(reader, before_ms=request.before_ms, limit=request.limit)
         )
         return pb.ListCompactableRunsResponse(runs=map(run_state, found))
 
@@ -238,7 +240,7 @@ class RunsService:
             found = await self._database.write(lambda tx: timers.claim_due(tx, now=request.now_ms, limit=request.limit))
         else:
             found = await self._database.read(
-                lambda reader: timers.due(reader, now=request.now_ms, limit=request.limit)
+                lambda reader: timers.list_due(reader, now=request.now_ms, limit=request.limit)
             )
         return pb.ListDueTimersResponse(timers=(to_message(pb.TimerRecord, timer) for timer in found))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tape.engine.ledgers import sessions
-from tape.engine.ledgers.sessions import Event, Session
+from tape.engine.ledgers.sessions import Session, SessionEvent
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.proto import tape_pb2 as pb
@@ -27,7 +27,7 @@ class SessionsService:
 
         def create(tx: Transaction) -> Session:
             session = sessions.create(tx, *session_key, request.state_json, if_absent=request.if_absent)
-            return sessions.with_shared(tx, [session])[0]
+            return sessions.add_shared_state(tx, [session])[0]
 
         return to_message(pb.Session, await self._database.write(create))
 
@@ -35,12 +35,12 @@ class SessionsService:
         """A session with its events, all or the latest."""
         session_key = (request.app_name, request.user_id, request.session_id)
 
-        def read(reader: Reader) -> tuple[Session, list[Event]] | None:
+        def read(reader: Reader) -> tuple[Session, list[SessionEvent]] | None:
             session = sessions.find(reader, *session_key)
             if session is None:
                 return None
-            events = sessions.events(reader, *session_key, newest=request.max_events)
-            return sessions.with_shared(reader, [session])[0], events
+            events = sessions.list_events(reader, *session_key, newest=request.max_events)
+            return sessions.add_shared_state(reader, [session])[0], events
 
         if (found := await self._database.read(read)) is None:
             return pb.GetSessionResponse(found=False)
@@ -52,7 +52,9 @@ class SessionsService:
     async def list_sessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
         """An app's sessions without their events, the latest first."""
         found = await self._database.read(
-            lambda reader: sessions.with_shared(reader, sessions.of_app(reader, request.app_name, request.user_id))
+            lambda reader: sessions.add_shared_state(
+                reader, sessions.list_sessions(reader, request.app_name, request.user_id)
+            )
         )
         return pb.ListSessionsResponse(sessions=(to_message(pb.Session, session) for session in found))
 
@@ -73,7 +75,7 @@ class SessionsService:
             actions_json=request.event.actions_json,
             state_delta_json=request.state_delta_json,
         )
-        wanted = Event(
+        wanted = SessionEvent(
             app_name=request.app_name,
             user_id=request.user_id,
             session_id=request.session_id,
@@ -94,5 +96,5 @@ class SessionsService:
         return pb.AppendEventResponse(event=_event(event), last_update_time_ms=updated)
 
 
-def _event(event: Event) -> pb.EventRecord:
+def _event(event: SessionEvent) -> pb.EventRecord:
     return to_message(pb.EventRecord, event, id=event.event_id)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from tape.base.config import is_loopback
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import SCOPES, Authenticator, Caller
+from tape.engine.security.identity import SCOPES, Authenticator, Principal
 from tape.errors import IdentityRequired, InvalidRequest, ScopeRequired, TokenRejected
 from tape.model.entry import check_id
 
@@ -28,7 +28,7 @@ class HttpAccess:
         """Whether this server verifies tokens; otherwise callers name their own identity."""
         return self._authenticator is not None
 
-    async def caller_of(self, request: Request, *, query_too: bool = False) -> Caller:
+    async def caller_of(self, request: Request, *, query_too: bool = False) -> Principal:
         """The caller; with `query_too` a token may be in the query, for browsers that cannot send headers."""
         if self._authenticator is None:
             return self._anonymous(request)
@@ -46,7 +46,7 @@ class HttpAccess:
             self._audit.auth_rejected(error.reason)
             raise
 
-    def _anonymous(self, request: Request) -> Caller:
+    def _anonymous(self, request: Request) -> Principal:
         if self._is_local and not _is_for_this_machine(request):
             # DNS rebinding: a remote web page whose name resolves to this machine is rejected.
             raise ScopeRequired(
@@ -58,12 +58,12 @@ class HttpAccess:
             value = request.headers.get(f"x-harbor-{name}", "").strip() or request.query_params.get(name, "").strip()
             check_id(name, value)
             names[name] = value
-        return Caller(**names, scopes=SCOPES)
+        return Principal(**names, scopes=SCOPES)
 
 
-def require_widening(caller: Caller, message: str) -> None:
+def require_widening(caller: Principal, message: str) -> None:
     """Raise unless the caller may look beyond its own session."""
-    if not caller.may_widen:
+    if not caller.can_widen:
         raise ScopeRequired(message)
 
 

@@ -32,7 +32,7 @@ class CredentialRoutes:
         if wants_data:
             where = request.client.host if request.client else ""
             shown["data"] = await self._wallet.reveal(alias)
-            await self._wallet.note(alias, to=f"/api/credentials from {where}")
+            await self._wallet.record_reveal(alias, to=f"/api/credentials from {where}")
         response = answer(shown)
         response.headers["cache-control"] = "no-store"
         return response

@@ -77,7 +77,7 @@ class ListenerRoutes:
         alias, now = listener.subscription.spec.ingress.verify.secret, time.monotonic()
         key = (alias, where, listener.secrets)
         if listener.secrets and now - self._noted.get(key, -NOTE_S) >= NOTE_S:
-            await self._wallet.note(alias, to=f"/api/internal/ingress/{listener.name} from {where}")
+            await self._wallet.record_reveal(alias, to=f"/api/internal/ingress/{listener.name} from {where}")
             self._noted = {each: at for each, at in self._noted.items() if now - at < NOTE_S} | {key: now}
 
 

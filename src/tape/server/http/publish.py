@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.base.telemetry.tracing import parse_traceparent
-from tape.engine.security.identity import Caller
+from tape.engine.security.identity import Principal
 from tape.errors import InvalidInput, InvalidRequest
 from tape.journal.journal import Journal
 from tape.model import subject as subjects
@@ -119,7 +119,7 @@ def _as_json(data: bytes, media: str) -> str:
     return msgspec.json.encode({"data_base64": base64.b64encode(data).decode(), "datacontenttype": media}).decode()
 
 
-def _draft(event: CloudEvent, caller: Caller) -> Draft:
+def _draft(event: CloudEvent, caller: Principal) -> Draft:
     attributes = event.attributes
     for name in _REQUIRED:
         if not attributes.get(name):
@@ -151,7 +151,7 @@ def _subject(kind: str, about: str) -> str:
     return subject
 
 
-def _request_id(event: CloudEvent, caller: Caller) -> str:
+def _request_id(event: CloudEvent, caller: Principal) -> str:
     parts = (*caller.triple, event.attributes["source"], event.attributes["id"])
     return "ce-" + hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from tape.engine.ledgers import counts
 from tape.engine.ledgers.window import MS, Window
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import Caller
+from tape.engine.security.identity import Principal
 from tape.errors import InvalidRequest
 from tape.journal.history import History
-from tape.journal.identity_filter import Whose
-from tape.journal.pages import Question, list_history
+from tape.journal.identity_filter import IdentityFilter
+from tape.journal.pages import EntryQuery, list_history
 from tape.server.http.access import HttpAccess, require_widening
 from tape.server.http.cloudevents import BATCH, to_batch
 from tape.server.http.frames import event_json
@@ -118,7 +118,7 @@ class QueryRoutes:
         since, until = _times(asked)
         if since is not None and until is not None and until <= since:
             raise InvalidRequest(f"until {asked.until!r} must be after since {asked.since!r}.")
-        question = Question(
+        question = EntryQuery(
             await self._whose(caller, asked, "list"),
             frozenset(asked.event_types),
             asked.run_ids,
@@ -137,9 +137,9 @@ class QueryRoutes:
         body = f'{{"events":[{events}],"next_cursor":{page.next_cursor},"has_more":{more}{truncated}}}'
         return _json(body.encode())
 
-    async def _whose(self, caller: Caller, asked: Filter, method: str) -> Whose:
+    async def _whose(self, caller: Principal, asked: Filter, method: str) -> IdentityFilter:
         """The identity filter; more than the caller's own session needs a scope and is audited."""
-        own = Whose([caller.tenant], [caller.user], [caller.session])
+        own = IdentityFilter([caller.tenant], [caller.user], [caller.session])
         named = (
             (asked.tenant_ids, caller.tenant),
             (asked.user_ids, caller.user),
@@ -152,7 +152,7 @@ class QueryRoutes:
         # Below a field that names others all values match; above it only the caller's own.
         users = asked.user_ids or (None if asked.tenant_ids else own.users)
         sessions = asked.session_ids or (None if asked.tenant_ids or asked.user_ids else own.sessions)
-        return Whose(asked.tenant_ids or own.tenants, users, sessions)
+        return IdentityFilter(asked.tenant_ids or own.tenants, users, sessions)
 
 
 def _window(wanted: AggregateRequest, since: int | None, until: int | None) -> Window:

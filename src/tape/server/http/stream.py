@@ -14,13 +14,13 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from tape.engine.fanout.audience import Scope
+from tape.engine.fanout.audience import LiveScope
 from tape.engine.fanout.live import Broadcast, LiveSubscription
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import Caller
+from tape.engine.security.identity import Principal
 from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
 from tape.journal.appender import Head, read_head
-from tape.journal.history import History, PastCursor, Wanted
+from tape.journal.history import ArchiveCursor, EntryFilter, History
 from tape.journal.reader import Cursor, Slice, open_identity_cursor
 from tape.model.entry import check_id
 from tape.server.http.access import HttpAccess, require_widening
@@ -106,7 +106,7 @@ class EventStream:
             if cursor > bounds.global_seq:
                 stream.send(comment(BEYOND_HEAD))
                 position = bounds.global_seq
-            elif cursor < bounds.oldest - 1 and cursor < (oldest := await history.oldest()) - 1:
+            elif cursor < bounds.oldest - 1 and cursor < (oldest := await history.read_oldest()) - 1:
                 stream.send(comment(TOO_OLD))
                 position = oldest - 1
         replay = _Replay(subscription.scope, self._format, position, history)
@@ -148,7 +148,7 @@ class _Stream:
         self.last_id = 0
         self._expiry: asyncio.TimerHandle | None = None
 
-    def begin(self, caller: Caller) -> None:
+    def begin(self, caller: Principal) -> None:
         """Send the retry interval; schedule the end for when the token expires."""
         self._connection.writer = self
         if self._transport.is_closing():
@@ -229,13 +229,13 @@ class _Stream:
 class _Replay:
     """Reads a scope from the journal in slices; the reading thread also encodes."""
 
-    def __init__(self, scope: Scope, format_: SseFormat, position: int, history: History) -> None:
+    def __init__(self, scope: LiveScope, format_: SseFormat, position: int, history: History) -> None:
         self.position = position
         self._history = history
         self._scope = scope
         self._format = format_
         self._cursor: Cursor = open_identity_cursor(scope.identity, scope.run)
-        self._past: PastCursor | None = None
+        self._past: ArchiveCursor | None = None
         self.last_id = 0
 
     async def next(self) -> bytes:
@@ -245,11 +245,11 @@ class _Replay:
                 lambda reader: self._encoded(self._cursor.read(reader, self.position))
             )
         except CursorExpired as expired:
-            return await self._history.beyond(expired, self._read_past)
+            return await self._history.read_expired(expired, self._read_past)
 
     def _read_past(self, head: Head) -> bytes:
         if self._past is None:
-            self._past = self._history.open_past(_wanted(self._scope))
+            self._past = self._history.open_archive_cursor(_wanted(self._scope))
         return self._encoded(self._past.read(self.position, head))
 
     def _encoded(self, found: Slice) -> bytes:
@@ -263,7 +263,7 @@ class _Replay:
         return self._format.join(frames) if frames else b""
 
 
-def _wanted(scope: Scope) -> Wanted:
+def _wanted(scope: LiveScope) -> EntryFilter:
     values: dict[str, Collection[str]] = {}
     if scope.identity is not None:
         values |= {name: [value] for name, value in zip(("tenant", "user", "session"), scope.identity, strict=True)}
@@ -271,10 +271,10 @@ def _wanted(scope: Scope) -> Wanted:
         values["run_id"] = [scope.run]
     if scope.types:
         values["type"] = scope.types
-    return Wanted(values=values)
+    return EntryFilter(values=values)
 
 
-def _scope(request: Request, caller: Caller, is_admin: bool) -> Scope:
+def _scope(request: Request, caller: Principal, is_admin: bool) -> LiveScope:
     types: set[str] = set(request.query_params.getlist("type"))
     for value in request.headers.getlist("x-harbor-event-type"):
         types.update(value.split(","))
@@ -286,8 +286,8 @@ def _scope(request: Request, caller: Caller, is_admin: bool) -> Scope:
     run = request.headers.get("x-harbor-run", "").strip()
     check_id("x-harbor-run", run)
     if is_admin:
-        return Scope(None, "", frozenset(types))
-    return Scope(caller.triple, run, frozenset(types))
+        return LiveScope(None, "", frozenset(types))
+    return LiveScope(caller.triple, run, frozenset(types))
 
 
 def _cursor(request: Request) -> int | str | None:

@@ -1,4 +1,4 @@
-"""What a predicate sees of an entry."""
+"""The entry as a predicate sees it: the variables of an expression and the steps that it may still use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIABLES: dict[str, Type] = {
     "type": STRING,
     "prev_value_json": DYN,
 }
-# What the envelope works out itself when first asked; the rest are plain attributes of the entry.
+# Computed by the view on first access; all other variables are plain attributes of the entry.
 COMPUTED = frozenset(("payload", "type", "prev_value_json"))
 
 
@@ -66,10 +66,10 @@ class EntryLike(Protocol):
     def type(self) -> str: ...
 
 
-class Envelope:
-    """An entry with its payload, which is parsed when a predicate first looks and then kept.
+class EntryView:
+    """An entry with its payload, which is parsed on first access and then cached.
 
-    Give the same envelope to every predicate that judges the entry. It belongs to one thread.
+    Pass the same view to every predicate that evaluates the entry. A view belongs to one thread.
     """
 
     __slots__ = ("entry", "locals", "payload", "prev_value_json", "steps", "type")
@@ -114,7 +114,7 @@ class Envelope:
         return revealed(value)
 
 
-Run: TypeAlias = Callable[[Envelope], Any]
+Run: TypeAlias = Callable[[EntryView], Any]
 
 
 def raise_exhausted(at: int = -1) -> NoReturn:
@@ -130,7 +130,7 @@ class Constant:
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __call__(self, _: Envelope) -> Any:
+    def __call__(self, _: EntryView) -> Any:
         return self.value
 
 
