@@ -151,11 +151,11 @@ def test_whoever_compacts_second_changes_nothing(lake: ArchiveTable, monkeypatch
     whole, other, joined = content(lake), ArchiveTable.open(lake.url), compaction._join_files
 
     def outrun(mine: ArchiveTable, files: Sequence[ArchiveFile]) -> ArchiveFile:
-        monkeypatch.setattr(compaction, "_joined", joined)
+        monkeypatch.setattr(compaction, "_join_files", joined)
         compact(other)
         return joined(mine, files)
 
-    monkeypatch.setattr(compaction, "_joined", outrun)
+    monkeypatch.setattr(compaction, "_join_files", outrun)
     assert compact(lake) == 0
     assert content(lake) == whole
     assert lake.files() == other.files()

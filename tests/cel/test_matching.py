@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.cel import Duration, EntryView, EvaluationError, Timestamp, Uint, compile_predicate
-from tape.cel import envelope as envelope_module
+from tape.cel import entry_view as view_module
 from tests.cel.samples import entry, envelope
 
 SEED_EXAMPLE = "payload.value.value_json != prev_value_json && double(payload.value.value_json) > 100.0"
@@ -110,8 +110,8 @@ def test_the_payload_is_parsed_once_for_many_predicates_and_not_at_all_for_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parsed = []
-    original = envelope_module.parse_payload
-    monkeypatch.setattr(envelope_module, "parse_payload", lambda text: (parsed.append(text), original(text))[1])
+    original = view_module.parse_payload
+    monkeypatch.setattr(view_module, "parse_payload", lambda text: (parsed.append(text), original(text))[1])
     seen = envelope()
 
     assert compile_predicate('kind == "effect"').matches(seen)

@@ -24,7 +24,7 @@ from tape.errors import InvalidInput, WalletLocked
 from tape.store import open_database
 
 if TYPE_CHECKING:
-    from tape.engine.security.wallet import Secret, Wallet
+    from tape.engine.security.wallet import Secret, SecretInfo, Wallet
 
 app = typer.Typer(help="Manage secrets by alias, encrypted in the database.", no_args_is_help=True)
 

@@ -160,7 +160,7 @@ def issuer() -> Iterator[Issuer]:
 
 
 async def test_a_rolled_key_is_found_when_it_is_first_used(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(jwks, "MIN_RELOAD_S", 0.0)
     keys = KeySet(issuer.url)
     await keys.start()
     authenticator = Authenticator(keys)

@@ -286,11 +286,11 @@ async def test_a_key_that_is_new_is_fetched_once_and_strangers_do_not_make_us_as
 ) -> None:
     listening = oidc(google.url)
     assert await shown(issuers, listening, token()) == "proven"
-    monkeypatch.setattr(jwks, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(jwks, "MIN_RELOAD_S", 0.0)
     google.published = ["k1", "k2"]
     assert await shown(issuers, listening, token("k2")) == "proven"
     assert google.asked == 2
-    monkeypatch.setattr(jwks, "LOOK_AGAIN_S", 3600.0)
+    monkeypatch.setattr(jwks, "MIN_RELOAD_S", 3600.0)
     for n in range(20):
         assert await shown(issuers, listening, token(f"stranger{n}", ROGUE)) == "401 oidc_unknown_kid"
     assert google.asked == 2
