@@ -56,7 +56,12 @@ class RetryPolicy:
         # A large exponent would overflow long after the cap has been reached.
         growth = self.backoff_coefficient ** min(max(attempt, 1) - 1, 63)
         interval = min(self.initial_interval_s * growth, self.max_interval_s)
-        return interval * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311 - not a secret
+        return with_jitter(interval, self.jitter)
+
+
+def with_jitter(seconds: float, jitter: float) -> float:
+    """Return `seconds`, varied at random by up to ± `jitter` (0.1 is 10 %)."""
+    return seconds * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311 - not a secret
 
 
 RECONNECT = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.1, max_interval_s=2.0, jitter=0.25)

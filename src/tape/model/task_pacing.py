@@ -5,21 +5,25 @@ from __future__ import annotations
 import random
 from math import ceil
 
-# No task waits longer than this for its next attempt.
+from tape.base.retry import RetryPolicy
+
 MAX_BACKOFF_MS = 3_600_000
-# Later attempts than this wait no longer: the doubling has reached the cap long before.
 MAX_DOUBLINGS = 20
-# A retry comes up to so much later than the doubling says, so that what failed together does not return together.
+# A task is retried up to this much later than its backoff says, and never earlier.
 JITTER = 0.2
 # A tenth of a second's worth may be handed out at once.
 BURST_S = 0.1
 
 
-def backoff_ms(base_ms: int, attempts: int, random_fraction: float | None = None) -> int:
-    """How long a task waits after its so-manyth attempt: 1 s, 2 s, 4 s, … with a base of 1,000."""
-    delay = min(base_ms << min(max(attempts - 1, 0), MAX_DOUBLINGS), MAX_BACKOFF_MS)
-    spread = random.random() if random_fraction is None else random_fraction  # noqa: S311  (nothing secret about it)
-    return min(int(delay * (1 + JITTER * spread)), MAX_BACKOFF_MS)
+def backoff_ms(base_ms: int, attempts: int, luck: float | None = None) -> int:
+    """Milliseconds that a task waits after its `attempts`-th attempt: 1 s, 2 s, 4 s, … 1 h with a base of 1,000.
+
+    Up to 20 % are added at random; `luck` (0 to 1) is the share of them that is added.
+    """
+    policy = RetryPolicy(initial_interval_s=base_ms / 1_000, max_interval_s=MAX_BACKOFF_MS / 1_000, jitter=0)
+    delay = round(policy.delay(min(attempts, MAX_DOUBLINGS + 1)) * 1_000)
+    share = random.random() if luck is None else luck  # noqa: S311 - not a secret
+    return min(int(delay * (1 + JITTER * share)), MAX_BACKOFF_MS)
 
 
 def pace(rate_per_s: int, next_us: int, now_us: int, wanted: int) -> tuple[int, int, int]:

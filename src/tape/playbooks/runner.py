@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tape.base.retry import retry_async
 from tape.cel.expression import Expression, VariableView
 from tape.errors import PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
 from tape.playbooks import functions
@@ -154,22 +155,21 @@ class _Run:
 
 
 async def _tried(step: PlaybookStep, act: Callable[[], Any]) -> Any:
-    """What a tool gives, after as many attempts as the step allows."""
-    number = 1
-    while True:
+    """Return what a tool returns, after as many attempts as the step's policy allows, each within `timeout_s`."""
+
+    async def act_in_time() -> Any:
         try:
             async with asyncio.timeout(step.timeout_s or None) as timer:
                 return await act()
-        except Exception as error:
-            if isinstance(error, StepRefused | StepFailed) or is_interruption(error):
-                raise
-            meant: Exception = error
-            if isinstance(error, TimeoutError) and timer.expired():
-                meant = StepTimedOut(f"took longer than timeout_s {step.timeout_s:g}.")
-            if not step.retry.should_retry(meant, number):
-                raise meant from error
-            await asyncio.sleep(step.retry.delay(number))
-        number += 1
+        except TimeoutError as error:
+            if timer.expired():
+                raise StepTimedOut(f"took longer than timeout_s {step.timeout_s:g}.") from error
+            raise
+
+    def can_retry(error: Exception) -> bool:
+        return not (isinstance(error, StepRefused | StepFailed) or is_interruption(error))
+
+    return await retry_async(act_in_time, step.retry, can_retry=can_retry)
 
 
 def _told(error: Exception) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import AsyncIterator
 from typing import Any
 
 from tape.base.clock import now_ms
+from tape.base.retry import RECONNECT, Backoff
 from tape.client import AsyncTapeClient
 from tape.errors import NotFound, NotServed, RpcFailed, TapeError, TaskNotHeld
 from tape.proto import tape_pb2 as pb
@@ -18,8 +18,6 @@ from tape.reactions.counters import Tally
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.1
-LAST_PAUSE_S = 2.0
 MAX_CLAIM = 1_000
 # Statuses without an error of Tape's that are worth another attempt.
 _PASSING = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNKNOWN")
@@ -54,11 +52,11 @@ def is_passing(error: TapeError) -> bool:
 
 async def push(feed: Feed, line: Line) -> None:
     """Serve a line over the server's task stream; when that is lost, over a new one."""
-    pause = FIRST_PAUSE_S
+    backoff = Backoff(RECONNECT)
     while True:
         try:
             async for reply in feed.client.dispatch_tasks(_requests(feed, line)):
-                pause = FIRST_PAUSE_S
+                backoff.reset()
                 line.settled(reply.settled)
                 for refusal in reply.refused:
                     line.refused(refusal.task_id, refusal.error_message)
@@ -70,8 +68,7 @@ async def push(feed: Feed, line: Line) -> None:
         if line.is_stopping and line.is_idle:
             return
         feed.tally.reconnects += 1
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-        pause = min(pause * 2, LAST_PAUSE_S)
+        await backoff.wait_async()
         line.resend()
 
 
@@ -104,7 +101,7 @@ async def _requests(feed: Feed, line: Line) -> AsyncIterator[pb.DispatchRequest]
 
 async def poll(feed: Feed, line: Line, *, once: bool = False) -> None:
     """Serve a line by claiming; with `once`, until nothing is due any more."""
-    pause = FIRST_PAUSE_S
+    backoff = Backoff(RECONNECT)
     while True:
         try:
             line.news.clear()
@@ -112,7 +109,7 @@ async def poll(feed: Feed, line: Line, *, once: bool = False) -> None:
             if line.is_stopping and line.is_idle:
                 return
             took = await _claim(feed, line)
-            pause = FIRST_PAUSE_S
+            backoff.reset()
             if took:
                 continue
             if once and line.is_idle and not await _is_anything_due(feed, line):
@@ -123,8 +120,7 @@ async def poll(feed: Feed, line: Line, *, once: bool = False) -> None:
             log.warning("claiming tasks of %s failed, trying again: %s", line.reaction_id, error)
             feed.tally.reconnects += 1
             line.resend()
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(pause * 2, LAST_PAUSE_S)
+            await backoff.wait_async()
             continue
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(line.news.wait(), feed.poll_interval_s)

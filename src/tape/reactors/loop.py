@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tape.base.retry import UNLIMITED, RetryPolicy, with_jitter
 from tape.errors import InvalidInput, TapeError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHORTEST_PAUSE_S = 0.01
-LONGEST_PAUSE_S = 10.0
+MIN_INTERVAL_S = 0.01
+JITTER = 0.2  # of intervals and backoff, so that many reactors do not ask at once
+RETRY = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.2, max_interval_s=10.0, jitter=JITTER)
 NOTICE_S = 0.2  # how soon a loop that waits to be woken sees that it is to stop
 
 
@@ -55,7 +56,7 @@ def repeat(
                 tell(result)
         if once:
             return
-        _pause(interval_s, failures, stop, wake)
+        _wait(interval_s, failures, stop, wake)
 
 
 def _complain(name: str, error: Exception, failures: int) -> None:
@@ -66,14 +67,14 @@ def _complain(name: str, error: Exception, failures: int) -> None:
         log.error("%s failed", name, exc_info=error)
 
 
-def _pause(interval_s: float, failures: int, stop: threading.Event, wake: threading.Event | None) -> None:
-    pause = max(interval_s, SHORTEST_PAUSE_S)
+def _wait(interval_s: float, failures: int, stop: threading.Event, wake: threading.Event | None) -> None:
+    delay = with_jitter(max(interval_s, MIN_INTERVAL_S), JITTER)
     if failures:
-        pause = max(pause, min(0.1 * 2 ** min(failures, 10), LONGEST_PAUSE_S))
-    pause *= random.uniform(0.8, 1.2)  # noqa: S311 - many reactors should not all come at once
-    if wake is None or failures:
-        stop.wait(pause)
+        stop.wait(max(delay, RETRY.delay(failures)))
         return
-    deadline = time.monotonic() + pause
+    if wake is None:
+        stop.wait(delay)
+        return
+    deadline = time.monotonic() + delay
     while not stop.is_set() and (left := deadline - time.monotonic()) > 0 and not wake.wait(min(left, NOTICE_S)):
         pass

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from tape.base.addresses import OPERATOR, PUBLIC_ONLY
 from tape.base.http import HttpClient
+from tape.base.retry import RetryPolicy, retry
 from tape.errors import (
     AddressNotAllowed,
     HttpRequestFailed,
@@ -59,8 +59,13 @@ class HttpTarget:
         self.url = url
         self.retries = 0
         self._headers = dict(headers)
-        self._max_retries = max_retries
-        self._first_pause = initial_backoff_s
+        self._retry = RetryPolicy(
+            max_attempts=max_retries + 1,
+            initial_interval_s=initial_backoff_s,
+            max_interval_s=MAX_BACKOFF_S,
+            jitter=0.25,
+            retry_on=(SinkUnavailable,),
+        )
         self._closed = threading.Event()
         self._http = HttpClient(
             OPERATOR if allow_private else PUBLIC_ONLY,
@@ -71,26 +76,30 @@ class HttpTarget:
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> None:
         """Return when the target has answered 2xx."""
-        pause = self._first_pause
-        for attempt in range(self._max_retries + 1):
+        try:
+            retry(
+                lambda: self._send(body, headers),
+                self._retry,
+                can_retry=lambda error: (getattr(error, "retry_after_s", None) or 0.0) <= MAX_BACKOFF_S,
+                stop=self._closed,
+                on_retry=self._count_retry,
+            )
+        except SinkUnavailable as error:
             if self._closed.is_set():
-                raise SinkClosed(f"The sink to {self.url} was closed.")
-            failure = self._try(body, headers)
-            if failure is None:
-                return
-            asked = failure.retry_after_s or 0.0
-            if attempt == self._max_retries or asked > MAX_BACKOFF_S:
-                raise failure  # the relay waits longer than this loop does
-            self.retries += 1
-            self._closed.wait(max(asked, pause * random.uniform(0.5, 1.0)))  # noqa: S311
-            pause = min(pause * 2, MAX_BACKOFF_S)
+                raise SinkClosed(f"The sink to {self.url} was closed.") from error
+            raise  # a longer Retry-After is left to the relay
 
     def close(self) -> None:
         """Close the connections; a pause between retries ends at once."""
         self._closed.set()
         self._http.close()
 
-    def _try(self, body: bytes, headers: Mapping[str, str]) -> SinkUnavailable | None:
+    def _count_retry(self, error: Exception, attempt: int, delay_s: float) -> None:
+        self.retries += 1
+
+    def _send(self, body: bytes, headers: Mapping[str, str]) -> None:
+        if self._closed.is_set():
+            raise SinkClosed(f"The sink to {self.url} was closed.")
         wanted = {**self._headers, **headers}
         try:
             response = self._http.request("POST", self.url, body=body, headers=wanted, cut=MAX_RESPONSE_BYTES)
@@ -101,10 +110,10 @@ class HttpTarget:
         except InvalidHttpRequest as error:
             raise SinkRejected(str(error)) from error
         except HttpRequestFailed as error:
-            return SinkUnavailable(str(error))
+            raise SinkUnavailable(str(error)) from error
         if response.is_success:
-            return None
+            return
         said = f"{self.url} answered {response.status} {response.reason}: {response.text[:MAX_SHOWN]}"
         if response.is_retryable:
-            return SinkUnavailable(said, retry_after_s=response.retry_after_s)
+            raise SinkUnavailable(said, retry_after_s=response.retry_after_s)
         raise SinkRejected(said)

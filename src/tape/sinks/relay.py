@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from tape.base.process import sleep_until_set
+from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
 from tape.errors import InvalidInput, RefusedAddress
 from tape.sinks.cursor import CursorFile, OldCursor, position_before
@@ -27,7 +28,7 @@ from tape.sinks.sink import Sink
 log = logging.getLogger(__name__)
 
 BATCH = 512
-MAX_PAUSE_S = 30.0
+RETRY = RetryPolicy(max_attempts=UNLIMITED, max_interval_s=30.0, jitter=0.25)
 IDLE_SAVE_S = 1.0
 T = TypeVar("T")
 
@@ -275,7 +276,7 @@ class _Relay:
 
     async def _insist(self, entries: list[Any], stop: threading.Event | None) -> bool:
         """Hand entries over, again and again until the sink has them; False if stopped before that."""
-        pause = self._interval
+        backoff = Backoff(replace(RETRY, initial_interval_s=self._interval))
         while True:
             error, left = await asyncio.to_thread(self._hands.give, entries)
             if error is None:
@@ -284,17 +285,15 @@ class _Relay:
                 self._cursor.save(max(left[0].global_seq - 1, self._cursor.position))
                 raise error
             if len(left) < len(entries):
-                pause = self._interval
+                backoff.reset()
             entries = left
             # What is done before the first that is left is done for good, also if we die while waiting.
             self._cursor.save(max(left[0].global_seq - 1, self._cursor.position))
             self._metrics.was_retried(error)
-            asked = getattr(error, "retry_after_s", None) or 0.0
-            wait = max(asked, pause * random.uniform(0.5, 1.0))  # noqa: S311
-            log.warning("%d entries wait %.1f s for another try: %s", len(left), wait, error)
-            if await _paused(wait, stop):
+            delay = backoff.next_delay(error)
+            log.warning("retrying %d entries in %.1f s: %s", len(left), delay, error)
+            if await sleep_until_set(delay, stop):
                 return False
-            pause = min(pause * 2, MAX_PAUSE_S)
 
     def _move(self, position: int, head: int, *, has_published: bool) -> None:
         """Keep the cursor; where nothing was published, once a second is enough."""
@@ -337,16 +336,6 @@ async def _until(stream: Any, stop: threading.Event | None) -> AsyncGenerator[An
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
         await stream.aclose()
-
-
-async def _paused(seconds: float, stop: threading.Event | None) -> bool:
-    """Wait; True if somebody set `stop` meanwhile."""
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if stop is not None and stop.is_set():
-            return True
-        await asyncio.sleep(min(left, 0.1) if stop is not None else left)
-    return stop is not None and stop.is_set()
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
