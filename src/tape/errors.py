@@ -255,10 +255,15 @@ class ServerUnreachable(TapeError):
 
 
 class RpcFailed(TapeError):
-    """The server answered with a status that no error of Tape stands for."""
+    """The server answered with a gRPC status and no error code of Tape; `status` is the name of that status."""
 
     code = "TAPE-1603"
     status = "UNKNOWN"
+
+    def __init__(self, message: str, status: str = "") -> None:
+        super().__init__(message)
+        if status:
+            self.status = status
 
 
 # ── 17xx: the installation and its settings ──────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from tape.client import TapeClient
 from tape.connectors import DispatchResult, LocalConnector, ObservationResult, register
 from tape.effect import register_tool_compensator
 from tape.errors import ServerUnreachable
+from tape.proto import tape_pb2 as pb
 from tape.reactors.outbox import dispatch_one, outbox_dispatch_once, run_outbox_dispatcher
 from tests.reactors.scene import IDEMPOTENT, NON_IDEMPOTENT, begin, effect_of, outcomes, send
 from tests.services import wait_for
@@ -152,6 +153,27 @@ def test_a_refusal_does_not_hide_that_an_earlier_attempt_may_have_come_through(
     assert (
         effect_of(client, run_id, key).status == {"confirmed": CONFIRMED, "failed": FAILED, "unknown": UNKNOWN}[outcome]
     )
+
+
+@pytest.mark.parametrize(
+    ("certainty", "outcome"),
+    [
+        (pb.DISPATCH_CERTAINTY_FAILED, "failed"),
+        (pb.DISPATCH_CERTAINTY_UNKNOWN, "confirmed"),
+        (pb.DISPATCH_CERTAINTY_UNSPECIFIED, "confirmed"),  # recorded by an older dispatcher
+    ],
+)
+def test_the_other_side_is_asked_unless_every_attempt_failed_for_certain(
+    client: TapeClient, certainty: int, outcome: str
+) -> None:
+    answering(DispatchResult("failed", error={"status": 401}), look=lambda: True)
+    run_id = begin(client)
+    key = send(client, run_id, IDEMPOTENT)
+    client.record_dispatch_attempt(
+        run_id=run_id, idempotency_key=key, error="timed out", next_dispatch_at_ms=1, certainty=certainty
+    )
+    assert effect_of(client, run_id, key).dispatch_certainty == certainty
+    assert outcomes(outbox_dispatch_once(client=client)) == [outcome]
 
 
 def test_a_duplicate_is_undone_also_if_its_run_is_healthy(client: TapeClient) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tape.errors import Overloaded, SchemaOutdated, SchemaTooNew, ServerStopping, StoreUnavailable, UnknownStore
-from tape.store import Database, Transaction, WriterLimits, open_database
+from tape.model.ledger_states import RunStatus
+from tape.store import Database, Transaction, WriterLimits, migrations, open_database
 
 Operation = Callable[[Transaction], str]
 
@@ -157,6 +158,37 @@ async def test_several_processes_may_migrate_at_once(bare_store_url: str) -> Non
 async def test_an_outdated_schema_is_refused_when_migrating_is_not_wanted(bare_store_url: str) -> None:
     with pytest.raises(SchemaOutdated, match="tape migrate --store"):
         await open_database(bare_store_url, migrate=False).open()
+
+
+async def test_runs_that_failed_with_their_command_keep_its_task_id_when_the_column_is_added(
+    bare_store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    details = {
+        "dead": '{"error":{"type":"DeadLetter","message":"after 3 attempts: \\"x\\"","task_id":"t-1"}}',
+        "own": '{"error":"ValueError","message":"DeadLetter"}',
+        "damaged": '{"error":{"type":"DeadLetter",',
+        "none": "",
+    }
+
+    def insert(tx: Transaction) -> None:
+        for run_id, detail_json in details.items():
+            tx.execute(
+                "INSERT INTO tape_runs (run_id, app_name, user_id, session_id, invocation_id, status, detail_json,"
+                " started_at_ms)"
+                f" VALUES (?, 'app', 'user', 'session', ?, {RunStatus.FAILED}, ?, 1)",
+                run_id,
+                run_id,
+                detail_json,
+            )
+
+    with monkeypatch.context() as patched:
+        known = migrations.known_migrations
+        patched.setattr(migrations, "known_migrations", lambda dialect: [m for m in known(dialect) if m.number < 19])
+        async with open_database(bare_store_url) as database:
+            await database.write(insert)
+    async with open_database(bare_store_url) as database:
+        rows = await database.read(lambda reader: reader.query("SELECT run_id, dead_task_id FROM tape_runs"))
+    assert dict(rows) == {"dead": "t-1", "own": "", "damaged": "", "none": ""}
 
 
 async def test_a_database_from_the_future_is_refused(store_url: str) -> None:

@@ -207,4 +207,5 @@ def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoRetu
             f"The Tape server at {url} does not serve {name} (UNIMPLEMENTED): it is older than this client. Update the"
             " server, or use a client of its version."
         ) from error
-    raise RpcFailed(f"{error.code().name}: {details}") from error
+    status: str = error.code().name
+    raise RpcFailed(f"{status}: {details}", status) from error

@@ -97,15 +97,26 @@ class EffectCalls(ChannelCalls):
         return await self._channel.call(rpcs.CLAIM_EFFECT_DISPATCH, request)
 
     async def record_dispatch_attempt(
-        self, *, run_id: str, idempotency_key: str, error: str, next_dispatch_at_ms: int, claimer: str = ""
+        self,
+        *,
+        run_id: str,
+        idempotency_key: str,
+        error: str,
+        next_dispatch_at_ms: int,
+        claimer: str = "",
+        certainty: int | str = 0,
     ) -> pb.EffectRecord:
-        """Record a dispatch that did not succeed; without a next time it becomes UNKNOWN."""
+        """Record a dispatch that did not succeed; with `next_dispatch_at_ms=0` the effect becomes UNKNOWN.
+
+        `certainty` is DISPATCH_CERTAINTY_UNKNOWN if this attempt or an earlier one may have come through.
+        """
         request = pb.RecordDispatchAttemptRequest(
             run_id=run_id,
             idempotency_key=idempotency_key,
             error=error,
             next_dispatch_at_ms=next_dispatch_at_ms,
             claimer=claimer,
+            certainty=cast("pb.DispatchCertainty", certainty),
         )
         return await self._channel.call(rpcs.RECORD_DISPATCH_ATTEMPT, request)
 

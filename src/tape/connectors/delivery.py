@@ -27,7 +27,7 @@ from tape.proto import tape_pb2 as pb
 DEFAULT_LEASE_MS = 60_000
 DEFAULT_ATTEMPTS = 5
 LONGEST_ERROR = 20_000
-DOUBT = "unknown: "  # how an attempt is put on record that may have come through
+DOUBT = "unknown: "  # begins the text of an attempt that may have come through
 # 1 s, 2 s, 4 s, … up to a minute, each up to a fifth shorter or longer.
 PAUSES = RetryPolicy(jitter=0.2)
 
@@ -80,7 +80,7 @@ class Dispatcher:
         self, effect: pb.EffectRecord, connector: EffectConnector, previous: str, kept: KeptClaim
     ) -> dict[str, Any]:
         # An earlier attempt may have come through, whatever becomes of this one.
-        in_doubt = bool(previous) or effect.last_dispatch_error.startswith(DOUBT)
+        in_doubt = bool(previous) or _may_have_been_sent(effect)
         if previous and effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
             seen = call_observe(connector, effect)
             if seen.status != "absent":
@@ -97,11 +97,11 @@ class Dispatcher:
         is_last = effect.dispatch_attempts + 1 >= self.max_attempts
         if result.status == "unknown":
             if is_last or effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
-                return self._attempted(effect, DOUBT + reason, 0)
+                return self._attempted(effect, reason, 0, in_doubt=True)
             pause_ms = int(self.pauses.delay(effect.dispatch_attempts + 1) * 1000)
-            return self._attempted(effect, DOUBT + reason, result.retry_at_ms or now_ms() + pause_ms)
+            return self._attempted(effect, reason, result.retry_at_ms or now_ms() + pause_ms, in_doubt=True)
         if result.retry_at_ms and not is_last:
-            return self._attempted(effect, (DOUBT if in_doubt else "") + reason, result.retry_at_ms)
+            return self._attempted(effect, reason, result.retry_at_ms, in_doubt=in_doubt)
         if in_doubt and (seen := call_observe(connector, effect)).status != "absent":
             return self._record_seen(effect, seen, f"this attempt failed ({reason}), an earlier one may not have")
         self._observe(effect, pb.EFFECT_RESOLUTION_FAILED, result)
@@ -110,11 +110,13 @@ class Dispatcher:
     def _record_seen(self, effect: pb.EffectRecord, seen: ObservationResult, why: str) -> dict[str, Any]:
         if seen.status == "stuck":
             said = recordable(seen.response, LONGEST_ERROR)
-            return self._attempted(effect, f"{DOUBT}{why}, and nobody can tell whether it was sent: {said}", 0)
+            reason = f"{why}, and the other side does not show whether it was sent: {said}"
+            return self._attempted(effect, reason, 0, in_doubt=True)
         record_observation(self.client, effect, seen)
         return report(effect, seen.status, f"{why}; the other side was asked")
 
-    def _attempted(self, effect: pb.EffectRecord, reason: str, next_at_ms: int) -> dict[str, Any]:
+    def _attempted(self, effect: pb.EffectRecord, reason: str, next_at_ms: int, *, in_doubt: bool) -> dict[str, Any]:
+        reason = DOUBT + reason if in_doubt else reason
         call_with_retry(
             self.client.record_dispatch_attempt,
             run_id=effect.run_id,
@@ -122,6 +124,7 @@ class Dispatcher:
             error=reason,
             next_dispatch_at_ms=next_at_ms,
             claimer=self.claimer,
+            certainty=pb.DISPATCH_CERTAINTY_UNKNOWN if in_doubt else pb.DISPATCH_CERTAINTY_FAILED,
         )
         outcome = "retry" if next_at_ms else "unknown"
         return report(effect, outcome, reason) | ({"next_dispatch_at_ms": next_at_ms} if next_at_ms else {})
@@ -137,6 +140,11 @@ class Dispatcher:
             error_json=recordable(result.error, LONGEST_ERROR),
             claimer=self.claimer,
         )
+
+
+def _may_have_been_sent(effect: pb.EffectRecord) -> bool:
+    """Whether an earlier attempt may have come through. An older server or dispatcher does not say: then it may."""
+    return effect.dispatch_attempts > 0 and effect.dispatch_certainty != pb.DISPATCH_CERTAINTY_FAILED
 
 
 def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: ObservationResult) -> pb.EffectRecord:

@@ -46,6 +46,14 @@ class DispatchMode(IntEnum):
     OUTBOX = 2
 
 
+class DispatchCertainty(IntEnum):
+    """Whether an attempt to send an outbox effect may have reached the other side. UNSPECIFIED counts as UNKNOWN."""
+
+    UNSPECIFIED = 0
+    FAILED = 1
+    UNKNOWN = 2
+
+
 class Resolution(IntEnum):
     """What looking at the outside world showed about an effect."""
 

@@ -40,6 +40,12 @@ class EffectDispatchMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EFFECT_DISPATCH_MODE_INLINE: _ClassVar[EffectDispatchMode]
     EFFECT_DISPATCH_MODE_OUTBOX: _ClassVar[EffectDispatchMode]
 
+class DispatchCertainty(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DISPATCH_CERTAINTY_UNSPECIFIED: _ClassVar[DispatchCertainty]
+    DISPATCH_CERTAINTY_FAILED: _ClassVar[DispatchCertainty]
+    DISPATCH_CERTAINTY_UNKNOWN: _ClassVar[DispatchCertainty]
+
 class EffectResolution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EFFECT_RESOLUTION_UNSPECIFIED: _ClassVar[EffectResolution]
@@ -93,6 +99,9 @@ EFFECT_SEMANTICS_OBSERVE_ONLY: EffectSemantics
 EFFECT_DISPATCH_MODE_UNSPECIFIED: EffectDispatchMode
 EFFECT_DISPATCH_MODE_INLINE: EffectDispatchMode
 EFFECT_DISPATCH_MODE_OUTBOX: EffectDispatchMode
+DISPATCH_CERTAINTY_UNSPECIFIED: DispatchCertainty
+DISPATCH_CERTAINTY_FAILED: DispatchCertainty
+DISPATCH_CERTAINTY_UNKNOWN: DispatchCertainty
 EFFECT_RESOLUTION_UNSPECIFIED: EffectResolution
 EFFECT_RESOLUTION_CONFIRMED: EffectResolution
 EFFECT_RESOLUTION_FAILED: EffectResolution
@@ -454,7 +463,7 @@ class ReconcileEffectRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., resolved_status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ...) -> None: ...
 
 class EffectRecord(_message.Message):
-    __slots__ = ("run_id", "seq", "decision_index", "tool_name", "idempotency_key", "status", "request_json", "response_json", "error_json", "ts_ms", "semantics", "dispatch_mode", "business_key", "connector", "dispatch_attempts", "next_dispatch_at_ms", "external_ref", "dispatch_claimed_by", "dispatch_claim_expires_at_ms", "last_dispatch_error", "scope")
+    __slots__ = ("run_id", "seq", "decision_index", "tool_name", "idempotency_key", "status", "request_json", "response_json", "error_json", "ts_ms", "semantics", "dispatch_mode", "business_key", "connector", "dispatch_attempts", "next_dispatch_at_ms", "external_ref", "dispatch_claimed_by", "dispatch_claim_expires_at_ms", "last_dispatch_error", "scope", "dispatch_certainty")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -476,6 +485,7 @@ class EffectRecord(_message.Message):
     DISPATCH_CLAIM_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
     LAST_DISPATCH_ERROR_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_CERTAINTY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     seq: int
     decision_index: int
@@ -497,7 +507,8 @@ class EffectRecord(_message.Message):
     dispatch_claim_expires_at_ms: int
     last_dispatch_error: str
     scope: str
-    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., dispatch_attempts: _Optional[int] = ..., next_dispatch_at_ms: _Optional[int] = ..., external_ref: _Optional[str] = ..., dispatch_claimed_by: _Optional[str] = ..., dispatch_claim_expires_at_ms: _Optional[int] = ..., last_dispatch_error: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
+    dispatch_certainty: DispatchCertainty
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., dispatch_attempts: _Optional[int] = ..., next_dispatch_at_ms: _Optional[int] = ..., external_ref: _Optional[str] = ..., dispatch_claimed_by: _Optional[str] = ..., dispatch_claim_expires_at_ms: _Optional[int] = ..., last_dispatch_error: _Optional[str] = ..., scope: _Optional[str] = ..., dispatch_certainty: _Optional[_Union[DispatchCertainty, str]] = ...) -> None: ...
 
 class ListEffectsToDispatchRequest(_message.Message):
     __slots__ = ("now_ms", "limit", "connector")
@@ -540,18 +551,20 @@ class ClaimEffectDispatchResponse(_message.Message):
     def __init__(self, acquired: bool = ..., effect: _Optional[_Union[EffectRecord, _Mapping]] = ..., previous_claimer: _Optional[str] = ...) -> None: ...
 
 class RecordDispatchAttemptRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "error", "next_dispatch_at_ms", "claimer")
+    __slots__ = ("run_id", "idempotency_key", "error", "next_dispatch_at_ms", "claimer", "certainty")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_DISPATCH_AT_MS_FIELD_NUMBER: _ClassVar[int]
     CLAIMER_FIELD_NUMBER: _ClassVar[int]
+    CERTAINTY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     error: str
     next_dispatch_at_ms: int
     claimer: str
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., error: _Optional[str] = ..., next_dispatch_at_ms: _Optional[int] = ..., claimer: _Optional[str] = ...) -> None: ...
+    certainty: DispatchCertainty
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., error: _Optional[str] = ..., next_dispatch_at_ms: _Optional[int] = ..., claimer: _Optional[str] = ..., certainty: _Optional[_Union[DispatchCertainty, str]] = ...) -> None: ...
 
 class RecordExternalObservationRequest(_message.Message):
     __slots__ = ("run_id", "idempotency_key", "resolution", "external_ref", "response_json", "error_json", "compensate_on_duplicate_kind", "claimer")

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 MAX_CLAIM = 1_000
 # Statuses without an error of Tape's that are worth another attempt.
-_PASSING = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNKNOWN")
+_PASSING = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNKNOWN"})
 
 
 class Feed:
@@ -44,7 +44,7 @@ class Feed:
 
 def is_passing(error: TapeError) -> bool:
     """Whether it may go well the next time."""
-    return error.retryable or (isinstance(error, RpcFailed) and str(error).startswith(_PASSING))
+    return error.retryable or (isinstance(error, RpcFailed) and error.status in _PASSING)
 
 
 # ── pushed ───────────────────────────────────────────────────────────────────────────────────────

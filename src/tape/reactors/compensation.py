@@ -149,7 +149,11 @@ class _Undoing:
             # It may have been sent: it is not sent again, and whoever undoes it must cope with either.
             error = f"withdrawn after {claim.previous_claimer or 'a dispatcher'} may have sent it"
             record = self._client.record_dispatch_attempt(
-                **place, error=error, next_dispatch_at_ms=0, claimer=self._claimer
+                **place,
+                error=error,
+                next_dispatch_at_ms=0,
+                claimer=self._claimer,
+                certainty=pb.DISPATCH_CERTAINTY_UNKNOWN,
             )
             return record, ""
         withdrawn = {"type": "Withdrawn", "message": "the run failed before it was sent"}

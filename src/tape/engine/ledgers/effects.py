@@ -19,6 +19,7 @@ from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, Ru
 from tape.model import subject
 from tape.model.entry import check_id
 from tape.model.ledger_states import (
+    DispatchCertainty,
     DispatchMode,
     EffectSemantics,
     EffectStatus,
@@ -76,6 +77,7 @@ class Effect(Record, frozen=True):
     dispatch_claim_expires_at_ms: int = 0
     last_dispatch_error: str = ""
     scope: str = ""
+    dispatch_certainty: DispatchCertainty = DispatchCertainty.UNSPECIFIED
 
 
 _COLUMNS = columns(Effect)
@@ -404,6 +406,7 @@ def record_attempt(
     *,
     error: str,
     next_at_ms: int,
+    certainty: DispatchCertainty = DispatchCertainty.UNSPECIFIED,
     claimer: str = "",
     trace: Trace = NO_TRACE,
 ) -> Effect:
@@ -419,6 +422,7 @@ def record_attempt(
         dispatch_attempts=before.dispatch_attempts + 1,
         next_dispatch_at_ms=max(next_at_ms, 0),
         last_dispatch_error=error,
+        dispatch_certainty=certainty,
         **_UNCLAIMED,
     )
     facts = {

@@ -67,6 +67,7 @@ class Run(Record, frozen=True):
     labels_json: str = "{}"
     compacted_at_ms: int = 0
     former_status: int = 0
+    dead_task_id: str = ""
 
     @property
     def scopes(self) -> list[str]:
@@ -252,6 +253,7 @@ STATE_COLUMNS = (
     "former_status",
     "ended_at_ms",
     "detail_json",
+    "dead_task_id",
 )
 
 
@@ -266,6 +268,7 @@ def state_row(run: Run) -> tuple[Any, ...]:
         run.former_status,
         run.ended_at_ms,
         run.detail_json,
+        run.dead_task_id,
     )
 
 
@@ -292,9 +295,19 @@ def _clear_owed(tx: Transaction, run_id: str) -> None:
 
 
 def end(
-    tx: Transaction, run_id: str, status: int, *, detail_json: str = "", owner: str = "", trace: Trace = NO_TRACE
+    tx: Transaction,
+    run_id: str,
+    status: int,
+    *,
+    detail_json: str = "",
+    dead_task_id: str = "",
+    owner: str = "",
+    trace: Trace = NO_TRACE,
 ) -> Run:
-    """End a run, or let it go over to compensating. Ending it the same way again changes nothing."""
+    """End a run, or let it go over to compensating. Ending it the same way again changes nothing.
+
+    `dead_task_id` is the command whose dead letter fails the run: redriving that task reopens the run.
+    """
     after = parse(RunStatus, "status", status)
     if after not in _ENDINGS:
         allowed = ", ".join(sorted(state.name for state in _ENDINGS))
@@ -310,6 +323,8 @@ def end(
     if run.status == after:
         return with_cursor(tx, run)
     before, run = run, ended(run, after, detail_json)
+    if dead_task_id:
+        run = msgspec.structs.replace(run, dead_task_id=dead_task_id)
     tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
     if after in UNDOING:
         tx.execute(
@@ -347,7 +362,9 @@ def describe_end(run: Run) -> tuple[str, dict[str, Any]]:
 def reopen(tx: Transaction, run: Run, *, trace: Trace = NO_TRACE) -> None:
     """Let a run that failed be taken up by whoever comes first, unless what it did is being undone."""
     _clear_obligations(tx, run)
-    run = msgspec.structs.replace(run, status=RunStatus.RUNNABLE, ended_at_ms=0, detail_json="", former_status=0)
+    run = msgspec.structs.replace(
+        run, status=RunStatus.RUNNABLE, ended_at_ms=0, detail_json="", former_status=0, dead_task_id=""
+    )
     tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
     payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": "runnable"}
     journal(tx, run, subject_of(run, "running"), payload, trace)

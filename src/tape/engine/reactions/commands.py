@@ -15,27 +15,26 @@ from tape.store import Transaction
 if TYPE_CHECKING:
     from tape.engine.reactions.tasks import Task
 
-# How a run that failed with its command says so: such a run can come back, one that failed by itself cannot.
-DEAD = "DeadLetter"
-
 
 def fail_run(tx: Transaction, task: Task) -> None:
     """Fail the run of a command that is a dead letter. One that waits at a gate still waits: its answer may come."""
     run = _run_of(tx, task)
     if run is not None and run.status in (RunStatus.RUNNABLE, RunStatus.RUNNING):
         told = {
-            "type": DEAD,
+            "type": "DeadLetter",
             "message": f"the command is a dead letter after {task.attempts} attempts: {task.last_error}",
             "task_id": task.task_id,
         }
         detail_json = msgspec.json.encode({"error": told}).decode()
-        runs.end(tx, run.run_id, RunStatus.FAILED, detail_json=detail_json, trace=_trace(task))
+        runs.end(
+            tx, run.run_id, RunStatus.FAILED, detail_json=detail_json, dead_task_id=task.task_id, trace=_trace(task)
+        )
 
 
 def bring_back_run(tx: Transaction, task: Task) -> None:
     """Let a run that failed with its command be taken up again; raises if what it did is being undone."""
     run = _run_of(tx, task)
-    if run is not None and run.status == RunStatus.FAILED and _is_dead(run.detail_json):
+    if run is not None and run.status == RunStatus.FAILED and run.dead_task_id:
         runs.reopen(tx, run, trace=_trace(task))
 
 
@@ -43,14 +42,6 @@ def _run_of(tx: Transaction, task: Task) -> runs.Run | None:
     """The run that a task is the command of; others may react to commands, too."""
     is_command = task.reaction_id.startswith(POOL) and task.subject.startswith("/tape/command/issued/")
     return runs.find(tx, task.source_run_id) if is_command else None
-
-
-def _is_dead(detail_json: str) -> bool:
-    try:
-        detail = msgspec.json.decode(detail_json, type=dict[str, dict[str, str]])
-    except msgspec.DecodeError:
-        return False
-    return detail.get("error", {}).get("type") == DEAD
 
 
 def _trace(task: Task) -> Trace:

@@ -6,7 +6,7 @@ from tape.engine.ledgers import effects, obligations, runs
 from tape.engine.ledgers.effects import Denied, Effect
 from tape.engine.ledgers.obligations import Obligation
 from tape.journal.journal import Journal
-from tape.model.ledger_states import DispatchMode, EffectSemantics, EffectStatus
+from tape.model.ledger_states import DispatchCertainty, DispatchMode, EffectSemantics, EffectStatus, parse
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import state, to_message
@@ -159,6 +159,7 @@ class EffectsService:
     ) -> pb.EffectRecord:
         """Record a dispatch that did not succeed."""
         check_texts(self._max_bytes, error=request.error)
+        certainty = parse(DispatchCertainty, "certainty", request.certainty)
         trace = trace_of(context)
         return _effect(
             await self._database.write(
@@ -168,6 +169,7 @@ class EffectsService:
                     request.idempotency_key,
                     error=request.error,
                     next_at_ms=request.next_dispatch_at_ms,
+                    certainty=certainty,
                     claimer=request.claimer,
                     trace=trace,
                 )
