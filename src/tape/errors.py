@@ -255,15 +255,14 @@ class ServerUnreachable(TapeError):
 
 
 class RpcFailed(TapeError):
-    """The server answered with a gRPC status and no error code of Tape; `status` is the name of that status."""
+    """The server answered with a gRPC status and no error code of Tape; `grpc_status` is its name."""
 
     code = "TAPE-1603"
     status = "UNKNOWN"
 
-    def __init__(self, message: str, status: str = "") -> None:
+    def __init__(self, message: str, grpc_status: str = "UNKNOWN") -> None:
         super().__init__(message)
-        if status:
-            self.status = status
+        self.grpc_status = grpc_status
 
 
 # ── 17xx: the installation and its settings ──────────────────────────────────────────────────────

@@ -205,7 +205,8 @@ def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoRetu
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
         raise NotServed(
             f"The Tape server at {url} does not serve {name} (UNIMPLEMENTED): it is older than this client. Update the"
-            " server, or use a client of its version."
+            " server, or use a client of its version.",
+            grpc_status=error.code().name,
         ) from error
     status: str = error.code().name
     raise RpcFailed(f"{status}: {details}", status) from error

@@ -44,7 +44,7 @@ class Feed:
 
 def is_passing(error: TapeError) -> bool:
     """Whether it may go well the next time."""
-    return error.retryable or (isinstance(error, RpcFailed) and error.status in _PASSING)
+    return error.retryable or (isinstance(error, RpcFailed) and error.grpc_status in _PASSING)
 
 
 # ── pushed ───────────────────────────────────────────────────────────────────────────────────────
