@@ -11,23 +11,23 @@ LAST_DELIVERIES = 1
 EXPIRY_MS = 60_000
 
 
-class Patience(NamedTuple):
-    """How long a source goes on with a message that is not acknowledged; None where it has no limit, or tells none.
+class RedeliveryLimits(NamedTuple):
+    """How long a source redelivers a message that is not acknowledged. None: no limit, or not known.
 
-    `deliveries_left` is how often it will come again after this time, `expires_at_ms` when the source forgets it.
+    `deliveries_left` is the number of redeliveries after this one, `expires_at_ms` when the source drops the message.
     """
 
     deliveries_left: int | None = None
     expires_at_ms: int | None = None
 
     def is_ending(self, now_ms: int) -> bool:
-        """Whether the source will soon give up: it brings the message once more at most, or forgets it in a minute."""
+        """Whether the source will soon stop: at most one redelivery is left, or the message expires within a minute."""
         if self.deliveries_left is not None and self.deliveries_left <= LAST_DELIVERIES:
             return True
         return self.expires_at_ms is not None and self.expires_at_ms - now_ms <= EXPIRY_MS
 
 
-ENDLESS = Patience()
+UNLIMITED_REDELIVERY = RedeliveryLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Delivery:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     ordering_key: str = ""
     deliveries: int = 1
-    patience: Patience = ENDLESS
+    redelivery: RedeliveryLimits = UNLIMITED_REDELIVERY
 
 
 class Source(abc.ABC):

@@ -1,1 +1,1 @@
-"""Where it comes from: messages of brokers and webhooks that become runs."""
+"""Subscriptions: messages of brokers and webhooks become runs of playbooks."""

@@ -1,4 +1,4 @@
-"""The server's `/api` as runtimes, gateways and the command line call it: over HTTP, with the internal token."""
+"""Client of the server's `/api` for runtimes, gateways and the CLI: HTTP with the internal token."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Control:
         return str(self.call("POST", "/api/catalog/resource", {"path": path})["content"])
 
     def credential(self, alias: str) -> Any:
-        """A secret of the wallet, for whoever holds the internal token."""
+        """A secret of the wallet, for holders of the internal token."""
         found = self.call("GET", f"/api/credentials/{quote(alias, safe='')}?include_data=true")
         return found["data"]
 

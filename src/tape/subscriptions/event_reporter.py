@@ -1,4 +1,4 @@
-"""Events on their way to a journal that may be out of reach."""
+"""Writes events to a journal that can be unavailable, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tape.subscriptions.events import SubscriptionEvent, stamped
 
 log = logging.getLogger(__name__)
 
-# What waits while nobody takes events; more than this, and the oldest are let go, which is logged.
+# Events buffered in memory while the journal is unavailable. Beyond it the oldest are dropped and logged.
 MAX_WAITING = 10_000
 AT_ONCE = 500
 
@@ -21,7 +21,7 @@ Write = Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]
 
 
 class EventReporter:
-    """Writes events in their order. While they cannot be written they wait, and whoever tells them goes on."""
+    """Writes events in order. While the journal is unavailable it buffers up to 10,000 of them; callers do not wait."""
 
     def __init__(self, write: Write, worker_id: str = "") -> None:
         self._write = write
@@ -31,25 +31,25 @@ class EventReporter:
         self.lost = 0
 
     async def emit(self, events: Sequence[SubscriptionEvent]) -> None:
-        """Write events, or keep them for the next time."""
+        """Write events, or buffer them for the next call."""
         self._add(events)
         await self.flush()
 
     async def write(self, events: Sequence[SubscriptionEvent]) -> None:
-        """Write events now, behind those that wait; raises if that fails, and these are not kept then."""
+        """Write events now, after the buffered ones. Raises if that fails; these events are not buffered then."""
         async with self._turn:
             await self._write_waiting()
             await self._write([self._stamped(event) for event in events])
 
     async def flush(self) -> None:
-        """Write what waits, as far as it is taken."""
+        """Write the buffered events; those that fail stay in the buffer."""
         if not self._waiting:
             return
         async with self._turn:
             try:
                 await self._write_waiting()
             except TapeError as error:
-                log.warning("%d events wait to be told: %s", len(self._waiting), error)
+                log.warning("%d events are buffered: %s", len(self._waiting), error)
 
     async def _write_waiting(self) -> None:
         while self._waiting:
@@ -58,10 +58,10 @@ class EventReporter:
                 await self._write(some)
             except InvalidInput:
                 if len(some) > 1:
-                    some = some[:1]  # one that no journal takes must not hold up those behind it
+                    some = some[:1]  # an invalid event must not block those after it
                     await self._write_alone(some[0])
                 else:
-                    self._let_go(some[0])
+                    self._drop(some[0])
             for _ in some:
                 self._waiting.popleft()
 
@@ -69,11 +69,11 @@ class EventReporter:
         try:
             await self._write([event])
         except InvalidInput:
-            self._let_go(event)
+            self._drop(event)
 
-    def _let_go(self, event: SubscriptionEvent) -> None:
+    def _drop(self, event: SubscriptionEvent) -> None:
         self.lost += 1
-        log.error("%s about %s cannot be told, no journal takes it", event.event_type, event.ref.path, exc_info=True)
+        log.error("%s of %s dropped: the journal rejects it", event.event_type, event.ref.path, exc_info=True)
 
     def _add(self, events: Sequence[SubscriptionEvent]) -> None:
         self._waiting.extend(map(self._stamped, events))
@@ -81,7 +81,7 @@ class EventReporter:
             for _ in range(too_many):
                 self._waiting.popleft()
             self.lost += too_many
-            log.error("%d events could not be told and were let go, %d so far", too_many, self.lost)
+            log.error("buffer full: dropped the oldest %d events, %d in total", too_many, self.lost)
 
     def _stamped(self, event: SubscriptionEvent) -> SubscriptionEvent:
         return stamped(event, self._worker_id) if self._worker_id and not event.worker_id else event

@@ -1,6 +1,6 @@
-"""The events of subscriptions: one function a type, the same everywhere a subscription runs.
+"""The events of subscriptions: one function per event type, the same in every runtime.
 
-An event is an entry of the journal (`draft`), a line of a local trail or the body of `POST /api/events` (`record`).
+An event becomes a journal entry (`draft`), or a line of a local trail or an item of `POST /api/events` (`record`).
 Its subject is `/tape/subscription/<verb>/<name>`.
 """
 
@@ -21,7 +21,7 @@ STEP = "ingress"
 
 
 class SubscriptionRef(NamedTuple):
-    """The subscription that an event is about. The id is that of its present registration, 0 without one."""
+    """A reference to a subscription. The id is that of its current registration, 0 if it has none."""
 
     name: str
     path: str
@@ -29,14 +29,15 @@ class SubscriptionRef(NamedTuple):
 
 
 def subscription_ref(path: str, subscription_id: int = 0) -> SubscriptionRef:
-    """The subscription of a path; its name is the last part of that."""
+    """The reference of a path; the name is its last segment."""
     return SubscriptionRef(path.rpartition("/")[2], path, subscription_id)
 
 
 class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True, rename={"ref": "about"}):
-    """Something that happened to a subscription, or to a message of it.
+    """An event of a subscription or of one of its messages.
 
-    `execution_id` is the subscription's id, or that of the run that a message became.
+    `execution_id` is the subscription's id, or the id of a message's run. Spools of earlier versions hold events whose
+    field `ref` is named `about`, so that is its name in JSON.
     """
 
     ref: SubscriptionRef
@@ -50,7 +51,7 @@ class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True, rename={"ref"
     created_at: str = ""
 
     def draft(self) -> Draft:
-        """The entry for the journal, in the run of its execution."""
+        """The journal entry, in the run of its execution."""
         trace = parse_traceparent(self.trace.traceparent) if self.trace else NO_TRACE
         payload = {
             "subscription": self.ref.path,
@@ -85,7 +86,7 @@ class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True, rename={"ref"
 
 
 def stamped(event: SubscriptionEvent, worker_id: str) -> SubscriptionEvent:
-    """The event with the name of the process that saw it."""
+    """The event with the id of the process that emits it."""
     return msgspec.structs.replace(event, worker_id=worker_id)
 
 
@@ -128,7 +129,7 @@ def lifecycle(
 def directives_applied(
     ref: SubscriptionRef, plan: Plan, execution_id: int, *, emitter: str = "subscription_runtime"
 ) -> SubscriptionEvent:
-    """Headers of a message changed how it is handled, or gave it a trace."""
+    """Headers of a message changed its routing or set its trace."""
     context = {
         "message_id": plan.message_id,
         "applied": msgspec.to_builtins(plan.applied),
@@ -139,7 +140,7 @@ def directives_applied(
 
 
 def deduplicated(ref: SubscriptionRef, dedup_key: str, original: int, suppressed: int = 0) -> SubscriptionEvent:
-    """A message that came again within its window became no second run."""
+    """A duplicate within the dedup window started no second run."""
     context = {
         "subscription_id": str(ref.subscription_id),
         "dedup_key": dedup_key,
@@ -153,13 +154,13 @@ def deduplicated(ref: SubscriptionRef, dedup_key: str, original: int, suppressed
 def rejected(
     ref: SubscriptionRef, reason: str, status_code: int, *, count: int = 1, emitter: str = "ingress"
 ) -> SubscriptionEvent:
-    """Deliveries were refused, so many of them for the same reason within a second. No body and no secret is told."""
+    """`count` deliveries were rejected for one reason within a second. Contains no body and no secret."""
     context = {"reason": reason, "status_code": status_code, "count": count}
     return _event(ref, "message.rejected", "REJECTED", emitter, context)
 
 
 def received(ref: SubscriptionRef, source: str, message_id: str, headers: dict[str, Any]) -> SubscriptionEvent:
-    """A message was fetched (in local mode)."""
+    """A local runtime fetched a message."""
     context = {"subscription": ref.path, "source": source, "message_id": message_id, "headers": headers}
     return _event(ref, "message.received", "RECEIVED", "subscribe_runtime", context)
 
@@ -172,7 +173,7 @@ def local(
     context: dict[str, Any],
     trace: TraceContext | None = None,
 ) -> SubscriptionEvent:
-    """What a process without a server tells of the playbooks that it runs itself."""
+    """An event of a playbook that a local runtime runs in its own process."""
     event = _event(ref, "", status, "subscribe_runtime", context, execution_id, trace)
     return msgspec.structs.replace(event, event_type=event_type)
 
@@ -186,7 +187,7 @@ def rate_limited(
     action: str = "stopped_fetching",
     emitter: str = "subscription_runtime",
 ) -> SubscriptionEvent:
-    """A limit began to hold messages back; they wait at their source."""
+    """A flow limit began to apply; further messages stay at their source."""
     context = {
         "reason": reason,
         "max_in_flight": max_in_flight,
@@ -200,14 +201,14 @@ def rate_limited(
 def source_lost(
     ref: SubscriptionRef, source: str, error: str, *, emitter: str = "subscription_runtime"
 ) -> SubscriptionEvent:
-    """The source cannot be reached; it is tried again."""
+    """The source is unavailable; the runtime reconnects."""
     return _event(ref, "source.lost", "RECONNECTING", emitter, {"source": source, "error": error})
 
 
 def source_restored(
     ref: SubscriptionRef, source: str, outage_ms: int, *, emitter: str = "subscription_runtime"
 ) -> SubscriptionEvent:
-    """The source can be reached again."""
+    """The source is available again."""
     return _event(ref, "source.restored", "CONNECTED", emitter, {"source": source, "outage_ms": outage_ms})
 
 
@@ -217,13 +218,13 @@ SPOOL = "spool_runtime"
 def circuit_opened(
     ref: SubscriptionRef, downstream: str, consecutive_failures: int, trips: int, *, emitter: str = SPOOL
 ) -> SubscriptionEvent:
-    """A downstream failed too often: messages wait from now on."""
+    """A circuit opened: the downstream failed `trip_after` times in a row."""
     context = {"downstream": downstream, "consecutive_failures": consecutive_failures, "trips": trips}
     return _event(ref, "circuit.opened", "OPEN", emitter, context)
 
 
 def circuit_closed(ref: SubscriptionRef, downstream: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
-    """A downstream works again."""
+    """A circuit closed: the downstream answers again."""
     return _event(ref, "circuit.closed", "CLOSED", emitter, {"downstream": downstream})
 
 
@@ -238,7 +239,7 @@ def spooled(
     *,
     emitter: str = SPOOL,
 ) -> SubscriptionEvent:
-    """A message is durably in the spool."""
+    """A message was appended to the spool."""
     context = {
         "message_id": message_id,
         "recv_seq": recv_seq,
@@ -251,14 +252,14 @@ def spooled(
 
 
 def spool_draining(ref: SubscriptionRef, pending: int, *, emitter: str = SPOOL) -> SubscriptionEvent:
-    """What waits in the spool is being replayed."""
+    """A replay of the spool started."""
     return _event(ref, "spool.draining", "DRAINING", emitter, {"pending": pending})
 
 
 def spool_recovered(
     ref: SubscriptionRef, pending: int, recv_seq_high_water: int, backend: str, *, emitter: str = SPOOL
 ) -> SubscriptionEvent:
-    """A runtime that starts found messages in the spool."""
+    """A runtime found messages in the spool at its start."""
     context = {"pending": pending, "recv_seq_high_water": recv_seq_high_water, "backend": backend}
     return _event(ref, "spool.recovered", "RECOVERED", emitter, context)
 
@@ -266,7 +267,7 @@ def spool_recovered(
 def replayed(
     ref: SubscriptionRef, message_id: str, recv_seq: int, spool_ref: str, execution_id: int
 ) -> SubscriptionEvent:
-    """A message of the spool became a run."""
+    """A spooled message started its run."""
     context = {
         "message_id": message_id,
         "recv_seq": recv_seq,
@@ -287,7 +288,7 @@ def dead_lettered(
     message: dict[str, Any] | None = None,
     emitter: str = SPOOL,
 ) -> SubscriptionEvent:
-    """A message is not tried again and waits for somebody. One that is nowhere else is told whole."""
+    """A message is a dead letter: no more retries. The event has the whole message if no store holds it."""
     context = {
         "message_id": message_id,
         "recv_seq": recv_seq,
@@ -302,16 +303,16 @@ def dead_lettered(
 def dropped(
     ref: SubscriptionRef, message_id: str, downstream: str, reason: str, *, emitter: str = SPOOL
 ) -> SubscriptionEvent:
-    """A message was not kept: the spool is full, or there is none and its source will bring it no more."""
+    """A message was not spooled: the spool is full, or there is none and the source stops redelivering."""
     context = {"message_id": message_id, "downstream": downstream, "reason": reason}
     return _event(ref, "message.dropped", "DROPPED", emitter, context)
 
 
 def spool_alert(ref: SubscriptionRef, downstream: str, spool_bytes: int, *, emitter: str = SPOOL) -> SubscriptionEvent:
-    """The spool is larger than it should be."""
+    """The spool exceeds `retention.max_bytes`."""
     return _event(ref, "spool.alert", "ALERT", emitter, {"downstream": downstream, "spool_bytes": spool_bytes})
 
 
 def quarantined(ref: SubscriptionRef, spool_ref: str, reason: str, *, emitter: str = SPOOL) -> SubscriptionEvent:
-    """An item of the spool is torn or altered; it was put aside, not replayed."""
+    """A spooled item is torn or altered; it was quarantined, not replayed."""
     return _event(ref, "spool.quarantined", "QUARANTINED", emitter, {"spool_ref": spool_ref, "reason": reason})

@@ -1,6 +1,6 @@
-"""Where subscriptions stand: registered, active, paused, draining, deactivated; each change an entry of the journal.
+"""The lifecycle of subscriptions: registered, active, paused, draining, deactivated. Each change is a journal entry.
 
-Plain functions on a transaction. A row is written together with its entry, so that one never says more than the other.
+Plain functions on a transaction. The row and its entry are written in one transaction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_LIST = 1_000
 
 
 class SubscriptionState(StrEnum):
-    """Where a subscription stands."""
+    """The state of a subscription."""
 
     REGISTERED = "REGISTERED"
     ACTIVE = "ACTIVE"
@@ -34,7 +34,7 @@ class SubscriptionState(StrEnum):
 
 
 class Action(NamedTuple):
-    """What can be done with a subscription: the event it writes, the state it leads to, where it is legal from."""
+    """A lifecycle action: the event it emits, the state it leads to, the states it is legal in."""
 
     verb: Verb
     state: SubscriptionState
@@ -64,7 +64,7 @@ ACTIONS = {
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A subscription that was registered, and where it stands. A row of tape_subscriptions."""
+    """A registration of a subscription and its state: a row of tape_subscriptions."""
 
     subscription_id: int
     path: str
@@ -75,7 +75,7 @@ class Registration(msgspec.Struct, frozen=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether it was not deactivated."""
+        """Whether it is not deactivated."""
         return self.state != SubscriptionState.DEACTIVATED
 
 
@@ -83,7 +83,7 @@ _COLUMNS = ", ".join(Registration.__struct_fields__)
 
 
 def register(tx: Transaction, path: str) -> Registration:
-    """Register the subscription of a path; one that is alive already stays as it is and is the answer."""
+    """Register the subscription of a path. Returns the live registration unchanged if there is one."""
     resource = catalog.fetch(tx, path)
     if resource is None:
         raise UnknownSubscription(f"Subscription not found: {path}")
@@ -93,13 +93,13 @@ def register(tx: Transaction, path: str) -> Registration:
     if live is not None:
         return live
     subscription_id = new_id()
-    while find(tx, subscription_id) is not None:  # another process can have made the same one
+    while find(tx, subscription_id) is not None:  # another process can have generated the same id
         subscription_id = new_id()
     return _write(tx, subscription_id, path, resource.catalog_id, "registered", SubscriptionState.REGISTERED)
 
 
 def act(tx: Transaction, subscription_id: int, action: str) -> Registration:
-    """Do something with a subscription; an error unless that is legal in its state."""
+    """Apply an action to a subscription. Raises IllegalAction if its state does not allow it."""
     wanted = ACTIONS.get(action)
     if wanted is None:
         raise IllegalAction(f"Unknown subscription action '{action}'")
@@ -124,13 +124,13 @@ def find(reader: Reader | Transaction, subscription_id: int) -> Registration | N
 
 
 def find_live(reader: Reader | Transaction, path: str) -> Registration | None:
-    """The registration of a path that was not deactivated."""
+    """The registration of a path that is not deactivated."""
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE path = ? AND state <> 'DEACTIVATED'", path)
     return None if row is None else Registration(*row)
 
 
 def find_latest(reader: Reader | Transaction, path: str) -> Registration | None:
-    """The newest registration of a path, also a deactivated one."""
+    """The newest registration of a path, deactivated or not."""
     row = reader.one(
         f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE path = ? ORDER BY subscription_id DESC LIMIT 1", path
     )
@@ -138,7 +138,7 @@ def find_latest(reader: Reader | Transaction, path: str) -> Registration | None:
 
 
 def require(reader: Reader | Transaction, subscription_id: int) -> Registration:
-    """A registration by its id; UnknownSubscription without it."""
+    """A registration by its id. Raises UnknownSubscription."""
     found = find(reader, subscription_id)
     if found is None:
         raise UnknownSubscription(f"Subscription {subscription_id} not registered")
@@ -148,7 +148,7 @@ def require(reader: Reader | Transaction, subscription_id: int) -> Registration:
 def list_registrations(
     reader: Reader | Transaction, *, path: str = "", before: int | None = None, limit: int = MAX_LIST
 ) -> list[Registration]:
-    """Registrations, the newest first; of one path, or of all; those before an id."""
+    """Registrations, newest first: of one path or of all, with ids below `before`."""
     of_path, values = (" AND path = ?", [path]) if path else ("", [])
     rows = reader.query(
         f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE subscription_id < ?{of_path}"

@@ -108,7 +108,7 @@ def normalize_headers(headers: Iterable[tuple[str, str]]) -> dict[str, tuple[str
 
 
 def lower_ascii(name: str) -> str:
-    """A header name with its ASCII letters in lower case: Unicode case rules would make one name of two."""
+    """A header name in ASCII lower case: Unicode case rules would make one name of two."""
     return name.lower() if name.isascii() else name.encode(errors="replace").lower().decode()
 
 

@@ -1,4 +1,4 @@
-"""What happened while a downstream was away, told from the journal alone."""
+"""Outages of downstreams, reconstructed from the journal's entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class EventEntry(Protocol):
-    """What is read of an entry of the journal."""
+    """The fields of a journal entry that this module reads."""
 
     subject: str
     ts_ms: int
@@ -17,7 +17,7 @@ class EventEntry(Protocol):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """One line of the timeline. A run of messages of one kind is one moment with a count."""
+    """One line of the timeline. Consecutive events of one type about messages are one line with a count."""
 
     ts_ms: int
     until_ms: int
@@ -27,10 +27,9 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Outage(msgspec.Struct, kw_only=True):
-    """From the first circuit that opened until nothing waits any more.
+    """From the first circuit that opened until the spool is empty.
 
-    Messages are counted by their place in the spool, so that it does not matter who told of one, how often and when:
-    a process that could not tell does so later.
+    Messages are counted by spool reference, so that events that were emitted late or twice count once.
     """
 
     began_ms: int
@@ -46,23 +45,23 @@ class Outage(msgspec.Struct, kw_only=True):
 
 
 class _OutageBuilder:
-    """An outage while it is being read."""
+    """Builds an outage from its events."""
 
     def __init__(self, began_ms: int) -> None:
         self.outage = Outage(began_ms=began_ms)
         self._open: set[str] = set()
-        self.came: set[str] = set()
+        self.spooled: set[str] = set()
         self._left: dict[str, set[str]] = {verb: set() for verb in _LEAVING}
         self._waiting: set[str] = set()
         self._dropped: set[tuple[str, Any]] = set()
 
     @property
     def is_over(self) -> bool:
-        """Whether all circuits are closed and everything that came has left."""
+        """Whether all circuits are closed and the spool is empty."""
         return not self._open and not self._waiting
 
     def add(self, verb: str, ts_ms: int, context: dict[str, Any]) -> None:
-        """Take in the next event of the subscription."""
+        """Apply the next event of the subscription."""
         outage = self.outage
         if verb == "circuit.opened":
             self._open.add(context["downstream"])
@@ -72,7 +71,7 @@ class _OutageBuilder:
             self._open.discard(context["downstream"])
         elif verb == "message.spooled":
             ref = context["spool_ref"]
-            self.came.add(ref)
+            self.spooled.add(ref)
             if context["reason"] == "requeued":
                 self._forget_end(ref)
             if not any(ref in left for left in self._left.values()):
@@ -80,7 +79,7 @@ class _OutageBuilder:
         elif verb in _LEAVING and context["spool_ref"]:
             ref = context["spool_ref"]
             self._forget_end(ref)
-            self.came.add(ref)  # whatever leaves had come
+            self.spooled.add(ref)  # it was spooled, even if that event is missing
             self._waiting.discard(ref)
             self._left[verb].add(ref)
         elif verb == "message.dropped":
@@ -89,14 +88,14 @@ class _OutageBuilder:
         outage.ended_ms = ts_ms if self.is_over else None
 
     def _forget_end(self, ref: str) -> None:
-        """A message waits again, or leaves in another way: it is counted as what became of it last."""
+        """Forget an earlier outcome of a message: only its last one counts."""
         for left in self._left.values():
             left.discard(ref)
 
-    def told(self) -> Outage:
+    def build(self) -> Outage:
         """The outage with its counts."""
         outage = self.outage
-        outage.spooled = len(self.came)
+        outage.spooled = len(self.spooled)
         outage.waiting = len(self._waiting)
         outage.dropped = len(self._dropped)
         outage.replayed, outage.dead_lettered, outage.quarantined = (len(self._left[verb]) for verb in _LEAVING)
@@ -112,7 +111,7 @@ class _OutageBuilder:
 
 
 _LEAVING = ("message.replayed", "message.dead_lettered", "spool.quarantined")
-_TOLD = frozenset(
+_RELEVANT = frozenset(
     {
         "circuit.opened",
         "circuit.closed",
@@ -129,14 +128,13 @@ _TOLD = frozenset(
 
 
 def outages(entries: Iterable[EventEntry]) -> Iterator[Outage]:
-    """The outages of one subscription, oldest first; the last one may still go on."""
+    """The outages of one subscription, oldest first; the last one can be ongoing."""
     current: _OutageBuilder | None = None
-    gone: set[str] = (
-        set()
-    )  # what left in an outage before this one: whatever is told of them now was told late, or twice
+    # Messages that left the spool in an earlier outage: further events about them are late or duplicates.
+    gone: set[str] = set()
     for entry in entries:
         verb = entry.subject.split("/")[3] if entry.subject.startswith("/tape/subscription/") else ""
-        if verb not in _TOLD:
+        if verb not in _RELEVANT:
             continue
         context = msgspec.json.decode(entry.payload_json)
         ref = context.get("spool_ref", "")
@@ -148,15 +146,15 @@ def outages(entries: Iterable[EventEntry]) -> Iterator[Outage]:
             if verb in _LEAVING:
                 gone.add(ref)
             if verb in ("spool.draining", "circuit.closed", *_LEAVING):
-                continue  # what was still to be said of a finished outage
+                continue  # late events of a finished outage
             current = _OutageBuilder(entry.ts_ms)
         current.add(verb, entry.ts_ms, context)
         if current.is_over:
-            yield current.told()
-            gone |= current.came
+            yield current.build()
+            gone |= current.spooled
             current = None
     if current is not None:
-        yield current.told()
+        yield current.build()
 
 
 def _detail(verb: str, context: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""What a message's headers may decide: its playbook, its pool, its keys and its trace, by rules and nothing else.
+"""Routing: the playbook, pool, keys and trace of a message, from its subscription and the headers that it allows.
 
-`resolve` is the only way to a plan. It is a pure function of a validated subscription and an envelope, so that a live
-message, a replay and a batch job are planned alike. For deliveries from outside, verification comes before it.
+`resolve` makes every plan. It is a pure function of a validated subscription and a message, so that live messages,
+replays and batch jobs get the same plan. Push deliveries are verified before it is called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 
 
 class AppliedHeader(msgspec.Struct, frozen=True):
-    """A header that took effect: what it controls, and the value that this led to."""
+    """A header that took effect: the setting that it controls, and the effective value."""
 
     header: str
     controls: str
@@ -29,7 +29,7 @@ class AppliedHeader(msgspec.Struct, frozen=True):
 
 
 class TraceContext(msgspec.Struct, frozen=True, omit_defaults=True):
-    """W3C trace context that a run takes over from its message."""
+    """W3C trace context that a run inherits from its message."""
 
     traceparent: str = ""
     tracestate: str = ""
@@ -37,17 +37,17 @@ class TraceContext(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DedupKey(msgspec.Struct, frozen=True):
-    """What a message is recognized by when it comes again, and for how long."""
+    """The key that identifies duplicates of a message, and for how many seconds."""
 
     key: str
     window_secs: int
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a message becomes. It holds all that a dispatch needs, so that it can wait in a spool as JSON.
+    """How a message is dispatched. It has everything that a dispatch needs and is stored in the spool as JSON.
 
-    `pool` is empty when the playbook's path decides. The two overrides say what headers changed; `priority` is the
-    value of the header that chose a pool.
+    `pool` is empty if the playbook's path decides. `playbook_override` and `pool_override` are set by headers;
+    `priority` is the value of the header that selected a pool.
     """
 
     subscription: str
@@ -69,16 +69,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """What makes the message one: the idempotency key of a header, else the source's id."""
+        """The identity of the message: the idempotency key of a header, else the source's message id."""
         return self.idempotency_key or self.message_id
 
     @property
     def changed_something(self) -> bool:
-        """Whether a header had an effect, which is worth an event."""
+        """Whether a header had an effect; if so, an event reports it."""
         return bool(self.applied) or self.trace is not None
 
     def to_json(self) -> bytes:
-        """The plan as JSON; `Plan.from_json` gives it back."""
+        """The plan as JSON, to be read with `Plan.from_json`."""
         return msgspec.json.encode(self)
 
     @classmethod
@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
-    """The plan for a message: what the subscription says, changed by those headers that its rules allow to."""
+    """The plan for a message: the subscription's settings, overridden by the headers that its rules allow."""
     spec = subscription.spec
     chosen: dict[str, str] = {}
     priority_pool = ""
@@ -101,7 +101,7 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
         if rule.controls != "priority":
             chosen[rule.controls] = effect
         elif not priority_pool:
-            # The first that is mapped decides among priorities; an explicit pool decides over all of them.
+            # Of several priorities the first that is mapped counts; an explicit pool overrides all of them.
             chosen["priority"], priority_pool = value, effect
     playbook = chosen.get("dispatch.playbook", "")
     pool = chosen.get("dispatch.execution_pool", "") or priority_pool
@@ -125,7 +125,7 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
         idempotency_key=key,
         content_type=content_type,
         schema_hint=chosen.get("schema_hint", ""),
-        ordering_key=_lane(message, payload, spec.spool.ordering_key),
+        ordering_key=_ordering_key(message, payload, spec.spool.ordering_key),
         dedup=dedup,
         trace=_trace(spec.headers.trace, message),
         applied=tuple(applied),
@@ -133,13 +133,13 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
 
 
 def _value(message: SourceMessage, header: str) -> str | None:
-    """The value of a header that counts: the last one."""
+    """The effective value of a header: the last one."""
     values = message.headers.get(lower_ascii(header))
     return values[-1] if values else None
 
 
 def _effect(rule: HeaderRule, value: str) -> str | None:
-    """What a value leads to under a rule, or None when the rule does not allow it."""
+    """The setting that a header value selects, or None if the rule does not allow the value."""
     if rule.controls == "priority":
         return rule.map.get(value)
     if rule.allowed or rule.controls in ROUTING:
@@ -148,15 +148,15 @@ def _effect(rule: HeaderRule, value: str) -> str | None:
 
 
 def _storable(key: str) -> str:
-    """A key as it can be kept: one that is too long, or has a NUL in it, is its digest."""
+    """A dedup key that the store accepts: the SHA-256 of a key that is too long or contains NUL."""
     encoded = key.encode(errors="replace")
     if len(encoded) <= MAX_ID_BYTES and "\0" not in key:
         return key
     return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
-def _lane(message: SourceMessage, payload: dict[str, Any], name: str) -> str:
-    """The lane whose order a replay keeps: a header, else a field of the message, else the source's key."""
+def _ordering_key(message: SourceMessage, payload: dict[str, Any], name: str) -> str:
+    """The ordering key: the named header, else that field of the message, else the source's own key."""
     if not name:
         return message.ordering_key
     if (value := _value(message, name)) is not None:

@@ -1,4 +1,4 @@
-"""`kind: subscription`: a step that fetches a bounded number of messages, or settles messages of an earlier step."""
+"""`kind: subscription`: a step that polls a source, or settles the messages of an earlier poll."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _OWN_KEYS = ("kind", "source", "operation", "auth", "batch", "timeout_ms", "ack"
 
 
 class SubscriptionTool:
-    """`operation: poll` gives `count` and `messages`; `ack`, `nack` and `term` settle the `ack_ids` of a poll.
+    """`operation: poll` returns `count` and `messages`; `ack`, `nack` and `term` settle the `ack_ids` of a poll.
 
-    With `ack: on_success` (the default) messages are acknowledged once they are recorded as a part of the run: a worker
-    that dies before that leaves them to the next poll, one that dies after it to whoever takes the run over. With
-    `defer` nothing is acknowledged, and `ack_ids` are for a later step.
+    With `ack: on_success` (the default) messages are acknowledged once they are recorded in the run. If the worker dies
+    before that, the next poll gets them; if it dies after that, the worker that resumes the run has them. With `defer`
+    nothing is acknowledged, and `ack_ids` are for a later step.
     """
 
     def __init__(self, reveal: Reveal | None = None) -> None:
         self._reveal = reveal or _from_server
 
     def check(self, fields: Fields) -> None:
-        """A source that is known, an operation, and the keys of a connection."""
+        """Check the source, the operation and the connection settings."""
         fields.node.mapping(*_OWN_KEYS, *CONNECTION_KEYS, "options", "service_account")
         for name, allowed, default in (("source", known_sources(), None), ("operation", (*OPERATIONS, "nak"), "poll")):
             given = fields.text(name) if default is None else fields.text(name, default)
@@ -64,7 +64,7 @@ class SubscriptionTool:
                 fields.at("ack").wrong(str(error))
 
     async def call(self, call: ToolCall) -> Any:
-        """Fetch, or settle."""
+        """Poll the source, or settle receipts."""
         config = call.config
         operation = config.get("operation", "poll")
         operation = "nack" if operation == "nak" else operation
@@ -96,13 +96,13 @@ class SubscriptionTool:
                 await source.release()
                 given = mode == "defer" or source_name == "pubsub"
                 return _polled(source_name, mode, fetched, is_acked=False, shows_ids=given)
-            # What is fetched belongs to the run before the source may forget it.
+            # The messages are recorded in the run before they are acknowledged.
             fetched = await _recorded(call, {"source": source_name, "batch": batch}, fetch)
             try:
                 await source.ack(fetched["receipts"])
                 is_acked = bool(fetched["receipts"]) or source_name == "nats"
             except SourceError:
-                # It delivers them again; they are with us all the same.
+                # The source redelivers them; the run has recorded them already.
                 is_acked = False
             return _polled(source_name, mode, fetched, is_acked=is_acked, shows_ids=False)
 
@@ -113,7 +113,7 @@ class SubscriptionTool:
         errors: list[str] = []
         if receipts:
             async with self._opened(config) as source:
-                if not source.settles_elsewhere:
+                if not source.settles_elsewhere:  # vocabulary: public attribute of sources
                     raise SourceMisconfigured(
                         f"subscription[{config['source']}]: source does not support out-of-band {operation}"
                         " (deferred-ack). Let the poll acknowledge: ack: on_success."
@@ -144,7 +144,7 @@ class SubscriptionTool:
 
 
 async def _recorded(call: ToolCall, request: dict[str, Any], fetch: Callable[[], Awaitable[Any]]) -> Any:
-    """What was fetched for a step, now or by a worker before us. An attempt that failed is passed over."""
+    """The recorded fetch of a step, by this worker or an earlier one. Failed attempts are skipped."""
     for attempt in itertools.count(1):
         failure: list[SourceError] = []
 
@@ -164,7 +164,7 @@ async def _recorded(call: ToolCall, request: dict[str, Any], fetch: Callable[[],
 
 
 async def _settle_all(source: Source, operation: str, receipts: list[str], delay_s: float) -> list[str]:
-    """Settle receipts together; where that fails, one by one, and what is wrong with which."""
+    """Settle receipts in one call; if it fails, one by one. Returns the errors."""
 
     async def settle(some: list[str]) -> None:
         if operation == "nack":
@@ -186,7 +186,7 @@ async def _settle_all(source: Source, operation: str, receipts: list[str], delay
 
 
 def ack_mode(given: Any) -> AckMode:
-    """What `ack` of a step means."""
+    """The ack mode of a step's `ack` value."""
     if given is None or given is True:
         return "on_success"
     if given is False:
@@ -227,7 +227,7 @@ def _whole(config: dict[str, Any], name: str, default: int) -> int:
 
 
 async def _from_server(alias: str) -> Any:
-    """A secret of the server's wallet, for whoever holds the internal token."""
+    """A secret of the server's wallet; needs the internal token."""
     control = Control(os.environ.get("TAPE_SERVER_URL", "http://127.0.0.1:7879"), os.environ.get(TOKEN_VARIABLE, ""))
     try:
         return await asyncio.to_thread(control.credential, alias)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tape.subscriptions.dispatch.forwarder as forwarder_module
 from tape.base.telemetry.metrics import Metrics
-from tape.brokers.source import Patience
+from tape.brokers.source import RedeliveryLimits
 from tape.errors import SpoolUnavailable
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of, rules_of
@@ -307,22 +307,24 @@ async def test_hybrid_leaves_a_short_outage_to_the_source_and_buffers_a_long_one
 
 
 @pytest.mark.parametrize(
-    ("patience", "outcome"),
+    ("redelivery", "outcome"),
     [
-        (Patience(deliveries_left=5), "held"),
-        (Patience(deliveries_left=1), "spooled"),
-        (Patience(deliveries_left=0), "spooled"),
-        (Patience(expires_at_ms=1_000_000 + 3_600_000), "held"),
-        (Patience(expires_at_ms=1_000_000 + 30_000), "spooled"),
+        (RedeliveryLimits(deliveries_left=5), "held"),
+        (RedeliveryLimits(deliveries_left=1), "spooled"),
+        (RedeliveryLimits(deliveries_left=0), "spooled"),
+        (RedeliveryLimits(expires_at_ms=1_000_000 + 3_600_000), "held"),
+        (RedeliveryLimits(expires_at_ms=1_000_000 + 30_000), "spooled"),
     ],
 )
-async def test_hybrid_buffers_what_its_source_is_about_to_give_up_on(patience: Patience, outcome: str) -> None:
+async def test_hybrid_buffers_what_its_source_is_about_to_give_up_on(
+    redelivery: RedeliveryLimits, outcome: str
+) -> None:
     world = World(mode="hybrid", hybrid_escalate_after_ms=60_000)
     forwarder = await world.begin()
     world.is_up = False
-    (answer,) = await forwarder.forward([world.message("m0")], [patience])  # the circuit is closed still
+    (answer,) = await forwarder.forward([world.message("m0")], [redelivery])  # the circuit is closed still
     assert answer.outcome == outcome
-    (answer,) = await forwarder.forward([world.message("m1")], [patience])
+    (answer,) = await forwarder.forward([world.message("m1")], [redelivery])
     assert answer.outcome == outcome
 
 
@@ -330,11 +332,13 @@ async def test_where_hybrid_has_to_keep_one_it_keeps_those_with_it_and_behind_it
     world = World(mode="hybrid", hybrid_escalate_after_ms=60_000, circuit={"trip_after": 1, "probe_after_ms": 1000})
     forwarder = await world.begin()
     world.is_up = False
-    await forwarder.forward([world.message("m0")], [Patience(9)])
-    answers = await forwarder.forward([world.message("m1"), world.message("m2")], [Patience(9), Patience(1)])
+    await forwarder.forward([world.message("m0")], [RedeliveryLimits(9)])
+    answers = await forwarder.forward(
+        [world.message("m1"), world.message("m2")], [RedeliveryLimits(9), RedeliveryLimits(1)]
+    )
     assert [answer.outcome for answer in answers] == ["spooled", "spooled"]
     assert forwarder.may_fetch() is None
-    (answer,) = await forwarder.forward([world.message("m3")], [Patience(9)])
+    (answer,) = await forwarder.forward([world.message("m3")], [RedeliveryLimits(9)])
     assert answer.outcome == "spooled"
 
 
@@ -342,12 +346,12 @@ async def test_hybrid_fetches_again_before_its_source_forgets_what_was_left_to_i
     world = World(mode="hybrid", hybrid_escalate_after_ms=10**9, circuit={"trip_after": 1, "probe_after_ms": 10**9})
     forwarder = await world.begin()
     world.is_up = False
-    patience = Patience(expires_at_ms=world.now + 600_000)
-    (answer,) = await forwarder.forward([world.message("m0")], [patience])
+    redelivery = RedeliveryLimits(expires_at_ms=world.now + 600_000)
+    (answer,) = await forwarder.forward([world.message("m0")], [redelivery])
     assert (answer.outcome, forwarder.may_fetch()) == ("held", 0)
     world.now += 540_000
     assert forwarder.may_fetch() is None
-    (answer,) = await forwarder.forward([world.message("m0")], [patience])
+    (answer,) = await forwarder.forward([world.message("m0")], [redelivery])
     assert answer.outcome == "spooled"
 
 
@@ -355,9 +359,9 @@ async def test_without_a_spool_what_a_source_brings_no_more_is_told() -> None:
     world = World(mode="off")
     forwarder = await world.begin()
     world.is_up = False
-    await forwarder.forward([world.message("m0")], [Patience(1)])
+    await forwarder.forward([world.message("m0")], [RedeliveryLimits(1)])
     assert world.types() == []
-    await forwarder.forward([world.message("m0")], [Patience(0)])
+    await forwarder.forward([world.message("m0")], [RedeliveryLimits(0)])
     (emitted,) = [event.context for event in world.emitted if event.event_type.endswith("message.dropped")]
     assert (emitted["message_id"], emitted["reason"]) == ("m0", "source_gives_up")
 
@@ -438,7 +442,7 @@ async def test_interleaved_only_those_of_the_same_lane_wait() -> None:
 
 
 async def test_what_others_put_into_an_empty_spool_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarder_module, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(forwarder_module, "_CHECK_S", 0.0)
     world = World(circuit={"trip_after": 1, "probe_after_ms": 0, "probe_interval_ms": 10})
     forwarder, another = await world.begin(), await world.begin()
     world.is_up = False

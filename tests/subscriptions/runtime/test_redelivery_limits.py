@@ -165,9 +165,9 @@ async def test_nats_says_how_long_it_goes_on(nats_server: NatsServer, max_delive
         await source.close()
         await connection.close()
     assert again.message_id == first.message_id
-    left = [delivery.patience.deliveries_left for delivery in (first, again)]
+    left = [delivery.redelivery.deliveries_left for delivery in (first, again)]
     assert left == ([3, 2] if max_deliver > 0 else [None, None])
-    expires = first.patience.expires_at_ms
+    expires = first.redelivery.expires_at_ms
     assert (expires is None) == (max_age_s == 0)
     assert expires is None or 0 < expires - now_ms() <= max_age_s * 1_000
 
@@ -203,4 +203,4 @@ async def test_pubsub_says_how_long_it_goes_on_and_who_may_not_look_assumes_the_
     message = types.PubsubMessage(message_id="m", data=b"{}", publish_time=published)
     delivery = source._delivery(types.ReceivedMessage(ack_id="a", message=message, delivery_attempt=attempt))
     expires_at_ms = int(published.timestamp() * 1_000) + 3_600_000 if is_allowed else None
-    assert delivery.patience == (left, expires_at_ms)
+    assert delivery.redelivery == (left, expires_at_ms)

@@ -75,7 +75,7 @@ async def test_an_event_that_is_never_taken_keeps_no_other_back(
     server.is_up, server.refuses = True, 1
     assert await pending.catch_up()
     assert [event.context["pending"] for event in server.emitted] == [2]
-    assert "not taken and let go" in caplog.text
+    assert "rejects events, dropped" in caplog.text
 
 
 async def test_however_much_was_kept_all_of_it_is_told(backend: SpoolBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tape.errors import SpoolFull, SpoolUnavailable
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
-from tape.subscriptions.spool import pace
+from tape.subscriptions.spool import replay_rate
 from tape.subscriptions.spool.backend import Area, StoredObject
 from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.drain import drain
@@ -494,8 +494,8 @@ async def test_no_more_are_replayed_in_a_second_than_allowed_in_however_many_pas
     passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Waits()
-    monkeypatch.setattr(pace, "time", clock)
-    monkeypatch.setattr(pace, "asyncio", clock)
+    monkeypatch.setattr(replay_rate, "time", clock)
+    monkeypatch.setattr(replay_rate, "asyncio", clock)
     desk, downstream = Desk(ordering="global", rate_per_sec=20), Downstream()
     await desk.spool.append([arrival(f"m{n}") for n in range(60)])
     for number in range(passes):

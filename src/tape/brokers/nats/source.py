@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tape.brokers.settings import Settings
-from tape.brokers.source import Delivery, Patience, Source
+from tape.brokers.source import Delivery, RedeliveryLimits, Source
 from tape.brokers.tls import tls_of
 from tape.errors import MissingExtra, SourceError, SourceMissing, SourceUnavailable
 
@@ -218,7 +218,7 @@ class NatsSource(Source):
                 "pending": about.num_pending,
             },
             deliveries=about.num_delivered,
-            patience=Patience(
+            redelivery=RedeliveryLimits(
                 self._max_deliver - about.num_delivered if self._max_deliver > 0 else None,
                 int(about.timestamp.timestamp() * 1_000) + self._max_age_ms if self._max_age_ms else None,
             ),

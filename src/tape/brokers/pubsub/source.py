@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from tape.brokers.settings import Settings
-from tape.brokers.source import Delivery, Patience, Source
+from tape.brokers.source import Delivery, RedeliveryLimits, Source
 from tape.errors import MissingExtra, SourceError, SourceMisconfigured, SourceMissing, SourceUnavailable
 
 OPEN_S = 5.0
@@ -213,7 +213,7 @@ class PubSubSource(Source):
             },
             ordering_key=message.ordering_key,
             deliveries=attempt or self._seen[message.message_id],
-            patience=Patience(
+            redelivery=RedeliveryLimits(
                 # Attempts are counted only where there is a topic for dead letters: there is a last one then.
                 max(self._max_attempts - attempt, 0) if attempt else None,
                 int(published.timestamp() * 1_000) + self._keeps_ms if published and self._keeps_ms else None,

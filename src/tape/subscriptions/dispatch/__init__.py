@@ -1,1 +1,1 @@
-"""From a routed message to a run: circuits, order, and the calls that begin runs."""
+"""Dispatch: circuits, ordering, and the calls that start runs from routed messages."""

@@ -1,4 +1,4 @@
-"""The forwarder that a subscription asks for: its spool, where that lies, and who counts what happens there."""
+"""Builds the forwarder of a subscription with its spool, backend and metrics."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def forwarder_of(
     reveal: Callable[[str], Awaitable[Any]] | None = None,
     redelivers: bool = True,
 ) -> Forwarder:
-    """The forwarder that a subscription asks for: with a spool, at the place its block names, unless that is off.
+    """The forwarder of a subscription, with a spool on its configured backend unless `spool.mode` is off.
 
-    `credential` is what the wallet holds for that place; with `reveal` it is looked up again when the place refuses.
+    `credential` is the backend's secret; with `reveal` it is read again when the backend rejects it.
     """
     spec = subscription.spec.spool
     counting = SpoolCounts(metrics, subscription.spec.source, subscription.path)
@@ -67,7 +67,7 @@ def forwarder_of(
 
 
 def rules_of(subscription: Subscription) -> SpoolRules:
-    """What the `spool` block says to the engine."""
+    """The spool's rules from the `spool` block."""
     spec = subscription.spec.spool
     return SpoolRules(
         ordering=spec.ordering,

@@ -1,7 +1,7 @@
-"""Whether a downstream can be reached: one circuit per declared downstream, closed until it fails too often.
+"""Circuit breakers: one per declared downstream, closed until the downstream fails `trip_after` times in a row.
 
-A circuit is a value with pure transitions: no clock, no thread, no network of its own. Who holds it feeds it with the
-outcome of each dispatch and of each probe, and asks before each message.
+A circuit has pure transitions: no clock, no thread, no network. Its owner records the outcome of each dispatch and
+probe, and calls `decide` before each message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 class CircuitPhase(StrEnum):
-    """Closed lets everything pass, open nothing, half open a single probe."""
+    """Closed passes every message, open none, half open a single probe."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -23,7 +23,7 @@ class CircuitPhase(StrEnum):
 
 
 class CircuitDecision(StrEnum):
-    """What a message may do now. A probe is a dispatch whose outcome closes or re-opens the circuit."""
+    """What to do with a message. A probe is a dispatch whose outcome closes or re-opens the circuit."""
 
     DISPATCH = "dispatch"
     PROBE = "probe"
@@ -31,7 +31,7 @@ class CircuitDecision(StrEnum):
 
 
 class CircuitState(msgspec.Struct, kw_only=True):
-    """What is kept of a circuit across restarts. A failed probe renews `opened_at_ms`, not `down_since_ms`."""
+    """The state of a circuit, kept across restarts. A failed probe updates `opened_at_ms`, not `down_since_ms`."""
 
     phase: CircuitPhase = CircuitPhase.CLOSED
     consecutive_failures: int = 0
@@ -42,7 +42,7 @@ class CircuitState(msgspec.Struct, kw_only=True):
 
 
 class CircuitTransition(NamedTuple):
-    """A circuit that has just opened or closed."""
+    """A circuit opened or closed."""
 
     downstream: str
     phase: CircuitPhase
@@ -51,7 +51,7 @@ class CircuitTransition(NamedTuple):
 
 
 class Circuit:
-    """One downstream: opens after `trip_after` failures in a row, lets one probe pass `probe_after_ms` later."""
+    """The breaker of one downstream: opens after `trip_after` failures in a row, probes `probe_after_ms` later."""
 
     def __init__(self, *, trip_after: int, probe_after_ms: int, state: CircuitState | None = None) -> None:
         self.trip_after = trip_after
@@ -60,11 +60,11 @@ class Circuit:
 
     @property
     def phase(self) -> CircuitPhase:
-        """Where the circuit stands."""
+        """The current phase."""
         return self.state.phase
 
     def decide(self, now_ms: int) -> CircuitDecision:
-        """What the next message may do. PROBE is answered once; its outcome must be recorded."""
+        """What to do with the next message. PROBE is returned once; its outcome must be recorded."""
         state = self.state
         if state.phase is CircuitPhase.CLOSED:
             return CircuitDecision.DISPATCH
@@ -74,19 +74,19 @@ class Circuit:
         return CircuitDecision.SPOOL
 
     def is_probe_due(self, now_ms: int) -> bool:
-        """Whether the next message may pass as a probe."""
+        """Whether the next message is sent as a probe."""
         return self.state.phase is CircuitPhase.OPEN and self._waited_enough(now_ms)
 
     def down_for_ms(self, now_ms: int) -> int:
-        """For how long the downstream has been away; 0 while it is there."""
+        """How long the downstream has been unavailable, in ms; 0 if it is available."""
         if self.state.down_since_ms is None:
             return 0
-        # As below: the time that a clock was set back by is not waited for.
+        # A clock that was set back must not extend the outage (as in _waited_enough).
         self.state.down_since_ms = min(self.state.down_since_ms, now_ms)
         return now_ms - self.state.down_since_ms
 
     def record_success(self, now_ms: int) -> bool:
-        """The downstream answered. True if that closed the circuit."""
+        """Record that the downstream answered. True if that closed the circuit."""
         was_closed = self.state.phase is CircuitPhase.CLOSED
         self.state.consecutive_failures = 0
         self.state.opened_at_ms = self.state.down_since_ms = None
@@ -95,7 +95,7 @@ class Circuit:
         return not was_closed
 
     def record_failure(self, now_ms: int) -> bool:
-        """The downstream failed. True if that opened the circuit; a failed probe opens it with a fresh timer."""
+        """Record a failure. True if that opened the circuit; a failed probe re-opens it with a new timer."""
         state = self.state
         state.consecutive_failures += 1
         if state.phase is CircuitPhase.OPEN or (
@@ -109,12 +109,12 @@ class Circuit:
         return True
 
     def abandon_probe(self, now_ms: int) -> None:
-        """The probe that was let pass will have no outcome (a restart, a stop): the next message may try again."""
+        """The probe has no outcome (restart, stop): the next message may probe."""
         if self.state.phase is CircuitPhase.HALF_OPEN:
             self._move(CircuitPhase.OPEN, now_ms)
 
     def _waited_enough(self, now_ms: int) -> bool:
-        # A clock that was set back must not keep a circuit open for longer than it waits anyway.
+        # A clock that was set back must not keep a circuit open longer than probe_after_ms.
         opened = min(self.state.opened_at_ms or 0, now_ms)
         self.state.opened_at_ms = opened
         return now_ms - opened >= self.probe_after_ms
@@ -147,21 +147,21 @@ class Circuits:
 
     @property
     def are_closed(self) -> bool:
-        """Whether every downstream may be dispatched to."""
+        """Whether every circuit is closed."""
         return all(circuit.phase is CircuitPhase.CLOSED for circuit in self._circuits.values())
 
     def route(self, target: str | None) -> str:
-        """The downstream that a resolved target depends on: the one of its name, else `default`, else the first."""
+        """The downstream of a target: the one of that name, else `default`, else the first by name."""
         if target in self._circuits:
             return str(target)
         return "default" if "default" in self._circuits else min(self._circuits)
 
     def decide(self, downstream: str, now_ms: int) -> CircuitDecision:
-        """What the next message for a downstream may do."""
+        """What to do with the next message for a downstream."""
         return self._circuits[downstream].decide(now_ms)
 
     def record(self, downstream: str, *, succeeded: bool, now_ms: int) -> CircuitTransition | None:
-        """Feed an outcome; the transition that it caused is told to `changed` and returned."""
+        """Record an outcome. Passes the transition that it caused to `changed` and returns it."""
         circuit = self._circuits[downstream]
         moved = circuit.record_success(now_ms) if succeeded else circuit.record_failure(now_ms)
         if not moved:
@@ -176,12 +176,12 @@ class Circuits:
         return msgspec.json.encode({name: circuit.state for name, circuit in self._circuits.items()})
 
     def restore(self, snapshot: bytes, now_ms: int) -> None:
-        """Continue from a snapshot. Downstreams that are no longer declared are forgotten."""
+        """Restore a snapshot. Downstreams that are no longer declared are ignored."""
         for name, state in msgspec.json.decode(snapshot, type=dict[str, CircuitState]).items():
             if name in self._circuits:
                 self._circuits[name] = circuit = self._make(state=state)
                 circuit.abandon_probe(now_ms)
 
     def describe(self) -> Mapping[str, Mapping[str, Any]]:
-        """The states, for people and for JSON."""
+        """The states by downstream, as JSON values."""
         return {name: msgspec.to_builtins(circuit.state) for name, circuit in self._circuits.items()}

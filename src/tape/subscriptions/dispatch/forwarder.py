@@ -1,4 +1,4 @@
-"""Between a source and its runs: what can go is dispatched, what cannot waits, only what is safe is acknowledged."""
+"""The forwarder: dispatches messages, or appends them to the spool while their downstream is unavailable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.brokers.source import ENDLESS, Patience
+from tape.brokers.source import UNLIMITED_REDELIVERY, RedeliveryLimits
 from tape.errors import SpoolFull, SpoolUnavailable
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
@@ -29,14 +29,14 @@ from tape.subscriptions.spool.spool import Arrival, EmitEvents, Spool
 log = logging.getLogger(__name__)
 
 _CIRCUITS = "circuit-state"
-_LOOK_AGAIN_S = 30.0
+_CHECK_S = 30.0
 
 
 class Forwarder:
-    """The way of one subscription's messages to their runs, with a circuit per downstream and perhaps a spool.
+    """Forwards the messages of one subscription, with a circuit per downstream and an optional spool.
 
-    `redelivers` says whether the source brings a message again that is not acknowledged; a push source does not, so
-    that `hybrid` buffers at once.
+    `redelivers`: whether the source redelivers a message that is not acknowledged. A push source does not, so that
+    `hybrid` spools at once.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Forwarder:
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._probed_at = 0.0
-        self._looked_at = time.monotonic()
-        self._held_until_ms: int | None = None  # when the first that was left to its source is forgotten there
+        self._checked_at = time.monotonic()
+        self._held_until_ms: int | None = None  # when the first held message expires at its source
         self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
         declared = self._spec.circuit
         self.circuits = Circuits(
@@ -72,12 +72,12 @@ class Forwarder:
             probe_after_ms=declared.probe_after_ms,
             changed=self._changed,
         )
-        self._sender = OrderedDispatch(
+        self._ordered = OrderedDispatch(
             dispatch, self.circuits, spool.rules if spool else None, now_ms, self._probing.discard
         )
 
     async def start(self) -> None:
-        """Find out what an earlier process left: where its circuits stood, and what waits."""
+        """Restore the circuits and the spool that an earlier process left."""
         if self._spool is None:
             return
         if isinstance(self._emit, PendingEvents):
@@ -86,30 +86,30 @@ class Forwarder:
             try:
                 self.circuits.restore(state, self._now_ms())
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                log.warning("%s: where circuits stood cannot be read, all begin closed: %s", self._ref.path, error)
+                log.warning("%s: circuit states cannot be read, all circuits start closed: %s", self._ref.path, error)
         if waiting := await self._spool.open():
             await self._spool.emit_last_batch()
             await self._emit([events.spool_recovered(self._ref, waiting, self._spool.high_water, self._spec.backend)])
 
     def may_fetch(self) -> int | None:
-        """How many messages a pull source should be asked for: None for any number, 0 to let them wait there."""
-        is_urgent = Patience(expires_at_ms=self._held_until_ms).is_ending(self._now_ms())
+        """How many messages to poll from a pull source: None for any number, 0 to leave them at the source."""
+        is_urgent = RedeliveryLimits(expires_at_ms=self._held_until_ms).is_ending(self._now_ms())
         is_draining = self._has_backlog and self.circuits.are_closed
         if is_draining and self._spec.drain.on_recovery == "ordered_then_live" and not is_urgent:
             return 0
         if self.circuits.are_closed or self._may_buffer(self._now_ms()):
             return None
-        # One message, if a circuit would let it pass as its probe.
+        # One message, if a circuit would send it as its probe.
         return int(any(self._is_probe_due(name) for name, _ in self.circuits))
 
     async def forward(
-        self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience] = ()
+        self, messages: Sequence[tuple[SourceMessage, Plan]], redelivery: Sequence[RedeliveryLimits] = ()
     ) -> list[RunDispatchResult]:
-        """Dispatch or keep messages, in their order; the answers are in the same order.
+        """Dispatch messages or append them to the spool, in order; one result per message.
 
-        `patience` is that of their source: what it is about to give up on does not stay there.
+        `redelivery` has the limits of their source: a message that is about to expire there is not held.
         """
-        patience = patience or [ENDLESS] * len(messages)
+        redelivery = redelivery or [UNLIMITED_REDELIVERY] * len(messages)
         answers: list[RunDispatchResult | None] = [None] * len(messages)
         waiting: list[int] = []
         going: list[int] = []
@@ -134,31 +134,33 @@ class Forwarder:
                     waiting.append(index)
         for index, answer in zip(going, await self._send([messages[index][1] for index in going]), strict=True):
             answers[index] = answer
-            # The failure that opened the circuit takes its message with it into the spool; so does every failure
-            # of a message that comes no more.
+            # A message whose failure opened the circuit is spooled; so is every failed message that its source will
+            # not redeliver.
             is_open = self._circuit_of(messages[index][1]) is not CircuitPhase.CLOSED
             if answer.outcome == "held" and (
-                is_open or not self._redelivers or patience[index].is_ending(self._now_ms())
+                is_open or not self._redelivers or redelivery[index].is_ending(self._now_ms())
             ):
                 waiting.append(index)
         waiting.sort()
-        kept = await self._keep([messages[index] for index in waiting], [patience[index] for index in waiting])
+        kept = await self._append_to_spool(
+            [messages[index] for index in waiting], [redelivery[index] for index in waiting]
+        )
         for index, answer in zip(waiting, kept, strict=True):
             answers[index] = answer
-        self._note_held(answers, patience)
+        self._note_held(answers, redelivery)
         await self._emit_changes()
         return [answer or RunDispatchResult("held") for answer in answers]
 
     async def run(self) -> None:
-        """Probe, drain, expire, until stopped."""
+        """Probe downstreams, drain the spool and expire old messages until stopped."""
         while not self._is_stopping:
             try:
-                await self._upkeep()
+                await self._maintain()
             except SpoolUnavailable as error:
                 log.warning("%s", error)
             except Exception:
-                # Whatever it is, what waits must not wait for ever because of it.
-                log.exception("%s: the spool is looked after again in a moment", self._ref.path)
+                # An unexpected error must not end the maintenance of the spool.
+                log.exception("%s: spool maintenance failed, retrying", self._ref.path)
             self._wake.clear()
             try:
                 async with asyncio.timeout(self._pause()):
@@ -167,30 +169,30 @@ class Forwarder:
                 pass
 
     async def close(self) -> None:
-        """Let go of the spool's connections."""
+        """Close the spool's connections."""
         self._closed()
         if self._spool is not None:
             await self._spool.backend.close()
 
     @property
     def spool(self) -> Spool | None:
-        """Where messages wait, if they may."""
+        """The spool, if the subscription has one."""
         return self._spool
 
     def stop(self) -> None:
-        """End `run` after the round it is in; what waits stays in the spool."""
+        """End `run` after the current round; undelivered messages stay in the spool."""
         self._is_stopping = True
         self._wake.set()
 
     async def drain(self) -> DrainReport:
-        """Replay what waits, as far as the circuits let it pass."""
+        """Replay the spool as far as the circuits allow."""
         if self._spool is None:
             return DrainReport()
         if not any(circuit.phase is CircuitPhase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
-            return DrainReport(remaining=self._spool.items)  # nothing would pass: not worth a look
+            return DrainReport(remaining=self._spool.items)  # every circuit is open
         try:
             report = await drain(
-                self._spool, self._sender.replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping
+                self._spool, self._ordered.replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping
             )
         finally:
             self._abandon_probes()
@@ -203,7 +205,7 @@ class Forwarder:
         if not plans:
             return []
         found = []
-        for answer in await self._sender.send(plans):
+        for answer in await self._ordered.send(plans):
             if answer.outcome == "unavailable":
                 answer = RunDispatchResult("held", error=answer.error)
             elif answer.outcome == "skipped":
@@ -211,14 +213,14 @@ class Forwarder:
             found.append(answer)
         return found
 
-    # -- waiting -------------------------------------------------------------------------------
+    # -- spooling ------------------------------------------------------------------------------
 
     @property
     def _has_backlog(self) -> bool:
         return self._spool is not None and self._spool.items > 0
 
     def _must_queue(self, downstream: str, plan: Plan) -> bool:
-        """Whether a message has to go behind those that wait already."""
+        """Whether a message must be appended after the spooled ones to keep the order."""
         if self._spool is None or not self._spool.items:
             return False
         if self._spec.drain.on_recovery == "ordered_then_live":
@@ -230,15 +232,15 @@ class Forwarder:
             return False
         if self._spec.mode == "buffer_and_ack" or not self._redelivers or self._has_backlog:
             return True
-        if Patience(expires_at_ms=self._held_until_ms).is_ending(now_ms):
+        if RedeliveryLimits(expires_at_ms=self._held_until_ms).is_ending(now_ms):
             return True
         down_ms = max(circuit.down_for_ms(now_ms) for _, circuit in self.circuits)
         return not self.circuits.are_closed and down_ms >= self._spec.hybrid_escalate_after_ms
 
-    def _note_held(self, answers: Sequence[RunDispatchResult | None], patience: Sequence[Patience]) -> None:
-        """Remember when the first of those is forgotten that stay with their source: nothing may be fetched by then."""
+    def _note_held(self, answers: Sequence[RunDispatchResult | None], redelivery: Sequence[RedeliveryLimits]) -> None:
+        """Record when the first held message expires at its source: it must be fetched before that."""
         held = [
-            each for answer, each in zip(answers, patience, strict=True) if answer is None or answer.outcome == "held"
+            each for answer, each in zip(answers, redelivery, strict=True) if answer is None or answer.outcome == "held"
         ]
         if not held and self.circuits.are_closed:
             self._held_until_ms = None
@@ -246,28 +248,28 @@ class Forwarder:
             if expires_at_ms is not None:
                 self._held_until_ms = min(self._held_until_ms or expires_at_ms, expires_at_ms)
 
-    async def _keep(
-        self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience]
+    async def _append_to_spool(
+        self, messages: Sequence[tuple[SourceMessage, Plan]], redelivery: Sequence[RedeliveryLimits]
     ) -> list[RunDispatchResult]:
         if not messages:
             return []
-        # Where one has to be kept all are, or it would overtake those that come again later.
+        # If one is spooled, all are: it would overtake those that the source redelivers later.
         now_ms = self._now_ms()
-        is_needed = self._may_buffer(now_ms) or any(each.is_ending(now_ms) for each in patience)
+        is_needed = self._may_buffer(now_ms) or any(each.is_ending(now_ms) for each in redelivery)
         if self._spool is None or not is_needed:
-            return self._left(messages, patience, "the circuit is open")
+            return self._hold(messages, redelivery, "the circuit is open")
         arrivals = [self._arrival(plan) for _, plan in messages]
         try:
             kept = await self._spool.append(arrivals)
         except SpoolUnavailable as error:
             log.warning("%s", error)
-            return self._left(messages, patience, str(error))
+            return self._hold(messages, redelivery, str(error))
         if any(self.circuits[arrival.downstream].phase is CircuitPhase.CLOSED for arrival in arrivals):
             self._wake.set()
         answers = []
         for arrival, item in zip(arrivals, kept, strict=True):
             if isinstance(item, SpoolFull):
-                # Not acknowledged, so that the source still has it: told, because nobody else would know.
+                # Not acknowledged, so that the source still has it. The event is the only record of it.
                 self._pending.append(
                     events.dropped(self._ref, arrival.message_id, arrival.downstream, "retention_full")
                 )
@@ -276,11 +278,11 @@ class Forwarder:
                 answers.append(RunDispatchResult("spooled", spool_ref=item.ref))
         return answers
 
-    def _left(
-        self, messages: Sequence[tuple[SourceMessage, Plan]], patience: Sequence[Patience], why: str
+    def _hold(
+        self, messages: Sequence[tuple[SourceMessage, Plan]], redelivery: Sequence[RedeliveryLimits], why: str
     ) -> list[RunDispatchResult]:
-        """Leave messages to their source. What that brings no more is told: nobody else would know."""
-        for (_, plan), each in zip(messages, patience, strict=True):
+        """Hold messages at their source. An event records those that it will not redeliver."""
+        for (_, plan), each in zip(messages, redelivery, strict=True):
             if each.deliveries_left == 0:
                 downstream = self.circuits.route(plan.pool or None)
                 self._pending.append(events.dropped(self._ref, plan.message_id, downstream, "source_gives_up"))
@@ -289,7 +291,7 @@ class Forwarder:
     def _arrival(self, plan: Plan) -> Arrival:
         downstream = self.circuits.route(plan.pool or None)
         is_open = self.circuits[downstream].phase is not CircuitPhase.CLOSED
-        # The message is the larger part of its payload; it is written once.
+        # The message is the larger part of its payload; it is stored once.
         message, rest = plan.payload["message"], {**plan.payload, "message": None}
         return Arrival(
             message_id=plan.message_id,
@@ -301,24 +303,24 @@ class Forwarder:
             ordering_key=plan.ordering_key or None,
         )
 
-    # -- recovering ----------------------------------------------------------------------------
+    # -- maintenance ---------------------------------------------------------------------------
 
-    async def _upkeep(self) -> None:
+    async def _maintain(self) -> None:
         await self._probe()
         if isinstance(self._emit, PendingEvents):
             await self._emit.catch_up()
         if self._spool is not None:
-            await self._look_again(self._spool)
+            await self._check_backend(self._spool)
             await self._spool.expire()
             report = await self.drain()
             while report.replayed and report.remaining and not self._is_stopping:
                 report = await self.drain()
 
-    async def _look_again(self, spool: Spool) -> None:
-        """Find what others put into an empty spool: somebody who requeues, or a process that died."""
+    async def _check_backend(self, spool: Spool) -> None:
+        """Look every 30 s for items that other processes wrote to an empty spool: a requeue, or a process that died."""
         now = time.monotonic()
-        if not spool.items and now - self._looked_at >= _LOOK_AGAIN_S:
-            self._looked_at = now
+        if not spool.items and now - self._checked_at >= _CHECK_S:
+            self._checked_at = now
             if await spool.open():
                 await spool.emit_last_batch()
 
@@ -339,7 +341,7 @@ class Forwarder:
         return decision is not CircuitDecision.SPOOL
 
     def _abandon_probes(self) -> None:
-        """A probe that was let pass and never left (something else failed before) must not be waited for."""
+        """A probe that was not dispatched, because an earlier step failed, has no outcome."""
         for downstream in self._probing:
             self.circuits[downstream].abandon_probe(self._now_ms())
         self._probing.clear()
@@ -351,13 +353,13 @@ class Forwarder:
         return self.circuits[self.circuits.route(plan.pool or None)].phase
 
     def _pause(self) -> float:
-        """Seconds until something may be due: the next probe, or the next try of what is stalled."""
+        """Seconds until the next probe or the next retry of a stalled lane."""
         declared = self._spec.circuit
         if self._has_backlog or not self.circuits.are_closed:
             return min(declared.probe_interval_ms, max(declared.probe_after_ms, 50)) / 1000
         return declared.probe_interval_ms / 1000
 
-    # -- telling -------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def _changed(self, transition: CircuitTransition) -> None:
         log.warning("The circuit of %s to %s is %s.", self._ref.name, transition.downstream, transition.phase)
@@ -372,7 +374,7 @@ class Forwarder:
             self._wake.set()
 
     async def _emit_changes(self) -> None:
-        to_emit, self._pending = self._pending, []  # at once: several of us may come here at the same time
+        to_emit, self._pending = self._pending, []  # before any await: several tasks can be here
         if not to_emit:
             return
         try:

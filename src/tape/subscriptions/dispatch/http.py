@@ -1,8 +1,4 @@
-"""Plans become runs on a server, over HTTP. `writing` does the same in the server's own process.
-
-Both answer for each plan: `started` and `duplicate` are durable, `refused` is the plan's own fault and will not get
-better, `away` means that nobody could say.
-"""
+"""Dispatch to a server over HTTP. `in_server` does the same inside the server's process."""
 
 from __future__ import annotations
 
@@ -21,16 +17,16 @@ from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.replay import batched, in_batches, in_turns, named
 
 EMITTER = "subscription_runtime"
-# A batch request of more than this is sent in several; the server takes 2 MiB.
+# Batches are split at this size; the server accepts 2 MiB.
 BATCH_BYTES = 1_500_000
 REPLAYED_AT_ONCE = 500
 CONCURRENCY = 16
-# What the server says of a request that no repetition makes better.
+# Statuses of permanent errors: a retry cannot succeed.
 REFUSALS = frozenset({400, 404, 409, 413, 422})
 
 
 class ServerDispatch:
-    """Begins runs on a server, through `POST /api/execute` or, in batches, `POST /api/execute/batch`."""
+    """Starts runs on a server with `POST /api/execute`, or `POST /api/execute/batch` for several."""
 
     def __init__(
         self,
@@ -50,7 +46,7 @@ class ServerDispatch:
         self._slots = asyncio.Semaphore(concurrency or CONCURRENCY)
 
     async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
-        """Begin the runs, in batches one after the other, or several requests at a time."""
+        """Start the runs: batches one after the other, or single requests concurrently."""
         requests = self._requests(plans)
         if self._batch_max == 1 or len(requests) == 1:
             return await self._each(requests)
@@ -60,7 +56,7 @@ class ServerDispatch:
         return answers
 
     async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
-        """Begin the runs in batches, those of a lane in their order; behind one that cannot go its lane is skipped."""
+        """Start the runs in batches, each lane in order; after a failure the rest of its lane is skipped."""
         requests = self._requests(plans)
         for request, lane in zip(requests, named(lanes), strict=True):
             if lane:
@@ -80,7 +76,7 @@ class ServerDispatch:
     async def _one(self, request: dict[str, Any]) -> RunDispatchResult:
         async with self._slots:
             try:
-                return _told(await self._control.ask("POST", "/api/execute", request))
+                return _result(await self._control.ask("POST", "/api/execute", request))
             except ApiRefused as error:
                 return RunDispatchResult(
                     "rejected" if error.http_status in REFUSALS else "unavailable", error=str(error)
@@ -90,25 +86,25 @@ class ServerDispatch:
 
     async def _many(self, requests: list[dict[str, Any]]) -> list[RunDispatchResult]:
         try:
-            said = await self._control.ask("POST", "/api/execute/batch", {"executions": requests})
+            answer = await self._control.ask("POST", "/api/execute/batch", {"executions": requests})
         except ApiRefused as error:
             if error.http_status in REFUSALS and len(requests) > 1:
-                # The batch as a whole was not taken: one by one, the fault is found with whom it lies.
+                # The server rejected the whole batch: send the requests one by one to find the invalid one.
                 lanes = [request.pop("lane", index) for index, request in enumerate(requests)]
                 return await in_turns(self._each, requests, lanes)
             return [RunDispatchResult("unavailable", error=str(error))] * len(requests)
         except ServerUnreachable as error:
             return [RunDispatchResult("unavailable", error=str(error))] * len(requests)
-        return [_told(each) for each in said["results"]]
+        return [_result(each) for each in answer["results"]]
 
 
 def _sizes(requests: Sequence[dict[str, Any]]) -> list[int]:
     return [len(msgspec.json.encode(request)) for request in requests]
 
 
-def _told(said: dict[str, Any]) -> RunDispatchResult:
-    if said.get("status") in ("started", "duplicate"):
-        return RunDispatchResult(said["status"], int(said["execution_id"]))
-    if said.get("status") == "skipped":
+def _result(answer: dict[str, Any]) -> RunDispatchResult:
+    if answer.get("status") in ("started", "duplicate"):
+        return RunDispatchResult(answer["status"], int(answer["execution_id"]))
+    if answer.get("status") == "skipped":
         return RunDispatchResult("skipped")
-    return RunDispatchResult("rejected", error=str(said.get("error", "the server did not say why")))
+    return RunDispatchResult("rejected", error=str(answer.get("error", "the server gave no reason")))

@@ -1,4 +1,4 @@
-"""Plans that run right here: for `tape subscribe`, which has neither a server nor workers."""
+"""Dispatch in this process, for `tape subscribe`: no server, no workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tape.subscriptions.runtime.local_trail import Trail, started_events
 
 
 class Playbooks:
-    """Finds playbooks for local runs: a file by its path, a Python function, or a file of the folder by its name."""
+    """Playbooks of a local runtime: a file by its path, a Python function, or a file of the folder by its name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,9 +50,9 @@ class Playbooks:
 
 
 class InProcessDispatch:
-    """Runs the playbooks of plans to their end, so many at a time; what comes of them is on the trail.
+    """Runs playbooks to their end, at most `concurrency` at a time, and writes their events to the trail.
 
-    A run that fails is over as well: its message was handled, and the trail says how.
+    A message whose run failed counts as handled; the trail has the error.
     """
 
     def __init__(self, playbooks: Playbooks, ref: SubscriptionRef, trail: Trail, concurrency: int = 1) -> None:
@@ -66,12 +66,12 @@ class InProcessDispatch:
         self._host = LocalHost(playbooks.find, self._publish)
 
     async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
-        """Run the plans; each has its own answer."""
+        """Run the playbooks; one result per plan."""
         return list(await asyncio.gather(*map(self._run, plans)))
 
     async def _run(self, plan: Plan) -> RunDispatchResult:
         async with self._slots:
-            if (holder := self._holder(plan)) is not None:
+            if (holder := self._claimed_run(plan)) is not None:
                 assert plan.dedup is not None
                 await self._trail.write([events.deduplicated(self._ref, plan.dedup.key, holder)])
                 return RunDispatchResult("duplicate", holder)
@@ -89,7 +89,7 @@ class InProcessDispatch:
             return RunDispatchResult("started", execution_id)
 
     async def _perform(self, playbook: Playbook, plan: Plan, execution_id: int) -> str:
-        """Run a playbook; what went wrong, or nothing."""
+        """Run a playbook. Returns its error, or an empty text."""
         trace = {} if plan.trace is None else msgspec.to_builtins(plan.trace)
         run = RunInfo(
             id=str(execution_id),
@@ -121,7 +121,7 @@ class InProcessDispatch:
         context = {"subject": subject, "payload": payload}
         await self._trail.write([events.local(self._ref, "event.published", "PUBLISHED", 0, context)])
 
-    def _holder(self, plan: Plan) -> int | None:
+    def _claimed_run(self, plan: Plan) -> int | None:
         if plan.dedup is None:
             return None
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Plans become runs in the server's own process, by its writer."""
+"""Dispatch inside the server's process, through its writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.replay import batched, in_batches, named
 
-# Room that a run takes beside its payload, for the limits of the writer.
+# Bytes of a run beside its payload, for the limits of the writer.
 RUN_OVERHEAD_BYTES = 2_048
 
 
@@ -28,7 +28,7 @@ class _Wanted(NamedTuple):
 
 
 class WriterDispatch:
-    """Begins runs in this process. Plans that are given together, or wait at the same time, share a commit."""
+    """Starts runs in this process. Plans that are dispatched together share a commit."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class WriterDispatch:
         self._emitter = emitter
 
     async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
-        """Begin the runs; each plan has its own answer."""
+        """Start the runs; one result per plan."""
         wanted = [self._wanted(plan) for plan in plans]
         good = [each for each in wanted if isinstance(each, _Wanted)]
         done = iter(await self._execute(good))
         return [next(done) if isinstance(each, _Wanted) else each for each in wanted]
 
     async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
-        """Begin the runs in batches, those of a lane in their order; behind one that cannot go its lane is skipped."""
+        """Start the runs in batches, each lane in order; after a failure the rest of its lane is skipped."""
         wanted = [self._wanted(plan, lane) for plan, lane in zip(plans, named(lanes), strict=True)]
 
         async def send(some: list[int]) -> list[RunDispatchResult]:

@@ -1,4 +1,4 @@
-"""Plans become runs, in the order that was promised; what came of each is what its circuit learns."""
+"""Ordered dispatch: starts runs in the order that the subscription asks for, and records outcomes in circuits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.replay import LaneDispatch, in_turns
 from tape.subscriptions.spool.spool import Lane, SpoolRules
 
-# A replay is recognized by the place it waited at for so long, even where the subscription asks for no dedup.
+# Replays without a dedup key are deduplicated by their spool reference for 7 days.
 _REPLAY_WINDOW_S = 7 * 24 * 3600
 
 Dispatch = Callable[[Sequence[Plan]], Awaitable[list[RunDispatchResult]]]
 
 
 class OrderedDispatch:
-    """Dispatches what is live and what is replayed. `recorded` hears of every downstream that was tried."""
+    """Dispatches live and replayed plans. Calls `recorded` with the downstream of each outcome."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class OrderedDispatch:
         self._recorded = recorded
 
     async def send(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
-        """Begin the runs, in the order that was asked for. One that is refused stops nobody: it has its own end."""
+        """Start the runs in order. A rejected plan does not block the plans after it."""
         rules = self._rules
         if rules is None or rules.ordering == "none" or len(plans) == 1:
             answers = await self._dispatch(plans)
@@ -51,15 +51,15 @@ class OrderedDispatch:
             for index, answer in zip(left, sent, strict=True):
                 answers[index] = answer
             if lost := next((answer for answer in sent if answer.outcome == "unavailable"), None):
-                return [self._also_lost(plan, lost, each) for plan, each in zip(plans, answers, strict=True)]
+                return [self._fail_with(plan, lost, each) for plan, each in zip(plans, answers, strict=True)]
             skipped = [index for index, answer in zip(left, sent, strict=True) if answer.outcome == "skipped"]
             left = skipped if len(skipped) < len(left) else []
         return answers
 
     async def replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
-        """Begin the runs of messages that waited; behind one that fails its lane is skipped."""
+        """Start the runs of spooled messages; after a failure the rest of its lane is skipped."""
         now_ms = self._now_ms()
-        return await self._in_lanes([_again(item, now_ms) for item in items], lanes)
+        return await self._in_lanes([_replay_plan(item, now_ms) for item in items], lanes)
 
     async def _in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
         if isinstance(self._dispatch, LaneDispatch):
@@ -69,8 +69,8 @@ class OrderedDispatch:
         self._record_all(plans, answers)
         return answers
 
-    def _also_lost(self, plan: Plan, lost: RunDispatchResult, answer: RunDispatchResult) -> RunDispatchResult:
-        """Whoever stands behind a message that nobody took fails with it, and counts for the circuit as it does."""
+    def _fail_with(self, plan: Plan, lost: RunDispatchResult, answer: RunDispatchResult) -> RunDispatchResult:
+        """A skipped message shares the outcome of the failed one before it, for the circuit too."""
         if answer.outcome != "skipped":
             return answer
         self._record(plan, lost)
@@ -82,19 +82,19 @@ class OrderedDispatch:
                 self._record(plan, answer)
 
     def _record(self, plan: Plan, answer: RunDispatchResult) -> None:
-        # A playbook that does not exist is the message's trouble, not its downstream's: that one answered.
+        # A rejection is a permanent error of that message and does not trip the breaker: the downstream answered.
         downstream = self._circuits.route(plan.pool or None)
         self._recorded(downstream)
         self._circuits.record(downstream, succeeded=answer.outcome != "unavailable", now_ms=self._now_ms())
 
 
-def _again(item: SpoolItem, now_ms: int) -> Plan:
-    """The plan of a spooled message. It is recognized if it was dispatched before and only its removal is missing."""
+def _replay_plan(item: SpoolItem, now_ms: int) -> Plan:
+    """The plan of a spooled message, with a dedup key: it can be dispatched already if its removal failed."""
     plan = msgspec.convert(item.plan, Plan)
     if plan.dedup is None:
         dedup = DedupKey(item.ref, _REPLAY_WINDOW_S)
     else:
-        # Its window began when it came, not now.
+        # The dedup window starts when the message is received, not when it is replayed.
         waited_s = max(0, now_ms - item.spooled_at_ms) // 1_000
         dedup = msgspec.structs.replace(plan.dedup, window_secs=plan.dedup.window_secs + waited_s)
     return msgspec.structs.replace(plan, dedup=dedup, payload={**plan.payload, "message": item.message})

@@ -1,4 +1,4 @@
-"""A plan as a request to execute its playbook: the same for a run that is begun here and one that is begun far away."""
+"""The execute request of a plan, the same for in-process and HTTP dispatch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tape.subscriptions.routing import Plan
 
 
 def request_of(ref: SubscriptionRef, plan: Plan, emitter: str, worker_id: str = "") -> dict[str, Any]:
-    """The body of `POST /api/execute` for a plan. What headers changed is told on the journal of the new run."""
+    """The body of `POST /api/execute` for a plan. An event about applied headers goes to the journal of the new run."""
     request: dict[str, Any] = {
         "path": plan.playbook,
         "payload": plan.payload,

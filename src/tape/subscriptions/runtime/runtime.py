@@ -320,7 +320,7 @@ class Runtime:
         messages = [self._planned(delivery) for delivery in deliveries]
         if self._on_messages is not None:
             await self._on_messages([message for message, _ in messages])
-        answers = await self._forwarder.forward(messages, [delivery.patience for delivery in deliveries])
+        answers = await self._forwarder.forward(messages, [delivery.redelivery for delivery in deliveries])
         if (size := self.subscription.spec.dispatch_batch) > 1 and len(messages) > 1:
             source = self.subscription.spec.source
             self._metrics.batch_dispatches.labels(source).inc(math.ceil(len(messages) / size))
@@ -363,7 +363,7 @@ class Runtime:
 
         It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
         """
-        if delivery.deliveries < MAX_DELIVERIES and delivery.patience.deliveries_left != 0:
+        if delivery.deliveries < MAX_DELIVERIES and delivery.redelivery.deliveries_left != 0:
             return False
         fields = message_fields(message, self.subscription.spec.headers, message.data)
         try:

@@ -1,1 +1,1 @@
-"""Store and forward: what a subscription does with messages while a downstream is away."""
+"""The spool: store-and-forward buffer of a subscription while a downstream is unavailable."""

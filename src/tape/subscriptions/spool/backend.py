@@ -1,4 +1,4 @@
-"""Where spooled messages lie: a small port that a folder, a bucket and a NATS object store all fit."""
+"""The port of spool backends: a folder, a bucket, a NATS object store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class Area(StrEnum):
-    """The parts of a spool: what waits, what was given up, what is damaged, and what is kept besides."""
+    """The areas of a spool: live items, dead letters, quarantined items, control objects."""
 
     LIVE = "spool"
     DEAD = "dlq"
@@ -17,50 +17,50 @@ class Area(StrEnum):
 
 
 class StoredObject(NamedTuple):
-    """An object as a listing shows it."""
+    """An object in a listing."""
 
     key: str
     size: int
 
 
 class AreaSize(NamedTuple):
-    """How much an area holds: objects, their bytes, and the last of their keys."""
+    """The size of an area: objects, bytes, and the last key."""
 
     items: int = 0
     size: int = 0
     last: str = ""
 
     def with_object(self, key: str, size: int) -> AreaSize:
-        """This, and one more."""
+        """The size with one more object."""
         return AreaSize(self.items + 1, self.size + size, max(self.last, key))
 
 
 class SpoolBackend(Protocol):
-    """Objects by area and key. What `put` has returned from survives a crash and is never seen half-written."""
+    """Objects by area and key. After `put` returns they survive a crash; none is ever read half-written."""
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         """Write objects, replacing those of the same key; all are durable on return."""
 
     async def get(self, area: Area, key: str) -> bytes | None:
-        """An object's bytes; None if there is no such object."""
+        """The bytes of an object; None if it does not exist."""
 
     async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
-        """Several objects' bytes, in the order of the keys; None for each that is not there."""
+        """The bytes of several objects in the order of the keys; None for each that does not exist."""
 
     async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
-        """The first objects whose key comes after another, in the order of their keys."""
+        """The first `limit` objects with keys after `after`, in key order."""
 
     async def measure(self, area: Area) -> AreaSize:
-        """How much an area holds, from one listing."""
+        """The size of an area, from one listing."""
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
-        """Remove objects; it is no error if one is gone already."""
+        """Remove objects; missing ones are ignored."""
 
     async def claim(self) -> bool:
-        """Whether this process may drain now. A place that cannot tell says yes: a replay is recognized anyway."""
+        """Whether this process may drain now. A backend without locks returns True: replays are deduplicated."""
 
     async def release(self) -> None:
-        """Let another process drain."""
+        """Release the claim."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""

@@ -1,4 +1,4 @@
-"""A place whose credential may change while it is used: what was refused is tried again with the newest one."""
+"""A spool backend whose credential can change: a failed operation is retried once with the newest credential."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ANSWER_S = 5.0
 
 
 class RenewingBackend:
-    """The place of a spool. When it cannot be used, the wallet is asked whether there is another credential by now.
+    """A spool backend that reads its credential again from the wallet when it is unavailable.
 
-    A server that does not answer within five seconds leaves things as they are: a spool must not wait for it.
+    It waits at most 5 s for the wallet: the spool must not depend on the server.
     """
 
     def __init__(
@@ -41,41 +41,41 @@ class RenewingBackend:
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         """Write objects, replacing those of the same key; all are durable on return."""
-        await self._tried(lambda backend: backend.put(area, objects))
+        await self._with_renewal(lambda backend: backend.put(area, objects))
 
     async def get(self, area: Area, key: str) -> bytes | None:
-        """An object's bytes; None if there is no such object."""
-        return await self._tried(lambda backend: backend.get(area, key))
+        """The bytes of an object; None if it does not exist."""
+        return await self._with_renewal(lambda backend: backend.get(area, key))
 
     async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
-        """Several objects' bytes, in the order of the keys; None for each that is not there."""
-        return await self._tried(lambda backend: backend.get_many(area, keys))
+        """The bytes of several objects in the order of the keys; None for each that does not exist."""
+        return await self._with_renewal(lambda backend: backend.get_many(area, keys))
 
     async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
-        """The first objects whose key comes after another, in the order of their keys."""
-        return await self._tried(lambda backend: backend.page(area, after, limit))
+        """The first `limit` objects with keys after `after`, in key order."""
+        return await self._with_renewal(lambda backend: backend.page(area, after, limit))
 
     async def measure(self, area: Area) -> AreaSize:
-        """How much an area holds, from one listing."""
-        return await self._tried(lambda backend: backend.measure(area))
+        """The size of an area, from one listing."""
+        return await self._with_renewal(lambda backend: backend.measure(area))
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
-        """Remove objects; it is no error if one is gone already."""
-        await self._tried(lambda backend: backend.delete(area, keys))
+        """Remove objects; missing ones are ignored."""
+        await self._with_renewal(lambda backend: backend.delete(area, keys))
 
     async def claim(self) -> bool:
         """Whether this process may drain now."""
-        return await self._tried(lambda backend: backend.claim())
+        return await self._with_renewal(lambda backend: backend.claim())
 
     async def release(self) -> None:
-        """Let another process drain."""
+        """Release the claim."""
         await self._backend.release()
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         await self._backend.close()
 
-    async def _tried(self, work: Callable[[SpoolBackend], Awaitable[T]]) -> T:
+    async def _with_renewal(self, work: Callable[[SpoolBackend], Awaitable[T]]) -> T:
         backend = self._backend
         try:
             return await work(backend)
@@ -90,11 +90,11 @@ class RenewingBackend:
             async with asyncio.timeout(_ANSWER_S):
                 credential = fields_of(self._spool.credential, await self._reveal(self._spool.credential))
         except (TapeError, TimeoutError) as error:
-            log.warning("The credential of a spool cannot be looked at: %s", str(error) or "no answer")
+            log.warning("The credential of the spool cannot be read: %s", str(error) or "timeout")
             return False
         if credential == self._credential:
             return False
-        log.warning("The spool of %s has another credential now.", self._subscription)
+        log.warning("The spool of %s uses a new credential.", self._subscription)
         old, self._backend = self._backend, open_backend(self._spool, self._subscription, credential)
         self._credential = credential
         await old.close()
@@ -102,10 +102,10 @@ class RenewingBackend:
 
 
 def fields_of(alias: str, secret: Any) -> Mapping[str, Any]:
-    """The fields of a spool's credential; says so where a secret is plain text."""
+    """The fields of a spool's credential. Raises InvalidConfig if the secret is plain text."""
     if not isinstance(secret, Mapping):
         raise InvalidConfig(
-            f"spool.credential {alias!r} is plain text in the wallet; a place needs fields such as access_key_id or"
+            f"spool.credential {alias!r} is plain text in the wallet; a backend needs fields such as access_key_id or"
             f" url: `tape wallet set {alias} --json`."
         )
     return secret

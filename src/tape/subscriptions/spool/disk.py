@@ -1,4 +1,4 @@
-"""The spool in a folder: each object a file, written under another name, synced, renamed."""
+"""Spool backend in a folder: each object is a file, written under a temporary name, synced and renamed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DiskBackend:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._lock = -1
-        # One to write and one to read. More would be no faster, and each keeps memory that it once needed.
+        # One thread writes and one reads. More are no faster, and each keeps its peak memory.
         self._threads = ThreadPoolExecutor(2, "tape-spool")
 
     async def put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
@@ -35,19 +35,19 @@ class DiskBackend:
         await self._in_thread(self._put, area, objects)
 
     async def get(self, area: Area, key: str) -> bytes | None:
-        """An object's bytes; None if there is no such file."""
+        """The bytes of an object; None if there is no such file."""
         return await self._in_thread(self._get, area, key)
 
     async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
-        """Several objects' bytes; None for each whose file is not there."""
+        """The bytes of several objects; None for each whose file does not exist."""
         return await self._in_thread(self._get_many, area, keys)
 
     async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
-        """The first files after a key. The folder is scanned, never held in memory."""
+        """The first files after a key. Scans the folder without holding it in memory."""
         return await self._in_thread(self._page, area, after, limit)
 
     async def measure(self, area: Area) -> AreaSize:
-        """How many files there are, and their bytes."""
+        """The number of files and their bytes."""
         return await self._in_thread(self._measure, area)
 
     async def delete(self, area: Area, keys: Sequence[str]) -> None:
@@ -55,17 +55,17 @@ class DiskBackend:
         await self._in_thread(self._delete, area, keys)
 
     async def claim(self) -> bool:
-        """Whether no other process drains this folder; it is ours until we release it or die."""
+        """Lock the folder for draining. The lock ends with `release` or with the process."""
         return await self._in_thread(self._claim)
 
     async def release(self) -> None:
-        """Let another process drain."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     async def close(self) -> None:
-        """Let another process drain, and end our threads."""
+        """Release the lock and end the threads."""
         await self.release()
         self._threads.shutdown(wait=False)
 

@@ -1,4 +1,4 @@
-"""How what waited leaves a spool: from front to back, and never past what must not be overtaken."""
+"""Replay of a spool: oldest first, each lane in order."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tape.subscriptions.spool.backend import Area, StoredObject
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.spool import Lane, Spool
 
-_HELD = 2_500  # messages held at once,
+_HELD = 2_500  # messages in memory,
 _HELD_BYTES = 16 << 20  # and their bytes
-_ROUND = 500  # messages handed to one replay
+_ROUND = 500  # messages of one replay call
 _READS = 250
 
 Lanes = OrderedDict[Lane, deque[tuple[SpoolItem, int]]]
-# Several of one lane are begun in their order; behind one that cannot go, the others of its lane are skipped.
+# Dispatches several items, each lane in order; after a failure the rest of its lane is skipped.
 Replay = Callable[[list[SpoolItem], Sequence[Lane]], Awaitable[list[RunDispatchResult]]]
 
 
 class DrainReport(msgspec.Struct, kw_only=True):
-    """What one pass over the spool did."""
+    """The result of one pass over the spool."""
 
     replayed: int = 0
     deduped: int = 0
@@ -36,7 +36,7 @@ class DrainReport(msgspec.Struct, kw_only=True):
 
     @property
     def fully_drained(self) -> bool:
-        """Whether nothing waits any more."""
+        """Whether the spool is empty."""
         return self.remaining == 0
 
 
@@ -47,11 +47,11 @@ async def drain(
     may_pass: Callable[[str], bool] = lambda downstream: True,
     stopping: Callable[[], bool] = lambda: False,
 ) -> DrainReport:
-    """Replay what waits, in order, as far as it goes. A lane whose head cannot pass keeps its place."""
+    """Replay the spool in order. A lane whose first message fails is left for the next pass."""
     async with spool.draining:
         report = DrainReport(remaining=spool.items)
         if not spool.items or not await spool.backend.claim():
-            return report  # nothing waits, or another process is at it
+            return report  # empty, or another process drains it
         try:
             spool.evicted.clear()
             this = _DrainPass(spool, replay, may_pass, stopping, report)
@@ -59,7 +59,7 @@ async def drain(
         finally:
             await spool.backend.release()
         if spool.items and this.saw_everything:
-            await spool.open()  # another process, at the same place, has let some of them go
+            await spool.open()  # another process removed items from the same backend
         elif spool.items != report.remaining:
             spool.front.reset()
             await spool.refresh_oldest()
@@ -68,7 +68,7 @@ async def drain(
 
 
 class _DrainPass:
-    """One walk over the spool."""
+    """One pass over the spool."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class _DrainPass:
         self.may_pass = may_pass
         self.stopping = stopping
         self.report = report
-        self.pace = spool.pace
+        self.replay_rate = spool.replay_rate
         self.stalled: set[Lane] = set()
         self.saw_everything = False
         self.has_emitted_start = False
-        self.left_ms: list[int] = []  # since when the oldest of those waits that stay behind
+        self.left_ms: list[int] = []  # when the oldest message of a stalled lane was spooled
 
     async def run(self) -> None:
         async for some in self._listed():
@@ -99,13 +99,13 @@ class _DrainPass:
         self.saw_everything = not self.stalled
 
     def _is_ending(self) -> bool:
-        # With one lane for all there is nothing behind a stalled head that may pass it.
+        # With global order a stalled head blocks everything behind it.
         return self.stopping() or (self.spool.rules.ordering == "global" and bool(self.stalled))
 
     async def _listed(self) -> AsyncIterator[list[StoredObject]]:
-        """What waits, as much at a time as is held."""
+        """Live items in chunks that fit in memory."""
         some: list[StoredObject] = []
-        size, most = 0, _ROUND  # where all stand still, as in most passes, one round has shown it
+        size, most = 0, _ROUND  # if all lanes are stalled, the first round finds out
         async for stored in self.spool.walk(Area.LIVE, first=_ROUND + 1):
             if some and (len(some) == most or size + stored.size > _HELD_BYTES):
                 yield some
@@ -137,31 +137,31 @@ class _DrainPass:
             return None
 
     async def _round(self, lanes: Lanes) -> None:
-        """Replay what is at the front of the lanes: so many of each that all of them have their turn."""
-        room = self.pace.at_once(_ROUND)
-        share = max(1, room // len(lanes))
+        """Replay the front of each lane, with an equal share per lane."""
+        limit = self.replay_rate.burst(_ROUND)
+        share = max(1, limit // len(lanes))
         self.spool.oldest_ms = min([*self.left_ms, *(waiting[0][0].spooled_at_ms for waiting in lanes.values())])
         going: list[tuple[Lane, SpoolItem, int]] = []
-        for lane in list(islice(lanes, room)):
+        for lane in list(islice(lanes, limit)):
             going += self._going(lanes, lane, share)
         if not going:
             return
         if not self.has_emitted_start:
             self.has_emitted_start = True
             await self.spool.emit([events.spool_draining(self.spool.subscription, self.spool.items)])
-        await self.pace.wait(len(going))
+        await self.replay_rate.wait(len(going))
         with self.spool.replaying([item.key for _, item, _ in going]):
             answers = await self.replay([item for _, item, _ in going], [lane for lane, _, _ in going])
             await self._settle(lanes, going, answers)
 
     def _going(self, lanes: Lanes, lane: Lane, share: int) -> list[tuple[Lane, SpoolItem, int]]:
-        """Those at the front of a lane that may go now; a lane of which nothing may go is stalled."""
+        """Items at the front of a lane to dispatch now; a lane with none is stalled."""
         waiting = lanes[lane]
         while waiting and self.spool.is_evicted(waiting[0][0].key):
             waiting.popleft()
         going: list[tuple[Lane, SpoolItem, int]] = []
         for item, size in islice(waiting, share):
-            # A circuit that lets a single probe pass says no to the second.
+            # A half-open circuit passes a single probe.
             if (
                 self.spool.is_evicted(item.key)
                 or item.key in self.spool.unemitted
@@ -185,7 +185,7 @@ class _DrainPass:
         stopped: set[Lane] = set()
         for (lane, item, size), answer in zip(going, answers, strict=True):
             if lane in stopped:
-                continue  # behind one that did not go: it stays where it is
+                continue  # after a failure of its lane: it stays in the spool
             if answer.outcome in ("started", "duplicate"):
                 gone.append((item, size))
                 to_emit.append(
@@ -203,7 +203,7 @@ class _DrainPass:
                 continue
             self._step(lanes, lane)
         if gone:
-            # Told before it is removed: after a crash in between it is told again, and never not at all.
+            # The event is emitted before the removal: after a crash in between it is emitted twice, never lost.
             await self.spool.emit(to_emit)
             await self.spool.remove(gone)
 

@@ -1,4 +1,4 @@
-"""The front of a spool: its oldest messages by name, without listing the whole place for each look."""
+"""The front of a spool: its oldest items, read ahead in pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AHEAD = 1_000
 
 
 class SpoolFront:
-    """Walks over what waits, the oldest first, a thousand names ahead. One of them may be gone when it is looked at."""
+    """Iterates over live items, oldest first, with a read-ahead of 1,000 keys. An item can be removed meanwhile."""
 
     def __init__(self, backend: SpoolBackend) -> None:
         self._backend = backend
@@ -18,17 +18,17 @@ class SpoolFront:
         self._passed = ""
 
     async def peek(self) -> StoredObject | None:
-        """The first that was not passed; None if there is none."""
+        """The first item that was not passed; None at the end."""
         if not self._ahead:
             self._ahead.extend(await self._backend.page(Area.LIVE, self._passed, _AHEAD))
         return self._ahead[0] if self._ahead else None
 
     def step(self, first: StoredObject) -> None:
-        """Pass the first, unless somebody else did."""
+        """Pass the first item, unless another task did."""
         if self._ahead and self._ahead[0] == first:
             self._passed = self._ahead.popleft().key
 
     def reset(self) -> None:
-        """Something came back to the front, or was passed and has stayed."""
+        """Start again from the oldest item."""
         self._ahead.clear()
         self._passed = ""

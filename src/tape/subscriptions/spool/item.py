@@ -1,4 +1,4 @@
-"""What the spool holds: a message with the plan that was resolved for it, sealed so that any change shows."""
+"""Items of a spool: a message with its plan and a SHA-256 over both, so that damage is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY = re.compile(r"(\d{20})-[A-Za-z0-9\-_.]{0,128}")
 
 
 class SpoolItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One message that waits for its downstream. `plan` is what the directives made of it when it came in."""
+    """A spooled message. `plan` is the routing that was resolved when it was received."""
 
     subscription: str
     source: str
@@ -24,7 +24,7 @@ class SpoolItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     idempotency_key: str | None = None
     dedup_key: str
     recv_seq: int
-    first_seq: int = 0  # of those that were written together with it
+    first_seq: int = 0  # the lowest recv_seq of the same append
     ordering_key: str | None = None
     downstream: str
     sha256: str
@@ -37,12 +37,12 @@ class SpoolItem(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """The name of its object: sorts in the order of receipt."""
+        """The key of its object; keys sort in order of receipt."""
         return key_of(self.recv_seq, self.message_id)
 
     @property
     def ref(self) -> str:
-        """How the journal speaks of it."""
+        """Its reference in events."""
         return f"noetl://spool/{self.subscription}/{self.recv_seq}/{self.message_id}"
 
     def encode(self) -> bytes:
@@ -52,7 +52,7 @@ class SpoolItem(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def decode(key: str, data: bytes) -> SpoolItem:
-    """The item in an object, or DamagedSpoolItem if one bit of it is not what was written."""
+    """The item of an object. Raises DamagedSpoolItem if any bit of it changed."""
     try:
         item = msgspec.json.decode(data, type=SpoolItem)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -65,12 +65,12 @@ def decode(key: str, data: bytes) -> SpoolItem:
 
 
 def key_of(recv_seq: int, message_id: str) -> str:
-    """The name of an object: 20 digits, a dash, and the id as far as it is safe in a name."""
+    """The key of an object: 20 digits, a dash, and up to 128 safe characters of the message id."""
     return f"{recv_seq:020}-{_UNSAFE.sub('_', message_id)[:128]}"
 
 
 def sequence_of(key: str) -> int | None:
-    """The sequence in an object's name; None if it is no name of ours."""
+    """The sequence in an object's key; None if it is no key of a spool."""
     found = _KEY.fullmatch(key)
     return int(found[1]) if found else None
 

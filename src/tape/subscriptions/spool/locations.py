@@ -1,4 +1,4 @@
-"""From the `spool` block of a subscription to the place where its messages lie."""
+"""Opens the spool backend that the `spool` block of a subscription configures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tape.subscriptions.spool.disk import DiskBackend
 from tape.subscriptions.spool.nats import NatsBackend
 from tape.subscriptions.spool.objects import BucketBackend
 
-# The names under which a credential may hold what a store needs.
+# Field names that a credential may use for each option of a store.
 _S3 = {
     "access_key_id": ("access_key_id", "aws_access_key_id", "access_key"),
     "secret_access_key": ("secret_access_key", "aws_secret_access_key", "secret_key"),

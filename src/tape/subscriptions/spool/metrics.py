@@ -1,4 +1,4 @@
-"""What Prometheus is told of spools and circuits: counted from the same events that the journal gets."""
+"""Prometheus metrics of spools and circuits, counted from the events that go to the journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tape.subscriptions.spool.spool import Spool
 
 
 class SpoolCounts:
-    """The counters of one subscription's messages, and the gauges of its spool while somebody looks after it."""
+    """The counters of one subscription's messages, and the gauges of its spool while it is open."""
 
     def __init__(self, metrics: Metrics, source: str, subscription: str) -> None:
         self._metrics = metrics
@@ -20,7 +20,7 @@ class SpoolCounts:
         self._labels = (source, subscription)
 
     def see(self, events: Sequence[SubscriptionEvent]) -> None:
-        """Count what happened."""
+        """Count events."""
         for event in events:
             match event.event_type:
                 case "subscription.message.spooled":
@@ -38,7 +38,7 @@ class SpoolCounts:
                     self._metrics.circuit_transitions.labels(event.context["downstream"], transition).inc()
 
     def watch(self, spool: Spool) -> None:
-        """Show how much waits, and for how long the oldest has, whenever somebody asks."""
+        """Report the size of the spool and the age of its oldest message at each scrape."""
 
         def oldest_s() -> float:
             return 0.0 if spool.oldest_ms is None else max(0, now_ms() - spool.oldest_ms) / 1_000
@@ -48,7 +48,7 @@ class SpoolCounts:
         self._metrics.spool_oldest.labels(*self._labels).set_function(oldest_s)
 
     def forget(self) -> None:
-        """A number that nobody looks after any more is no number."""
+        """Remove the gauges of a closed spool."""
         for gauge in (self._metrics.spool_items, self._metrics.spool_bytes, self._metrics.spool_oldest):
             with contextlib.suppress(KeyError):
                 gauge.remove(*self._labels)

@@ -1,4 +1,4 @@
-"""The spool in NATS: an object store for what waits, another for each of the other areas."""
+"""Spool backend in NATS: one object store per area."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_ONCE = 32
 
 
 class NatsBackend:
-    """Object store `<bucket>` for what waits, `<bucket>_dlq` and so on for the rest; made when first needed."""
+    """Object store `<bucket>` for live items, `<bucket>_<area>` for the others; created on first use."""
 
     def __init__(self, bucket: str, **connection: Any) -> None:
         try:
@@ -44,26 +44,26 @@ class NatsBackend:
 
             await asyncio.gather(*(one(*each) for each in objects))
 
-        await self._tried(area, write)
+        await self._translate_errors(area, write)
 
     async def get(self, area: Area, key: str) -> bytes | None:
-        """An object's bytes; None if there is none."""
+        """The bytes of an object; None if it does not exist."""
 
         async def read(store: Any) -> bytes | None:
             try:
                 info = await store.get_info(key)
                 if info.chunks != 1:
                     return bytes((await store.get(key)).data or b"")
-                # What is one message is read as one: the client's own way makes a consumer for each object.
+                # Read a single chunk directly: the client would create a consumer for each object.
                 name = self._name(area)
                 return bytes((await self._stream.get_last_msg(f"OBJ_{name}", f"$O.{name}.C.{info.nuid}")).data or b"")
             except (self._js_errors.ObjectNotFoundError, self._js_errors.NotFoundError):
                 return None
 
-        return await self._tried(area, read)
+        return await self._translate_errors(area, read)
 
     async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
-        """Several objects' bytes, read beside each other."""
+        """The bytes of several objects, read concurrently."""
 
         async def one(key: str) -> bytes | None:
             async with self._slots:
@@ -72,13 +72,13 @@ class NatsBackend:
         return await asyncio.gather(*map(one, keys))
 
     async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
-        """The first objects after a key. NATS tells all names each time; only those asked for are kept."""
+        """The first objects after a key. NATS lists all keys each time."""
 
         every = await self._list(area)
         return sorted(StoredObject(each.name, each.size or 0) for each in every if each.name > after)[:limit]
 
     async def measure(self, area: Area) -> AreaSize:
-        """How many objects there are, and their bytes."""
+        """The number of objects and their bytes."""
         found = AreaSize()
         for each in await self._list(area):
             found = found.with_object(each.name, each.size or 0)
@@ -95,10 +95,10 @@ class NatsBackend:
 
             await asyncio.gather(*map(one, keys))
 
-        await self._tried(area, remove)
+        await self._translate_errors(area, remove)
 
     async def claim(self) -> bool:
-        """Yes: an object store has no lock."""
+        """True: an object store has no lock."""
         return True
 
     async def release(self) -> None:
@@ -121,9 +121,9 @@ class NatsBackend:
             except self._js_errors.NotFoundError:
                 return []
 
-        return await self._tried(area, read)
+        return await self._translate_errors(area, read)
 
-    async def _tried(self, area: Area, work: Callable[[Any], Awaitable[T]]) -> T:
+    async def _translate_errors(self, area: Area, work: Callable[[Any], Awaitable[T]]) -> T:
         try:
             return await work(await self._store(area))
         except (self._errors.Error, OSError, TimeoutError) as error:
@@ -134,9 +134,9 @@ class NatsBackend:
     async def _store(self, area: Area) -> Any:
         async with self._opening:
             if self._connection is None or self._connection.is_closed:
-                # The client would try for two minutes; whoever waits for the spool should know in two seconds.
-                patience = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.5, "connect_timeout": 5}
-                self._connection = await self._nats.connect(**patience, error_cb=_passed_on, **self._options)
+                # The client would retry for two minutes; callers of the spool need the error within seconds.
+                redelivery = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.5, "connect_timeout": 5}
+                self._connection = await self._nats.connect(**redelivery, error_cb=_passed_on, **self._options)
                 self._stores.clear()
             if area not in self._stores:
                 name = self._name(area)
@@ -149,4 +149,4 @@ class NatsBackend:
 
 
 async def _passed_on(error: Exception) -> None:
-    """The client's own log line; the error itself is raised where the spool is used."""
+    """Suppress the client's log line; the operation raises the error."""

@@ -1,4 +1,4 @@
-"""The spool in a bucket: S3, Google Cloud Storage, Azure, or memory, all through one object-store library."""
+"""Spool backend in a bucket: S3, Google Cloud Storage, Azure or memory, through obstore."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class BucketBackend:
 
         async def write(key: str, data: bytes) -> None:
             async with self._slots:
-                await self._tried(self._obstore.put_async(self._store, self._path(area, key), data))
+                await self._translate_errors(self._obstore.put_async(self._store, self._path(area, key), data))
 
         for failed in await asyncio.gather(*(write(*each) for each in objects), return_exceptions=True):
             if failed is not None:
                 raise failed
 
     async def get(self, area: Area, key: str) -> bytes | None:
-        """An object's bytes; None if the store has none of that key."""
+        """The bytes of an object; None if it does not exist."""
         try:
-            found = await self._tried(self._obstore.get_async(self._store, self._path(area, key)))
-            return bytes(await self._tried(found.bytes_async()))
+            found = await self._translate_errors(self._obstore.get_async(self._store, self._path(area, key)))
+            return bytes(await self._translate_errors(found.bytes_async()))
         except FileNotFoundError:
             return None
 
     async def get_many(self, area: Area, keys: Sequence[str]) -> list[bytes | None]:
-        """Several objects' bytes, read beside each other."""
+        """The bytes of several objects, read concurrently."""
 
         async def one(key: str) -> bytes | None:
             async with self._slots:
@@ -58,7 +58,7 @@ class BucketBackend:
         return await asyncio.gather(*map(one, keys))
 
     async def page(self, area: Area, after: str, limit: int) -> list[StoredObject]:
-        """The first objects after a key; the store lists in the order of keys."""
+        """The first objects after a key; the store lists in key order."""
         found: list[StoredObject] = []
         async for some in self._chunks(area, after):
             found += some
@@ -67,7 +67,7 @@ class BucketBackend:
         return sorted(found)[:limit]
 
     async def measure(self, area: Area) -> AreaSize:
-        """How many objects there are, and their bytes."""
+        """The number of objects and their bytes."""
         found = AreaSize()
         async for some in self._chunks(area, ""):
             for stored in some:
@@ -79,19 +79,21 @@ class BucketBackend:
         if not keys:
             return
         try:
-            await self._tried(self._obstore.delete_async(self._store, [self._path(area, key) for key in keys]))
+            await self._translate_errors(
+                self._obstore.delete_async(self._store, [self._path(area, key) for key in keys])
+            )
         except FileNotFoundError:
             pass
 
     async def claim(self) -> bool:
-        """Yes: a bucket has no lock."""
+        """True: a bucket has no lock."""
         return True
 
     async def release(self) -> None:
         """Nothing was claimed."""
 
     async def close(self) -> None:
-        """Nothing to let go of: the library keeps its own connections."""
+        """Nothing to close: the library manages its connections."""
 
     @property
     def _lists_in_order(self) -> bool:
@@ -109,7 +111,7 @@ class BucketBackend:
         except self._error as error:
             raise self._unavailable(error) from error
 
-    async def _tried(self, work: Awaitable[T]) -> T:
+    async def _translate_errors(self, work: Awaitable[T]) -> T:
         try:
             return await work
         except FileNotFoundError:
@@ -118,5 +120,5 @@ class BucketBackend:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> SpoolUnavailable:
-        # The library's messages can run over many lines and name the request; the first line says what happened.
+        # The library's messages can have many lines with the request; the first line has the cause.
         return SpoolUnavailable(f"The spool in {self._name} cannot be used: {str(error).splitlines()[0]}.")

@@ -1,4 +1,4 @@
-"""Events that nobody can take now wait beside the messages they are about, and are told in their order."""
+"""Events that cannot be written now are stored in the spool's backend and emitted later, in order."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tape.subscriptions.spool.spool import EmitEvents
 log = logging.getLogger(__name__)
 
 _NAME = "events-"
-_AT_ONCE = 10_000  # names held at once
-_TOGETHER = 20  # what was kept at so many times is told in one request,
+_AT_ONCE = 10_000  # keys in memory
+_TOGETHER = 20  # stored objects that are emitted in one request,
 _TOGETHER_BYTES = 512 << 10  # if it is not larger than this
 _TOGETHER_EVENTS = 500
 MAX_IN_MEMORY = 10_000
-# A server that takes longer is as good as away: nobody waits for it who has a message to keep.
+# A server that takes longer counts as unavailable, so that spooling a message does not wait for it.
 ANSWER_S = 5.0
 
 
 class PendingEvents:
-    """Tells events; those that cannot be told, because the server is what is away, are kept until it is back.
+    """Emits events, and stores those that fail, because the server is unavailable, until it is back.
 
-    An event that was told just before a crash may be told again: a journal that tells an outage twice can be read, one
-    that has forgotten it cannot. Where even the place cannot take events, they wait in memory.
+    After a crash the last events can be emitted twice; none is lost. If the backend is unavailable too, up to 10,000
+    events wait in memory.
     """
 
     def __init__(
@@ -45,44 +45,44 @@ class PendingEvents:
         self._backend = backend
         self._emit = emit
         self._seen = seen
-        self._has_kept = False
-        self._keeping = 0
+        self._has_stored = False
+        self._storing = 0
         self._in_memory: list[SubscriptionEvent] = []
         self._last = 0
-        self._mark = new_suffix()  # two processes at one place must not take each other's names
-        self._turn = asyncio.Lock()
+        self._suffix = new_suffix()  # two processes on one backend must not use the same key
+        self._lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """Find what an earlier process could not tell."""
-        async with self._turn:
+        """Find the events that an earlier process stored."""
+        async with self._lock:
             waiting = await self._waiting()
-            self._has_kept = bool(waiting)
-            # What is kept from now on is told behind that, though the clock may have been set back.
+            self._has_stored = bool(waiting)
+            # New events sort after the stored ones, even if the clock was set back.
             if waiting and (number := waiting[-1].split("-")[1]).isdigit():
                 self._last = max(self._last, int(number))
 
     async def __call__(self, events: Sequence[SubscriptionEvent]) -> None:
-        """Tell events, or keep them: they are safe on return."""
+        """Emit events, or store them; they are durable on return."""
         if not events:
             return
         self._seen(events)
-        if self._has_kept:
-            await self._keep(events)  # without a turn: whoever catches up may be waiting for a server that hangs
+        if self._has_stored:
+            await self._store(events)  # without the lock: catch_up can be waiting for the server
             return
-        async with self._turn:
-            if not self._has_kept:
+        async with self._lock:
+            if not self._has_stored:
                 try:
                     async with asyncio.timeout(ANSWER_S):
                         await self._emit(events)
                     return
                 except (TapeError, TimeoutError) as error:
                     reason = str(error) or f"no answer in {ANSWER_S:.0f} s"
-                    log.warning("What happens to a subscription cannot be told and is kept: %s", reason)
-            await self._keep(events)
+                    log.warning("Events cannot be written and are stored in the spool: %s", reason)
+            await self._store(events)
 
-    async def _keep(self, events: Sequence[SubscriptionEvent]) -> None:
-        self._has_kept = True
-        self._keeping += 1
+    async def _store(self, events: Sequence[SubscriptionEvent]) -> None:
+        self._has_stored = True
+        self._storing += 1
         in_memory, self._in_memory = self._in_memory, []
         together = [*in_memory, *events]
         try:
@@ -91,35 +91,35 @@ class PendingEvents:
             self._in_memory = together + self._in_memory
             if (too_many := len(self._in_memory) - MAX_IN_MEMORY) > 0:
                 del self._in_memory[:too_many]
-                log.error("%d events could neither be told nor kept and were let go", too_many)
-            log.warning("%d events wait in memory to be told: %s", len(self._in_memory), error)
+                log.error("buffer full: dropped the oldest %d events, which could not be written or stored", too_many)
+            log.warning("%d events are buffered in memory: %s", len(self._in_memory), error)
         finally:
-            self._keeping -= 1
+            self._storing -= 1
 
     async def catch_up(self) -> bool:
-        """Tell what was kept, as far as it goes. Whether nothing waits any more."""
+        """Emit stored events until one fails. Returns whether none is left."""
         while True:
-            async with self._turn:
-                if not self._has_kept:
+            async with self._lock:
+                if not self._has_stored:
                     return True
                 waiting = await self._waiting()
                 if not waiting:
                     return await self._emit_from_memory()
             while waiting:
-                # One turn each: who has something new to tell waits for one request, not for all of them.
-                async with self._turn:
+                # The lock is held per request, so that a new event waits for one request, not for all of them.
+                async with self._lock:
                     if not await self._emit_some(waiting):
                         return False
 
     async def _emit_from_memory(self) -> bool:
-        """Tell what waits in memory. Whether nothing waits any more, anywhere."""
+        """Emit the events in memory. Returns whether none is left, in memory or stored."""
         while self._in_memory:
             some = self._in_memory[:_TOGETHER_EVENTS]
             if not await self._is_emitted(some):
                 return False
             del self._in_memory[: len(some)]
-        self._has_kept = self._keeping > 0
-        return not self._has_kept
+        self._has_stored = self._storing > 0
+        return not self._has_stored
 
     async def _is_emitted(self, events: Sequence[SubscriptionEvent]) -> bool:
         try:
@@ -128,13 +128,13 @@ class PendingEvents:
         except TimeoutError:
             return False
         except TapeError as error:
-            if not _is_for_good(error):
+            if not _is_permanent(error):
                 return False
-            log.error("Events of a subscription are not taken and let go: %s: %s", error, events)
+            log.error("The journal rejects events, dropped: %s: %s", error, events)
         return True
 
     async def _emit_some(self, waiting: deque[str]) -> bool:
-        """Tell what was kept first, as much as goes into one request, and take it from the names. Whether it went."""
+        """Emit the oldest stored events in one request and remove them. Returns whether that succeeded."""
         some: dict[str, list[SubscriptionEvent]] = {}
         size = 0
         for key in islice(waiting, _TOGETHER):
@@ -151,7 +151,7 @@ class PendingEvents:
         except TimeoutError:
             return False
         except TapeError as error:
-            if not _is_for_good(error) or not await self._is_each_emitted(some):
+            if not _is_permanent(error) or not await self._is_each_emitted(some):
                 return False
         await self._backend.delete(Area.CONTROL, list(some))
         for _ in some:
@@ -159,7 +159,7 @@ class PendingEvents:
         return True
 
     async def _is_each_emitted(self, some: Mapping[str, list[SubscriptionEvent]]) -> bool:
-        """What will never be taken must not keep back what happened since: it is let go alone."""
+        """Emit objects one by one: events that the journal rejects must not block those after them."""
         for key, to_emit in some.items():
             if not await self._is_emitted(to_emit):
                 return False
@@ -167,26 +167,26 @@ class PendingEvents:
         return True
 
     async def _decoded(self, key: str, data: bytes) -> list[SubscriptionEvent]:
-        """The events of an object; one that is torn or altered is put aside, and keeps no others back."""
+        """The events of an object; a damaged object is quarantined."""
         try:
             return msgspec.json.decode(data, type=list[SubscriptionEvent])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.error("Events that were kept cannot be read and are put aside as %s in quarantine: %s", key, error)
+            log.error("Stored events are damaged, quarantined as %s: %s", key, error)
             await self._backend.put(Area.QUARANTINE, [(key, data)])
             return []
 
     def _key(self) -> str:
-        """A name behind all that we gave before."""
+        """A key that sorts after all earlier ones."""
         self._last = max(self._last + 1, time.time_ns() // 1_000)
-        return f"{_NAME}{self._last:020}-{self._mark}"
+        return f"{_NAME}{self._last:020}-{self._suffix}"
 
     async def _waiting(self) -> deque[str]:
         page = await self._backend.page(Area.CONTROL, _NAME, _AT_ONCE)
         return deque(stored.key for stored in page if stored.key.startswith(_NAME))
 
 
-def _is_for_good(error: TapeError) -> bool:
-    """Whether the same events will be refused again, however often they are told."""
+def _is_permanent(error: TapeError) -> bool:
+    """Whether the journal rejects the same events on every retry."""
     if isinstance(error, ApiRefused):
         return error.http_status in (400, 404, 413, 422)
     return not error.retryable

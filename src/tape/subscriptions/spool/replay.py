@@ -1,4 +1,4 @@
-"""What becomes of messages that are replayed: several of a lane at once, in order, none past one that fails."""
+"""Dispatch in lanes: each lane in order, none past a failure of its lane."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 @runtime_checkable
 class LaneDispatch(Protocol):
-    """A dispatch that takes several plans of one lane together."""
+    """A dispatch that accepts several plans of one lane in one call."""
 
     async def in_lanes(self, plans: Sequence[Any], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
-        """Begin runs, those of a lane in their order; behind one that cannot go, the others of its lane are skipped."""
+        """Start runs, each lane in order; after a failure the rest of its lane is skipped."""
 
 
 async def in_turns(
     dispatch: Callable[[list[T]], Awaitable[list[RunDispatchResult]]], things: Sequence[T], lanes: Sequence[Hashable]
 ) -> list[RunDispatchResult]:
-    """Dispatch the first of each lane, then the second of those whose first has gone, and so on."""
+    """Dispatch the first item of each lane, then the second of each lane whose first succeeded, and so on."""
     answers = [RunDispatchResult("skipped")] * len(things)
     left = list(range(len(things)))
     stopped: set[Hashable] = set()
@@ -44,7 +44,7 @@ async def in_batches(
     batches: Iterable[Sequence[int]],
     lanes: Sequence[Hashable],
 ) -> list[RunDispatchResult]:
-    """Send batches of indexes one after the other, without lanes that have stopped; none after one that is lost."""
+    """Send batches of indexes in order, without failed lanes. Stops after a batch that is unavailable as a whole."""
     answers = [RunDispatchResult("skipped")] * len(lanes)
     stopped: set[Hashable] = set()
     for batch in batches:
@@ -61,7 +61,7 @@ async def in_batches(
 
 
 def named(lanes: Sequence[Hashable]) -> list[str]:
-    """A short name for each lane that is there more than once; the others need none."""
+    """A short name for each lane with several items; empty for the others."""
     names: dict[Hashable, str] = {}
     seen: set[Hashable] = set()
     for lane in lanes:
@@ -72,7 +72,7 @@ def named(lanes: Sequence[Hashable]) -> list[str]:
 
 
 def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[list[int]]:
-    """Indexes in batches of at most so many, and of at most so many bytes as far as one alone is not larger."""
+    """Indexes in batches of at most `most` items and `most_bytes` bytes; a larger item is a batch of its own."""
     batches: list[list[int]] = []
     size = 0
     for index, weight in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""How much may wait, and how long: the oldest are given up for their age, or to make room."""
+"""Retention of a spool: the oldest messages become dead letters by age, or by size when the spool is full."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _AT_ONCE = 500
 
 
 async def expire(spool: Spool, limit_ms: int) -> int:
-    """Give up what was spooled at a moment or before it. The number of messages that were."""
+    """Dead-letter messages that were spooled at `limit_ms` or earlier. Returns their number."""
     expired = 0
     async with spool.draining:
-        while old := await _older(spool, limit_ms):
+        while old := await _expire_batch(spool, limit_ms):
             expired += old
         await spool.refresh_oldest()
     return expired
 
 
-async def _older(spool: Spool, limit_ms: int) -> int:
+async def _expire_batch(spool: Spool, limit_ms: int) -> int:
     old: list[tuple[SpoolItem, int]] = []
     with spool.evicting() as may_evict:
         while len(old) < _AT_ONCE and (stored := await spool.front.peek()) is not None:
             item = await spool.load_intact(stored)
             if item is not None and item.spooled_at_ms > limit_ms:
-                break  # those behind it came later
+                break  # later ones are newer
             spool.front.step(stored)
             if item is not None and may_evict(stored.key):
                 old.append((item, stored.size))
@@ -36,7 +36,7 @@ async def _older(spool: Spool, limit_ms: int) -> int:
 
 
 async def evict_oldest(spool: Spool, excess: int) -> None:
-    """Give up so many bytes from the front. What is on its way out leaves by itself and is passed over."""
+    """Dead-letter `excess` bytes of the oldest messages. Messages that are being replayed are skipped."""
     evicted: list[tuple[SpoolItem, int]] = []
     was_passed_over = False
     with spool.evicting() as may_evict:

@@ -1,4 +1,4 @@
-"""Store and forward: messages wait here while their downstream is away. `draining.py` lets them go again."""
+"""The spool: durable store-and-forward buffer for messages whose downstream is unavailable. `drain` replays it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tape.subscriptions.spool.arrival_numbers import ArrivalNumbers
 from tape.subscriptions.spool.backend import Area, SpoolBackend, StoredObject
 from tape.subscriptions.spool.front import SpoolFront
 from tape.subscriptions.spool.item import SpoolItem, decode, digest, sequence_of
-from tape.subscriptions.spool.pace import ReplayRate
+from tape.subscriptions.spool.replay_rate import ReplayRate
 from tape.subscriptions.spool.retention import evict_oldest, expire
 
 Ordering = Literal["global", "per_key", "none"]
@@ -25,11 +25,11 @@ OnFull = Literal["stop_acking", "drop_to_dlq", "alert_only"]
 Lane = tuple[str, ...]
 EmitEvents = Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]
 
-PAGE = 25_000  # keys held at once
+PAGE = 25_000  # keys in memory
 
 
 class SpoolRules(msgspec.Struct, kw_only=True, frozen=True):
-    """How a spool orders, keeps and replays: the `spool` block of a subscription."""
+    """Ordering, retention and replay of a spool: the `spool` block of a subscription."""
 
     ordering: Ordering = "per_key"
     max_bytes: int | None = 1 << 30
@@ -39,7 +39,7 @@ class SpoolRules(msgspec.Struct, kw_only=True, frozen=True):
     max_replay_attempts: int = 5
 
     def lane(self, downstream: str, ordering_key: str | None, key: str) -> Lane:
-        """What must not be overtaken: everything, what has the same key, or nothing else."""
+        """The lane of a message, within which order is kept: all messages, one ordering key, or the message alone."""
         match self.ordering:
             case "global":
                 return ()
@@ -50,7 +50,7 @@ class SpoolRules(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Arrival(NamedTuple):
-    """A message that has to wait, as its source gave it and as the directives resolved it."""
+    """A message to append, with its plan."""
 
     message_id: str
     message: dict[str, Any]
@@ -61,13 +61,13 @@ class Arrival(NamedTuple):
     ordering_key: str | None = None
 
 
-class _Turn(NamedTuple):
+class _PendingAppend(NamedTuple):
     arrivals: Sequence[Arrival]
     answer: asyncio.Future[list[SpoolItem | SpoolFull]]
 
 
 class Spool:
-    """One subscription's spool. `tell` writes to the journal; it is awaited after the change is durable."""
+    """The spool of one subscription. `emit` writes an event once the change that it reports is durable."""
 
     def __init__(
         self,
@@ -86,31 +86,31 @@ class Spool:
         self.emit = emit
         self.items = 0
         self.size_bytes = 0
-        self.oldest_ms: int | None = None  # since when the front waits, as far as it was looked at
+        self.oldest_ms: int | None = None  # when the first message was spooled, if known
         self.front = SpoolFront(backend)
-        self.evicted: set[str] = set()  # given up since a pass began, which may hold them still
-        self.unemitted: set[str] = set()  # written, and not yet on the journal: to be replayed after that
+        self.evicted: set[str] = set()  # dead-lettered since the current drain began, which can hold them
+        self.unemitted: set[str] = set()  # written, but their event is not emitted yet: not replayed before that
         self.draining = asyncio.Lock()
-        self.pace = ReplayRate(rules.rate_per_sec)  # of all passes together: short ones must not add up to more
-        self._turns: list[_Turn] = []
+        self.replay_rate = ReplayRate(rules.rate_per_sec)  # shared by all drains, so that short ones keep the rate too
+        self._appends: list[_PendingAppend] = []
         self._writing: asyncio.Task[None] | None = None
-        self.high_water = 0  # the newest number that an earlier process left here
+        self.high_water = 0  # the highest recv_seq found on open
         self._numbers = ArrivalNumbers(backend)
         self._now_ms = now_ms
         self._replaying: set[str] = set()
         self._evicting: set[str] = set()
-        # Which lanes have somebody waiting; what an earlier process left is known only once it has gone.
+        # Messages per lane. Lanes of an earlier process are unknown until its messages are replayed.
         self._waiting: Counter[Lane] = Counter()
         self._knows_lanes = True
 
     async def open(self) -> int:
-        """Count what an earlier process left. The number of messages that wait."""
+        """Count the messages that an earlier process left. Returns their number."""
         dead_lettered = [await self.backend.measure(area) for area in (Area.DEAD, Area.QUARANTINE)]
         for _ in range(3):
             items = self.items
             live = await self.backend.measure(Area.LIVE)
             if items == self.items:
-                break  # nobody wrote or removed meanwhile
+                break  # no concurrent write or removal
         self.high_water = max(sequence_of(each.last) or 0 for each in (live, *dead_lettered))
         self._numbers.last = max(self._numbers.last, self.high_water)
         self.items, self.size_bytes = live.items, live.size
@@ -120,29 +120,29 @@ class Spool:
         return live.items
 
     async def emit_last_batch(self) -> None:
-        """Tell what an earlier process wrote last: it may have died before it could."""
-        last = await self._seen((await self.backend.measure(Area.LIVE)).last)
+        """Emit the events of the last append again: the process can have died before it emitted them."""
+        last = await self._read_item((await self.backend.measure(Area.LIVE)).last)
         if last is None or not last.first_seq:
             return
         together = await self.backend.page(Area.LIVE, f"{last.first_seq:020}", PAGE)
-        found = [item for stored in together if (item := await self._seen(stored.key)) is not None]
+        found = [item for stored in together if (item := await self._read_item(stored.key)) is not None]
         await self.emit([events.spooled(self.subscription, **_where(item), **_what(item)) for item in found])
 
-    async def _seen(self, key: str) -> SpoolItem | None:
-        """An item as it is; None if it is gone, or damaged, which is told when its turn comes."""
+    async def _read_item(self, key: str) -> SpoolItem | None:
+        """An item; None if it is removed or damaged. The drain quarantines damaged items."""
         data = await self.backend.get(Area.LIVE, key) if key else None
         with contextlib.suppress(DamagedSpoolItem):
             return decode(key, data) if data else None
         return None
 
     def has_waiting(self, downstream: str, ordering_key: str | None) -> bool:
-        """Whether a message that is dispatched now would overtake one that waits and must not be overtaken."""
+        """Whether a spooled message of the same lane must be dispatched first."""
         if not self.items or self.rules.ordering == "none":
             return False
         return not self._knows_lanes or self._waiting[self.rules.lane(downstream, ordering_key, "")] > 0
 
     async def refresh_oldest(self) -> None:
-        """Find out since when the message at the front waits."""
+        """Set `oldest_ms` from the first intact message."""
         self.oldest_ms = None
         while self.items and (stored := await self.front.peek()) is not None:
             data = await self.backend.get(Area.LIVE, stored.key)
@@ -153,36 +153,36 @@ class Spool:
             self.front.step(stored)
 
     async def append(self, arrivals: Sequence[Arrival]) -> list[SpoolItem | SpoolFull]:
-        """Keep messages; each is durable on return, or SpoolFull in its place says that it was not taken.
+        """Append messages. Each result is the durable item, or SpoolFull if it was not accepted.
 
-        Those that come while others are being written are written together.
+        Concurrent calls share one write.
         """
-        turn = _Turn(arrivals, asyncio.get_running_loop().create_future())
-        self._turns.append(turn)
+        pending = _PendingAppend(arrivals, asyncio.get_running_loop().create_future())
+        self._appends.append(pending)
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write_turns(), name="tape-spool")
-        return await turn.answer
+            self._writing = asyncio.create_task(self._write_appends(), name="tape-spool")
+        return await pending.answer
 
-    async def _write_turns(self) -> None:
-        """Write until nobody has brought more. It is a task of its own, so that nobody's leaving stops the others."""
+    async def _write_appends(self) -> None:
+        """Write until no append is pending. Runs as a task, so that a cancelled caller does not affect the others."""
         try:
-            while self._turns:
-                turns, self._turns = self._turns, []
+            while self._appends:
+                appends, self._appends = self._appends, []
                 try:
-                    answers = await self._write([arrival for turn in turns for arrival in turn.arrivals])
+                    answers = await self._write([arrival for pending in appends for arrival in pending.arrivals])
                 except Exception as error:
-                    for turn in turns:
-                        _answer(turn, error)
+                    for pending in appends:
+                        _answer(pending, error)
                     continue
-                for turn in turns:
-                    _answer(turn, answers[: len(turn.arrivals)])
-                    del answers[: len(turn.arrivals)]
+                for pending in appends:
+                    _answer(pending, answers[: len(pending.arrivals)])
+                    del answers[: len(pending.arrivals)]
         finally:
             self._writing = None
 
     async def _write(self, arrivals: Sequence[Arrival]) -> list[SpoolItem | SpoolFull]:
         answers: list[SpoolItem | SpoolFull] = []
-        taken: list[tuple[SpoolItem, bytes]] = []
+        accepted: list[tuple[SpoolItem, bytes]] = []
         incoming = 0
         is_over = False
         await self._numbers.reserve(len(arrivals))
@@ -192,53 +192,53 @@ class Spool:
             data = item.encode()
             is_over = is_over or self._excess(incoming + len(data)) > 0
             if is_over and self.rules.on_full == "stop_acking":
-                # Nor is what comes behind it taken, be it smaller: it would have overtaken this one.
+                # Later messages are rejected too, even smaller ones: they would overtake this one.
                 self._numbers.last -= 1
                 answers.append(SpoolFull(self._full(len(data))))
                 continue
             incoming += len(data)
-            taken.append((item, data))
+            accepted.append((item, data))
             answers.append(item)
         if is_over and self.rules.on_full == "drop_to_dlq":
             await evict_oldest(self, self._excess(incoming))
-        if taken:
-            keys = [item.key for item, _ in taken]
+        if accepted:
+            keys = [item.key for item, _ in accepted]
             self.unemitted.update(keys)
             try:
-                await self._put(taken)
-                self.oldest_ms = self.oldest_ms if self.items else taken[0][0].spooled_at_ms
-                self.items += len(taken)
+                await self._put(accepted)
+                self.oldest_ms = self.oldest_ms if self.items else accepted[0][0].spooled_at_ms
+                self.items += len(accepted)
                 self.size_bytes += incoming
-                self._note_lanes(item for item, _ in taken)
-                to_emit = [events.spooled(self.subscription, **_where(item), **_what(item)) for item, _ in taken]
+                self._note_lanes(item for item, _ in accepted)
+                to_emit = [events.spooled(self.subscription, **_where(item), **_what(item)) for item, _ in accepted]
                 if is_over and self.rules.on_full == "alert_only":
-                    to_emit.append(events.spool_alert(self.subscription, taken[-1][0].downstream, self.size_bytes))
+                    to_emit.append(events.spool_alert(self.subscription, accepted[-1][0].downstream, self.size_bytes))
                 await self.emit(to_emit)
             finally:
                 self.unemitted.difference_update(keys)
         return answers
 
-    async def _put(self, taken: Sequence[tuple[SpoolItem, bytes]]) -> None:
+    async def _put(self, accepted: Sequence[tuple[SpoolItem, bytes]]) -> None:
         try:
-            await self.backend.put(Area.LIVE, [(item.key, data) for item, data in taken])
+            await self.backend.put(Area.LIVE, [(item.key, data) for item, data in accepted])
         except SpoolUnavailable:
-            # Some may be there. They were not taken, and come again: as far as that is possible, they come once.
+            # Some can be written. They are not acknowledged and will be redelivered, so remove them if possible.
             with contextlib.suppress(SpoolUnavailable):
-                await self.backend.delete(Area.LIVE, [item.key for item, _ in taken])
+                await self.backend.delete(Area.LIVE, [item.key for item, _ in accepted])
             raise
 
     async def expire(self) -> int:
-        """Give up what is older than `max_age_hours`. The number of messages that were."""
+        """Dead-letter messages older than `max_age_hours`. Returns their number."""
         if self.rules.max_age_hours is None:
             return 0
         return await expire(self, self._now_ms() - int(self.rules.max_age_hours * 3_600_000))
 
     async def load(self, stored: StoredObject) -> SpoolItem | None:
-        """An item by its listing; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
+        """Read an item; None if it is removed. A damaged item is quarantined and raises DamagedSpoolItem."""
         return await self.decode_or_quarantine(stored, await self.backend.get(Area.LIVE, stored.key))
 
     async def decode_or_quarantine(self, stored: StoredObject, data: bytes | None) -> SpoolItem | None:
-        """The item of an object; None if it is gone. A damaged one goes to quarantine, is told, and raised."""
+        """Decode an item; None if it is removed. A damaged item is quarantined and raises DamagedSpoolItem."""
         if data is None:
             return None
         try:
@@ -247,39 +247,39 @@ class Spool:
             await self.backend.put(Area.QUARANTINE, [(stored.key, data)])
             sequence, _, name = stored.key.partition("-")
             ref = f"noetl://spool/{self.subscription.path}/{int(sequence) if sequence.isdigit() else 0}/{name}"
-            # Told before it is removed, as everything that leaves: after a crash in between it is told again.
+            # The event is emitted before the removal: after a crash in between it is emitted twice, never lost.
             await self.emit([events.quarantined(self.subscription, ref, str(error))])
             await self.backend.delete(Area.LIVE, [stored.key])
-            self._forget(1, stored.size)
+            self._subtract(1, stored.size)
             self._knows_lanes = not self.items
             raise
 
     async def load_intact(self, stored: StoredObject) -> SpoolItem | None:
-        """An item by its listing; None if it is gone, or damaged and told."""
+        """Read an item; None if it is removed or was quarantined as damaged."""
         with contextlib.suppress(DamagedSpoolItem):
             return await self.load(stored)
         return None
 
     async def dead_letter(self, dead_lettered: Sequence[tuple[SpoolItem, int]], reason: str) -> None:
-        """Move items to the dead letters, where they stay until somebody requeues or purges them."""
+        """Move items to the dead letters, where they stay until they are requeued or purged."""
         if not dead_lettered:
             return
         keys = [item.key for item, _ in dead_lettered]
         for item, _ in dead_lettered:
             item.reason = reason
         await self.backend.put(Area.DEAD, [(item.key, item.encode()) for item, _ in dead_lettered])
-        letters = [
+        dead_letters = [
             events.dead_lettered(self.subscription, **_where(item), attempts=item.attempts, reason=reason)
             for item, _ in dead_lettered
         ]
-        await self.emit(letters)
+        await self.emit(dead_letters)
         await self.remove(dead_lettered)
         if self.draining.locked():
             self.evicted.update(keys)
 
     @contextlib.contextmanager
     def evicting(self) -> Iterator[Callable[[str], bool]]:
-        """Asked for a key, says whether it may be given up: it is not on its way out, and nobody else gives it up."""
+        """Yields a function that reserves a key for eviction: False if it is being replayed or evicted already."""
         keys: set[str] = set()
 
         def may_evict(key: str) -> bool:
@@ -295,27 +295,27 @@ class Spool:
             self._evicting -= keys
 
     def is_evicted(self, key: str) -> bool:
-        """Whether a message that a drain holds has been given up meanwhile, or is about to be."""
+        """Whether a message that a drain holds was evicted, or is being evicted."""
         return key in self._evicting or key in self.evicted
 
     async def rewrite(self, item: SpoolItem, size: int) -> None:
-        """Keep an item with its new number of attempts, in its place."""
+        """Store an item again, with its new number of attempts."""
         data = item.encode()
         await self.backend.put(Area.LIVE, [(item.key, data)])
         self.size_bytes += len(data) - size
 
     async def remove(self, gone: Sequence[tuple[SpoolItem, int]]) -> None:
-        """Forget messages that need not wait any more; each with the size of its object."""
+        """Remove messages; each is given with the size of its object."""
         await self.backend.delete(Area.LIVE, [item.key for item, _ in gone])
         for item, _ in gone:
             if (lane := self._lane(item)) in self._waiting:
                 self._waiting[lane] -= 1
                 if self._waiting[lane] <= 0:
                     del self._waiting[lane]
-        self._forget(len(gone), sum(size for _, size in gone))
+        self._subtract(len(gone), sum(size for _, size in gone))
 
     async def requeue(self, keys: Sequence[str]) -> int:
-        """Bring dead letters back to where they stood, with no attempts. The number that came back."""
+        """Move dead letters back to their position, with 0 attempts. Returns their number."""
         back = 0
         for key in keys:
             data = await self.backend.get(Area.DEAD, key)
@@ -335,7 +335,7 @@ class Spool:
         return back
 
     async def drop(self, keys: Sequence[str]) -> int:
-        """Remove messages that wait, for good, and tell so. The number that were there."""
+        """Remove live messages permanently and emit an event for each. Returns their number."""
         gone = 0
         for key in keys:
             data = await self.backend.get(Area.LIVE, key)
@@ -344,17 +344,17 @@ class Spool:
             with contextlib.suppress(DamagedSpoolItem):
                 item = await self.decode_or_quarantine(StoredObject(key, len(data)), data)
                 if item is not None:
-                    letter = events.dead_lettered(
+                    event = events.dead_lettered(
                         self.subscription, **_where(item), attempts=item.attempts, reason="purged"
                     )
-                    await self.emit([letter])
+                    await self.emit([event])
                     await self.remove([(item, len(data))])
                     gone += 1
         return gone
 
     @contextlib.contextmanager
     def replaying(self, keys: Sequence[str]) -> Iterator[None]:
-        """While messages are on their way out they are not evicted."""
+        """Protect messages from eviction while they are being replayed."""
         self._replaying.update(keys)
         try:
             yield
@@ -362,7 +362,7 @@ class Spool:
             self._replaying.difference_update(keys)
 
     async def walk(self, area: Area, first: int = PAGE) -> AsyncIterator[StoredObject]:
-        """All objects of an area, in the order of their keys. `first` of them are listed before the others are."""
+        """All objects of an area in key order. The first page has `first` of them."""
         after, limit = "", first
         while page := await self.backend.page(area, after, limit):
             for stored in page:
@@ -373,11 +373,11 @@ class Spool:
         return self.rules.lane(item.downstream, item.ordering_key, item.key)
 
     def _note_lanes(self, items: Iterable[SpoolItem]) -> None:
-        # Without an order a lane is a message: nobody asks for it, and there is one for each.
+        # Without ordering each message is a lane of its own, which is never looked up.
         if self.rules.ordering != "none":
             self._waiting.update(map(self._lane, items))
 
-    def _forget(self, count: int, size: int) -> None:
+    def _subtract(self, count: int, size: int) -> None:
         self.items = max(0, self.items - count)
         self.size_bytes = max(0, self.size_bytes - size)
         if not self.items:
@@ -406,7 +406,7 @@ class Spool:
         )
 
     def _excess(self, incoming: int) -> int:
-        """By how many bytes the spool would be too large."""
+        """Bytes above `max_bytes` if `incoming` bytes were appended."""
         return 0 if self.rules.max_bytes is None else self.size_bytes + incoming - self.rules.max_bytes
 
     def _full(self, incoming: int) -> str:
@@ -416,13 +416,13 @@ class Spool:
         )
 
 
-def _answer(turn: _Turn, answer: list[SpoolItem | SpoolFull] | Exception) -> None:
-    if turn.answer.done():
-        return  # whoever brought it has gone
+def _answer(pending: _PendingAppend, answer: list[SpoolItem | SpoolFull] | Exception) -> None:
+    if pending.answer.done():
+        return  # the caller was cancelled
     if isinstance(answer, Exception):
-        turn.answer.set_exception(answer)
+        pending.answer.set_exception(answer)
     else:
-        turn.answer.set_result(answer)
+        pending.answer.set_result(answer)
 
 
 def _where(item: SpoolItem) -> dict[str, Any]:
