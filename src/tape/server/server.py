@@ -36,6 +36,7 @@ from tape.engine.security.screening import DraftScreen
 from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
 from tape.journal.journal import Journal, delete_expired_requests
+from tape.server.access import Access
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
@@ -112,6 +113,7 @@ class Server:
             body_timeout_s=settings.ingress_body_timeout_s,
         )
         self._authenticator = _authenticator(settings)
+        self._access = Access(self._authenticator, self.audit, settings.internal_token)
         self.board = Board(self.database)
         self.matcher = Matcher(self.hub, self.board)
         self.hosting = RuntimeSupervisor(self.journal, self.wallet.reveal, new_owner())
@@ -196,7 +198,7 @@ class Server:
             CatalogService(self.journal, KINDS),
             AdvanceService(self.journal),
         ]
-        access = RpcAccess(self._authenticator, self.audit)
+        access = RpcAccess(self._access)
         server.add_generic_rpc_handlers((handlers(services, self.metrics, access),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -228,7 +230,7 @@ class Server:
 
     def _http_app(self) -> ASGIApp:
         settings = self.settings
-        access = HttpAccess(self._authenticator, self.audit, anonymous_network=settings.anonymous == "network")
+        access = HttpAccess(self._access, anonymous_network=settings.anonymous == "network")
         sse = SseFormat()
         limits = LiveLimits(
             settings.subscriber_buffer_size,
@@ -238,7 +240,7 @@ class Server:
         )
         self.broadcast = Broadcast(self.hub, sse, limits)
         stream = EventStream(self.broadcast, sse, access, self.audit, settings.keepalive_s)
-        internal = InternalAccess(access, settings.internal_token)
+        internal = InternalAccess(access)
         endpoints = Endpoints(
             stream,
             QueryRoutes(self.hub.history, access, self.audit),

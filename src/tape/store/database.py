@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from tape.base.telemetry.metrics import Metrics
@@ -14,6 +15,7 @@ from tape.store.migrations import Migration, migrate, pending_migrations
 from tape.store.readers import Readers
 from tape.store.writer import Bulk, Item, Single, Writer, WriterLimits
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 # The channel on which new entries are told.
@@ -112,7 +114,7 @@ class Database(ABC):
 
     async def write(self, operation: Single[T], size: int = 256) -> T:
         """Run `operation(tx)` durably. If it raises, it alone is undone."""
-        return await self._started_writer.submit(operation, size)
+        return await self._started_writer.submit(_in_context(operation), size)
 
     @property
     def max_operation_bytes(self) -> int:
@@ -129,7 +131,7 @@ class Database(ABC):
     async def read(self, question: Callable[[Reader], T]) -> T:
         """Ask `question(reader)` on a reader connection."""
         assert self._readers is not None, "the database is not open"
-        return await self._readers.run(question)
+        return await self._readers.run(_in_context(question))
 
     def on_commit(self, listener: Callable[[list[Any]], None]) -> None:
         """Call back on the event loop with what operations announced, in commit order."""
@@ -154,3 +156,9 @@ class Database(ABC):
         for channel in notices:
             for look in self._by_channel.get(channel, ()):
                 look()
+
+
+def _in_context(function: Callable[[S], T]) -> Callable[[S], T]:
+    """The function in the context of the caller, on whichever thread it runs: it can ask on whose behalf."""
+    context = copy_context()
+    return lambda source: context.run(function, source)

@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from tape.engine.security.identity import Principal
 from tape.errors import TapeError
 from tape.journal.journal import Journal
 from tape.model.entry import Draft
+from tape.model.principal import Principal
 from tape.model.subject import build
 
 log = logging.getLogger(__name__)
 
 # Refused tokens are journaled at most this often, with their number: a flood of them must not fill the journal.
 REJECTION_WINDOW_S = 1.0
-UNAUTHENTICATED = Principal("tape-auth", "auth-edge", "auth-edge")
+UNAUTHENTICATED = Principal(tenant="tape-auth", user="auth-edge", session="auth-edge")
 RUN = "audit"
 
 
@@ -44,7 +44,7 @@ class Audit:
 
     async def redaction_failed(self, draft: Draft, reason: str) -> None:
         """A payload was refused because it could not be searched for secrets; it is not repeated here."""
-        principal = Principal(draft.tenant, draft.user, draft.session)
+        principal = Principal(tenant=draft.tenant, user=draft.user, session=draft.session)
         payload = {"OriginalSubject": draft.subject, "Reason": reason}
         await self._journal.append([_draft("audit", "redaction_failed", principal, payload)])
 

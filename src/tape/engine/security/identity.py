@@ -11,37 +11,10 @@ import msgspec
 
 from tape.engine.security.jwks import ALGORITHMS, KeySet
 from tape.errors import IdentityRequired, SessionOutOfReach, TokenRejected
-
-ADMIN = "admin"
-FLEET = "console:fleet"
-SERVICE = "service"
-# Everything else in a token's `scopes` is somebody else's and is left out.
-SCOPES = frozenset({ADMIN, FLEET, SERVICE})
-# Those that let a caller see other users and sessions.
-WIDENING = frozenset({ADMIN, FLEET})
+from tape.model.principal import Principal, expand_scopes
 
 # Checking a signature costs a tenth of a millisecond: callers that come again are known for a while.
 MAX_CACHED_TOKENS = 1_024
-
-
-class Principal(msgspec.Struct, frozen=True):
-    """Who makes a call. `expires_at` is in seconds since 1970; None is never."""
-
-    tenant: str = ""
-    user: str = ""
-    session: str = ""
-    scopes: frozenset[str] = frozenset()
-    expires_at: float | None = None
-
-    @property
-    def triple(self) -> tuple[str, str, str]:
-        """What the caller may see: entries of this tenant, user and session."""
-        return self.tenant, self.user, self.session
-
-    @property
-    def can_widen(self) -> bool:
-        """Whether the caller may look beyond its own session."""
-        return not WIDENING.isdisjoint(self.scopes)
 
 
 class Authenticator:
@@ -123,7 +96,7 @@ def _principal_of(claims: Mapping[str, Any], session: str) -> Principal:
 
 def _scopes(claim: Any) -> frozenset[str]:
     names = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
-    return SCOPES & {name for name in names if isinstance(name, str)}
+    return expand_scopes(frozenset(name for name in names if isinstance(name, str)))
 
 
 def _is_time(value: Any) -> bool:

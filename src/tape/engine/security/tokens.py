@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from tape.engine.security.identity import SCOPES
 from tape.errors import InvalidConfig, InvalidInput
+from tape.model.principal import SCOPES
 
 ISSUER = "tape-dev"
 AUDIENCE = "tape"

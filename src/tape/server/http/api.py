@@ -13,7 +13,7 @@ from tape.server.http.internal import InternalAccess
 from tape.server.http.listeners import ListenerRoutes
 from tape.server.http.offsets import OffsetRoutes
 from tape.server.http.pools import PoolRoutes
-from tape.server.http.router import App
+from tape.server.http.router import App, Handler
 from tape.server.http.subscriptions import SubscriptionRoutes
 from tape.subscriptions.document.validator import read_subscription
 from tape.subscriptions.ingress.listeners import ListenerSource
@@ -37,22 +37,25 @@ class ApiRoutes:
 
     def add_to(self, app: App) -> None:
         """Add the routes to the application."""
-        guard = self._internal.guard
-        app.add("POST", "/api/catalog/register", guard(self._catalog.register))
-        app.add("POST", "/api/catalog/resource", guard(self._catalog.resource))
-        app.add("POST", "/api/catalog/list", guard(self._catalog.list))
-        app.add("GET", "/api/credentials/", guard(self._credentials.get))
-        app.add("GET", "/api/internal/ingress", guard(self._listeners.names, programs_only=True))
-        app.add("GET", "/api/internal/ingress/", guard(self._listeners.show, programs_only=True))
-        app.add("POST", "/api/execute", guard(self._execute.execute))
-        app.add("POST", "/api/execute/batch", guard(self._execute.execute_batch))
-        app.add("GET", "/api/executions/", guard(self._execute.show))
-        app.add("POST", "/api/taken", guard(self._offsets.take))
-        app.add("GET", "/api/taken", guard(self._offsets.show))
-        app.add("GET", "/api/pools/", guard(self._pools.show))
-        app.add("POST", "/api/subscriptions", guard(self._subscriptions.register))
-        app.add("POST", "/api/subscriptions/register", guard(self._subscriptions.register))
-        app.add("GET", "/api/subscriptions", guard(self._subscriptions.list))
-        app.add("GET", "/api/subscriptions/", guard(self._subscriptions.show))
-        app.add("POST", "/api/subscriptions/{}/", guard(self._subscriptions.act))
-        app.add("POST", "/api/events", guard(self._subscriptions.post_events))
+
+        def add(method: str, path: str, handler: Handler) -> None:
+            app.add(method, path, self._internal.guard(f"{method} {path}", handler))
+
+        add("POST", "/api/catalog/register", self._catalog.register)
+        add("POST", "/api/catalog/resource", self._catalog.resource)
+        add("POST", "/api/catalog/list", self._catalog.list)
+        add("GET", "/api/credentials/", self._credentials.get)
+        add("GET", "/api/internal/ingress", self._listeners.names)
+        add("GET", "/api/internal/ingress/", self._listeners.show)
+        add("POST", "/api/execute", self._execute.execute)
+        add("POST", "/api/execute/batch", self._execute.execute_batch)
+        add("GET", "/api/executions/", self._execute.show)
+        add("POST", "/api/taken", self._offsets.take)
+        add("GET", "/api/taken", self._offsets.show)
+        add("GET", "/api/pools/", self._pools.show)
+        add("POST", "/api/subscriptions", self._subscriptions.register)
+        add("POST", "/api/subscriptions/register", self._subscriptions.register)
+        add("GET", "/api/subscriptions", self._subscriptions.list)
+        add("GET", "/api/subscriptions/", self._subscriptions.show)
+        add("POST", "/api/subscriptions/{}/", self._subscriptions.act)
+        add("POST", "/api/events", self._subscriptions.post_events)

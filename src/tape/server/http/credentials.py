@@ -26,7 +26,7 @@ class CredentialRoutes:
         alias = request.path_params["name"]
         wants_data = request.query_params.get("include_data", "").lower() == "true"
         if wants_data:
-            await self._internal.admit_token(request)
+            await self._internal.admit(request, "GET /api/credentials/?include_data")
         held = await self._wallet.find(alias)
         shown = {"alias": alias, "version": held.version, "set_at": to_time(held.set_at_ms * 1_000_000)}
         if wants_data:

@@ -5,7 +5,6 @@ Errors have the shape `{"error", "status"}` here.
 
 from __future__ import annotations
 
-import hmac
 import logging
 from typing import TypeVar
 
@@ -13,19 +12,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.engine.security.identity import ADMIN
 from tape.errors import (
     InternalTokenUnset,
     InvalidDocument,
     InvalidInput,
     InvalidRequest,
-    ScopeRequired,
     TapeError,
 )
-from tape.server.http.access import HttpAccess, bearer_of
+from tape.model.principal import Principal, set_principal
+from tape.server.http.access import HttpAccess
 from tape.server.http.problems import status_of
 from tape.server.http.request_bodies import read_body
 from tape.server.http.router import Handler
+from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY
 
 log = logging.getLogger(__name__)
 
@@ -36,48 +35,31 @@ MAX_BODY_BYTES = 2 << 20
 
 
 class InternalAccess:
-    """Admits callers with the internal token or with the scope `admin`.
+    """Admits principals whose scopes suffice for a route, and answers errors in the shape of these routes."""
 
-    A server that has neither keys nor an internal token admits local clients, as on its other routes.
-    """
-
-    def __init__(self, access: HttpAccess, token: str = "") -> None:
+    def __init__(self, access: HttpAccess) -> None:
         self._access = access
-        self._token = token.encode()
 
-    def guard(self, handler: Handler, *, programs_only: bool = False) -> Handler:
-        """The handler behind the access check, with errors in the shape of these routes."""
-        admit = self.admit_token if programs_only else self.admit
+    def guard(self, call: str, handler: Handler) -> Handler:
+        """The handler behind the access check; `call` is the route as the table of permissions names it."""
 
         async def guarded(request: Request) -> Response:
             try:
-                await admit(request)
+                set_principal(await self.admit(request, call))
                 return await handler(request)
             except TapeError as error:
                 return answer_error(error)
 
         return guarded
 
-    async def admit(self, request: Request) -> None:
-        """Raise unless the caller may use these routes."""
-        shown = bearer_of(request.headers.get("authorization")).encode()
-        if self._token and hmac.compare_digest(shown, self._token):
-            return
-        if self._token and not self._access.knows_tokens:
-            raise ScopeRequired("send 'Authorization: Bearer <internal token>', the server's internal_token.")
-        caller = await self._access.caller_of(request)
-        if ADMIN not in caller.scopes:
-            raise ScopeRequired(f"this route needs the scope {ADMIN} or the server's internal token.")
-
-    async def admit_token(self, request: Request) -> None:
-        """Raise unless the caller sends the internal token itself: these routes are for programs only."""
-        if not self._token:
+    async def admit(self, request: Request, call: str) -> Principal:
+        """The principal of the request. Raises unless it may use the route."""
+        if PERMISSIONS[call] in PROGRAMS_ONLY and self._access.is_unguarded:
             raise InternalTokenUnset(
                 "this server has no internal_token and rejects all requests to this route;"
                 " set TAPE_INTERNAL_API_TOKEN on the server and on the client."
             )
-        if not hmac.compare_digest(bearer_of(request.headers.get("authorization")).encode(), self._token):
-            raise ScopeRequired("send 'Authorization: Bearer <internal token>', the server's internal_token.")
+        return await self._access.admit(request, call)
 
 
 async def read_request(request: Request, kind: type[T]) -> T:

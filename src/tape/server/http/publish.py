@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.base.telemetry.tracing import parse_traceparent
-from tape.engine.security.identity import Principal
 from tape.errors import InvalidInput, InvalidRequest
 from tape.journal.journal import Journal
 from tape.model import subject as subjects
 from tape.model.entry import Draft
+from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess
 from tape.server.http.request_bodies import read_body
 

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from tape.engine.ledgers import counts
 from tape.engine.ledgers.window import MS, Window
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import Principal
 from tape.errors import InvalidRequest
 from tape.journal.history import History
 from tape.journal.identity_filter import IdentityFilter
 from tape.journal.pages import EntryQuery, list_history
+from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess, require_widening
 from tape.server.http.cloudevents import BATCH, to_batch
 from tape.server.http.frames import event_json

@@ -17,12 +17,12 @@ from starlette.types import Scope as AsgiScope
 from tape.engine.fanout.audience import LiveScope
 from tape.engine.fanout.live import Broadcast, LiveSubscription
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import Principal
 from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
 from tape.journal.appender import Head, read_head
 from tape.journal.history import ArchiveCursor, EntryFilter, History
 from tape.journal.reader import Cursor, Slice, open_identity_cursor
 from tape.model.entry import check_id
+from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
 from tape.server.http.protocol import KEY, HttpConnection

@@ -1,0 +1,112 @@
+"""The principal of a call: the tenant it acts for, and its scopes.
+
+An endpoint makes the principal once and sets it with `acting_as`; every function that the call reaches, on whichever
+thread, asks `current_principal()`. Work that no call has caused, such as matching, runs as SYSTEM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import msgspec
+
+from tape.errors import ScopeRequired
+
+AGENT = "agent"
+WORKER = "worker"
+APPROVER = "approver"
+OPERATOR = "operator"
+ADMIN = "admin"
+RUNTIME = "runtime"
+GATEWAY = "gateway"
+FLEET = "console:fleet"
+ALL_TENANTS = "tenant:*"
+SYSTEM_SCOPE = "system"
+# An older name for three scopes at once.
+SERVICE = "service"
+SERVICE_SCOPES = frozenset({AGENT, WORKER, OPERATOR})
+
+# Every scope that a token or key can carry. Other words in a token's `scopes` belong to other systems and are left out.
+SCOPES = frozenset(
+    {AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, GATEWAY, FLEET, ALL_TENANTS, SYSTEM_SCOPE, SERVICE}
+)
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who makes a call, and what it may do. `expires_at` is in seconds since 1970; None is never."""
+
+    tenant: str = ""
+    user: str = ""
+    session: str = ""
+    scopes: frozenset[str] = frozenset()
+    # Subject patterns of the entries it may read and append; None is all that its scopes allow.
+    read: tuple[str, ...] | None = None
+    write: tuple[str, ...] | None = None
+    key_id: str = ""
+    expires_at: float | None = None
+    # On an open server callers name their own tenant, user and session, or none.
+    is_open: bool = False
+
+    @property
+    def triple(self) -> tuple[str, str, str]:
+        """Tenant, user and session: whose entries a principal without further scopes sees."""
+        return self.tenant, self.user, self.session
+
+    def has(self, *scopes: str) -> bool:
+        """Whether the principal has one of the scopes."""
+        return not self.scopes.isdisjoint(scopes)
+
+    @property
+    def sees_all_tenants(self) -> bool:
+        """Whether no tenant is hidden from the principal."""
+        return self.has(ALL_TENANTS, SYSTEM_SCOPE) or (self.is_open and not self.tenant)
+
+    def sees(self, tenant: str) -> bool:
+        """Whether things of the tenant exist for the principal."""
+        return tenant == self.tenant or self.sees_all_tenants
+
+    @property
+    def can_widen(self) -> bool:
+        """Whether the principal may read beyond its own user and session."""
+        return self.is_open or self.has(ADMIN, FLEET, ALL_TENANTS, SYSTEM_SCOPE)
+
+    def tenant_for(self, requested: str) -> str:
+        """The tenant that something new belongs to. ScopeRequired if it is another than the principal's own."""
+        if self.is_open or self.has(ALL_TENANTS, SYSTEM_SCOPE):
+            return requested or self.tenant
+        if requested not in ("", self.tenant):
+            raise ScopeRequired(f"tenant {requested!r} is not the caller's; that needs the scope {ALL_TENANTS}.")
+        return self.tenant
+
+
+SYSTEM = Principal(scopes=frozenset({SYSTEM_SCOPE}))
+
+_current: ContextVar[Principal] = ContextVar("principal", default=SYSTEM)
+
+
+def current_principal() -> Principal:
+    """The principal of the call that is being served; SYSTEM outside of any call."""
+    return _current.get()
+
+
+def set_principal(principal: Principal) -> None:
+    """Act as the principal from now on, in this call's context."""
+    _current.set(principal)
+
+
+@contextmanager
+def acting_as(principal: Principal) -> Iterator[None]:
+    """Act as the principal within the block."""
+    token = _current.set(principal)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def expand_scopes(names: frozenset[str]) -> frozenset[str]:
+    """The known scopes among the names, with `service` written out."""
+    known = SCOPES & names
+    return known | SERVICE_SCOPES if SERVICE in known else known

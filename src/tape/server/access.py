@@ -1,0 +1,63 @@
+"""The principal of a call, made the same way for gRPC and HTTP."""
+
+from __future__ import annotations
+
+import hmac
+
+from tape.engine.security.audit import Audit
+from tape.engine.security.identity import Authenticator
+from tape.errors import TokenRejected
+from tape.model.principal import ADMIN, AGENT, APPROVER, FLEET, OPERATOR, RUNTIME, SYSTEM_SCOPE, WORKER, Principal
+
+# What a caller of an open server may do: everything but what is for gateways and the system itself.
+OPEN_SCOPES = frozenset({AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, FLEET})
+# Where an internal token is set, it guards these on an open server too.
+GUARDED_SCOPES = frozenset({OPERATOR, ADMIN, RUNTIME})
+# The internal token is one key of the system itself.
+INTERNAL = Principal(scopes=frozenset({SYSTEM_SCOPE}), key_id="internal")
+
+
+class Access:
+    """Finds the principal of a bearer token. Without an authenticator the server is open."""
+
+    def __init__(self, authenticator: Authenticator | None, audit: Audit, internal_token: str = "") -> None:
+        self._authenticator = authenticator
+        self._audit = audit
+        self._internal_token = internal_token.encode()
+        self._open_scopes = OPEN_SCOPES - GUARDED_SCOPES if internal_token else OPEN_SCOPES
+
+    @property
+    def is_open(self) -> bool:
+        """Whether callers need no token, and name their own identity."""
+        return self._authenticator is None
+
+    @property
+    def has_internal_token(self) -> bool:
+        """Whether an internal token is configured."""
+        return bool(self._internal_token)
+
+    def is_internal(self, token: str) -> bool:
+        """Whether this is the internal token."""
+        return bool(self._internal_token) and hmac.compare_digest(token.encode(), self._internal_token)
+
+    async def verify(self, token: str, session: str = "") -> Principal:
+        """The principal of a token. TokenRejected, and an audit entry, if it does not prove one."""
+        if self.is_internal(token):
+            return INTERNAL
+        if self._authenticator is None:
+            raise TokenRejected("unknown_key")
+        try:
+            return await self._authenticator.verify(token, session)
+        except TokenRejected as error:
+            self._audit.auth_rejected(error.reason)
+            raise
+
+    def open_principal(self, tenant: str = "", user: str = "", session: str = "") -> Principal:
+        """The principal of a caller of an open server, with the identity that it names."""
+        return Principal(tenant=tenant, user=user, session=session, scopes=self._open_scopes, is_open=True)
+
+
+def bearer_of(header: str | None) -> str:
+    """The token of an Authorization header; empty if there is none."""
+    scheme, _, token = (header or "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

@@ -1,0 +1,131 @@
+"""Which scopes may make which call: one table for RPCs and HTTP routes.
+
+A call without scopes is for every principal; it reaches the principal's own tenant, user and session. `admin` may make
+every call of its tenant but those for programs alone, `system` every call. `docs/security.md` shows the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tape.errors import ScopeRequired
+from tape.model.principal import (
+    ADMIN,
+    AGENT,
+    APPROVER,
+    GATEWAY,
+    OPERATOR,
+    RUNTIME,
+    SYSTEM_SCOPE,
+    WORKER,
+    Principal,
+)
+
+Scopes = frozenset[str]
+
+EVERY: Scopes = frozenset()
+_AGENT = frozenset({AGENT})
+_RUNS = frozenset({AGENT, WORKER})
+_ANSWERS = frozenset({AGENT, APPROVER, OPERATOR})
+_READS = frozenset({AGENT, WORKER, APPROVER, OPERATOR, RUNTIME})
+_TASKS = frozenset({WORKER})
+_REACTIONS = frozenset({WORKER, OPERATOR})
+_OPERATES = frozenset({OPERATOR})
+_EXECUTES = frozenset({WORKER, OPERATOR, RUNTIME})
+_RUNTIMES = frozenset({OPERATOR, RUNTIME})
+_SECRETS = frozenset({RUNTIME})
+_GATEWAYS = frozenset({GATEWAY})
+# What these open is for programs, never for a person's token, whatever else it may do.
+PROGRAMS_ONLY = (_SECRETS, _GATEWAYS)
+
+RPCS: Mapping[str, Scopes] = {
+    # the journal
+    **dict.fromkeys(("Append", "AppendStream", "GetHead"), EVERY),
+    **dict.fromkeys(("Follow", "SubscribeRun", "SubscribeEvents", "SubscribeBySubject"), _READS),
+    # runs and what belongs to them
+    **dict.fromkeys(("BeginRun", "ResumeRun", "AdvanceRun", "AdvanceRuns"), _RUNS),
+    "EndRun": frozenset({AGENT, WORKER, OPERATOR}),
+    **dict.fromkeys(("GetRun", "ListRuns", "ListRunsToRecover", "ListCompactableRuns"), _READS),
+    "CompactRun": frozenset({AGENT, WORKER, OPERATOR}),
+    **dict.fromkeys(("RecordDecision", "GetDecision"), _RUNS),
+    **dict.fromkeys(
+        (
+            "BeginEffect",
+            "CompleteEffect",
+            "GetEffect",
+            "ReconcileEffect",
+            "ListEffectsToDispatch",
+            "ClaimEffectDispatch",
+            "RecordDispatchAttempt",
+            "RecordExternalObservation",
+        ),
+        _RUNS,
+    ),
+    "ListPendingEffects": _READS,
+    **dict.fromkeys(("RegisterCompensation", "ResolveObligation", "ClaimObligation", "RecordObligationAttempt"), _RUNS),
+    **dict.fromkeys(("ListObligations", "ListUnresolvedObligations"), _READS),
+    **dict.fromkeys(("SetBudget", "AdmitBudget", "ChargeBudget"), _RUNS),
+    "AwaitSignal": _RUNS,
+    "SendSignal": _ANSWERS,
+    **dict.fromkeys(("SetTimer", "CancelTimer", "ListDueTimers", "CompleteTimer"), _RUNS),
+    # values and sessions
+    **dict.fromkeys(("WriteValue", "DeleteValue"), _RUNS),
+    **dict.fromkeys(("GetValue", "WatchValue"), _READS),
+    **dict.fromkeys(("CreateSession", "GetSession", "ListSessions", "DeleteSession", "AppendEvent"), _AGENT),
+    # reactions and tasks
+    **dict.fromkeys(("RegisterReaction", "DeregisterReaction"), _REACTIONS),
+    **dict.fromkeys(("ListReactions", "ExplainReaction", "TestReaction", "GetReactionStats"), _READS),
+    **dict.fromkeys(("ClaimTasks", "CompleteTask", "NackTask", "DispatchTasks", "SettleTasks"), _TASKS),
+    **dict.fromkeys(("ListTasks", "GetTask"), _REACTIONS),
+    **dict.fromkeys(("RedriveTasks", "DropTasks"), _OPERATES),
+    # documents and executions
+    "RegisterResource": _OPERATES,
+    **dict.fromkeys(("GetResource", "ListResources"), frozenset({WORKER, OPERATOR, RUNTIME})),
+    "Execute": _EXECUTES,
+}
+
+ROUTES: Mapping[str, Scopes] = {
+    "POST /api/catalog/register": _OPERATES,
+    "POST /api/catalog/resource": frozenset({WORKER, OPERATOR, RUNTIME}),
+    "POST /api/catalog/list": frozenset({WORKER, OPERATOR, RUNTIME}),
+    "GET /api/credentials/": _RUNTIMES,
+    "GET /api/credentials/?include_data": _SECRETS,
+    "GET /api/internal/ingress": _GATEWAYS,
+    "GET /api/internal/ingress/": _GATEWAYS,
+    "POST /api/execute": _EXECUTES,
+    "POST /api/execute/batch": _EXECUTES,
+    "GET /api/executions/": _READS,
+    "POST /api/taken": _RUNTIMES,
+    "GET /api/taken": _RUNTIMES,
+    "GET /api/pools/": _READS,
+    "POST /api/subscriptions": _RUNTIMES,
+    "POST /api/subscriptions/register": _RUNTIMES,
+    "GET /api/subscriptions": _RUNTIMES,
+    "GET /api/subscriptions/": _RUNTIMES,
+    "POST /api/subscriptions/{}/": _RUNTIMES,
+    "POST /api/events": _RUNTIMES,
+}
+
+PERMISSIONS: Mapping[str, Scopes] = {**RPCS, **ROUTES}
+# On an open server with an internal token, that token guards these, over gRPC as over HTTP.
+_GUARDED = frozenset({"RegisterResource", "Execute", "RedriveTasks", "DropTasks", *ROUTES})
+
+
+def is_permitted(call: str, principal: Principal) -> bool:
+    """Whether the principal's scopes suffice for an RPC (`BeginRun`) or a route (`POST /api/execute`)."""
+    needed = PERMISSIONS[call]
+    if principal.is_open and not principal.has(OPERATOR) and call in _GUARDED:
+        return False
+    if not needed or principal.has(SYSTEM_SCOPE, *needed):
+        return True
+    return principal.has(ADMIN) and needed not in PROGRAMS_ONLY
+
+
+def authorize(call: str, principal: Principal) -> None:
+    """Raise ScopeRequired unless the principal may make the call."""
+    if not is_permitted(call, principal):
+        scopes = " or ".join(f"`{scope}`" for scope in sorted(PERMISSIONS[call]))
+        if principal.is_open:
+            raise ScopeRequired(f"{call}: send 'Authorization: Bearer <internal token>', the server's internal_token.")
+        held = ", ".join(f"`{scope}`" for scope in sorted(principal.scopes)) or "none"
+        raise ScopeRequired(f"{call} needs the scope {scopes}; this caller's scopes: {held}.")
