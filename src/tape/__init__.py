@@ -1,4 +1,11 @@
-"""Tape: one durable log for agents, services and data pipelines. Type checkers read `__init__.pyi` instead."""
+"""Tape: one durable log for agents, services and data pipelines.
+
+`tape.__all__` has the names that most programs need. Other public names have a module of their own: the session tape
+`tape.session`, effects `tape.effect`, recovery `tape.reactors`, tenancy `tape.tenancy`, numbers of statuses
+`tape.proto.tape_pb2`. Those that earlier versions listed here can still be imported from `tape`.
+
+Type checkers read `__init__.pyi`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,25 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Where each public name lives. A home is loaded when one of its names is first used, so that a part of
-# Tape pulls in only what it needs.
-_NAMES = {
-    "tape._recover": ("compensate_one", "compensate_run", "recover_once", "resume"),
-    "tape.durable.budgets": ("Budget", "budget_from_run_config", "with_budget"),
+# The module of each public name. It is imported when one of its names is first used, so that `import tape` is cheap and
+# a program loads only what it needs.
+_TOP_LEVEL = {
+    "tape._recover": ("recover_once",),
+    "tape.base.retry": ("RetryPolicy",),
+    "tape.client": (
+        "AsyncTapeClient",
+        "DEFAULT_URL",
+        "TapeClient",
+    ),
+    "tape.client.stream": (
+        "Event",
+        "Gap",
+        "stream",
+    ),
+    "tape.durable.budgets": (
+        "Budget",
+        "with_budget",
+    ),
     "tape.durable.calls": (
         "cancel_run",
         "cancel_timer",
@@ -19,25 +40,25 @@ _NAMES = {
         "get_value",
         "heartbeat",
         "is_cancelled",
-        "policy_is",
         "send_signal",
         "set_timer",
         "set_value",
         "watch_value",
     ),
-    "tape.client": ("DEFAULT_URL", "AsyncTapeClient", "TapeClient"),
-    "tape.client.stream": ("Event", "Gap", "stream"),
-    "tape.durable.runs": ("DurableRun", "continue_run", "durable_run"),
+    "tape.durable.gates": (
+        "gate",
+        "gate_tool",
+    ),
+    "tape.durable.runs": (
+        "DurableRun",
+        "continue_run",
+        "durable_run",
+    ),
     "tape.effect": (
-        "business_key",
-        "effect_semantics",
-        "external_ref",
         "idempotency_key",
         "outbox_tool",
         "register_compensator",
         "register_status_check",
-        "register_tool_compensator",
-        "run_id_of",
     ),
     "tape.errors": (
         "AckLost",
@@ -50,10 +71,53 @@ _NAMES = {
         "ScopeDenied",
         "TapeError",
     ),
-    "tape.durable.gates": ("gate", "gate_tool"),
-    "tape.model.entry": ("Draft", "Entry"),
-    "tape.playbooks.functions": ("function", "playbook"),
+    "tape.model.entry": (
+        "Draft",
+        "Entry",
+    ),
+    "tape.playbooks.functions": (
+        "function",
+        "playbook",
+    ),
     "tape.playbooks.worker": ("run_worker",),
+    "tape.reactions.decorators": (
+        "on",
+        "on_decision_recorded",
+        "on_effect_confirmed",
+        "on_effect_failed",
+        "on_effect_unknown",
+        "on_gate",
+        "on_run",
+        "on_value_change",
+        "on_value_deleted",
+    ),
+    "tape.session": (
+        "EventBus",
+        "JsonlBackend",
+        "ServerBackend",
+        "SessionTape",
+    ),
+}
+# Importable from here because earlier versions listed them; new code imports them from their module.
+_ELSEWHERE = {
+    "tape._recover": (
+        "compensate_one",
+        "compensate_run",
+        "resume",
+    ),
+    "tape.durable.budgets": ("budget_from_run_config",),
+    "tape.durable.calls": ("policy_is",),
+    "tape.durable.tenancy": (
+        "TenancyConfig",
+        "TenancyMode",
+    ),
+    "tape.effect": (
+        "business_key",
+        "effect_semantics",
+        "external_ref",
+        "register_tool_compensator",
+        "run_id_of",
+    ),
     "tape.proto.tape_pb2": (
         "EFFECT_DISPATCH_MODE_INLINE",
         "EFFECT_DISPATCH_MODE_OUTBOX",
@@ -78,18 +142,6 @@ _NAMES = {
         "RUN_STATUS_TERMINAL",
         "RUN_STATUS_WAITING",
     ),
-    "tape.reactions.decorators": (
-        "on",
-        "on_decision_recorded",
-        "on_effect_confirmed",
-        "on_effect_failed",
-        "on_effect_unknown",
-        "on_gate",
-        "on_run",
-        "on_value_change",
-        "on_value_deleted",
-    ),
-    "tape.base.retry": ("RetryPolicy",),
     "tape.session": (
         "AgentToken",
         "ArtifactSaved",
@@ -111,7 +163,6 @@ _NAMES = {
         "EffectRecorded",
         "ErrorOccurred",
         "EvalEvent",
-        "EventBus",
         "EventDispatcher",
         "EventRecord",
         "FileCursor",
@@ -126,7 +177,6 @@ _NAMES = {
         "Interrupted",
         "IterationCompleted",
         "IterationStarted",
-        "JsonlBackend",
         "ManifoldFinalized",
         "NullBackend",
         "PermissionRequest",
@@ -137,11 +187,9 @@ _NAMES = {
         "ReactorPlugin",
         "ReactorRule",
         "RuleSpec",
-        "ServerBackend",
         "SessionPlugin",
         "SessionSnapshot",
         "SessionStore",
-        "SessionTape",
         "Signal",
         "SignalChanged",
         "SignalPredicate",
@@ -171,9 +219,8 @@ _NAMES = {
         "use_bus",
         "use_cache",
     ),
-    "tape.durable.tenancy": ("TenancyConfig", "TenancyMode"),
 }
-_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+_MODULE_OF = {name: module for group in (_TOP_LEVEL, _ELSEWHERE) for module, names in group.items() for name in names}
 _MODULES = (
     "budget",
     "client",
@@ -195,13 +242,17 @@ __all__ = [
     "det",
     "effect",
     "reactions",
-    *_HOMES,
+    *(name for names in _TOP_LEVEL.values() for name in names),
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"tape.{name}")
     raise AttributeError(f"module 'tape' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The public names as type checkers see them; `__init__.py` loads each when it is first used."""
+"""The public names as type checkers see them; `__init__.py` imports each when it is first used."""
 
 from tape import det as det
 from tape import reactions as reactions
@@ -170,4 +170,66 @@ from tape.session import use_bus as use_bus
 from tape.session import use_cache as use_cache
 
 __version__: str
-__all__: list[str]
+
+__all__ = [
+    "DEFAULT_URL",
+    "AckLost",
+    "AsyncTapeClient",
+    "Budget",
+    "BudgetExceeded",
+    "Draft",
+    "DurableRun",
+    "EffectFailed",
+    "EffectUnknown",
+    "Entry",
+    "Event",
+    "EventBus",
+    "Gap",
+    "JsonlBackend",
+    "RetryPolicy",
+    "RunCancelled",
+    "RunEnded",
+    "RunParked",
+    "ScopeDenied",
+    "ServerBackend",
+    "SessionTape",
+    "TapeClient",
+    "TapeError",
+    "__version__",
+    "cancel_run",
+    "cancel_timer",
+    "continue_run",
+    "delete_value",
+    "det",
+    "durable_run",
+    "effect",
+    "function",
+    "gate",
+    "gate_tool",
+    "get_value",
+    "heartbeat",
+    "idempotency_key",
+    "is_cancelled",
+    "on",
+    "on_decision_recorded",
+    "on_effect_confirmed",
+    "on_effect_failed",
+    "on_effect_unknown",
+    "on_gate",
+    "on_run",
+    "on_value_change",
+    "on_value_deleted",
+    "outbox_tool",
+    "playbook",
+    "reactions",
+    "recover_once",
+    "register_compensator",
+    "register_status_check",
+    "run_worker",
+    "send_signal",
+    "set_timer",
+    "set_value",
+    "stream",
+    "watch_value",
+    "with_budget",
+]

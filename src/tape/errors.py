@@ -259,6 +259,7 @@ class RpcFailed(TapeError):
 
     code = "TAPE-1603"
     status = "UNKNOWN"
+    grpc_status: str = "UNKNOWN"
 
     def __init__(self, message: str, grpc_status: str = "UNKNOWN") -> None:
         super().__init__(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,37 @@ def _is_positional(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
-def test_type_checkers_see_what_is_there() -> None:
-    stub = Path(tape.__file__).with_suffix(".pyi").read_text()
-    seen = {node.names[0].asname for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)}
-    assert seen == set(tape.__all__) - {"__version__"}
+def test_type_checkers_see_every_name_that_can_be_imported() -> None:
+    stub = ast.parse(Path(tape.__file__).with_suffix(".pyi").read_text())
+    seen = {node.names[0].asname for node in stub.body if isinstance(node, ast.ImportFrom)}
+    assert seen == set(tape.__all__) - {"__version__"} | set(tape._MODULE_OF)
+    (listed,) = (node.value for node in stub.body if isinstance(node, ast.Assign))
+    assert sorted(ast.literal_eval(listed)) == sorted(tape.__all__)
 
 
-def test_everything_that_the_package_names_is_there() -> None:
+def test_the_top_level_has_what_the_readme_and_the_tutorial_use_and_at_most_60_names() -> None:
+    assert len(tape.__all__) <= 60
+    assert dir(tape) == sorted(tape.__all__)
+    used: set[str] = set()
+    for page in ("README.md", "docs/tutorial.md"):
+        text = (Path(__file__).parents[2] / page).read_text()
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            used |= set(re.findall(r"\btape\.([A-Za-z]\w*)", block)) & set(tape._MODULE_OF)
+            for names in re.findall(r"^from tape import ([\w, ]+)", block, re.MULTILINE):
+                used |= {name.strip() for name in names.split(",")}
+    assert used
+    assert used <= set(tape.__all__)
+
+
+def test_every_name_of_the_top_level_is_there() -> None:
     for name in tape.__all__:
         assert getattr(tape, name) is not None
+
+
+def test_names_that_are_no_longer_listed_can_still_be_imported_from_the_top_level() -> None:
+    unlisted = set(tape._MODULE_OF) - set(tape.__all__)
+    assert {"EventRecord", "TenancyConfig", "compensate_run", "effect_semantics"} <= unlisted
+    for name in unlisted:
+        assert getattr(tape, name) is getattr(importlib.import_module(tape._MODULE_OF[name]), name)
     assert tape.EFFECT_RESOLUTION_STUCK == 5
     assert tape.RUN_STATUS_TERMINAL == 4
