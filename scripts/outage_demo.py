@@ -145,7 +145,8 @@ class Stage:
 
     def _server(self) -> tuple[str, str]:
         store = f"sqlite:{self._folder / 'tape.db'}"
-        process = self._start("serve", "--store", store, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+        listen = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+        process = self._start("serve", "--store", store, *listen, "--http-allow", "127.0.0.1")
         greeting = ""
         assert process.stdout is not None
         while "Ctrl-C" not in greeting:

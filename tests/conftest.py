@@ -179,3 +179,9 @@ def settings_for(store: str, **changes: object) -> Settings:
         "shutdown_grace_s": 2.0,
     }
     return Settings(**(options | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def loopback_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allows outgoing requests to loopback, for tests whose downstreams run on this machine."""
+    monkeypatch.setenv("TAPE_HTTP_ALLOW", "127.0.0.1")

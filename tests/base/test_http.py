@@ -313,6 +313,13 @@ def test_a_long_body_can_be_cut_and_the_client_still_works(server: Scripted, cli
     assert client.request("GET", server.url).body == b"ok"
 
 
+def test_a_body_that_is_not_wanted_is_not_waited_for(server: Scripted, client: HttpClient) -> None:
+    server.answer = lambda connection, request: connection.sendall(b"HTTP/1.1 204 No Content\r\nA: b\r\n\r\n")
+    assert client.request("GET", server.url, cut=0).status == 204
+    server.answer = lambda connection, request: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+    assert client.request("GET", server.url, cut=0).status == 200
+
+
 @pytest.mark.parametrize(
     "start",
     [

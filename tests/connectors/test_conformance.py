@@ -27,6 +27,8 @@ from tape.proto import tape_pb2 as pb
 from tests.pubsub import PROJECT
 from tests.receiver import Receiver
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 EFFECT = pb.EffectRecord(
     run_id="run-1",
     tool_name="pay",
@@ -148,7 +150,6 @@ def test_a_connector_that_lacks_something_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "client", "extra"), [
-    ("HttpConnector", "httpx", "http"),
     ("PubSubConnector", "google.cloud", "pubsub"),
 ])  # fmt: skip
 def test_a_client_that_is_not_installed_is_one_sentence(name: str, client: str, extra: str) -> None:

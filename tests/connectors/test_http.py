@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 
 from tape.connectors import HttpConnector, ObservationResult, call_dispatch, call_observe
@@ -14,6 +15,8 @@ from tape.errors import InvalidConnector
 from tape.proto import tape_pb2 as pb
 from tests.receiver import Receiver
 from tests.services import wait_for
+
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
 
 
 def payment(**fields: object) -> pb.EffectRecord:
@@ -124,3 +127,47 @@ def test_a_blank_that_cannot_be_filled_in_sends_nothing(bank: Receiver, connecto
     asking.url += "/{order_id}"
     assert call_dispatch(asking, effect).error["type"] == "InvalidConnector"
     assert len(bank.ledger()) == before
+
+
+def test_a_private_address_that_is_not_allowed_is_sent_nothing(
+    bank: Receiver, connector: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TAPE_HTTP_ALLOW")
+    before = len(bank.ledger())
+    result = connector().dispatch(payment())
+    assert (result.status, result.error["type"]) == ("failed", "AddressNotAllowed")
+    assert "TAPE_HTTP_ALLOW=127.0.0.1:" in result.error["message"]
+    assert len(bank.ledger()) == before
+
+
+def test_a_url_that_cannot_be_requested_fails_for_good(connector: Making) -> None:
+    result = connector(url="ftp://bank.example/payments").dispatch(payment())
+    assert (result.status, result.retry_at_ms) == ("failed", 0)
+
+
+def test_a_client_of_the_user_is_used_as_it_is(bank: Receiver, connector: Making) -> None:
+    client = httpx.Client(headers={"X-Mine": "1"})
+    made = connector(client=client)
+    effect = payment()
+    result = made.dispatch(effect)
+    assert (result.status, made.observe(effect).status) == ("confirmed", "confirmed")
+    made.close()
+    assert client.is_closed
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (httpx.ConnectError("no route"), "failed"),
+        (httpx.ReadTimeout("slow"), "unknown"),
+        (OSError("broken"), "unknown"),
+    ],
+)
+def test_an_error_of_a_client_of_the_user_says_whether_the_request_was_sent(
+    connector: Making, error: Exception, meaning: str
+) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    result = connector(client=httpx.Client(transport=httpx.MockTransport(fail))).dispatch(payment())
+    assert (result.status, result.retry_at_ms > 0) == (meaning, meaning == "failed")

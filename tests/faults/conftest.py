@@ -41,6 +41,7 @@ def bucket_server() -> Iterator[S3Server]:
 def open_scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens the scene of a cell, with what that cell needs and nothing else."""
     monkeypatch.setenv("TAPE_INTERNAL_API_TOKEN", TOKEN)
+    monkeypatch.setenv("TAPE_HTTP_ALLOW", "127.0.0.1")  # the downstream
     monkeypatch.setenv("TAPE_WALLET_KEY", str(tmp_path / "wallet.key"))
     with contextlib.ExitStack() as opened:
 

@@ -14,6 +14,8 @@ from tape.errors import StepRefused, ToolFailed
 from tape.playbooks.host import LocalHost, RunInfo
 from tape.playbooks.tools import TOOLS, ToolCall
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 
@@ -85,3 +87,15 @@ async def test_who_is_away_is_tried_again_and_what_is_too_large_is_not(site: str
         await send(url="http://127.0.0.1:1/")
     with pytest.raises(StepRefused, match="more than 524288 bytes"):
         await send(url=f"{site}/large")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["{site}/x", "http://localhost:1/", "http://[::1]/", "http://169.254.169.254/latest/meta-data", "http://127.1/"],
+)
+async def test_an_address_outside_the_public_internet_is_refused_and_the_setting_is_named(
+    site: str, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.delenv("TAPE_HTTP_ALLOW")
+    with pytest.raises(StepRefused, match="TAPE_HTTP_ALLOW="):
+        await send(url=url.format(site=site))

@@ -29,6 +29,8 @@ from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, Issuer, token
 from tests.web import Answer, call
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 TOKEN = "int3rnal"
 SECRET = "whsec-very-s3cret"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -18,6 +18,8 @@ from tests.reactors.scene import begin, effect_of, send
 from tests.receiver import Receiver
 from tests.services import ServerProcess, difference, wait_for
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 DISPATCHER = partial(runpy.run_path, str(Path(__file__).with_name("dispatcher.py")), run_name="__main__")
 
 

@@ -19,6 +19,8 @@ from tape.subscriptions.api_client import Control
 from tests.forked import Forked, tape
 from tests.services import ServerProcess, wait_for
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 TOKEN = "int3rnal"
 SECRET = "whsec-very-s3cret"
 SPEC = """\

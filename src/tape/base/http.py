@@ -116,7 +116,8 @@ class HttpClient:
         timeout_s: float | None = None,
         cut: int | None = None,
     ) -> Response:
-        """Send a request and read its response. With `cut` a longer body is cut to that many bytes.
+        """Send a request and read its response. With `cut` a longer body is cut to that many bytes;
+        with 0 it is not waited for.
 
         Raises HttpUnreachable, HttpInterrupted, HttpResponseTooLarge, AddressNotAllowed or InvalidHttpRequest.
         """
@@ -183,6 +184,9 @@ class HttpClient:
         return Response(answer.status, answer.reason or "", fields, content, is_whole)
 
     def _read(self, answer: urllib3.BaseHTTPResponse, url: str, cut: int | None) -> tuple[bytes, bool]:
+        if cut == 0:
+            answer.close()
+            return b"", False
         limit = self._max_body_bytes if cut is None else cut
         content = answer.read(limit + 1)
         if len(content) <= limit:

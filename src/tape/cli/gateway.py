@@ -12,7 +12,7 @@ import typer
 
 from tape.base.extras import require_server_libraries
 from tape.base.process import stop_on_signal
-from tape.cli.options import run
+from tape.cli.options import HttpAllowOption, run
 from tape.errors import InvalidInput
 
 TOKEN = "TAPE_INTERNAL_API_TOKEN"  # noqa: S105 - the name of a variable
@@ -25,6 +25,7 @@ def gateway(
         float, typer.Option(min=0, help="Seconds for which a listener is not asked for again.")
     ] = 30.0,
     body_timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that a body has to arrive in.")] = 10.0,
+    http_allow: HttpAllowOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Take webhooks and Pub/Sub pushes, verify them, and have a server begin their runs.

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.status import Status
 
 from tape.base.process import stop_event
-from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption
+from tape.cli.options import DEFAULT_URL, HttpAllowOption, Output, OutputOption, UrlOption
 from tape.cli.output import console, print_json, state
 from tape.cli.user_code import import_modules, load_object
 from tape.connectors import all_registered
@@ -48,6 +48,7 @@ def reactors(
     concurrency: ConcurrencyOption = 1,
     claimer: ClaimerOption = "",
     once: OnceOption = False,
+    http_allow: HttpAllowOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
@@ -86,6 +87,7 @@ def outbox(
     concurrency: ConcurrencyOption = 1,
     claimer: ClaimerOption = "",
     once: OnceOption = False,
+    http_allow: HttpAllowOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from tape.base.process import stop_event
 from tape.cel import compile_predicate
-from tape.cli.options import DEFAULT_URL, UrlOption
+from tape.cli.options import DEFAULT_URL, HttpAllowOption, UrlOption
 from tape.errors import InvalidInput
 from tape.sinks.metrics import RelayMetrics, RelayStatus
 from tape.sinks.names import open_sink
@@ -45,6 +45,7 @@ def relay(
     concurrency: Annotated[int, typer.Option(help="For webhooks: how many runs at once.")] = 1,
     once: Annotated[bool, typer.Option(help="Stop at the entries that are there now.")] = False,
     metrics_listen: Annotated[str, typer.Option(help="Serve Prometheus metrics here, e.g. 127.0.0.1:9464.")] = "",
+    http_allow: HttpAllowOption = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Hand every entry to a sink, at least once and in the order of each run. Ctrl-C ends it; it knows its place."""

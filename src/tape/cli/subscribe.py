@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tape.base.process import stop_on_signal
-from tape.cli.options import DEFAULT_SERVER
+from tape.cli.options import DEFAULT_SERVER, HttpAllowOption
 from tape.cli.options import run as run_loop
 from tape.cli.subscription import set_logging
 from tape.cli.user_code import import_modules
@@ -47,6 +47,7 @@ def subscribe(
     credential: Annotated[Path | None, typer.Option(help="JSON file with the credential that `auth` names.")] = None,
     max_messages: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 goes on for ever.")] = 0,
     once: Annotated[bool, typer.Option("--once", help="Stop after the first messages.")] = False,
+    http_allow: HttpAllowOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens inside.")] = False,
 ) -> None:
     """Fetch messages and run the playbook of each, here or on a server; every event is a line of a file.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
 
 from tape.base.owner import process_name
 from tape.base.process import stop_on_signal
-from tape.cli.options import DEFAULT_SERVER, ServerOption
+from tape.cli.options import DEFAULT_SERVER, HttpAllowOption, ServerOption
 from tape.cli.options import run as run_loop
 from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
@@ -45,6 +43,7 @@ def run(
         bool, typer.Option("--keep-active", help="Leave the subscription active when told to stop: others run it, too.")
     ] = False,
     metrics_listen: Annotated[str, typer.Option(help="Serve Prometheus metrics here, e.g. 127.0.0.1:9464.")] = "",
+    http_allow: HttpAllowOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
 ) -> None:
     """Fetch messages, make runs of them on the server, and acknowledge what is durable there; until told to stop.
@@ -64,8 +63,6 @@ def run(
 async def _run(path: str, control: Control, name: str, metrics_listen: str, keep_active: bool) -> Counts:
     from tape.subscriptions.runtime.remote import RemoteRuntime
 
-    # Requests wait for the server on threads: as many as the runtime may have open, and some for everything else.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_REQUESTS + 8, "tape-request"))
     elsewhere = RemoteRuntime(path, control, name, keeps_active=keep_active)
     if metrics_listen:
         serve_metrics(elsewhere.metrics.registry, metrics_listen)

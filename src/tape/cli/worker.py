@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tape.cli.dispatch import status_line, summary
-from tape.cli.options import DEFAULT_URL, UrlOption
+from tape.cli.options import DEFAULT_URL, HttpAllowOption, UrlOption
 from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
 from tape.reactions.counters import Tally
@@ -32,6 +32,7 @@ def worker(
     ),
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds that playbooks have to finish when it stops.")] = 30.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    http_allow: HttpAllowOption = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Take the commands of a pool and run their playbooks, until told to stop.

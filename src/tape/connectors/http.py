@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import email.utils
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import quote
 
 from tape.base.clock import now_ms
+from tape.base.http import HttpClient, Response
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
 from tape.connectors.templates import content_of, fill_in
-from tape.errors import MissingExtra
-
-try:
-    import httpx
-except ImportError as missing:
-    raise MissingExtra("HttpConnector", "http") from missing
+from tape.errors import HttpInterrupted, HttpRequestFailed, HttpUnreachable, InvalidHttpRequest
 
 KEY_HEADER = "Idempotency-Key"
+MAX_RESPONSE_BYTES = 1 << 20
 
-# Answers by which the other side says that it has not even begun: the request may be sent again as it is.
+# Statuses by which a server says that it has not begun: the request may be sent again as it is.
 NOT_TAKEN = frozenset({425, 429})
-# Answers that leave open whether an earlier or this very request was carried out. 408 may come from something
-# between us and the other side; 409 is what a server says of a key whose first request it is still working on.
+# Statuses that leave open whether this or an earlier request was carried out. 408 may come from a proxy on the way;
+# 409 is what a server answers while it works on the first request with the same key.
 OPEN = frozenset({408, 409})
 PAUSE_MS = 1_000
+# Errors of a client of the user's after which nothing of the request has left the process.
+NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 # What a header can carry as it is; anything else in a key is percent-encoded, so that no two keys look the same.
 _PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 REF_FIELDS = ("id", "external_ref", "reference")
@@ -49,6 +47,9 @@ class HttpConnector:
     `status_url` is asked by GET: 2xx is confirmed, 404 absent, anything else stuck; `read_status` gets the answer's
     content and may say otherwise. Without one nothing can be observed. `compensate_url` is called like `url` with the
     obligation's payload and a key of its own; 2xx means undone.
+
+    The URLs may lead to public addresses and to what `http_allow` lists; `timeout_s` limits a whole request. A `client`
+    of your own, for example an `httpx.Client`, is used as it is, with its own limits and without that check.
     """
 
     name: str
@@ -62,32 +63,33 @@ class HttpConnector:
     compensate_method: str = "POST"
     ref_field: str = ""
     conflict: Literal["unknown", "failed"] = "unknown"
-    client: httpx.Client | None = None
+    client: Any = None
+    _http: HttpClient = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.client is None:
-            self.client = httpx.Client(timeout=self.timeout_s)
+        self._http = HttpClient(timeout_s=self.timeout_s, connections=32)
 
     def dispatch(self, effect: Any) -> DispatchResult:
         """Send the effect's request."""
         url = fill_in(self.url, effect)
         key = effect.business_key or effect.idempotency_key
         try:
-            answer = self._send(self.method, url, key, effect.request_json)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            # Nothing of the request has left this machine.
+            response = self._send(self.method, url, key, effect.request_json)
+        except InvalidHttpRequest as error:
+            return DispatchResult("failed", error=described(error))
+        except HttpRequestFailed as error:
+            if error.was_sent:
+                return DispatchResult("unknown", error=described(error))
             return DispatchResult("failed", error=described(error), retry_at_ms=now_ms() + PAUSE_MS)
-        except httpx.HTTPError as error:
-            return DispatchResult("unknown", error=described(error))
-        content = _content(answer)
-        if answer.is_success:
-            return DispatchResult("confirmed", external_ref=self._ref(answer, content), response=content)
-        refusal = {"type": "HttpStatus", "status": answer.status_code, "message": answer.reason_phrase, **content}
-        retry_at_ms = _retry_at_ms(answer)
-        if answer.status_code in NOT_TAKEN:
+        content = _content(response)
+        if response.is_success:
+            return DispatchResult("confirmed", external_ref=self._ref(response, content), response=content)
+        refusal = {"type": "HttpStatus", "status": response.status, "message": response.reason, **content}
+        retry_at_ms = _retry_at_ms(response)
+        if response.status in NOT_TAKEN:
             return DispatchResult("failed", error=refusal, retry_at_ms=retry_at_ms or now_ms() + PAUSE_MS)
-        is_open = answer.status_code in OPEN and not (answer.status_code == 409 and self.conflict == "failed")
-        if is_open or answer.is_server_error:
+        is_open = response.status in OPEN and not (response.status == 409 and self.conflict == "failed")
+        if is_open or response.status >= 500:
             return DispatchResult("unknown", error=refusal, retry_at_ms=retry_at_ms)
         return DispatchResult("failed", error=refusal)
 
@@ -95,16 +97,15 @@ class HttpConnector:
         """Ask the status URL what became of an effect."""
         if not self.status_url:
             return ObservationResult("stuck", response={"error": {"message": f"{self.name!r} has no status_url."}})
-        assert self.client is not None
-        answer = self.client.get(fill_in(self.status_url, effect), headers=dict(self.headers))
-        content = _content(answer)
-        if answer.is_success:
+        response = self._request("GET", fill_in(self.status_url, effect), dict(self.headers), None)
+        content = _content(response)
+        if response.is_success:
             if self.read_status is not None:
                 return self.read_status(content)
-            return ObservationResult("confirmed", external_ref=self._ref(answer, content), response=content)
-        if answer.status_code == 404:
+            return ObservationResult("confirmed", external_ref=self._ref(response, content), response=content)
+        if response.status == 404:
             return ObservationResult("absent")
-        return ObservationResult("stuck", response={"error": {"status": answer.status_code, **content}})
+        return ObservationResult("stuck", response={"error": {"status": response.status, **content}})
 
     def compensate(self, obligation: Any) -> CompensationResult:
         """Call the compensation URL with the obligation's payload."""
@@ -112,41 +113,48 @@ class HttpConnector:
             return CompensationResult("failed", error={"message": f"{self.name!r} has no compensate_url."})
         url = fill_in(self.compensate_url, obligation)
         key = f"{obligation.run_id}/obligation-{obligation.seq}"
-        answer = self._send(self.compensate_method, url, key, obligation.payload_json)
-        content = _content(answer)
-        if answer.is_success:
+        response = self._send(self.compensate_method, url, key, obligation.payload_json)
+        content = _content(response)
+        if response.is_success:
             return CompensationResult("compensated", response=content)
-        return CompensationResult("failed", error={"type": "HttpStatus", "status": answer.status_code, **content})
+        return CompensationResult("failed", error={"type": "HttpStatus", "status": response.status, **content})
 
     def close(self) -> None:
         """Close the connections that are kept open."""
+        self._http.close()
         if self.client is not None:
             self.client.close()
 
-    def _send(self, method: str, url: str, key: str, body: str) -> httpx.Response:
-        assert self.client is not None
+    def _send(self, method: str, url: str, key: str, body: str) -> Response:
         headers = {"Content-Type": "application/json", **self.headers, KEY_HEADER: quote(key, safe=_PLAIN)}
-        return self.client.request(method, url, headers=headers, content=(body or "{}").encode())
+        return self._request(method, url, headers, (body or "{}").encode())
 
-    def _ref(self, answer: httpx.Response, content: dict[str, Any]) -> str:
+    def _request(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> Response:
+        if self.client is None:
+            return self._http.request(method, url, body=body, headers=headers, cut=MAX_RESPONSE_BYTES)
+        try:
+            answer = self.client.request(method, url, headers=headers, content=body)
+        except Exception as error:
+            is_sent = NOT_SENT.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+            kind = HttpInterrupted if is_sent else HttpUnreachable
+            raise kind(f"{type(error).__name__}: {error}") from error
+        fields = {name.lower(): value for name, value in answer.headers.items()}
+        return Response(answer.status_code, answer.reason_phrase, fields, answer.content)
+
+    def _ref(self, response: Response, content: dict[str, Any]) -> str:
         for name in (self.ref_field,) if self.ref_field else REF_FIELDS:
             if content.get(name):
                 return str(content[name])
-        return str(answer.headers.get("Location", ""))
+        return response.headers.get("location", "")
 
 
-def _content(answer: httpx.Response) -> dict[str, Any]:
-    """What an answer says, as an object."""
-    content = content_of(answer.text)
+def _content(response: Response) -> dict[str, Any]:
+    """The body of a response as an object."""
+    content = content_of(response.text)
     return content if isinstance(content, dict) else {"body": content}
 
 
-def _retry_at_ms(answer: httpx.Response) -> int:
-    """When `Retry-After` asks to come back, in seconds or as a date; 0 without a usable one."""
-    text = answer.headers.get("Retry-After", "").strip()
-    if text.isdecimal():
-        return now_ms() + int(text) * 1000
-    try:
-        return int(email.utils.parsedate_to_datetime(text).timestamp() * 1000)
-    except ValueError:
-        return 0
+def _retry_at_ms(response: Response) -> int:
+    """When `Retry-After` asks for the next attempt; 0 without a usable one."""
+    seconds = response.retry_after_s
+    return 0 if seconds is None else now_ms() + int(seconds * 1000)

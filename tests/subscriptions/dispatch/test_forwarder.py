@@ -29,6 +29,8 @@ from tape.subscriptions.spool.spool import Spool
 from tests.objects import free_ports
 from tests.subscriptions.specs import subscription
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 REF = SubscriptionRef("orders", "subscriptions/orders", 7)
 _WAITING = {"mode": "buffer_and_ack", "backend": "memory", "ordering_key": "lane"}
 

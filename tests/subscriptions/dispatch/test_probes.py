@@ -14,6 +14,8 @@ from tape.subscriptions.document.spool_spec import DownstreamSpec
 from tape.subscriptions.document.validator import parse_subscription
 from tests.objects import free_ports
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Any]:
@@ -59,6 +61,24 @@ async def test_who_does_not_answer_is_down(kind: Any) -> None:
     (port,) = free_ports(1)
     target = f"http://127.0.0.1:{port}/" if kind == "http" else f"127.0.0.1:{port}"
     assert not await is_up(DownstreamSpec(name="d", type=kind, target=target))
+
+
+@pytest.mark.parametrize("kind", ["http", "tcp", "nats"])
+async def test_a_downstream_that_is_not_allowed_is_down_and_the_log_says_once_what_to_set(
+    answering: Any, kind: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("TAPE_HTTP_ALLOW")
+    address = await answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    target = f"http://{address}/" if kind == "http" else address
+    for _ in range(2):
+        assert not await is_up(DownstreamSpec(name="d", type=kind, target=target))
+    (record,) = caplog.records
+    assert f"TAPE_HTTP_ALLOW={address}" in record.getMessage()
+
+
+@pytest.mark.parametrize("target", ["::1", "tcp://[::1", "host:port", "host"])
+async def test_a_target_that_cannot_be_read_is_down(target: str) -> None:
+    assert not await is_up(DownstreamSpec(name="d", type="tcp", target=target))
 
 
 def test_a_probe_may_be_called_probe_or_type_and_is_http_without_either() -> None:

@@ -25,6 +25,8 @@ from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, CURVE, ROGUE, Issuer, token, unsigned
 from tests.subscriptions.specs import subscription
 
+pytestmark = pytest.mark.usefixtures("loopback_allowed")
+
 BODY = b'{"amount": 5}'
 NOW = 1_700_000_000
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
-import urllib3
 
+from tape.base.http import HttpClient, Response
 from tape.documents.document import Fields
-from tape.errors import StepRefused, ToolFailed
+from tape.errors import (
+    HttpInterrupted,
+    HttpRequestFailed,
+    HttpUnreachable,
+    InvalidHttpRequest,
+    StepRefused,
+    ToolFailed,
+)
 from tape.playbooks.templates import is_template
 from tape.playbooks.tools.tool import ToolCall
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 TIMEOUT_S = 30.0
-MAX_ANSWER_BYTES = 512 << 10
-# Answers that mean "not now": worth another attempt, if the step allows one.
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+MAX_RESPONSE_BYTES = 512 << 10
+MAX_SHOWN = 200
+# Statuses after which another attempt may succeed, if the step allows one.
+RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpTool:
@@ -45,12 +52,35 @@ class HttpTool:
             node.whole(100, 599)
 
     async def call(self, call: ToolCall) -> Any:
-        """Send the request and read the answer, on a thread."""
-        return await asyncio.to_thread(_send, call.config, call.key, call.run.trace)
+        """Send the request and read its response."""
+        method, url = call.config.get("method", "GET").upper(), _url(call.config)
+        headers, body = _request(call.config, call.key, call.run.trace)
+        try:
+            response = await _client().send(method, url, body=body, headers=headers)
+        except (HttpUnreachable, HttpInterrupted) as error:
+            raise ToolFailed(f"{method} {url}: {error}") from error
+        except (HttpRequestFailed, InvalidHttpRequest) as error:
+            raise StepRefused(f"{method} {url}: {error}") from error
+        if response.status >= 400 and response.status not in (call.config.get("expect") or ()):
+            kind = ToolFailed if response.status in RETRYABLE_STATUSES else StepRefused
+            raise kind(f"{method} {url}: status {response.status}: {response.text[:MAX_SHOWN]}")
+        return {"status": response.status, "headers": dict(response.headers), "body": _parsed(response)}
 
 
-def _send(config: dict[str, Any], key: str, trace: dict[str, Any]) -> dict[str, Any]:
-    method, url = config.get("method", "GET").upper(), config["url"]
+@cache
+def _client() -> HttpClient:
+    return HttpClient(timeout_s=TIMEOUT_S, max_body_bytes=MAX_RESPONSE_BYTES, connections=32)
+
+
+def _url(config: dict[str, Any]) -> str:
+    url = str(config["url"])
+    if not config.get("params"):
+        return url
+    return url + ("&" if "?" in url else "?") + urlencode(_pairs(config["params"]))
+
+
+def _request(config: dict[str, Any], key: str, trace: dict[str, Any]) -> tuple[dict[str, str], bytes | None]:
+    """The headers and the body of a step's request."""
     headers = {"User-Agent": "tape", "Idempotency-Key": key, **_trace_headers(trace)}
     body: bytes | None = None
     if "json" in config:
@@ -58,42 +88,7 @@ def _send(config: dict[str, Any], key: str, trace: dict[str, Any]) -> dict[str, 
         headers["Content-Type"] = "application/json"
     elif "body" in config:
         body = config["body"].encode() if isinstance(config["body"], str) else msgspec.json.encode(config["body"])
-    headers |= {name: str(value) for name, value in (config.get("headers") or {}).items()}
-    if config.get("params"):
-        url += ("&" if "?" in url else "?") + urlencode(_pairs(config["params"]))
-    try:
-        answer = _pool().request(
-            method,
-            url,
-            body=body,
-            headers=headers,
-            timeout=urllib3.Timeout(total=TIMEOUT_S),
-            retries=False,
-            preload_content=False,
-        )
-    except urllib3.exceptions.LocationParseError as error:
-        raise StepRefused(f"{method} {url}: {error}.") from error
-    except (urllib3.exceptions.HTTPError, ValueError) as error:
-        raise ToolFailed(f"{method} {url}: {error}.") from error
-    try:
-        content = answer.read(MAX_ANSWER_BYTES + 1)
-    except urllib3.exceptions.HTTPError as error:
-        raise ToolFailed(f"{method} {url}: the answer broke off: {error}.") from error
-    finally:
-        answer.release_conn()
-    if len(content) > MAX_ANSWER_BYTES:
-        raise StepRefused(f"{method} {url}: the answer has more than {MAX_ANSWER_BYTES} bytes.")
-    result = {"status": answer.status, "headers": _lower(answer.headers), "body": _parsed(content, answer.headers)}
-    if answer.status >= 400 and answer.status not in (config.get("expect") or ()):
-        told = content[:200].decode(errors="replace")
-        kind = ToolFailed if answer.status in _PASSING else StepRefused
-        raise kind(f"{method} {url}: status {answer.status}: {told}")
-    return result
-
-
-@cache
-def _pool() -> urllib3.PoolManager:
-    return urllib3.PoolManager(num_pools=32, maxsize=32)
+    return headers | {name: str(value) for name, value in (config.get("headers") or {}).items()}, body
 
 
 def _trace_headers(trace: dict[str, Any]) -> dict[str, str]:
@@ -106,14 +101,10 @@ def _pairs(params: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _lower(headers: Any) -> dict[str, str]:
-    return {str(name).lower(): str(value) for name, value in headers.items()}
-
-
-def _parsed(content: bytes, headers: Any) -> Any:
-    if "json" in str(headers.get("Content-Type", "")):
+def _parsed(response: Response) -> Any:
+    if "json" in response.headers.get("content-type", ""):
         try:
-            return msgspec.json.decode(content)
+            return response.json()
         except msgspec.DecodeError:
-            pass  # it says that it is JSON and is not: the text is all there is
-    return content.decode(errors="replace")
+            pass  # the header says JSON and the body is not: return the text
+    return response.text

@@ -9,6 +9,7 @@ from typing import Any
 import jwt
 import msgspec
 
+from tape.base.addresses import PUBLIC_ONLY
 from tape.engine.security.jwks import KeySet
 from tape.errors import TokenRejected
 from tape.subscriptions.document.spec import VerifySpec
@@ -42,7 +43,7 @@ class IssuerKeys:
             return found
         async with self._opening:
             if address not in self._sets:
-                keys = KeySet(address, KEYS_REFRESH_S, KEYS_MAX_STALE_S)
+                keys = KeySet(address, KEYS_REFRESH_S, KEYS_MAX_STALE_S, PUBLIC_ONLY)
                 await keys.start()
                 self._sets[address] = keys
         return self._sets[address]
