@@ -132,4 +132,4 @@ def test_make_alone_explains_itself() -> None:
 def test_the_outage_demo_plays_to_its_end() -> None:
     told = run([sys.executable, str(ROOT / "scripts/outage_demo.py"), "--messages", "20"], dict(os.environ), ROOT)
     assert "60 sent, 60 runs, in order, each once." in told
-    assert re.search(r"(\d+) spooled = \1 replayed \+ 0 given up \+ 0 damaged \+ 0 waiting", told)
+    assert re.search(r"(\d+) spooled = \1 replayed \+ 0 dead-lettered \+ 0 quarantined \+ 0 waiting", told)

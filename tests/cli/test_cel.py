@@ -68,7 +68,7 @@ def test_check_of_a_wrong_text_names_the_place_and_fails() -> None:
 
 
 def test_check_warns_of_a_text_that_can_never_match() -> None:
-    assert "never a match" in cel("check", "seq + 1").stdout
+    assert "never matches" in cel("check", "seq + 1").stdout
 
 
 def test_eval_needs_no_entry_if_the_text_looks_at_none() -> None:

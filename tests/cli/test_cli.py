@@ -63,7 +63,7 @@ def test_help_shows_defaults_and_whatever_else_stands_in_brackets() -> None:
         return re.sub(r"[│\s]+", " ", tape(command, "--help").stdout)
 
     assert "[default: 127.0.0.1:7879]" in words("serve")
-    assert "[default: that of SPEC.yaml]" in words("subscribe")
+    assert "[default: the folder of SPEC.yaml]" in words("subscribe")
 
 
 def test_a_command_loads_only_what_it_needs() -> None:
@@ -102,7 +102,7 @@ def test_where_decides_what_is_appended_and_what_is_shown(running: ServerProcess
     lines += json.dumps({"subject": "/tape/order/made", "payload": {}}) + "\n"
     done = tape("append", "--where", "payload.n >= 4", "--url", running.url, stdin=lines)
     assert "Appended 6 events: 1 to 6" in done.stdout
-    assert "Skipped 5 that --where is not true of, 1 of them because of errors" in done.stdout
+    assert "Skipped 5 that do not match --where, 1 of them because of errors" in done.stdout
     shown = tape(
         "tail", "--from", "start", "--no-follow", "-w", "payload.n % 2 == 0", "-o", "json", "--url", running.url
     )
@@ -135,7 +135,7 @@ def test_a_bad_line_is_named_and_what_stood_before_it_is_kept(running: ServerPro
     done = tape("append", "--url", running.url, stdin=lines)
     assert done.returncode == 1
     assert re.search(reason, done.stderr)
-    assert "Appended 1 events before the bad line" in done.stderr
+    assert "Appended 1 events before the invalid line" in done.stderr
     shown = tape("tail", "--from", "start", "--no-follow", "--url", running.url, "-o", "json").stdout.splitlines()
     assert [json.loads(entry)["subject"] for entry in shown] == ["/tape/a/b"]
 
@@ -332,3 +332,29 @@ def test_a_line_is_appended_while_the_input_is_still_open(running: ServerProcess
         wait_for(lambda n=n: f"tape_journal_head {n}.0" in metrics(running), "the entry")  # type: ignore[misc]
     out, _ = process.communicate(timeout=120)
     assert out == "Appended 3 events: 1 to 3\n"
+
+
+@pytest.mark.parametrize("option", ["--url", "--server"])
+def test_commands_accept_both_names_for_the_address_of_the_server(running: ServerProcess, option: str) -> None:
+    assert tape("playbooks", "list", option, running.url).returncode == 0
+    assert tape("subscriptions", "list", option, running.http_url).returncode == 0
+
+
+@pytest.mark.parametrize("option", ["--url", "--server"])
+def test_the_address_of_the_wrong_port_is_rejected_with_the_right_one(option: str) -> None:
+    done = tape("playbooks", "list", option, "http://127.0.0.1:7879")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "'http://127.0.0.1:7879' is an HTTP address; this command needs the gRPC address" in done.stderr
+    assert "tape://127.0.0.1:7878 (--url or TAPE_URL; the gRPC port is 7878 by default)" in done.stderr
+    done = tape("subscriptions", "list", option, "tape://127.0.0.1:7878")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "'tape://127.0.0.1:7878' is a gRPC address; this command needs the HTTP address" in done.stderr
+    assert "http://127.0.0.1:7879 (--server or TAPE_SERVER_URL; the HTTP port is 7879 by default)" in done.stderr
+
+
+def test_an_outage_is_read_from_both_ports(running: ServerProcess) -> None:
+    done = tape("subscriptions", "outage", "shop/orders", "--server", running.http_url, "--url", running.url)
+    assert "no subscription 'shop/orders' is registered" in done.stderr
+    help_text = tape("subscriptions", "outage", "--help").stdout
+    assert "GRPC_URL" in help_text
+    assert "HTTP_URL" in help_text

@@ -24,7 +24,7 @@ def test_the_status_line_has_the_counts_and_what_is_rare_only_when_it_happens() 
     tally.lost, tally.stuck, tally.is_polling = 3, 1, True
     assert line(tally).endswith("1 dead · 3 lost · 1 stuck · polling")
     tally.released = 4
-    assert summary(tally) == "1,234 done, 5 failed, 1 dead, 4 given back, 3 lost, 1 stuck."
+    assert summary(tally) == "1,234 done, 5 failed, 1 dead, 4 released, 3 lost, 1 stuck."
 
 
 def test_a_module_is_found_by_name_or_path_and_a_broken_one_shows_its_own_error(

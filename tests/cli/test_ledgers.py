@@ -108,7 +108,7 @@ def test_runs_are_listed_newest_first_and_page_by_page(server: ServerProcess, cl
     assert [(run["run_id"], run["status"]) for run in asked(server, *failed)] == [(runs[0], "failed")]
     text = told(server, *failed)
     assert re.search(rf"^{runs[0]} +failed +billing +bob +s1 +0 +\d+", text, re.MULTILINE)
-    assert told(server, "runs", "list", "--app", "nobody") == "No such runs.\n"
+    assert told(server, "runs", "list", "--app", "nobody") == "No runs found.\n"
     assert "needs the app_name" in refused(server, "runs", "list", "--user", "bob")
 
 
@@ -184,9 +184,9 @@ def test_a_run_whose_journal_was_pruned_is_shown_with_what_is_left(tmp_path: Pat
         client.record_decision(run_id=run_id, decision_index=0, model="m1")
         client.end_run(run_id=run_id)
         assert tape("prune", "--before", "3", "--yes", "--store", store).returncode == 0
-        assert "has 1 of its 3 entries; the rest was pruned" in told(server, "runs", "show", run_id)
+        assert "has 1 of the 3 entries; the others were pruned" in told(server, "runs", "show", run_id)
         assert tape("prune", "--before", "4", "--yes", "--store", store).returncode == 0
-        assert "has 0 of its 3 entries" in told(server, "runs", "show", run_id)
+        assert "has 0 of the 3 entries" in told(server, "runs", "show", run_id)
 
 
 def test_open_effects_are_listed_with_their_age_and_dispatch(server: ServerProcess, run_id: str) -> None:
@@ -249,8 +249,8 @@ def test_obligations_are_listed_by_what_should_happen_to_them(server: ServerProc
     assert newest_first == sorted(newest_first, reverse=True)
     text = told(server, "obligations", "--run", run_id)
     assert re.search(r"pending +later +1 of 5 +due in 5\dm", text)
-    assert re.search(r"committed +claimed +0 of 5 +c1 is at it, for \d+s", text)
-    assert re.search(r"stuck +stuck +1 of 5 +somebody has to look .* no", text)
+    assert re.search(r"committed +claimed +0 of 5 +claimed by c1 for \d+s", text)
+    assert re.search(r"stuck +stuck +1 of 5 +needs an operator .* no", text)
     assert "--all needs --run" in refused(server, "obligations", "--all")
     assert "no such run" in refused(server, "obligations", "--run", "nobody")
 

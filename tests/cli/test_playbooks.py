@@ -49,7 +49,7 @@ def url(folder: Path) -> Iterator[str]:
 def test_a_file_is_checked_and_run_without_a_server(folder: Path) -> None:
     checked = tape("playbooks", "validate", "order.yaml", "bad.yaml", cwd=folder)
     assert checked.returncode == 1
-    assert checked.stdout.splitlines()[0] == "order.yaml: domain/order is right (2 steps)."
+    assert checked.stdout.splitlines()[0] == "order.yaml: domain/order is valid (2 steps)."
     assert "bad.yaml: line 3, input: is not a known key; did you mean 'inputs'?" in checked.stdout
     assert "bad.yaml: line 6, workflow[1].step: 'check' names two steps" in checked.stdout
     done = tape("playbooks", "run", "order.yaml", "-i", "shop", "-p", '{"n": 500}', cwd=folder)
@@ -90,7 +90,7 @@ def test_playbooks_are_registered_executed_and_worked_off(folder: Path, url: str
 def test_nonsense_is_named(folder: Path, url: str) -> None:
     for arguments, reason in (
         (("execute", "no/such"), "Playbook not found: no/such"),
-        (("execute", "x", "-p", "[1]"), "--payload '[1]' is no JSON object"),
+        (("execute", "x", "-p", "[1]"), "--payload '[1]' is not a JSON object"),
         (("execute", "x", "-p", "@nowhere"), "--payload @nowhere: No such file"),
         (("playbooks", "register", "bad.yaml"), "line 3, input: is not a known key"),
         (("playbooks", "register", "nowhere.yaml"), "nowhere.yaml cannot be read"),

@@ -59,8 +59,8 @@ def test_reactions_are_listed_with_how_they_stand(server: ServerProcess, client:
 
 def test_one_reaction_is_shown_with_its_limits(server: ServerProcess, client: TapeClient) -> None:
     page = told(server, "reactions", "show", "big")
-    assert "predicate  payload.total > 10" in page
-    assert "attempts   5, the first retry after 1000 ms" in page
+    assert "predicate    payload.total > 10" in page
+    assert "attempts     5, the first retry after 1000 ms" in page
     assert "2 pending, 1 claimed, 2 dead letters" in page
     assert "at entry 6: " in told(server, "reactions", "show", "broken")
     assert "no such reaction: 'nobody'" in refused(server, "reactions", "show", "nobody")
@@ -84,18 +84,18 @@ def test_explain_says_what_decided_and_what_became_of_it(server: ServerProcess, 
 
 def test_a_reaction_can_be_tried_out_before_it_is_registered(server: ServerProcess, client: TapeClient) -> None:
     page = told(server, "reactions", "test", "--pattern", "/tape/order/**", "--where", "payload.total > 25")
-    assert "4 of 6 entries (1 to 6) would have fired." in page
+    assert "4 of 6 entries (1 to 6) would have matched." in page
     assert sum(map(int, re.findall(r"\d\d:00 █+ (\d)", page))) == 4  # in one hour, or in two
     assert "/tape/order/paid/60" in page
     page = told(server, "reactions", "test", "--pattern", "/tape/**", "--where", WHERE, "--from", "2", "--to", "4")
-    assert "2 of 2 entries (3 to 4) would have fired." in page
+    assert "2 of 2 entries (3 to 4) would have matched." in page
     assert "failed on 6 entries" in told(server, "reactions", "test", "-p", "/tape/**", "-w", "payload.x > 1")
     assert asked(server, "reactions", "test", "-p", "/tape/**")["matched"] == 6
     assert "--from 'x' must be" in refused(server, "reactions", "test", "-p", "/tape/**", "--from", "x")
 
 
 def test_a_reaction_can_be_removed(server: ServerProcess, client: TapeClient) -> None:
-    assert "big is removed" in told(server, "reactions", "deregister", "big")
+    assert "big is deregistered" in told(server, "reactions", "deregister", "big")
     assert [each["reaction_id"] for each in asked(server, "reactions", "list")] == ["broken"]
     assert "no such reaction" in refused(server, "reactions", "deregister", "nobody")
 
@@ -103,14 +103,14 @@ def test_a_reaction_can_be_removed(server: ServerProcess, client: TapeClient) ->
 def test_tasks_are_listed_and_shown(server: ServerProcess, client: TapeClient) -> None:
     page = told(server, "tasks", "list", "big")
     assert [line.split()[1] for line in page.splitlines()[1:]] == ["pending", "pending", "claimed", "dlq", "dlq"]
-    assert "worker-1, for " in page
+    assert "worker-1, lease expires in " in page
     dead = asked(server, "tasks", "list")
     assert [task["last_error"] for task in dead] == ["timeout", "disk full"]
     page = told(server, "tasks", "show", dead[1]["task_id"])
     assert 'payload  {"total":20}' in page
     assert "error    disk full" in page
     assert json.loads(asked(server, "tasks", "show", dead[1]["task_id"])["payload_json"]) == {"total": 20}
-    assert "No such tasks." in told(server, "tasks", "list", "big", "--status", "done")
+    assert "No tasks found." in told(server, "tasks", "list", "big", "--status", "done")
 
 
 def test_dead_letters_are_redriven_and_dropped(server: ServerProcess, client: TapeClient) -> None:
@@ -120,5 +120,5 @@ def test_dead_letters_are_redriven_and_dropped(server: ServerProcess, client: Ta
     (dropped,) = asked(server, "tasks", "list", "big", "--status", "failed")
     assert dropped["last_error"] == "dropped: seen to by hand; before that: timeout"
     assert told(server, "tasks", "redrive", "--all") == "0 tasks redriven.\n"
-    assert "Say which dead letters" in refused(server, "tasks", "drop")
-    assert "Say which dead letters" in refused(server, "tasks", "redrive", "--all", "--reaction", "big")
+    assert "Name the dead letters" in refused(server, "tasks", "drop")
+    assert "Name the dead letters" in refused(server, "tasks", "redrive", "--all", "--reaction", "big")

@@ -58,7 +58,7 @@ def test_one_pass_tells_what_became_of_each_thing(client: TapeClient) -> None:
     assert (told["recover"]["outcome"], told["recover"]["run_id"]) == ("recovered", lost)
     assert (effect_of(client, paid, key).external_ref, status_of(client, lost)) == ("tx-7", "TERMINAL")
     text = tape(*command).stdout
-    assert "sending through bank" in text
+    assert "connectors: bank" in text
     assert "unregistered" in text
     assert "no compensator 'mystery' in this process" in text
 

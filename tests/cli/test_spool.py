@@ -108,8 +108,8 @@ def test_a_listing_tells_how_many_wait_how_large_they_are_and_for_how_long(file:
     text = said("ls", str(file), "--limit", "1")
     assert KEYS[0] in text
     assert KEYS[2] not in text
-    assert f"2 messages (… 1 more), {size:,} bytes, the oldest for " in text
-    assert said("ls", str(file), "--part", "quarantine") == "Nothing is there.\n"
+    assert f"2 messages (… 1 more), {size:,} bytes, oldest " in text
+    assert said("ls", str(file), "--part", "quarantine") == "No messages.\n"
 
 
 def test_one_message_is_shown_whole(file: Path) -> None:
@@ -127,16 +127,16 @@ def test_a_damaged_message_is_shown_as_it_is_and_called_so(tmp_path: Path) -> No
 
 
 def test_dead_letters_are_put_back_by_key_or_all_of_them(file: Path) -> None:
-    assert said("requeue", str(file), KEYS[1]) == "1 put back.\n"
+    assert said("requeue", str(file), KEYS[1]) == "1 requeued.\n"
     assert [each["message_id"] for each in listed(file)["messages"]] == ["m0", "m1", "m2"]
-    assert said("requeue", str(file), "--all") == "1 put back.\n"
+    assert said("requeue", str(file), "--all") == "1 requeued.\n"
     assert (listed(file)["items"], listed(file, "dead")["items"]) == (4, 0)
 
 
 def test_what_is_purged_is_gone_for_good_and_asked_for_first(file: Path) -> None:
     done = tape("spool", "purge", str(file), "--all", stdin="n\n")
     assert done.returncode == 1
-    assert "Remove 2 messages (dead) for good?" in done.stdout + done.stderr
+    assert "Remove 2 messages (dead) permanently?" in done.stdout + done.stderr
     assert listed(file, "dead")["items"] == 2
     assert said("purge", str(file), KEYS[1], "--yes") == "1 removed.\n"
     assert said("purge", str(file), KEYS[0], "--part", "waiting", stdin="y\n").endswith("1 removed.\n")
@@ -149,9 +149,9 @@ def test_what_is_purged_is_gone_for_good_and_asked_for_first(file: Path) -> None
         (["show", "FILE", "nonsense"], "KEY 'nonsense' is not in this part of the spool; see `tape spool ls FILE"),
         (["requeue", "FILE", KEYS[0]], f"KEY '{KEYS[0]}' is not in this part of the spool; see `tape spool ls FILE"),
         (["purge", "FILE", KEYS[1], "gone", "--yes"], "KEY 'gone' is not in this part of the spool"),
-        (["requeue", "FILE"], "name the keys, or say --all"),
-        (["purge", "FILE", KEYS[1], "--all", "--yes"], "name the keys, or say --all"),
-        (["drain", "FILE"], "is a file; `tape subscribe FILE` drains its spool when it starts"),
+        (["requeue", "FILE"], "name the keys, or use --all"),
+        (["purge", "FILE", KEYS[1], "--all", "--yes"], "name the keys, or use --all"),
+        (["drain", "FILE"], "is a file; `tape subscribe FILE` drains its spool at start"),
     ],
 )
 def test_a_key_that_is_not_there_is_named_with_where_to_look(file: Path, arguments: list[str], reason: str) -> None:
@@ -211,7 +211,7 @@ OURS = {"TAPE_INTERNAL_API_TOKEN": TOKEN}
 def test_a_drain_replays_what_waits_and_a_second_finds_nothing(known: list[str], tmp_path: Path) -> None:
     fill(tmp_path / "spool", broken=["m2"])
     told = said("drain", *known, env=OURS)
-    assert (told.startswith("3 replayed, 0 were runs already, 0 given up"), told.endswith("0 still wait.\n")) == (
+    assert (told.startswith("3 replayed, 0 duplicates, 0 dead-lettered"), told.endswith("0 remaining.\n")) == (
         True,
         True,
     )
@@ -228,15 +228,15 @@ def test_what_still_waits_after_a_drain_is_told_and_its_end_says_so(known: list[
     (tmp_path / "spool/control").mkdir(exist_ok=True)
     (tmp_path / "spool/control/circuit-state.json").write_text(json.dumps(state))
     done = tape("spool", "drain", *known, env=OURS)
-    assert (done.returncode, done.stdout.endswith("4 still wait.\n")) == (1, True)
+    assert (done.returncode, done.stdout.endswith("4 remaining.\n")) == (1, True)
 
 
 def test_a_subscription_that_nobody_knows_is_told_with_where_they_are_listed(shop: ServerProcess) -> None:
     for command in (["ls"], ["drain"], ["requeue", "--all"], ["purge", "--all", "--yes"]):
         told = refused(command[0], "subscriptions/nobody", *command[1:], "--server", shop.http_url, env=OURS)
-        assert "PATH|FILE 'subscriptions/nobody' is neither a file here nor a subscription at" in told
+        assert "PATH|FILE 'subscriptions/nobody' is neither a file nor a subscription at" in told
         assert "`tape subscriptions list`" in told.replace("\n", " ")
-    assert "--spool-dir here goes with a file" in refused(
+    assert "--spool-dir here needs a FILE" in refused(
         "ls", "subscriptions/nobody", "--spool-dir", "here", "--server", shop.http_url, env=OURS
     )
 
@@ -244,10 +244,10 @@ def test_a_subscription_that_nobody_knows_is_told_with_where_they_are_listed(sho
 def test_a_server_that_is_away_and_a_token_that_is_wrong_are_told(known: list[str]) -> None:
     away = refused("ls", "subscriptions/orders", "--server", "http://127.0.0.1:9", env=OURS)
     assert "http://127.0.0.1:9 cannot be reached" in away
-    assert "--server names another" in away
+    assert "Name another server with --server" in away
     wrong = refused("drain", *known, env={"TAPE_INTERNAL_API_TOKEN": "wrong"})
-    assert "refuses us" in wrong
-    assert "Set TAPE_INTERNAL_API_TOKEN to it" in wrong
+    assert "rejected the request" in wrong
+    assert "Set TAPE_INTERNAL_API_TOKEN to the internal token" in wrong
     assert "wrong" not in wrong  # a token is shown to nobody
 
 

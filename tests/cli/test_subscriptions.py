@@ -34,7 +34,7 @@ def test_good_documents_are_told_to_be_good(tmp_path: Path) -> None:
     done = tape("subscriptions", "validate", *map(str, files))
     assert done.returncode == 0, done.stderr
     assert (
-        "subscriptions/orders-drain is good: nats, scheduled pull (*/1 * * * *) to domain/process_order" in done.stdout
+        "subscriptions/orders-drain is valid: nats, scheduled pull (*/1 * * * *) to domain/process_order" in done.stdout
     )
     assert len(done.stdout.splitlines()) == len(EXAMPLES)
 
@@ -72,7 +72,7 @@ def test_a_subscription_is_registered_steered_and_shown(server: ServerProcess, t
     assert refused.returncode == 1
     assert "Cannot 'activate' a subscription in state 'DRAINING'" in refused.stderr
     run(server, "deactivate", PATH)
-    assert run(server, "list").stdout == "No subscription is registered.\n"
+    assert run(server, "list").stdout == "No subscriptions are registered.\n"
     assert PATH in run(server, "list", "--all").stdout
     unknown = run(server, "show", "subscriptions/nothing")
     assert "no subscription 'subscriptions/nothing' is registered" in unknown.stderr

@@ -1,4 +1,4 @@
-"""The command line: `tape …`, one module a command."""
+"""The command line: `tape …`, one module per command."""
 
 from tape.cli.main import main
 

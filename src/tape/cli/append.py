@@ -1,4 +1,4 @@
-"""`tape append`: put events on the journal, one or a file of them."""
+"""`tape append`: append one event, or the events of a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tape.model.entry import Draft, Entry, checked
 
 BATCH = 512
 BATCH_BYTES = 1 << 20
-# The size of payloads is the server's to judge.
+# The server checks the size of payloads.
 UNLIMITED = 1 << 62
 
 
@@ -37,21 +37,24 @@ class InputLine(Draft, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def append(
-    subject: Annotated[str | None, typer.Argument(help="/tape/<kind>/<verb>/<dim>…")] = None,
-    payload: Annotated[str | None, typer.Argument(help="JSON, or - for one payload per line of input.")] = None,
-    run_id: Annotated[str, typer.Option(help="The run that the events belong to.")] = "",
-    tenant: Annotated[str, typer.Option(help="The tenant they belong to.")] = "",
-    user: Annotated[str, typer.Option(help="The user they belong to.")] = "",
-    session: Annotated[str, typer.Option(help="The session they belong to.")] = "",
-    schema_version: Annotated[int, typer.Option(help="Version of the payload's shape.")] = 1,
-    where: Annotated[str, typer.Option("--where", "-w", help="Skip what this CEL text is not true of.")] = "",
+    subject: Annotated[str | None, typer.Argument(help="Subject: /tape/<kind>/<verb>/<dim>…")] = None,
+    payload: Annotated[
+        str | None,
+        typer.Argument(help="Payload as JSON; - reads one payload per line from standard input. [default: {}]"),
+    ] = None,
+    run_id: Annotated[str, typer.Option(help="Run id of the events.")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant of the events.")] = "",
+    user: Annotated[str, typer.Option(help="User of the events.")] = "",
+    session: Annotated[str, typer.Option(help="Session of the events.")] = "",
+    schema_version: Annotated[int, typer.Option(help="Schema version of the payload.")] = 1,
+    where: Annotated[str, typer.Option("--where", "-w", help="Append only events that match this CEL predicate.")] = "",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Append one event, or one for every line of standard input.
+    """Append one event, or one event per line of standard input.
 
-    Without a SUBJECT each line is an object: {"subject": "/tape/…", "payload": {…}, "run_id": "…", …}.
-    The first bad line stops the work; what stood before it is appended.
+    Without SUBJECT each line is an object: {"subject": "/tape/…", "payload": {…}, "run_id": "…", …}.
+    The first invalid line stops the command; events before it are appended.
     """
     fields: dict[str, Any] = {
         "run_id": run_id,
@@ -80,14 +83,14 @@ def append(
 
 
 class _Filter:
-    """Lets through what a predicate is true of, and counts the rest."""
+    """Passes drafts that match a predicate, and counts the rest."""
 
     def __init__(self, text: str) -> None:
         self._predicate = compile_predicate(text)
         self.skipped = 0
 
     def pass_on(self, drafts: Iterator[Draft]) -> Iterator[Draft]:
-        """The drafts that are to be appended."""
+        """The drafts that match."""
         for draft in drafts:
             if self._predicate.matches(_as_entry(draft)):
                 yield draft
@@ -95,16 +98,16 @@ class _Filter:
                 self.skipped += 1
 
     def summary(self) -> str:
-        """How many were left out, and why."""
+        """How many drafts were skipped, and why."""
         failed = f", {self._predicate.errors} of them because of errors" if self._predicate.errors else ""
-        why = f" (the last: {self._predicate.last_error})" if self._predicate.errors else ""
-        return f"Skipped {self.skipped} that --where is not true of{failed}{why}"
+        why = f" (last error: {self._predicate.last_error})" if self._predicate.errors else ""
+        return f"Skipped {self.skipped} that do not match --where{failed}{why}"
 
 
 def _as_entry(draft: Draft) -> Entry:
-    """The draft as an entry that has no place yet."""
+    """The draft as an entry without a global_seq."""
     fields = msgspec.structs.asdict(draft)
-    del fields["cause"]  # that is kept beside the journal, not in it
+    del fields["cause"]  # stored beside the journal, not in an entry
     return Entry(global_seq=0, seq=0, ts_ms=now_ms(), chain=b"", **fields)
 
 
@@ -114,7 +117,7 @@ async def _append_one(url: str, draft: Draft) -> int:
 
 
 def _drafts(subject: str | None, fields: dict[str, Any]) -> Iterator[Draft]:
-    """Checked drafts from the lines of standard input."""
+    """Validated drafts from the lines of standard input."""
     decode = msgspec.json.Decoder(InputLine).decode
     given = {name: value for name, value in fields.items() if value and (name, value) != ("schema_version", 1)}
     for number, text in enumerate(sys.stdin.buffer, start=1):
@@ -133,9 +136,9 @@ def _drafts(subject: str | None, fields: dict[str, Any]) -> Iterator[Draft]:
 
 
 async def _append_lines(url: str, drafts: Iterator[Draft]) -> tuple[int, int, int]:
-    """Append what has been read so far, again and again; the count and the first and last global_seq.
+    """Append lines in batches as they are read. Returns the count, the first and the last global_seq.
 
-    A line is appended as soon as it is there, also if the next one takes its time.
+    A line is appended as soon as it is read, even if the next one is late.
     """
     count = first = last = 0
     lines = _Lines(drafts)
@@ -148,13 +151,13 @@ async def _append_lines(url: str, drafts: Iterator[Draft]) -> tuple[int, int, in
                 count += len(seqs)
                 show(count)
     if lines.problem is not None:
-        typer.echo(f"Appended {count} events before the bad line.", err=True)
+        typer.echo(f"Appended {count} events before the invalid line.", err=True)
         raise lines.problem
     return count, first, last
 
 
 class _Lines:
-    """Drafts read ahead on a thread: reading may wait for whoever writes to our input."""
+    """Drafts, read ahead on a thread: reading standard input may block."""
 
     def __init__(self, drafts: Iterator[Draft]) -> None:
         self.problem: Exception | None = None
@@ -163,7 +166,7 @@ class _Lines:
         threading.Thread(target=self._read, daemon=True).start()
 
     def take(self) -> list[Draft]:
-        """Wait for one draft and take along what else is there; nothing at the end of the input."""
+        """Wait for one draft and return it with those already read; empty at the end of the input."""
         batch: list[Draft] = []
         size = 0
         while len(batch) < BATCH and size < BATCH_BYTES and (not batch or not self._queue.empty()):
@@ -186,7 +189,7 @@ class _Lines:
 
 @contextmanager
 def _counter() -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of events appended; a bar where the input's size is known."""
+    """A function to call with the number of appended events; shows a progress bar if the size of the input is known."""
     status = os.fstat(sys.stdin.fileno())
     size = status.st_size if stat.S_ISREG(status.st_mode) else None
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""What `tape verify --lake` and `tape prune --archived` need of an archive."""
+"""The archive of `tape verify --lake` and `tape prune --archived`: verify and repair."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ QUARANTINE = "_quarantine"
 
 
 def verify(lake: str, store: str, output: Output, *, repair: bool = False) -> None:
-    """Prove an archive, and mend it if asked to; exits with 1 if anything is wrong and stays so."""
-    report = _prove(lake, store)
-    mended = None if report.ok or not repair else _mend(lake, store, report)
+    """Verify an archive, and repair it on request. Exits with 1 if damage remains."""
+    report = _verify(lake, store)
+    repaired = None if report.ok or not repair else _repair(lake, store, report)
     extent = f"{report.entries:,} archived entries ({report.oldest} to {report.until}) in {report.files} files"
     if output is Output.json:
-        told = {"ok": report.ok or mended is not None, "repaired": msgspec.to_builtins(mended)}
-        typer.echo(msgspec.json.encode({**told, **msgspec.to_builtins(report)}).decode())
+        outcome = {"ok": report.ok or repaired is not None, "repaired": msgspec.to_builtins(repaired)}
+        typer.echo(msgspec.json.encode({**outcome, **msgspec.to_builtins(report)}).decode())
     elif report.ok:
-        typer.echo(f"✓ {extent} are exactly what was written.")
+        typer.echo(f"✓ {extent} match what was written.")
     else:
         _show(report, extent)
-        if mended is not None:
-            typer.echo(f"✓ {mended.entries:,} entries were rebuilt from the journal, and the archive was proven again.")
-            for path in mended.replaced:
-                typer.echo(f"  replaced {path}; what was left of it is in {QUARANTINE}")
-    if not report.ok and mended is None:
+        if repaired is not None:
+            typer.echo(
+                f"✓ {repaired.entries:,} entries were rebuilt from the journal, and the archive was verified again."
+            )
+            for path in repaired.replaced:
+                typer.echo(f"  replaced {path}; the damaged file is in {QUARANTINE}")
+    if not report.ok and repaired is None:
         raise typer.Exit(1)
 
 
@@ -48,19 +50,19 @@ def _show(report: LakeReport, extent: str) -> None:
     for line in problems[:MAX_SHOWN]:
         typer.echo(line)
     if len(problems) > MAX_SHOWN:
-        typer.echo(f"… and {len(problems) - MAX_SHOWN:,} more; --output json lists them all.")
+        typer.echo(f"… and {len(problems) - MAX_SHOWN:,} more; --output json lists all of them.")
     typer.echo(f"✗ {extent}: {len(problems):,} problems.")
 
 
 def proven_until(lake: str, store: str) -> int:
-    """The last entry that is archived, after proving that the archive is whole. Raises ArchiveDamaged."""
-    report = _prove(lake, store)
+    """The last archived entry, after verifying the archive. Raises ArchiveDamaged."""
+    report = _verify(lake, store)
     if not report.ok:
-        raise ArchiveDamaged(f"The archive is not whole, so nothing is pruned. See: tape verify --lake {lake}")
+        raise ArchiveDamaged(f"The archive is damaged, so nothing is pruned. See: tape verify --lake {lake}")
     return report.until
 
 
-def _mend(lake: str, store: str, report: LakeReport) -> Repair:
+def _repair(lake: str, store: str, report: LakeReport) -> Repair:
     from tape.archive.table import ArchiveTable
     from tape.pipeline.archive_repair import repair_lake
 
@@ -72,7 +74,7 @@ def _options() -> dict[str, str]:
     return dict(load_pipeline_settings().lake_options)
 
 
-def _prove(lake: str, store: str) -> LakeReport:
+def _verify(lake: str, store: str) -> LakeReport:
     try:
         from tape.archive.table import ArchiveTable
         from tape.pipeline.archive_verifier import verify_lake

@@ -1,4 +1,4 @@
-"""`tape cel`: check a predicate, evaluate it for an entry, and see how it came to its result."""
+"""`tape cel`: check a predicate, evaluate it on an entry, and explain the result."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from tape.store import Reader, open_database
 
 app = typer.Typer(help="Check, evaluate and explain CEL predicates.", no_args_is_help=True)
 
-TextArgument = Annotated[str, typer.Argument(help="The CEL text, for example: payload.amount > 100.0", metavar="TEXT")]
-EntryOption = Annotated[str, typer.Option("--entry", help="A file with one entry as JSON; - is standard input.")]
-SeqOption = Annotated[int, typer.Option("--seq", help="The global_seq of an entry in the store.")]
+TextArgument = Annotated[
+    str, typer.Argument(help="CEL expression, for example: payload.amount > 100.0", metavar="TEXT")
+]
+EntryOption = Annotated[str, typer.Option("--entry", help="File with one entry as JSON; - reads standard input.")]
+SeqOption = Annotated[int, typer.Option("--seq", help="global_seq of an entry in the store.")]
 
 
 class EntryFile(msgspec.Struct, forbid_unknown_fields=True):
-    """An entry as somebody writes it down: every field may be left out, the payload is plain JSON or text."""
+    """An entry written by hand: every field is optional, the payload is JSON or text."""
 
     payload: msgspec.Raw = msgspec.Raw(b"")
     payload_json: str = "{}"
@@ -53,7 +55,7 @@ class EntryFile(msgspec.Struct, forbid_unknown_fields=True):
     chain: str = ""
 
     def to_entry(self) -> Entry:
-        """The entry that the journal would hold. Its kind is the subject's unless it is given."""
+        """The entry that the journal would hold. The kind defaults to that of the subject."""
         subject = normalize(self.subject) if self.subject else ""
         return Entry(
             global_seq=self.global_seq,
@@ -76,14 +78,14 @@ class EntryFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @app.command()
 def check(text: TextArgument, output: OutputOption = Output.text) -> None:
-    """Say whether TEXT compiles, what it looks at and what an index can use of it."""
+    """Compile TEXT and show its result type, variables and index keys."""
     try:
         predicate = compile_predicate(text)
     except InvalidPredicate as error:
         if output is Output.text:
             raise
-        place = {"line": error.line, "column": error.column, "offset": error.offset}
-        _print_json({"ok": False, "error": {"code": error.code, "reason": error.reason, **place}})
+        position = {"line": error.line, "column": error.column, "offset": error.offset}
+        _print_json({"ok": False, "error": {"code": error.code, "reason": error.reason, **position}})
         raise typer.Exit(1) from None
     keys = [
         {"path": list(key.path), "values": sorted(map(plain, key.values), key=repr)} for key in predicate.index_keys
@@ -96,7 +98,7 @@ def check(text: TextArgument, output: OutputOption = Output.text) -> None:
     console.print(Text("✓", "green"), "compiles")
     table = Table.grid(padding=(0, 2))
     table.add_row("result", _described_type(predicate))
-    table.add_row("looks at", ", ".join(variables) or "nothing")
+    table.add_row("variables", ", ".join(variables) or "nothing")
     for key in keys:
         table.add_row("index key", f"{'.'.join(key['path'])} in {json.dumps(key['values'], ensure_ascii=False)}")
     console.print(table)
@@ -110,7 +112,7 @@ def evaluate(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print the value of TEXT for an entry. Exits with 1 if there is none because of an error."""
+    """Evaluate TEXT on an entry and print the value. Exits with 1 on an evaluation error."""
     predicate = compile_predicate(text)
     value = predicate.evaluate(_read_entry(predicate, entry, seq, store))
     if isinstance(value, EvaluationError):
@@ -133,7 +135,7 @@ def explain(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show every part of TEXT with its value for an entry, and the part that decided."""
+    """Show every subexpression of TEXT with its value for an entry, and the one that decided the result."""
     predicate = compile_predicate(text)
     explanation = predicate.explain(_read_entry(predicate, entry, seq, store))
     if output is Output.json:
@@ -147,14 +149,14 @@ def explain(
 
 def _read_entry(predicate: Predicate, file: str, seq: int, store: str) -> Entry:
     if file and seq:
-        raise InvalidInput("--entry and --seq both say which entry; leave one out.")
+        raise InvalidInput("Use either --entry or --seq, not both.")
     if seq:
         return run(_read_from_store(store, seq))
     if file:
         return _read_file(file)
     if predicate.variables:
         looked_at = ", ".join(sorted(predicate.variables))
-        raise InvalidInput(f"The text looks at {looked_at}: give an entry with --entry FILE or --seq N.")
+        raise InvalidInput(f"The expression uses {looked_at}: name an entry with --entry FILE or --seq N.")
     return EntryFile().to_entry()
 
 
@@ -176,7 +178,7 @@ async def _read_from_store(store: str, seq: int) -> Entry:
         return found[0]
 
     if seq < 0:
-        raise InvalidInput(f"--seq {seq} must be a global_seq, which begins with 1.")
+        raise InvalidInput(f"--seq {seq} must be a global_seq, which is at least 1.")
     async with open_database(store, migrate=False) as database:
         return await database.read(question)
 
@@ -189,8 +191,8 @@ def _described_type(predicate: Predicate) -> str:
     if found == "bool":
         return "bool"
     if found == "dyn":
-        return "known only when evaluated; anything but a bool is no match"
-    return f"{predicate.result_type}: never a match, a predicate must give a bool"
+        return "known only at evaluation; a value that is not a bool does not match"
+    return f"{predicate.result_type}: never matches; a predicate must be a bool"
 
 
 def _tree(explanation: Explanation) -> Tree:

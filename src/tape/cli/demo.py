@@ -1,4 +1,4 @@
-"""`tape demo`: things go wrong before your eyes, and come out right."""
+"""`tape demo`: failures and their recovery, live."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tape.reactors import reconcile_once
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show a failure and how Tape deals with it, with real processes on a server of their own.",
+    help="Show a failure and how Tape recovers from it, with real processes and a temporary server.",
 )
 
 
@@ -31,46 +31,46 @@ def demo() -> None:
 
 @app.command("crash-resume")
 def crash_resume() -> None:
-    """An agent is killed after it moved money and before it could say so; another one finishes, moving none twice."""
+    """Kill an agent after a transfer and before it is recorded; another process finishes without a second transfer."""
     console = Console(highlight=False)
     with open_stage() as stage:
-        _title(console, "An agent begins, and is killed (kill -9) in the middle of its second transfer")
+        _title(console, "An agent starts, and is killed (kill -9) during its second transfer")
         agent = stage.agent("--hang-after", "bonds")
         for line in _lines(agent):
             console.print(f"  {line}")
             if "not told Tape" in line:
                 agent.kill()
         console.print(f"  [red]killed[/red] (exit code {agent.wait()})")
-        _show_run(console, stage, "What Tape knows: the second transfer is pending, nobody can tell if it happened")
+        _show_run(console, stage, "The journal: the second transfer is pending, its outcome is not known")
 
-        _title(console, "Another process carries the run on")
+        _title(console, "Another process resumes the run")
         _play(console, stage.agent())
-        _show_run(console, stage, "What Tape knows now")
+        _show_run(console, stage, "The journal now")
         _show_book(console, stage.bank)
         repeated = len(stage.bank.requests) - len(stage.bank.book)
         console.print(
             f"\nThe model was asked once. The bank was asked {len(stage.bank.requests)} times and moved money"
-            f" {len(stage.bank.book)} times: {repeated} request came again with its key, and was recognised."
+            f" {len(stage.bank.book)} times: {repeated} request was a duplicate with the same key, and was recognised."
         )
 
 
 @app.command("unknown-reconcile")
 def unknown_reconcile() -> None:
-    """The bank's answer is lost. Nothing is repeated blindly: the bank is asked, and the run goes on from there."""
+    """Lose the bank's answer. Nothing is repeated blindly: the bank is queried, and the run resumes from there."""
     console = Console(highlight=False)
     with open_stage() as stage:
         _title(console, "An agent loses the bank's answer to its second transfer")
         _play(console, stage.agent("--lose-answer-of", "bonds"))
-        _show_run(console, stage, "What Tape knows: the outcome is unknown")
+        _show_run(console, stage, "The journal: the outcome is unknown")
 
-        _title(console, "A reactor asks the bank, by the transfer's key")
-        make_tools(stage.bank)  # its status check is known to this process now
+        _title(console, "A reconciler queries the bank, by the key of the transfer")
+        make_tools(stage.bank)  # registers its status check in this process
         with TapeClient(stage.url) as client:
             for report in reconcile_once(stage.url, client=client):
                 console.print(f"  reactor: {report['tool_name']} is {report['outcome']} ({report['reason']})")
-        _show_run(console, stage, "What Tape knows now")
+        _show_run(console, stage, "The journal now")
 
-        _title(console, "The agent carries on")
+        _title(console, "The agent resumes")
         _play(console, stage.agent())
         _show_book(console, stage.bank)
         console.print(f"\nThe bank was asked to move money {len(stage.bank.requests)} times: nothing was repeated.")

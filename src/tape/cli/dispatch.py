@@ -1,10 +1,9 @@
-"""`tape dispatch`: run the handlers of modules on the tasks of a server."""
+"""`tape dispatch`: run the reaction handlers of modules."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import sys
 import threading
 import time
@@ -18,7 +17,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tape.cli.options import DEFAULT_URL, UrlOption
+from tape.cli.options import DEFAULT_URL, LogLevelOption, OwnerOption, UrlOption
+from tape.cli.telemetry import set_logging
 from tape.errors import InvalidInput
 from tape.reactions.counters import Tally
 
@@ -28,31 +28,29 @@ REFRESH_S = 0.5
 def dispatch(
     modules: Annotated[
         list[str] | None,
-        typer.Argument(help="Modules with @tape.on… functions: package.module, or file.py.", metavar="MODULE…"),
+        typer.Argument(help="Modules with @tape.on… functions: package.module or file.py.", metavar="MODULE…"),
     ] = None,
-    bridges: Annotated[bool, typer.Option("--bridges", help="Also serve reactions that publish to a broker.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Work off what is due, then end.")] = False,
-    register: Annotated[bool, typer.Option(help="Register the reactions first.")] = True,
-    prefix: Annotated[str, typer.Option(help="Put before the id of every reaction.")] = "",
-    owner: Annotated[str, typer.Option(help="The name that leases are in. [default: host, process and chance]")] = "",
-    claim_max: Annotated[int, typer.Option(help="Tasks of a reaction held at a time.")] = 16,
-    lease_ms: Annotated[int, typer.Option(help="How long a task is ours without a sign of life.")] = 60_000,
-    poll_interval_s: Annotated[float, typer.Option(help="How often a server is asked that does not push.")] = 0.5,
-    drain_s: Annotated[float, typer.Option(help="Seconds that handlers have to finish when it stops.")] = 30.0,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    bridges: Annotated[bool, typer.Option("--bridges", help="Also run reactions that publish to a broker.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process what is due, then exit.")] = False,
+    register: Annotated[bool, typer.Option(help="Register the reactions at start.")] = True,
+    prefix: Annotated[str, typer.Option(help="Prefix of the id of every reaction.")] = "",
+    owner: OwnerOption = "",
+    claim_max: Annotated[int, typer.Option(help="Largest number of tasks in flight per reaction.")] = 16,
+    lease_ms: Annotated[int, typer.Option(help="Task lease in milliseconds; renewed while the handler runs.")] = 60_000,
+    poll_interval_s: Annotated[
+        float, typer.Option(help="Seconds between polls of a server that does not push tasks.")
+    ] = 0.5,
+    drain_s: Annotated[float, typer.Option(help="Seconds that running handlers get to finish on stop.")] = 30.0,
+    log_level: LogLevelOption = "warning",
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Import modules, register their reactions, and run their handlers until told to stop.
+    """Import modules, register their reactions and run their handlers until stopped.
 
-    SIGTERM and Ctrl-C let handlers finish and give back what has not begun; a second one ends at once.
+    On SIGTERM or Ctrl-C running handlers finish and unstarted tasks are released; a second signal stops at once.
     """
     from tape.reactions.dispatcher import run_dispatcher
 
-    if log_level.upper() not in logging.getLevelNamesMapping():
-        raise InvalidInput(f"--log-level {log_level!r} must be debug, info, warning or error.")
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
+    set_logging(log_level)
     for name in modules or []:
         load_module(name)
     tally = Tally()
@@ -82,10 +80,8 @@ def load_module(name: str) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there; what it imports is not
-            raise InvalidInput(
-                f"There is no module {name!r} here ({Path.cwd()}) nor among what is installed."
-            ) from error
+                raise  # the module exists, but one of its imports does not
+            raise InvalidInput(f"There is no module {name!r} in {Path.cwd()} or in the installed packages.") from error
         return
     path = Path(name).resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -97,7 +93,7 @@ def load_module(name: str) -> None:
 
 @contextmanager
 def status_line(tally: Tally) -> Iterator[None]:
-    """A line on standard error that shows how it goes, where somebody is looking."""
+    """A status line on standard error, if it is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -119,7 +115,7 @@ def status_line(tally: Tally) -> Iterator[None]:
 
 
 def line(tally: Tally) -> str:
-    """How it goes, in one line."""
+    """Rate, tasks in flight and results, in one line."""
     parts = [f"{time.strftime('%H:%M:%S')}  {tally.rate:,.0f}/s", f"{tally.in_flight} in flight"]
     parts += [f"{tally.done:,} done", f"{tally.failed:,} failed", f"{tally.dead:,} dead"]
     rare = {"lost": tally.lost, "stuck": tally.stuck, "reconnects": tally.reconnects}
@@ -128,7 +124,7 @@ def line(tally: Tally) -> str:
 
 
 def summary(tally: Tally) -> str:
-    """What was done."""
+    """The totals at the end."""
     text = f"{tally.done:,} done, {tally.failed:,} failed, {tally.dead:,} dead"
-    rare = {"given back": tally.released, "lost": tally.lost, "stuck": tally.stuck}
+    rare = {"released": tally.released, "lost": tally.lost, "stuck": tally.stuck}
     return text + "".join(f", {number:,} {name}" for name, number in rare.items() if number) + "."

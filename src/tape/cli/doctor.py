@@ -1,4 +1,4 @@
-"""`tape doctor`: is everything in place, and if not, what to do."""
+"""`tape doctor`: check the installation and name remedies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at; `remedy` says what to do about it."""
+    """The result of one check; `remedy` says what to do about a problem."""
 
     name: str
     verdict: Verdict
@@ -39,15 +39,17 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def doctor(
-    store: Annotated[str | None, typer.Option(help="The database to look at.")] = None,
-    listen: Annotated[str | None, typer.Option(help="The gRPC address to look at.")] = None,
-    http_listen: Annotated[str | None, typer.Option(help="The HTTP address to look at.")] = None,
-    config: Annotated[Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file.")] = None,
+    store: Annotated[str | None, typer.Option(help="Database to check. [default: sqlite:tape.db]")] = None,
+    listen: Annotated[str | None, typer.Option(help="gRPC address to check. [default: 127.0.0.1:7878]")] = None,
+    http_listen: Annotated[str | None, typer.Option(help="HTTP address to check. [default: 127.0.0.1:7879]")] = None,
+    config: Annotated[
+        Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file. [default: tape.toml]")
+    ] = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Look at the environment, the store, the ports and Spark's Java, and say what to do.
+    """Check the installation, the store, the ports and Java for Spark, and name remedies.
 
-    Exits with 1 if there is a problem; a warning is not one.
+    Exits with 1 if there is a problem; warnings do not count.
     """
     settings = load_settings({"store": store, "listen": listen, "http_listen": http_listen}, file=config)
     checks = list(_checks(settings))
@@ -95,7 +97,7 @@ def _store(url: str) -> Check:
         if (path := getattr(database, "path", None)) is not None and not path.exists():
             if not path.parent.is_dir():
                 return Check("Store", "problem", f"{url}: no such folder", f"mkdir -p {path.parent}")
-            return Check("Store", "ok", f"{url} is not there yet; tape serve creates it")
+            return Check("Store", "ok", f"{url} does not exist yet; tape serve creates it")
         pending = database.pending()
         if pending:
             return Check("Store", "warning", f"{url} lacks {len(pending)} migrations", f"tape migrate --store {url}")
@@ -108,15 +110,19 @@ def _store(url: str) -> Check:
             "Store",
             "warning",
             f"{url}: its newest entry is {ahead_s:.0f} s in the future",
-            "set the clocks of all writers (NTP): new entries carry that time until it has passed",
+            "synchronize the clocks of all writers (NTP): new entries get that time until it has passed",
         )
-    room = ""
+    free_space = ""
     if path is not None:
         free = shutil.disk_usage(path.parent).free
-        room = f", {free / 1e9:.1f} GB free"
+        free_space = f", {free / 1e9:.1f} GB free"
         if free < 500e6:
-            return Check("Store", "warning", f"{url}: {free / 1e6:.0f} MB free on its disk", "make room, or tape prune")
-    return Check("Store", "ok", f"{url}, {head.global_seq - head.oldest + 1:,} entries up to {head.global_seq}{room}")
+            return Check(
+                "Store", "warning", f"{url}: {free / 1e6:.0f} MB free on its disk", "free disk space, or run tape prune"
+            )
+    return Check(
+        "Store", "ok", f"{url}, {head.global_seq - head.oldest + 1:,} entries up to {head.global_seq}{free_space}"
+    )
 
 
 async def _head(url: str) -> Head:

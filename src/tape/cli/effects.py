@@ -1,4 +1,4 @@
-"""`tape effects`: what nobody knows the outcome of."""
+"""`tape effects`: effects without a known outcome."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tape.proto import tape_pb2 as pb
 
 
 def effects(
-    pending: Annotated[bool, typer.Option("--pending", help="Those that were begun and never settled.")] = False,
-    unknown: Annotated[bool, typer.Option("--unknown", help="Those that may or may not have happened.")] = False,
+    pending: Annotated[bool, typer.Option("--pending", help="Only effects that were begun and not settled.")] = False,
+    unknown: Annotated[bool, typer.Option("--unknown", help="Only effects whose outcome is unknown.")] = False,
     older_than: Annotated[
-        str, typer.Option(help="Only pending ones that have not changed for so long: 90s, 10m, 2h, 7d.")
+        str, typer.Option(help="Only pending effects unchanged for this long: 90s, 10m, 2h, 7d.")
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 200,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of effects.")] = 200,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """List effects that are open, the longest first: pending ones, unknown ones, or (without a wish) both."""
+    """List open effects, oldest first. Default: pending and unknown."""
     now = now_ms()
     before_ms = now - parse_age("--older-than", older_than) if older_than else 0
     found = run(_list(url, pending, unknown, before_ms, limit))
@@ -43,7 +43,7 @@ def effects(
             )
             for effect in found
         ),
-        nothing="No effect is open.",
+        nothing="No open effects.",
     )
 
 
@@ -56,7 +56,7 @@ async def _list(url: str, pending: bool, unknown: bool, before_ms: int, limit: i
 
 
 def dispatch(effect: pb.EffectRecord, now_ms: int) -> str:
-    """Who carries an effect out, and how far that has come."""
+    """How an effect is dispatched, and the state of the dispatch."""
     if effect.dispatch_mode != pb.EFFECT_DISPATCH_MODE_OUTBOX:
         return "inline"
     parts = [f"outbox {effect.connector}".rstrip()]

@@ -1,4 +1,4 @@
-"""`tape execute`: start a playbook of the catalog, and see how it ends."""
+"""`tape execute`: start a playbook of the catalog."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from tape.errors import InvalidInput
 from tape.proto import tape_pb2 as pb
 
 PayloadOption = Annotated[
-    str, typer.Option("--payload", "-p", help="A JSON object, @file, or - for standard input.", metavar="JSON")
+    str, typer.Option("--payload", "-p", help="Payload: a JSON object, @file, or - for standard input.", metavar="JSON")
 ]
 
 _ENDS = {"terminal", "failed", "cancelled", "stuck"}
 
 
 def execute(
-    path: Annotated[str, typer.Argument(help="The playbook's path in the catalog.")],
+    path: Annotated[str, typer.Argument(help="Path of the playbook in the catalog.")],
     payload: PayloadOption = "{}",
-    pool: Annotated[str, typer.Option(help="Another pool than the playbook's.")] = "",
-    dedup_key: Annotated[str, typer.Option(help="The same key again is the same execution.")] = "",
-    dedup_window: Annotated[int, typer.Option(min=1, help="Seconds for which that holds.")] = 300,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for its end, and print its output.")] = False,
+    pool: Annotated[str, typer.Option(help="Execution pool. [default: that of the playbook]")] = "",
+    dedup_key: Annotated[str, typer.Option(help="Deduplication key: the same key returns the same execution.")] = "",
+    dedup_window: Annotated[int, typer.Option(min=1, help="Seconds for which the deduplication key is kept.")] = 300,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait until the execution ends, and print its output.")
+    ] = False,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Start a playbook on its pool; prints the execution's id. With --wait, ends with status 1 if it failed."""
+    """Start a playbook and print the execution id. With --wait, exits with 1 if the execution failed."""
     wanted = {"pool": pool, "dedup_key": dedup_key, "dedup_window_secs": dedup_window if dedup_key else 0}
     result, ended = run(_execute(url, path, read_payload(payload), wanted, wait=wait))
     if ended is None:
@@ -57,7 +59,7 @@ def execute(
 
 
 def read_payload(given: str) -> dict[str, Any]:
-    """The payload of an option."""
+    """The payload that the option names."""
     if given == "-":
         given = sys.stdin.read()
     elif given.startswith("@"):
@@ -68,7 +70,7 @@ def read_payload(given: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(given, type=dict)
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"--payload {given[:80]!r} is no JSON object: {error}.") from error
+        raise InvalidInput(f"--payload {given[:80]!r} is not a JSON object: {error}.") from error
 
 
 async def _execute(

@@ -1,4 +1,4 @@
-"""Puts the commands together and turns errors into sentences."""
+"""The entry points of the command line: loads commands on demand and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from tape import __version__
 from tape.errors import TapeError
 
-# Each is a module beside this one, with a function of that name or, for one that has commands of its own, an `app`.
+# Each is a module of this package with a function of that name, or with an `app` if it has subcommands.
 COMMANDS = (
     "serve",
     "gateway",
@@ -53,7 +53,7 @@ COMMANDS = (
 
 
 class LazyGroup(TyperGroup):
-    """The commands, each loaded when it is asked for: appending an event need not wait for what a server needs."""
+    """The commands, each imported on first use, so that `tape append` does not import the server."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": dict.fromkeys(COMMANDS)})
@@ -72,17 +72,17 @@ def _load(name: str) -> Any:
     else:
         holder.command(name)(getattr(module, name))
     command = typer.main.get_group(holder).commands[name]
-    _take_literally(command)
+    _escape_markup(command)
     return command
 
 
-def _take_literally(command: Any) -> None:
-    """Brackets in help texts are shown: without this, what looks like markup (`[default: 7878]`) would vanish."""
+def _escape_markup(command: Any) -> None:
+    """Escape brackets in help texts: rich would remove `[default: 7878]` as markup."""
     for param in command.params:
         if text := getattr(param, "help", None):
             param.help = re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
     for inner in getattr(command, "commands", {}).values():
-        _take_literally(inner)
+        _escape_markup(inner)
 
 
 app = typer.Typer(
@@ -103,13 +103,15 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Tape: one durable log for agents, services and data pipelines."""
 
 
 def main(command: Callable[[], Any] = app) -> None:
-    """Run the command line; an error of Tape is one sentence, not a stack."""
+    """Run a command line; print a TapeError as one line with its code and exit with 1."""
     try:
         command()
     except TapeError as error:
@@ -124,25 +126,25 @@ def reactors_main() -> None:
     """`tape-reactors`, the same as `tape reactors`."""
     from tape.cli.reactors import reactors
 
-    main(_alone(reactors))
+    main(_single(reactors))
 
 
 def outbox_main() -> None:
     """`tape-outbox`: only the outbox dispatcher."""
     from tape.cli.reactors import outbox
 
-    main(_alone(outbox))
+    main(_single(outbox))
 
 
 def pubsub_main() -> None:
-    """`tape-pubsub-sub`: a worker that messages of Pub/Sub wake."""
+    """`tape-pubsub-sub`: a worker that performs the effects named by Pub/Sub messages."""
     from tape.cli.reactors import pubsub_worker
 
-    main(_alone(pubsub_worker))
+    main(_single(pubsub_worker))
 
 
-def _alone(command: Callable[..., None]) -> typer.Typer:
-    """A command line of one command."""
-    alone = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
-    alone.command()(command)
-    return alone
+def _single(command: Callable[..., None]) -> typer.Typer:
+    """A command line with a single command."""
+    single = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+    single.command()(command)
+    return single

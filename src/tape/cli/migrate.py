@@ -1,4 +1,4 @@
-"""`tape migrate`: bring a database's schema up to date."""
+"""`tape migrate`: apply pending migrations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from tape.store import open_database
 
 
 def migrate(
-    check: Annotated[bool, typer.Option("--check", help="Only tell; exit with 1 if something is pending.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only list pending migrations; exit with 1 if there are any.")
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Apply the migrations that this version needs. `tape serve` does so by itself at start."""
+    """Apply pending migrations. `tape serve` applies them at start."""
     database = open_database(store)
     names = [str(migration) for migration in (database.pending() if check else database.migrate())]
     if output is Output.json:

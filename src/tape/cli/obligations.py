@@ -1,4 +1,4 @@
-"""`tape obligations`: what is still to be undone."""
+"""`tape obligations`: compensations that are due, claimed or stuck."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
 from tape.proto import tape_pb2 as pb
 
-# Asked as if it were then, the server also lists what is not due yet and what somebody is at.
+# With this time the server also lists obligations that are not due yet or are claimed.
 AT_THE_END_OF_TIME_MS = 1 << 62
 
 
 def obligations(
-    run_id: Annotated[str, typer.Option("--run", help="Only of this run, in the order in which they are undone.")] = "",
-    stuck: Annotated[bool, typer.Option("--stuck", help="Only those that were given up.")] = False,
-    due: Annotated[bool, typer.Option("--due", help="Only those that somebody should see to now.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="With --run: also those that are undone.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 200,
+    run_id: Annotated[
+        str, typer.Option("--run", help="Only obligations of this run, in the order of compensation.")
+    ] = "",
+    stuck: Annotated[bool, typer.Option("--stuck", help="Only obligations without attempts left.")] = False,
+    due: Annotated[bool, typer.Option("--due", help="Only obligations that are due now.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With --run: also resolved obligations.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of obligations.")
+    ] = 200,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """List obligations that are not resolved: pending, being undone, or stuck."""
+    """List unresolved obligations: pending, committed (being compensated) or stuck."""
     if sum((stuck, due, everything)) > 1:
         raise InvalidInput("Use one of --stuck, --due and --all.")
     if everything and not run_id:
-        raise InvalidInput("--all needs --run: only one run's obligations are listed after they are undone.")
+        raise InvalidInput("--all needs --run: resolved obligations are listed for one run only.")
     if due and run_id:
-        raise InvalidInput("--due is about all runs; leave out --run, or use --run alone.")
+        raise InvalidInput("--due lists all runs; leave out --run, or use --run alone.")
     found = run(_list(url, run_id, stuck, due, everything, limit))
     if output is Output.json:
         print_json([as_dict(each) for each in found])
@@ -54,7 +58,7 @@ def obligations(
             )
             for each in found
         ),
-        nothing="No obligation is open." if not everything else "The run has no obligations.",
+        nothing="No unresolved obligations." if not everything else "The run has no obligations.",
     )
 
 
@@ -78,16 +82,16 @@ async def _list(
 
 
 def following(obligation: pb.ObligationRecord, now_ms: int) -> str:
-    """What happens with an obligation next, and when."""
+    """The next step of an obligation, and its time."""
     match obligation.status:
         case pb.OBLIGATION_STATUS_PENDING:
             late = now_ms - obligation.next_attempt_at_ms
             return f"due for {age(late)}" if late >= 0 else f"due in {age(-late)}"
         case pb.OBLIGATION_STATUS_COMMITTED:
             left = obligation.claim_expires_at_ms - now_ms
-            holder = obligation.claimed_by
-            return f"{holder} is at it, for {age(left)}" if left > 0 else f"{holder} vanished {age(-left)} ago"
+            owner = obligation.claimed_by
+            return f"claimed by {owner} for {age(left)}" if left > 0 else f"claim of {owner} expired {age(-left)} ago"
         case pb.OBLIGATION_STATUS_STUCK:
-            return "somebody has to look"
+            return "needs an operator"
         case _:
             return ""

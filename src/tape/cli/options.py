@@ -12,8 +12,13 @@ import typer
 from tape.base.allow_list import AllowList
 from tape.base.config import HTTP_ALLOW_VARIABLE
 from tape.base.process import run_async
+from tape.errors import InvalidConfig
 
 T = TypeVar("T")
+
+DEFAULT_STORE = "sqlite:tape.db"
+DEFAULT_URL = "tape://127.0.0.1:7878"
+DEFAULT_SERVER = "http://127.0.0.1:7879"
 
 
 class Output(StrEnum):
@@ -23,20 +28,60 @@ class Output(StrEnum):
     json = "json"
 
 
-UrlOption = Annotated[str, typer.Option("--url", envvar="TAPE_URL", help="The server's gRPC address.")]
+def check_grpc_address(address: str) -> str:
+    """The address, unless it is that of the HTTP port."""
+    if address.startswith("http://"):
+        raise InvalidConfig(
+            f"{address!r} is an HTTP address; this command needs the gRPC address of the server, such as {DEFAULT_URL}"
+            " (--url or TAPE_URL; the gRPC port is 7878 by default)."
+        )
+    return address
+
+
+def check_http_address(address: str) -> str:
+    """The address, unless it is that of the gRPC port."""
+    if address.startswith(("tape://", "tapes://", "grpc://", "grpcs://")):
+        raise InvalidConfig(
+            f"{address!r} is a gRPC address; this command needs the HTTP address of the server, such as"
+            f" {DEFAULT_SERVER} (--server or TAPE_SERVER_URL; the HTTP port is 7879 by default)."
+        )
+    return address
+
+
+def _grpc_option(*names: str) -> Any:
+    return typer.Option(
+        *names, envvar="TAPE_URL", callback=check_grpc_address, help="gRPC address of the server.", metavar="GRPC_URL"
+    )
+
+
+def _http_option(*names: str) -> Any:
+    return typer.Option(
+        *names,
+        envvar="TAPE_SERVER_URL",
+        callback=check_http_address,
+        help="HTTP address of the server.",
+        metavar="HTTP_URL",
+    )
+
+
+# A command that connects to one port accepts both names for its address; the metavar and the help say which port.
+UrlOption = Annotated[str, _grpc_option("--url", "--server")]
+ServerOption = Annotated[str, _http_option("--server", "--url")]
+# A command that connects to both ports.
+GrpcUrlOption = Annotated[str, _grpc_option("--url")]
+HttpUrlOption = Annotated[str, _http_option("--server")]
 StoreOption = Annotated[
     str,
     typer.Option(
         "--store",
         envvar="TAPE_STORE",
-        help="The database: sqlite:<path>, a path, memory, postgres://…, alloydb://…",
+        help="Database: sqlite:<path>, a path, memory, postgres://… or alloydb://…",
     ),
 ]
-ServerOption = Annotated[str, typer.Option("--server", envvar="TAPE_SERVER_URL", help="The server's HTTP address.")]
 
 
 def _set_http_allow(given: str | None) -> str | None:
-    """Make the option the setting of this process and of those that it starts."""
+    """Set the allow list for this process and its child processes."""
     if given is not None:
         AllowList.parse(given)
         os.environ[HTTP_ALLOW_VARIABLE] = given
@@ -52,11 +97,13 @@ HttpAllowOption = Annotated[
         help="Private hosts and networks that HTTP requests may reach, e.g. localhost:8080,10.0.0.0/8.",
     ),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="For people (text) or for programs (json).")]
-
-DEFAULT_STORE = "sqlite:tape.db"
-DEFAULT_URL = "tape://127.0.0.1:7878"
-DEFAULT_SERVER = "http://127.0.0.1:7879"
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+OwnerOption = Annotated[str, typer.Option("--owner", help="Lease owner. [default: <host>-<pid>-<random>]")]
+LogLevelOption = Annotated[str, typer.Option("--log-level", help="Log level: debug, info, warning or error.")]
+MetricsOption = Annotated[
+    str, typer.Option("--metrics-listen", help="Serve Prometheus metrics on this address, e.g. 127.0.0.1:9464.")
+]
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""How an outage is read from the journal and shown."""
+"""Reads outages from the journal and prints them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_outages(client: TapeClient, path: str) -> list[Outage]:
 
 
 def _entries(client: TapeClient, pattern: str) -> Iterator[Any]:
-    """What is on the journal now."""
+    """The matching entries up to the current head."""
     head = client.head().global_seq
     for batch in client.follow_batches(subject_pattern=pattern, from_global_seq=0):
         yield from batch.entries
@@ -29,15 +29,15 @@ def _entries(client: TapeClient, pattern: str) -> Iterator[Any]:
 
 def show_outage(outage: Outage) -> None:
     """Print an outage as a timeline with its totals."""
-    ended = f"until {moment(outage.ended_ms)}" if outage.ended_ms else "and goes on"
+    ended = f"until {moment(outage.ended_ms)}" if outage.ended_ms else "and still is"
     lasted = f", {age(outage.ended_ms - outage.began_ms)}" if outage.ended_ms else ""
     who = ", ".join(outage.downstreams) or "a downstream"
-    typer.echo(f"{who} was away from {moment(outage.began_ms)} {ended}{lasted}\n")
+    typer.echo(f"{who} was unavailable from {moment(outage.began_ms)} {ended}{lasted}\n")
     print_table(("when", "what", "count", ""), map(_row, outage.moments), nothing="")
     typer.echo(
-        f"\n{outage.spooled:,} spooled = {outage.replayed:,} replayed + {outage.dead_lettered:,} given up"
-        f" + {outage.quarantined:,} damaged + {outage.waiting:,} waiting"
-        + (f"; {outage.dropped:,} times a message was not kept and left to its source" if outage.dropped else "")
+        f"\n{outage.spooled:,} spooled = {outage.replayed:,} replayed + {outage.dead_lettered:,} dead-lettered"
+        f" + {outage.quarantined:,} quarantined + {outage.waiting:,} waiting"
+        + (f"; {outage.dropped:,} times a message was not spooled and left to its source" if outage.dropped else "")
     )
 
 

@@ -1,4 +1,4 @@
-"""How the commands about runs show what the server said: tables for people, JSON for programs."""
+"""Printing: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tape.errors import InvalidInput, InvalidJson
 
-# Where nobody looks, lines are as long as they need to be.
+# Width of lines when the output is not a terminal.
 UNBOUNDED = 10_000
 CUT = 100
 
@@ -45,7 +45,7 @@ _AGES = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 
 
 def console() -> Console:
-    """Standard output; a line is never broken where it goes to a program."""
+    """Standard output; lines are wrapped only on a terminal."""
     terminal = Console(highlight=False)
     return terminal if terminal.is_terminal else Console(highlight=False, width=UNBOUNDED)
 
@@ -70,7 +70,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], no
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
-    """Print names and what is known of them, a line each."""
+    """Print names and values, one line each."""
     width = max(map(len, facts)) + 2
     page = console()
     for name, fact in facts.items():
@@ -78,7 +78,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 
 def print_json(thing: Any) -> None:
-    """Print a thing as one line of JSON."""
+    """Print a value as one line of JSON."""
     typer.echo(msgspec.json.encode(thing).decode())
 
 
@@ -88,7 +88,7 @@ def state(name: str) -> Text:
 
 
 def state_of(kind: Any, number: int) -> str:
-    """What the journal calls a state of an enum of the proto: RUN_STATUS_RUNNING is running."""
+    """The short name of a proto enum value: RUN_STATUS_RUNNING is running."""
     return _word(kind.DESCRIPTOR.name, kind.Name(number) if number in kind.values() else str(number))
 
 
@@ -98,7 +98,7 @@ def _word(enum: str, name: str) -> str:
 
 
 def as_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON shows it: every field by its name, states as words."""
+    """A message as a dict: every field by its name, enum values by their short names."""
     return {field.name: _plain(getattr(message, field.name), field.enum_type) for field in message.DESCRIPTOR.fields}
 
 
@@ -129,12 +129,12 @@ def age(milliseconds: int) -> str:
 
 
 def moment(ts_ms: int) -> str:
-    """A time as people here read it, to the millisecond."""
+    """A time in the local time zone, to the millisecond."""
     return f"{dt.datetime.fromtimestamp(ts_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}.{ts_ms % 1000:03d}"
 
 
 def cut(text: str) -> str:
-    """A text on one line, and not too much of it."""
+    """A text on one line, cut after 100 characters."""
     line = " ".join(text.split())
     return line if len(line) <= CUT else f"{line[: CUT - 1]}…"
 

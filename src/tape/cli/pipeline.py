@@ -1,4 +1,4 @@
-"""`tape pipeline`: the journal's jobs on Spark."""
+"""`tape pipeline`: Spark jobs on the journal."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ app.add_typer(command.app, name="run")
 
 @app.command()
 def demo(
-    folder: Annotated[Path | None, typer.Option(help="Where to; a new temporary folder if not given.")] = None,
-    entries: Annotated[int, typer.Option(min=100, help="About how many entries to make up.")] = 300_000,
-    days: Annotated[float, typer.Option(min=0.1, help="Over how many days.")] = 3.0,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder for the results. [default: a new temporary folder]")
+    ] = None,
+    entries: Annotated[int, typer.Option(min=100, help="Approximate number of entries to generate.")] = 300_000,
+    days: Annotated[float, typer.Option(min=0.1, help="Number of days that the entries cover.")] = 3.0,
     show: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
     master: command.Master = command.DEFAULT_MASTER,
 ) -> None:
-    """Make up a journal of some days and run archive, rollup, backtest and report on it."""
+    """Generate a journal and run archive, rollup, backtest and report on it."""
     command.check_installed()
     from tape.demo.pipeline import fill, run_jobs
 
-    place = (folder or Path(tempfile.mkdtemp(prefix="tape-demo-"))).resolve()
-    typer.echo(f"journal: about {entries:,} entries of {days:g} days in {place}")
-    with bar("making up") as progress:
-        store = fill(place, entries, days, progress)
+    target = (folder or Path(tempfile.mkdtemp(prefix="tape-demo-"))).resolve()
+    typer.echo(f"journal: about {entries:,} entries of {days:g} days in {target}")
+    with bar("generating") as progress:
+        store = fill(target, entries, days, progress)
     with command.session("demo", master, None) as spark:
-        page = run_jobs(spark, place, store, days, typer.echo)
+        page = run_jobs(spark, target, store, days, typer.echo)
     typer.echo(f"\nThe report: {page}")
     if show:
         typer.launch(str(page))

@@ -1,4 +1,4 @@
-"""`tape playbooks`: check, try, register and look at playbooks."""
+"""`tape playbooks`: validate, run, register, list and show playbooks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tape.client import AsyncTapeClient
 from tape.errors import InvalidDocument, StepFailed, TapeError
 from tape.proto import tape_pb2 as pb
 
-app = typer.Typer(help="Check, try, register and look at playbooks.", no_args_is_help=True)
+app = typer.Typer(help="Validate, run, register, list and show playbooks.", no_args_is_help=True)
 
 FilesArgument = Annotated[list[Path], typer.Argument(help="YAML files.", metavar="FILE…")]
 ImportOption = Annotated[
     list[str],
-    typer.Option("--import", "-i", help="A module with @tape.playbook and @tape.function in it; may be repeated."),
+    typer.Option("--import", "-i", help="Module with @tape.playbook or @tape.function; repeatable."),
 ]
 
 
 @app.command()
 def validate(files: FilesArgument) -> None:
-    """Check files; everything that is wrong is told at once, with its line."""
+    """Validate files without a server and list all problems with their lines. Exits with 1 if there are any."""
     from tape.playbooks.files import load_file
 
     wrong = 0
@@ -42,20 +42,20 @@ def validate(files: FilesArgument) -> None:
                 typer.echo(f"{file}: {problem}")
         else:
             steps = f"{len(playbook.steps)} steps" if len(playbook.steps) != 1 else "1 step"
-            typer.echo(f"{file}: {playbook.path} is right ({playbook.python or steps}).")
+            typer.echo(f"{file}: {playbook.path} is valid ({playbook.python or steps}).")
     if wrong:
         raise typer.Exit(1)
 
 
 @app.command("run")
 def run_file(
-    file: Annotated[Path, typer.Argument(help="A YAML file.")],
+    file: Annotated[Path, typer.Argument(help="YAML file.")],
     payload: PayloadOption = "{}",
-    modules: ImportOption = [],  # noqa: B006 - typer reads it, nobody changes it
+    modules: ImportOption = [],  # noqa: B006 - typer reads it, never mutated
 ) -> None:
-    """Run a file in this process, without a server: to try it out. Prints its output.
+    """Run a file in this process without a server, and print its output.
 
-    Playbooks that it calls are looked for in the same folder; events that it publishes are shown, not stored.
+    Playbooks that it calls are read from the same folder; events that it publishes are printed, not stored.
     """
     from tape.model.execution_ids import new_id
     from tape.playbooks.files import from_folder, load_file
@@ -73,14 +73,14 @@ def run_file(
         result = asyncio.run(run_playbook(playbook, read_payload(payload), info, host))
     except TapeError:
         raise
-    except Exception as error:  # whatever a tool or a function raises is the playbook's failure
+    except Exception as error:  # an error of a tool or a function fails the playbook
         raise StepFailed(playbook.path, type(error).__name__, str(error)) from error
     typer.echo(json.dumps(result, ensure_ascii=False))
 
 
 @app.command()
 def register(files: FilesArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Put files into the catalog, each as the next version of its path; one that has not changed adds none."""
+    """Register files in the catalog, each as the next version of its path; an unchanged file adds no version."""
     from tape.playbooks.files import read_file
 
     async def send() -> None:
@@ -119,12 +119,12 @@ def list_playbooks(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.t
 
 @app.command()
 def show(
-    path: Annotated[str, typer.Argument(help="The playbook's path.")],
-    version: Annotated[int, typer.Option(min=0, help="A version; 0 is the latest.")] = 0,
+    path: Annotated[str, typer.Argument(help="Path of the playbook.")],
+    version: Annotated[int, typer.Option(min=0, help="Version; 0 is the latest.")] = 0,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show a playbook as it was registered."""
+    """Print the content of a registered playbook."""
 
     async def fetch() -> pb.Resource:
         async with AsyncTapeClient(url) as client:

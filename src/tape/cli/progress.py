@@ -1,4 +1,4 @@
-"""Progress bars on standard error, only where somebody is looking."""
+"""Progress bars on standard error, if it is a terminal."""
 
 from __future__ import annotations
 

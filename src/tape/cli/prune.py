@@ -1,4 +1,4 @@
-"""`tape prune`: retention."""
+"""`tape prune`: remove the oldest entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from tape.base.clock import now_ms
 from tape.cli import archive
-from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, YesOption, run
 from tape.cli.progress import bar
 from tape.errors import InvalidInput
 from tape.journal.appender import read_head
@@ -25,17 +25,19 @@ _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_
 def prune(
     before: Annotated[
         str,
-        typer.Option(help="A global_seq, a date or time (2026-01-31, 2026-01-31T12:00Z) or an age (90d, 12h)."),
+        typer.Option(
+            help="First entry to keep: a global_seq, a time (2026-01-31, 2026-01-31T12:00Z) or an age (90d, 12h)."
+        ),
     ],
     archived: Annotated[
-        str, typer.Option(help="Remove only what this archive holds, after proving that it does.")
+        str, typer.Option(help="Remove only entries that this archive holds, after verifying the archive.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Show what would be removed, and remove nothing.")] = False,
+    yes: YesOption = False,
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Remove the oldest entries for good. The rest stays provable, and the removal is journaled."""
+    """Remove the oldest entries permanently. The rest stays verifiable, and the removal is recorded in the journal."""
     before_seq, before_ms = parse_before(before, now_ms())
     limit = archive.proven_until(archived, store) + 1 if archived else None
     run(_prune(store, before_seq, before_ms, limit, dry_run, yes, output))
@@ -66,7 +68,7 @@ async def _prune(
 async def _extent(
     database: Database, before_seq: int | None, before_ms: int | None, limit: int | None
 ) -> tuple[int, int]:
-    """The first entry that stays, and how many go."""
+    """The first entry to keep, and the number of entries to remove."""
     head = await database.read(read_head)
     if before_ms is not None:
         moment = before_ms

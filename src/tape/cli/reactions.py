@@ -1,4 +1,4 @@
-"""`tape reactions`: which there are, how they stand, why one fired or did not, and what one would do."""
+"""`tape reactions`: list, show, explain, dry-run, backtest and deregister reactions."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from tape.proto import tape_pb2 as pb
 from tape.reactions.decorators import get_registry
 from tape.reactions.registration import id_of
 
-app = typer.Typer(help="List, show, explain, try out and remove reactions.", no_args_is_help=True)
+app = typer.Typer(help="List, show, explain, test and deregister reactions.", no_args_is_help=True)
 
 BAR = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
-IdArgument = Annotated[str, typer.Argument(help="The reaction's id.", metavar="REACTION")]
+IdArgument = Annotated[str, typer.Argument(help="Id of the reaction.", metavar="REACTION")]
 
 
 @app.command("list")
 def list_reactions(
-    pattern: Annotated[str, typer.Option("--pattern", "-p", help="Only those with exactly this pattern.")] = "",
+    pattern: Annotated[
+        str, typer.Option("--pattern", "-p", help="Only reactions with exactly this subject pattern.")
+    ] = "",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """List the reactions that are registered, with their lag, their tasks and the errors of their predicates."""
+    """List registered reactions with lag, tasks and predicate errors."""
     reactions, stats = run(_load(url, pattern))
     if output is Output.json:
         print_json([_joined(each, stats) for each in reactions])
@@ -59,7 +61,7 @@ def list_reactions(
             )
             for each in reactions
         ),
-        nothing="No reaction is registered.",
+        nothing="No reactions are registered.",
     )
 
 
@@ -72,7 +74,7 @@ async def _load(url: str, pattern: str) -> tuple[list[pb.Reaction], dict[str, pb
 
 @app.command("show")
 def show_reaction(reaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.text) -> None:
-    """Show one reaction: what it wants, its limits, and how it stands."""
+    """Show one reaction: pattern, predicate, limits and statistics."""
     reactions, stats = run(_load(url, ""))
     found = next((each for each in reactions if each.reaction_id == reaction_id), None)
     if found is None:
@@ -85,16 +87,16 @@ def show_reaction(reaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output:
         "reaction": f"{found.reaction_id} {found.name}".rstrip(),
         "pattern": found.subject_pattern,
         "predicate": found.predicate_cel or "always true",
-        "becomes": _kind(found),
-        "at once": f"{found.max_concurrency} tasks",
+        "handler": _kind(found),
+        "concurrency": f"{found.max_concurrency} tasks",
         "rate": f"{found.rate_limit_per_s} a second" if found.rate_limit_per_s else "unlimited",
         "debounce": f"{found.debounce_ms} ms" if found.debounce_ms else "none",
         "attempts": f"{min(found.retry_max + 1, found.dlq_after_n)}, the first retry after {found.retry_backoff_ms} ms",
         "shards": f"{found.num_shards}{', in strict order' if found.strict_order else ''}",
         "matched": f"{mine.matched} entries, up to {mine.position}, lag {_lag(mine)}",
-        "own work": f"{mine.suppressed} matches passed over" if not found.allow_self else "also sets it off",
+        "own events": f"{mine.suppressed} matches skipped" if not found.allow_self else "also match",
         "tasks": f"{mine.pending} pending, {mine.claimed} claimed, {mine.dlq} dead letters",
-        "errors": f"{mine.predicate_errors} of the predicate",
+        "errors": f"{mine.predicate_errors} predicate errors",
     }
     if mine.last_predicate_error:
         facts["last error"] = f"at entry {mine.last_error_global_seq}: {mine.last_predicate_error}"
@@ -104,25 +106,25 @@ def show_reaction(reaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output:
 @app.command("explain")
 def explain_reaction(
     reaction_id: IdArgument,
-    global_seq: Annotated[int, typer.Argument(help="The entry.", min=1, metavar="GLOBAL_SEQ")],
+    global_seq: Annotated[int, typer.Argument(help="global_seq of the entry.", min=1, metavar="GLOBAL_SEQ")],
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Say why a reaction did or did not fire on an entry, and what became of the work."""
-    told = run(_explain(url, reaction_id, global_seq))
+    """Explain why a reaction matched an entry or did not, and show the resulting task or run."""
+    answer = run(_explain(url, reaction_id, global_seq))
     if output is Output.json:
-        print_json(as_dict(told))
+        print_json(as_dict(answer))
         return
     page = console()
-    page.print(Text.assemble((f"entry {told.entry.global_seq}  ", "dim"), told.entry.subject))
-    page.print(Text.assemble(("pattern   ", "dim"), told.reaction.subject_pattern))
-    page.print(Text(told.verdict, "green" if told.matched else "yellow"))
-    if told.predicate_trace:
-        page.print(Text(told.predicate_trace))
-    if told.outcome:
-        page.print(Text(told.outcome))
-    if told.HasField("task"):
-        page.print(Text(f"task {told.task.task_id}", "dim"))
+    page.print(Text.assemble((f"entry {answer.entry.global_seq}  ", "dim"), answer.entry.subject))
+    page.print(Text.assemble(("pattern   ", "dim"), answer.reaction.subject_pattern))
+    page.print(Text(answer.verdict, "green" if answer.matched else "yellow"))
+    if answer.predicate_trace:
+        page.print(Text(answer.predicate_trace))
+    if answer.outcome:
+        page.print(Text(answer.outcome))
+    if answer.HasField("task"):
+        page.print(Text(f"task {answer.task.task_id}", "dim"))
 
 
 async def _explain(url: str, reaction_id: str, global_seq: int) -> pb.ExplainReactionResponse:
@@ -132,16 +134,18 @@ async def _explain(url: str, reaction_id: str, global_seq: int) -> pb.ExplainRea
 
 @app.command("test")
 def try_reaction(
-    pattern: Annotated[str, typer.Option("--pattern", "-p", help="The subject pattern.")],
-    where: Annotated[str, typer.Option("--where", "-w", help="The CEL predicate.")] = "",
-    start: Annotated[str, typer.Option("--from", help="After this global_seq, or 'start'.")] = "start",
-    end: Annotated[str, typer.Option("--to", help="Up to this global_seq, or 'head'.")] = "head",
-    bucket: Annotated[int, typer.Option(help="Minutes that a bar of the plot stands for.", min=1)] = 60,
-    samples: Annotated[int, typer.Option(help="How many of the matches to show.", min=1, max=100)] = 5,
+    pattern: Annotated[str, typer.Option("--pattern", "-p", help="Subject pattern.")],
+    where: Annotated[str, typer.Option("--where", "-w", help="CEL predicate. [default: always true]")] = "",
+    start: Annotated[
+        str, typer.Option("--from", help="Start after this global_seq; 'start' is the oldest entry.")
+    ] = "start",
+    end: Annotated[str, typer.Option("--to", help="End at this global_seq; 'head' is the newest entry.")] = "head",
+    bucket: Annotated[int, typer.Option(help="Minutes per bar of the histogram.", min=1)] = 60,
+    samples: Annotated[int, typer.Option(help="Number of matching entries to show.", min=1, max=100)] = 5,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Say what a pattern and a predicate would have fired on, how often in each hour. Nothing is written."""
+    """Dry run: show how often a pattern and a predicate would have matched, per hour. Writes nothing."""
     Pattern(pattern)
     compile_predicate(where)
     wanted = {
@@ -152,24 +156,24 @@ def try_reaction(
         "samples": samples,
         "bucket_ms": bucket * 60_000,
     }
-    told = run(_test(url, wanted))
+    result = run(_test(url, wanted))
     if output is Output.json:
-        print_json(as_dict(told))
+        print_json(as_dict(result))
         return
     page = console()
     page.print(
-        f"{told.matched} of {told.examined} entries ({told.from_global_seq + 1} to {told.to_global_seq})"
-        " would have fired."
+        f"{result.matched} of {result.examined} entries ({result.from_global_seq + 1} to {result.to_global_seq})"
+        " would have matched."
     )
-    if told.errors:
-        page.print(Text(f"The predicate failed on {told.errors} entries, the last time: {told.last_error}", "red"))
-    most = max((each.matched for each in told.buckets), default=0)
-    for each in told.buckets:
+    if result.errors:
+        page.print(Text(f"The predicate failed on {result.errors} entries, the last time: {result.last_error}", "red"))
+    most = max((each.matched for each in result.buckets), default=0)
+    for each in result.buckets:
         when = dt.datetime.fromtimestamp(each.start_ms / 1000).astimezone()
         page.print(
             Text.assemble((f"{when:%Y-%m-%d %H:%M} ", "dim"), (_bar(each.matched / most), "cyan"), f" {each.matched}")
         )
-    for entry in told.samples:
+    for entry in result.samples:
         page.print(Text.assemble((f"{entry.global_seq:>8} ", "bold"), f"{entry.subject} ", cut(entry.payload_json)))
 
 
@@ -180,32 +184,32 @@ async def _test(url: str, wanted: dict[str, Any]) -> pb.TestReactionResponse:
 
 @app.command("backtest")
 def backtest_reaction(
-    where: Annotated[str, typer.Option("--where", "-w", help="The CEL predicate.")] = "",
-    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject pattern.")] = "/tape/**",
-    debounce_ms: Annotated[int, typer.Option(min=0, help="The debounce.")] = 0,
-    rate_limit_per_s: Annotated[int, typer.Option(min=0, help="The rate; 0 for none.")] = 0,
-    reaction: Annotated[str, typer.Option(help="A registered reaction instead, by id or name.")] = "",
-    code: Annotated[str, typer.Option(help="A module instead: every reaction that its functions declare.")] = "",
+    where: Annotated[str, typer.Option("--where", "-w", help="CEL predicate. [default: always true]")] = "",
+    subject: Annotated[str, typer.Option("--subject", "-s", help="Subject pattern.")] = "/tape/**",
+    debounce_ms: Annotated[int, typer.Option(min=0, help="Debounce in milliseconds.")] = 0,
+    rate_limit_per_s: Annotated[int, typer.Option(min=0, help="Tasks per second; 0 is unlimited.")] = 0,
+    reaction: Annotated[str, typer.Option(help="Backtest a registered reaction instead, by id or name.")] = "",
+    code: Annotated[str, typer.Option(help="Backtest every reaction that this module declares instead.")] = "",
     store: command.Store = command.DEFAULT_STORE,
     since: command.Since = "earliest",
-    until: Annotated[str, typer.Option("--to", help="latest, a global_seq or a time.")] = "latest",
-    lake: Annotated[str, typer.Option(help="An archive, for what was pruned.")] = "",
-    samples: Annotated[int, typer.Option(min=0, help="Entries to show that would have fired.")] = 5,
+    until: Annotated[str, typer.Option("--to", help="End: latest, a global_seq or a time.")] = "latest",
+    lake: Annotated[str, typer.Option(help="Archive to read pruned entries from.")] = "",
+    samples: Annotated[int, typer.Option(min=0, help="Entries to show that would have matched.")] = 5,
     master: command.Master = command.DEFAULT_MASTER,
     conf: command.Conf = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Say on Spark how often reactions would have fired over history, debounced and rate limited. Writes nothing."""
+    """Backtest on Spark: how often reactions would have fired, with debounce and rate limit. Writes nothing."""
     command.check_installed()
     given = command.Described(subject, where, debounce_ms, rate_limit_per_s)
     if code:
         if reaction or given != command.Described():
-            raise InvalidInput("--code says what to match; leave out --reaction, --subject, --where and the limits.")
+            raise InvalidInput("--code names the reactions; leave out --reaction, --subject, --where and the limits.")
         wanted = declared(code)
     else:
         wanted = {"": command.planned(reaction, store, given)}
-    told = command.rehearsed(list(wanted.values()), store, since, until, lake, samples, master, conf)
-    command.show_backtests(list(zip(wanted, told, strict=True)), output.value)
+    reports = command.rehearsed(list(wanted.values()), store, since, until, lake, samples, master, conf)
+    command.show_backtests(list(zip(wanted, reports, strict=True)), output.value)
 
 
 def declared(module: str) -> dict[str, Reaction]:
@@ -218,16 +222,18 @@ def declared(module: str) -> dict[str, Reaction]:
         wanted = checked(Reaction(**fields))
         found[wanted.reaction_id] = wanted
     if not found:
-        raise InvalidInput(f"--code {module}: the module declares no reaction; use tape.on and its like.")
+        raise InvalidInput(
+            f"--code {module}: the module declares no reaction; use @tape.on or another @tape.on_… decorator."
+        )
     return found
 
 
 @app.command("deregister")
 def deregister_reaction(reaction_id: IdArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Remove a reaction. Tasks that it has made stay and can be worked off."""
+    """Deregister a reaction. Its tasks stay and can still be processed."""
     if not run(_deregister(url, reaction_id)):
         raise NotFound(f"no such reaction: {reaction_id!r}.")
-    typer.echo(f"{reaction_id} is removed; its tasks stay.")
+    typer.echo(f"{reaction_id} is deregistered; its tasks stay.")
 
 
 async def _deregister(url: str, reaction_id: str) -> bool:

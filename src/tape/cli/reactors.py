@@ -1,4 +1,4 @@
-"""`tape reactors`: what brings runs to their end, as a process."""
+"""`tape reactors`, `tape-outbox`, `tape-pubsub-sub`: recovery workers as processes."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from tape.reactors import run_outbox_dispatcher, run_reactors
 
 ImportOption = Annotated[
     list[str],
-    typer.Option(
-        "--import", "-i", help="A module to import for the compensators, checks and connectors in it; repeat."
-    ),
+    typer.Option("--import", "-i", help="Module with compensators, status checks or connectors; repeatable."),
 ]
-ConcurrencyOption = Annotated[int, typer.Option("--concurrency", min=1, max=256, help="So many at the same time.")]
-IntervalOption = Annotated[float, typer.Option("--interval", min=0.01, help="Seconds between two looks.")]
-OnceOption = Annotated[bool, typer.Option("--once", help="Make one pass and end.")]
-ClaimerOption = Annotated[str, typer.Option("--claimer", help="The name on what this process claims.")]
+ConcurrencyOption = Annotated[
+    int, typer.Option("--concurrency", min=1, max=256, help="Number of items processed concurrently.")
+]
+IntervalOption = Annotated[float, typer.Option("--interval", min=0.01, help="Seconds between two passes.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Make one pass, then exit.")]
+ClaimerOption = Annotated[
+    str, typer.Option("--claimer", help="Lease owner of claims. [default: <host>-<pid>-<random>]")
+]
 
-# What is the same in every pass is told once.
+# Outcomes that repeat in every pass are printed once.
 _UNCHANGED = ("unregistered", "unknown", "pending", "held", "refused", "waiting")
 _REMEMBERED = 10_000
 
 
 def reactors(
-    modules: ImportOption = [],  # noqa: B006 - typer reads it, nobody changes it
-    redrive: Annotated[str, typer.Option(help="module:function that carries a run on; it gets the RunState.")] = "",
-    runner: Annotated[str, typer.Option(help="module:object, a google-adk Runner that carries runs on.")] = "",
-    app_name: Annotated[str, typer.Option("--app", help="Carry on only runs of this app.")] = "",
-    outbox: Annotated[bool, typer.Option(help="Send what is in the outbox, too.")] = True,
-    compact: Annotated[bool, typer.Option(help="Compact runs a day after they ended, too.")] = False,
+    modules: ImportOption = [],  # noqa: B006 - typer reads it, never mutated
+    redrive: Annotated[str, typer.Option(help="module:function that resumes a run; called with its RunState.")] = "",
+    runner: Annotated[str, typer.Option(help="module:object, a google-adk Runner that resumes runs.")] = "",
+    app_name: Annotated[str, typer.Option("--app", help="Recover only runs of this app.")] = "",
+    outbox: Annotated[bool, typer.Option(help="Also dispatch outbox effects.")] = True,
+    compact: Annotated[bool, typer.Option(help="Also compact runs, 24 hours after they ended.")] = False,
     interval: IntervalOption = 2.0,
     concurrency: ConcurrencyOption = 1,
     claimer: ClaimerOption = "",
@@ -52,7 +54,7 @@ def reactors(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Carry runs on, undo what failed ones did, find out what is unknown, fire timers, send the outbox."""
+    """Recover crashed runs, compensate failed ones, reconcile unknown effects, fire timers, dispatch the outbox."""
     import_modules(modules)
     if redrive and runner:
         raise InvalidInput("Use one of --redrive and --runner.")
@@ -60,30 +62,30 @@ def reactors(
         "redrive_fn": load_object("--redrive", redrive) if redrive else None,
         "runner": load_object("--runner", runner) if runner else None,
     }
-    teller = ReportPrinter(output)
+    printer = ReportPrinter(output)
     common: dict[str, Any] = {"claimer": claimer, "once": once, "concurrency": concurrency}
 
     def react(stop: threading.Event) -> None:
         run_reactors(
             url=url, **driving, **common, app_name=app_name, compact=compact, interval_s=interval, stop=stop,
-            on_tick=teller.tell,
+            on_tick=printer.show,
         )  # fmt: skip
 
     def send(stop: threading.Event) -> None:
         run_outbox_dispatcher(
-            url, **common, interval_s=interval, stop=stop, on_tick=lambda done: teller.tell({"outbox": done})
+            url, **common, interval_s=interval, stop=stop, on_tick=lambda done: printer.show({"outbox": done})
         )
 
-    resting = "" if any(driving.values()) else "; runs are not carried on without --redrive or --runner"
-    with teller.live(f"Reacting at {url}{_through() if outbox else ''}{resting}"):
+    idle = "" if any(driving.values()) else "; crashed runs are not recovered without --redrive or --runner"
+    with printer.live(f"Recovery workers for {url}{_through() if outbox else ''}{idle}"):
         _together([react, send] if outbox else [react], once=once)
 
 
 def outbox(
-    modules: ImportOption = [],  # noqa: B006 - typer reads it, nobody changes it
-    connector: Annotated[str, typer.Option(help="Send only through this connector.")] = "",
+    modules: ImportOption = [],  # noqa: B006 - typer reads it, never mutated
+    connector: Annotated[str, typer.Option(help="Dispatch only effects of this connector.")] = "",
     interval: IntervalOption = 1.0,
-    max_attempts: Annotated[int, typer.Option(min=1, help="Attempts before an effect is given up.")] = 5,
+    max_attempts: Annotated[int, typer.Option(min=1, help="Attempts before an effect is failed.")] = 5,
     concurrency: ConcurrencyOption = 1,
     claimer: ClaimerOption = "",
     once: OnceOption = False,
@@ -91,10 +93,10 @@ def outbox(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Send what runs have left in the outbox."""
+    """Dispatch the effects of the outbox."""
     import_modules(modules)
-    teller = ReportPrinter(output)
-    with teller.live(f"Sending for {url}{_through()}"):
+    printer = ReportPrinter(output)
+    with printer.live(f"Outbox dispatcher for {url}{_through()}"):
         run_outbox_dispatcher(
             url,
             connector=connector,
@@ -102,20 +104,22 @@ def outbox(
             claimer=claimer,
             dispatch_max_attempts=max_attempts,
             once=once,
-            on_tick=lambda done: teller.tell({"outbox": done}),
+            on_tick=lambda done: printer.show({"outbox": done}),
             concurrency=concurrency,
         )
 
 
 def pubsub_worker(
-    project: Annotated[str, typer.Option(help="The Google Cloud project.")],
-    subscription: Annotated[str, typer.Option(help="The subscription whose messages name effects.")],
-    handle: Annotated[str, typer.Option(help="module:function that does the work; it answers a DispatchResult.")],
+    project: Annotated[str, typer.Option(help="Google Cloud project.")],
+    subscription: Annotated[str, typer.Option(help="Pub/Sub subscription whose messages name effects.")],
+    handle: Annotated[str, typer.Option(help="module:function that performs the effect and returns a DispatchResult.")],
     claimer: ClaimerOption = "",
-    lease_ms: Annotated[int, typer.Option(min=1000, help="For how long a claim lasts; it is renewed.")] = 60_000,
+    lease_ms: Annotated[
+        int, typer.Option(min=1000, help="Lease of a claim in milliseconds; renewed while the handler runs.")
+    ] = 60_000,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Carry out the effects that messages of Pub/Sub name."""
+    """Perform the effects that Pub/Sub messages name."""
     from tape.connectors.pubsub import PubSubSubscriber
 
     worker = PubSubSubscriber(
@@ -123,26 +127,26 @@ def pubsub_worker(
     )
     with stop_event() as stop:
         worker.run(block=False)
-        typer.echo(f"Working on messages of {subscription} for {url}. End with Ctrl-C.")
+        typer.echo(f"Processing messages of {subscription} for {url}. Ctrl-C stops it.")
         stop.wait()
         worker.stop()
-    typer.echo(f"Ended: {dict(worker.counts) or 'no messages'}.")
+    typer.echo(f"Stopped: {dict(worker.counts) or 'no messages'}.")
 
 
 def _through() -> str:
     names = ", ".join(sorted(all_registered()))
-    return f", sending through {names}" if names else ", sending nothing: no connector was registered (--import)"
+    return f", connectors: {names}" if names else ", outbox idle: no connector is registered (--import)"
 
 
 def _together(loops: list[Callable[[threading.Event], None]], *, once: bool) -> None:
-    """Run loops side by side until one of them or a signal ends all."""
+    """Run loops concurrently until one of them ends or a signal arrives."""
     failures: list[BaseException] = []
     with stop_event() as stop:
 
         def run(loop: Callable[[threading.Event], None]) -> None:
             try:
                 loop(stop)
-            except BaseException as error:  # handed to the caller
+            except BaseException as error:  # raised below
                 failures.append(error)
                 stop.set()
 
@@ -151,18 +155,18 @@ def _together(loops: list[Callable[[threading.Event], None]], *, once: bool) -> 
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(0.5)  # so that signals are heard
+                thread.join(0.5)  # returns to Python, so that signals are handled
     if failures:
         raise failures[0]
 
 
 class ReportPrinter:
-    """Tells what the reactors do: a line each, and on a terminal how much of it in a status line."""
+    """Prints each report of the workers; on a terminal with totals in a status line."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
         self._counts: Counter[str] = Counter()
-        self._told: dict[tuple[str, str], str] = {}
+        self._printed: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
         self._status: Status | None = None
         self._title = ""
@@ -179,28 +183,28 @@ class ReportPrinter:
             typer.echo(f"{title}.")
         return nullcontext()
 
-    def tell(self, tick: dict[str, list[dict[str, Any]]]) -> None:
-        """Tell what a pass has done."""
+    def show(self, tick: dict[str, list[dict[str, Any]]]) -> None:
+        """Print the reports of a pass."""
         with self._lock:
             for reactor, reports in tick.items():
                 for report in reports:
-                    if self._is_news(reactor, report):
+                    if self._is_new(reactor, report):
                         self._counts[report["outcome"]] += 1
-                        self._show(reactor, report)
+                        self._print(reactor, report)
             if self._status is not None and self._counts:
                 counts = " · ".join(f"{count} {outcome}" for outcome, count in sorted(self._counts.items()))
                 self._status.update(f"{self._title} · {counts}")
 
-    def _is_news(self, reactor: str, report: dict[str, Any]) -> bool:
+    def _is_new(self, reactor: str, report: dict[str, Any]) -> bool:
         name = report.get("idempotency_key") or report.get("timer_id") or report.get("obligation_seq", "")
         thing = (reactor, f"{report['run_id']}/{name}")
-        is_news = self._told.get(thing) != report["outcome"] or report["outcome"] not in _UNCHANGED
-        self._told[thing] = report["outcome"]
-        if len(self._told) > _REMEMBERED:
-            del self._told[next(iter(self._told))]
-        return is_news
+        is_new = self._printed.get(thing) != report["outcome"] or report["outcome"] not in _UNCHANGED
+        self._printed[thing] = report["outcome"]
+        if len(self._printed) > _REMEMBERED:
+            del self._printed[next(iter(self._printed))]
+        return is_new
 
-    def _show(self, reactor: str, report: dict[str, Any]) -> None:
+    def _print(self, reactor: str, report: dict[str, Any]) -> None:
         if self._output is Output.json:
             print_json({"reactor": reactor, **report})
             return

@@ -1,4 +1,4 @@
-"""`tape relay`: hand the journal to a sink."""
+"""`tape relay`: deliver the journal to a sink."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 
 from tape.base.process import stop_event
 from tape.cel import compile_predicate
-from tape.cli.options import DEFAULT_URL, HttpAllowOption, UrlOption
+from tape.cli.options import DEFAULT_URL, HttpAllowOption, MetricsOption, UrlOption
+from tape.cli.telemetry import serve_metrics
 from tape.errors import InvalidInput
 from tape.sinks.metrics import RelayMetrics, RelayStatus
 from tape.sinks.names import open_sink
@@ -24,38 +25,44 @@ def relay(
         str,
         typer.Option(
             "--sink",
-            help="Where to: log, log:FILE, webhook:URL, nats:URL[#SUBJECT], kafka:SERVERS/TOPIC, pubsub:PROJECT/TOPIC.",
+            help="Sink: log, log:FILE, webhook:URL, nats:URL[#SUBJECT], kafka:SERVERS/TOPIC or pubsub:PROJECT/TOPIC.",
         ),
     ],
-    cursor: Annotated[str, typer.Option("--cursor", help="File that keeps the position over a restart.")] = "",
-    subject: Annotated[str, typer.Option("--subject", "-s", help="Only subjects that fit, e.g. /tape/effect/**")] = "",
-    where: Annotated[str, typer.Option("--where", "-w", help="Only entries that this CEL text is true of.")] = "",
-    run_id: Annotated[str, typer.Option("--run", help="Only this run.")] = "",
-    kind: Annotated[str, typer.Option(help="Only this kind.")] = "",
-    policy: Annotated[
-        str, typer.Option(help="What to do with an entry that is never taken: block, skip or dead_letter.")
-    ] = "block",
-    dead_letter: Annotated[str, typer.Option(help="File or subject for such entries.")] = "",
-    shard: Annotated[str, typer.Option(help="Only the runs of one shard of several, e.g. 0/4.")] = "0/1",
-    header: Annotated[list[str] | None, typer.Option("--header", help="For webhooks: 'Name: value'.")] = None,
-    secret: Annotated[
-        str, typer.Option(envvar="TAPE_WEBHOOK_SECRET", help="For webhooks: sign bodies (whsec_<base64>).")
+    cursor: Annotated[str, typer.Option("--cursor", help="File that stores the cursor across restarts.")] = "",
+    subject: Annotated[
+        str, typer.Option("--subject", "-s", help="Only subjects that match this pattern, e.g. /tape/effect/**")
     ] = "",
-    allow_private: Annotated[bool, typer.Option(help="For webhooks: allow addresses of your own network.")] = False,
-    concurrency: Annotated[int, typer.Option(help="For webhooks: how many runs at once.")] = 1,
-    once: Annotated[bool, typer.Option(help="Stop at the entries that are there now.")] = False,
-    metrics_listen: Annotated[str, typer.Option(help="Serve Prometheus metrics here, e.g. 127.0.0.1:9464.")] = "",
+    where: Annotated[str, typer.Option("--where", "-w", help="Only entries that match this CEL predicate.")] = "",
+    run_id: Annotated[str, typer.Option("--run", help="Only entries of this run.")] = "",
+    kind: Annotated[str, typer.Option(help="Only entries of this kind.")] = "",
+    policy: Annotated[
+        str, typer.Option(help="What to do with an entry that the sink rejects: block, skip or dead_letter.")
+    ] = "block",
+    dead_letter: Annotated[
+        str, typer.Option(help="With --policy dead_letter: file or subject for rejected entries.")
+    ] = "",
+    shard: Annotated[str, typer.Option(help="Only runs of this shard, e.g. 0/4 for the first of four.")] = "0/1",
+    header: Annotated[
+        list[str] | None, typer.Option("--header", help="Webhook header, 'Name: value'; repeatable.")
+    ] = None,
+    secret: Annotated[
+        str, typer.Option(envvar="TAPE_WEBHOOK_SECRET", help="Webhook secret to sign bodies with (whsec_<base64>).")
+    ] = "",
+    allow_private: Annotated[bool, typer.Option(help="Webhooks: allow private and loopback addresses.")] = False,
+    concurrency: Annotated[int, typer.Option(help="Webhooks: number of runs delivered concurrently.")] = 1,
+    once: Annotated[bool, typer.Option(help="Exit after the entry that is the head at start.")] = False,
+    metrics_listen: MetricsOption = "",
     http_allow: HttpAllowOption = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Hand every entry to a sink, at least once and in the order of each run. Ctrl-C ends it; it knows its place."""
-    compile_predicate(where)  # a text that does not compile is told before anybody is asked
+    """Deliver every entry to a sink, at least once and in order per run. Resumes from its cursor after a restart."""
+    compile_predicate(where)  # an invalid predicate fails before the server is contacted
     number, shards = _shard(shard)
     target = open_sink(sink, headers=header or [], secret=secret, allow_private=allow_private, concurrency=concurrency)
     metrics, line = RelayMetrics(), _StatusLine()
     try:
         if metrics_listen:
-            _serve(metrics, metrics_listen)
+            serve_metrics(metrics.registry, metrics_listen)
         with stop_event() as stop:
             run_outbox_relay(
                 url,
@@ -80,13 +87,13 @@ def relay(
 
 
 class _StatusLine:
-    """One line that is written over on a terminal, and a line now and then elsewhere."""
+    """One line that is overwritten on a terminal; without a terminal a new line every 10 s."""
 
     def __init__(self) -> None:
         self._calls = 0
 
     def show(self, status: RelayStatus) -> None:
-        """Show how it does."""
+        """Show the status."""
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{status}"[:200])
         elif self._calls % EVERY_LINE_S == 0:
@@ -95,7 +102,7 @@ class _StatusLine:
         self._calls += 1
 
     def end(self, status: RelayStatus) -> None:
-        """Leave the last word standing."""
+        """Print the final status."""
         sys.stderr.write(f"\r\x1b[K{status}\n" if sys.stderr.isatty() else f"{status}\n")
 
 
@@ -110,12 +117,3 @@ def _policy(text: str) -> Policy:
     if text not in ("block", "skip", "dead_letter"):
         raise InvalidInput(f"--policy {text!r} must be block, skip or dead_letter.")
     return text  # type: ignore[return-value]  # one of the three
-
-
-def _serve(metrics: RelayMetrics, listen: str) -> None:
-    from prometheus_client import start_http_server
-
-    host, _, port = listen.rpartition(":")
-    if not port.isdecimal():
-        raise InvalidInput(f"--metrics-listen {listen!r} must look like 127.0.0.1:9464.")
-    start_http_server(int(port), host or "127.0.0.1", registry=metrics.registry)

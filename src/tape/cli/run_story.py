@@ -1,4 +1,4 @@
-"""A run's story: everything the server knows about it, gathered."""
+"""The history of a run: state, decisions, effects, obligations, budget and entries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tape.client.aio import to_entry
 from tape.model.entry import Entry
 from tape.proto import tape_pb2 as pb
 
-ASKED_AT_ONCE = 16
+MAX_REQUESTS = 16
 
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 class RunStory(msgspec.Struct, frozen=True):
-    """A run with what belongs to it; `entries` is what the journal still has of it."""
+    """A run with its ledgers; `entries` are those that the journal still has."""
 
     run: pb.RunState
     decisions: list[pb.DecisionRecord]
@@ -31,7 +31,7 @@ class RunStory(msgspec.Struct, frozen=True):
     entries: list[Entry]
 
     def as_json(self) -> dict[str, Any]:
-        """The whole story for programs; payloads are plain JSON."""
+        """The history as JSON; payloads are plain JSON."""
         return {
             "run": as_dict(self.run),
             "decisions": [as_dict(decision) for decision in self.decisions],
@@ -54,15 +54,15 @@ class RunStory(msgspec.Struct, frozen=True):
 
 
 async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
-    """Ask for everything about a run; NotFound if there is none."""
+    """Fetch the history of a run. Raises NotFound."""
     run, head = await asyncio.gather(client.get_run(run_id), client.head())
     entries: list[Entry] = []
     async for batch in client.follow_batches(run_id=run_id, reconnect=False):
         entries += map(to_entry, batch.entries)
         if batch.position >= head.global_seq:
             break
-    indices = _told(entries, "decision", "decision_index", int)
-    keys = _told(entries, "effect", "idempotency_key", str)
+    indices = _values_of(entries, "decision", "decision_index", int)
+    keys = _values_of(entries, "effect", "idempotency_key", str)
     decisions = await _all(indices, lambda index: client.get_decision(run_id=run_id, decision_index=index))
     effects = await _all(keys, lambda key: client.get_effect(run_id=run_id, idempotency_key=key))
     obligations, admitted = await asyncio.gather(
@@ -78,18 +78,18 @@ async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
     )
 
 
-def _told(entries: Iterable[Entry], kind: str, field: str, type_: type[K]) -> list[K]:
-    """What the entries of a kind say in a field, each once, in order."""
+def _values_of(entries: Iterable[Entry], kind: str, field: str, type_: type[K]) -> list[K]:
+    """The distinct values of a payload field in the entries of a kind, in order."""
     payloads = (entry.payload for entry in entries if entry.kind == kind)
     values = (payload.get(field) for payload in payloads if isinstance(payload, dict))
     return list(dict.fromkeys(value for value in values if type(value) is type_))
 
 
 async def _all(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> list[T]:
-    room = asyncio.Semaphore(ASKED_AT_ONCE)
+    slots = asyncio.Semaphore(MAX_REQUESTS)
 
-    async def asked(key: K) -> T:
-        async with room:
+    async def limited(key: K) -> T:
+        async with slots:
             return await ask(key)
 
-    return await asyncio.gather(*map(asked, keys))
+    return await asyncio.gather(*map(limited, keys))

@@ -1,4 +1,4 @@
-"""Draws a run's story: what it is, and its journal as a tree or as a timeline."""
+"""Draws the history of a run: a summary, and its entries as a tree or as a timeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tape.proto import tape_pb2 as pb
 
 
 def headline(story: RunStory, now_ms: int) -> Table:
-    """Whose run it is, where it stands, what it may do and what it has spent."""
+    """Identity, status, lease, scopes and budget of a run."""
     run, budget = story.run, story.budget
     facts: dict[str, str | Text] = {
         "run": run.run_id,
@@ -29,7 +29,7 @@ def headline(story: RunStory, now_ms: int) -> Table:
         if run.ended_at_ms
         else "",
         "lease": lease(run, now_ms),
-        "waits at": run.waiting_on_gate,
+        "waiting at": run.waiting_on_gate,
         "tenant": run.tenant_id,
         "actor": run.actor,
         "agent": run.agent_id,
@@ -45,12 +45,12 @@ def headline(story: RunStory, now_ms: int) -> Table:
 
 
 def lease(run: pb.RunState, now_ms: int) -> str:
-    """Who holds a run, and for how long; empty if nobody does."""
+    """The lease of a run and its remaining time; empty without a lease."""
     if not run.lease_owner and not run.lease_expires_at_ms:
         return ""
     left = run.lease_expires_at_ms - now_ms
-    holder = run.lease_owner or "somebody unnamed"
-    return f"{holder}, for another {age(left)}" if left > 0 else f"{holder}, ran out {age(-left)} ago"
+    owner = run.lease_owner or "unnamed owner"
+    return f"{owner}, expires in {age(left)}" if left > 0 else f"{owner}, expired {age(-left)} ago"
 
 
 def _budget(budget: pb.BudgetState) -> str:
@@ -66,7 +66,7 @@ def _budget(budget: pb.BudgetState) -> str:
 
 
 def timeline(story: RunStory) -> Table:
-    """Every entry in order, with the time since the run began."""
+    """Every entry in order, with the time since the start of the run."""
     shown = table("seq", "time", "since", "what", "about")
     for entry in story.entries:
         since = age(entry.ts_ms - story.run.started_at_ms)
@@ -77,22 +77,22 @@ def timeline(story: RunStory) -> Table:
 
 
 def about(entry: Entry) -> str:
-    """What an entry says, in a few words."""
+    """The important fields of an entry."""
     payload = entry.payload
     if not isinstance(payload, dict):
         return cut(entry.payload_json)
-    told = {name: value for name, value in payload.items() if value not in ("", None)}
-    if told.get("transition") == verb_of(entry.subject):
-        del told["transition"]
-    if entry.kind not in _WORTH_TELLING:
+    fields = {name: value for name, value in payload.items() if value not in ("", None)}
+    if fields.get("transition") == verb_of(entry.subject):
+        del fields["transition"]
+    if entry.kind not in _SHOWN_FIELDS:
         return cut(entry.payload_json)
-    names = [name for name in _WORTH_TELLING[entry.kind] if name in told]
-    first = _WORTH_TELLING[entry.kind][0]
-    return cut(", ".join(str(told[name]) if name == first else f"{name} {told[name]}" for name in names))
+    names = [name for name in _SHOWN_FIELDS[entry.kind] if name in fields]
+    first = _SHOWN_FIELDS[entry.kind][0]
+    return cut(", ".join(str(fields[name]) if name == first else f"{name} {fields[name]}" for name in names))
 
 
-# Fields of payloads by the kind of entry; the first needs no name beside it.
-_WORTH_TELLING = {
+# Fields of payloads that are shown, by the kind of entry; the first is shown without its name.
+_SHOWN_FIELDS = {
     "decision": ("decision_index", "model", "rationale"),
     "effect": ("tool", "transition", "dispatch_attempts", "error", "external_ref", "business_key"),
     "obligation": ("kind", "transition", "claimer", "attempts", "error"),
@@ -106,9 +106,9 @@ _WORTH_TELLING = {
 
 
 def tree(story: RunStory) -> Tree:
-    """Decisions, under each the effects it called for, under each what became of it and what would undo it."""
+    """Decisions with their effects, and under each effect its entries and obligations."""
     entries = list(story.entries)
-    # What stands at the top, by the seq it began with: it is shown in the order in which it happened.
+    # Top-level branches by the seq of their first entry.
     top: dict[int, Tree] = {}
     branches: dict[int, Tree] = {}
     for decision in story.decisions:
@@ -168,13 +168,13 @@ def _obligation(obligation: pb.ObligationRecord, entries: list[Entry]) -> Tree:
         (f" {obligation.attempts} of {obligation.max_attempts} attempts", "dim"),
     )
     branch = Tree(label)
-    told = _take_if(
+    fields = _take_if(
         entries,
         lambda entry, payload: (
             entry.kind == "obligation" and obligation.seq in (entry.seq, payload.get("obligation_seq"))
         ),
     )
-    for entry in told:
+    for entry in fields:
         branch.add(_line(entry))
     _add_texts(branch, error=obligation.last_error)
     return branch

@@ -1,4 +1,4 @@
-"""`tape runs`: which runs there are, and what one of them did."""
+"""`tape runs`: list runs and show one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tape.client import AsyncTapeClient
 from tape.model.ledger_states import RunStatus
 from tape.proto import tape_pb2 as pb
 
-app = typer.Typer(help="List runs, and show what one of them did.", no_args_is_help=True)
+app = typer.Typer(help="List runs, and show the history of one.", no_args_is_help=True)
 
 
 class RunStatusOption(StrEnum):
-    """Where a run stands, as the journal calls it."""
+    """Status of a run."""
 
     runnable = "runnable"
     running = "running"
@@ -33,7 +33,7 @@ class RunStatusOption(StrEnum):
 
 
 class RunView(StrEnum):
-    """How a run's journal is drawn."""
+    """How the history of a run is drawn."""
 
     tree = "tree"
     timeline = "timeline"
@@ -41,19 +41,19 @@ class RunView(StrEnum):
 
 @app.command("list")
 def list_runs(
-    status: Annotated[RunStatusOption | None, typer.Option(help="Only in this state.")] = None,
-    app_name: Annotated[str, typer.Option("--app", help="Only of this app.")] = "",
-    user_id: Annotated[str, typer.Option("--user", help="Only of this user; needs --app.")] = "",
-    session_id: Annotated[str, typer.Option("--session", help="Only of this session; needs --user.")] = "",
-    before: Annotated[str, typer.Option(help="Only runs older than this one: the next page.", metavar="RUN_ID")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 20,
+    status: Annotated[RunStatusOption | None, typer.Option(help="Only runs with this status.")] = None,
+    app_name: Annotated[str, typer.Option("--app", help="Only runs of this app.")] = "",
+    user_id: Annotated[str, typer.Option("--user", help="Only runs of this user; needs --app.")] = "",
+    session_id: Annotated[str, typer.Option("--session", help="Only runs of this session; needs --user.")] = "",
+    before: Annotated[str, typer.Option(help="Only runs older than this one (next page).", metavar="RUN_ID")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of runs.")] = 20,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     number = RunStatus[status.upper()] if status else 0
-    place = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
-    found = run(_list(url, place, int(number), before, limit))
+    identity = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+    found = run(_list(url, identity, int(number), before, limit))
     if output is Output.json:
         print_json([as_dict(each) for each in found])
         return
@@ -70,23 +70,23 @@ def list_runs(
                 each.invocation_id,
                 f"{age(now - each.started_at_ms)} ago",
                 age((each.ended_at_ms or now) - each.started_at_ms),
-                f"waits at {each.waiting_on_gate}" if each.waiting_on_gate else lease(each, now),
+                f"waiting at {each.waiting_on_gate}" if each.waiting_on_gate else lease(each, now),
             )
             for each in found
         ),
-        nothing="No such runs.",
+        nothing="No runs found.",
     )
     if len(found) == limit:
-        typer.echo(f"There may be more: --before {found[-1].run_id}", err=True)
+        typer.echo(f"More runs may follow: --before {found[-1].run_id}", err=True)
 
 
-async def _list(url: str, place: dict[str, str], status: int, before: str, limit: int) -> list[pb.RunState]:
+async def _list(url: str, identity: dict[str, str], status: int, before: str, limit: int) -> list[pb.RunState]:
     async with AsyncTapeClient(url) as client:
         started_at_ms = (await client.get_run(before)).started_at_ms if before else 0
         answer = await client.list_runs(
-            app_name=place["app_name"],
-            user_id=place["user_id"],
-            session_id=place["session_id"],
+            app_name=identity["app_name"],
+            user_id=identity["user_id"],
+            session_id=identity["session_id"],
             status=status,
             before_started_at_ms=started_at_ms,
             before_run_id=before,
@@ -97,22 +97,24 @@ async def _list(url: str, place: dict[str, str], status: int, before: str, limit
 
 @app.command("show")
 def show_run(
-    run_id: Annotated[str, typer.Argument(help="The run, as `tape runs list` names it.")],
-    view: Annotated[RunView, typer.Option("--as", help="How its journal is drawn.")] = RunView.tree,
+    run_id: Annotated[str, typer.Argument(help="Run id, as shown by `tape runs list`.")],
+    view: Annotated[RunView, typer.Option("--as", help="How the history is drawn.")] = RunView.tree,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show a run: its state and budget, and its decisions, effects, obligations and gates as they happened."""
-    told = run(_load(url, run_id))
+    """Show a run: status, budget, and its decisions, effects, obligations and gates in order."""
+    history = run(_load(url, run_id))
     if output is Output.json:
-        print_json(told.as_json())
+        print_json(history.as_json())
         return
     page = console()
-    page.print(headline(told, now_ms()))
-    if told.run.seq_cursor > len(told.entries):
-        page.print(f"The journal has {len(told.entries)} of its {told.run.seq_cursor} entries; the rest was pruned.")
+    page.print(headline(history, now_ms()))
+    if history.run.seq_cursor > len(history.entries):
+        page.print(
+            f"The journal has {len(history.entries)} of the {history.run.seq_cursor} entries; the others were pruned."
+        )
     page.print()
-    page.print(tree(told) if view is RunView.tree else timeline(told))
+    page.print(tree(history) if view is RunView.tree else timeline(history))
 
 
 async def _load(url: str, run_id: str) -> RunStory:

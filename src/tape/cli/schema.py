@@ -19,8 +19,8 @@ class DocumentKind(StrEnum):
     subscription = "subscription"
 
 
-def schema(kind: Annotated[DocumentKind, typer.Argument(help="The kind of document.")]) -> None:
-    """Print the JSON Schema of a kind of document: an editor completes and checks with it."""
+def schema(kind: Annotated[DocumentKind, typer.Argument(help="Kind of document.")]) -> None:
+    """Print the JSON Schema of a kind of document, for validation and completion in an editor."""
     match kind:
         case DocumentKind.playbook:
             made = playbook_schema()

@@ -1,4 +1,4 @@
-"""`tape signal`: answer the gate that a run waits at."""
+"""`tape signal`: resolve the gate that a run waits at."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from tape.proto import tape_pb2 as pb
 
 
 def signal(
-    gate: Annotated[str, typer.Argument(help="The gate's name, for example approval.")],
-    run_id: Annotated[str, typer.Option("--run", help="The run that waits, or will.")] = "",
-    app_name: Annotated[str, typer.Option("--app", help="Or the newest run of this app, …")] = "",
-    user_id: Annotated[str, typer.Option("--user", help="… this user …")] = "",
-    session_id: Annotated[str, typer.Option("--session", help="… and this session.")] = "",
-    resolution: Annotated[str, typer.Option("--resolution", "-r", help="The answer, as JSON.", metavar="JSON")] = "",
+    gate: Annotated[str, typer.Argument(help="Name of the gate, for example approval.")],
+    run_id: Annotated[str, typer.Option("--run", help="Run that waits at the gate, or will.")] = "",
+    app_name: Annotated[
+        str, typer.Option("--app", help="Instead of --run: the newest run of this app, with --user and --session.")
+    ] = "",
+    user_id: Annotated[str, typer.Option("--user", help="User, with --app.")] = "",
+    session_id: Annotated[str, typer.Option("--session", help="Session, with --app.")] = "",
+    resolution: Annotated[str, typer.Option("--resolution", "-r", help="Resolution as JSON.", metavar="JSON")] = "",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Answer a gate. A run that waits there becomes runnable; for one that does not yet, the answer is kept."""
+    """Resolve a gate. A run that waits there becomes runnable; otherwise the resolution is kept until it waits."""
     by_session = (app_name, user_id, session_id)
     if bool(run_id) == any(by_session) or (not run_id and not all(by_session)):
-        raise InvalidInput("Say which run: either --run, or all of --app, --user and --session.")
+        raise InvalidInput("Name the run: either --run, or all of --app, --user and --session.")
     request = {"run_id": run_id, "app_name": app_name, "user_id": user_id, "session_id": session_id}
     answer = run(_send(url, gate, request, checked_json("--resolution", resolution) if resolution else ""))
     if output is Output.json:
@@ -34,7 +36,7 @@ def signal(
     elif answer.run_status == pb.RUN_STATUS_RUNNABLE:
         typer.echo(f"Run {answer.run_id} waited at {gate!r} and is runnable now.")
     else:
-        typer.echo(f"Run {answer.run_id} does not wait at {gate!r}. It gets the first answer given if it ever does.")
+        typer.echo(f"Run {answer.run_id} does not wait at {gate!r}. It gets the first resolution sent when it does.")
 
 
 async def _send(url: str, gate: str, request: dict[str, str], resolution_json: str) -> pb.SendSignalResponse:

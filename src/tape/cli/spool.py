@@ -1,4 +1,4 @@
-"""`tape spool`: what waits for a downstream, and what was given up."""
+"""`tape spool`: list, show, drain, requeue and purge spooled messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from tape.base.clock import now_ms
 from tape.base.telemetry.metrics import Metrics
-from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption, run
+from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption, YesOption, run
 from tape.cli.output import age, print_json, print_table
 from tape.errors import ApiRefused, DamagedSpoolItem, InvalidInput, NotFound, ServerUnreachable
 from tape.subscriptions.api_client import TOKEN_VARIABLE, Control, connect
@@ -25,13 +25,13 @@ from tape.subscriptions.spool.backend import Area, AreaSize
 from tape.subscriptions.spool.item import SpoolItem, decode
 from tape.subscriptions.spool.spool import Spool
 
-app = typer.Typer(help="See and settle what waits for a downstream.", no_args_is_help=True)
+app = typer.Typer(help="List, show, drain, requeue and purge spooled messages.", no_args_is_help=True)
 
 T = TypeVar("T")
 
 
 class SpoolPart(StrEnum):
-    """The parts of a spool that people look at."""
+    """The parts of a spool that can be listed."""
 
     waiting = "waiting"
     dead = "dead"
@@ -44,31 +44,31 @@ WhichArgument = Annotated[
     str, typer.Argument(help="Path of a subscription on the server, or a file with its document.", metavar="PATH|FILE")
 ]
 PartOption = Annotated[
-    SpoolPart, typer.Option("--part", "-p", help="Part of the spool: waiting, dead (letters), quarantine.")
+    SpoolPart, typer.Option("--part", "-p", help="Part of the spool: waiting messages, dead letters or quarantine.")
 ]
 FolderOption = Annotated[
     Path | None,
     typer.Option(
-        "--spool-dir", help="For a FILE: the folder of `tape subscribe`. [default: spool.path, or .tape-spool/<name>]"
+        "--spool-dir", help="With FILE: spool folder of `tape subscribe`. [default: spool.path, or .tape-spool/<name>]"
     ),
 ]
-KeysArgument = Annotated[list[str] | None, typer.Argument(help="Keys as `tape spool ls` shows them.", metavar="[KEY…]")]
+KeysArgument = Annotated[list[str] | None, typer.Argument(help="Keys, as shown by `tape spool ls`.", metavar="[KEY…]")]
 
 
 @app.command("ls")
 def list_items(
     which: WhichArgument,
     part: PartOption = SpoolPart.waiting,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many, from the front.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of messages.")] = 50,
     server: ServerOption = DEFAULT_SERVER,
     folder: FolderOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """List messages, the oldest first, and tell how many there are, their bytes, and for how long the oldest waits."""
+    """List messages, oldest first, with the number of all messages, their bytes and the age of the oldest."""
 
     async def work(spool: Spool) -> tuple[list[dict[str, Any]], AreaSize]:
         page = await spool.backend.page(_AREAS[part], "", limit)
-        return [await _told(spool, _AREAS[part], key) for key, _ in page], await spool.backend.measure(_AREAS[part])
+        return [await _summary(spool, _AREAS[part], key) for key, _ in page], await spool.backend.measure(_AREAS[part])
 
     items, extent = _with_spool(which, server, folder, work)
     since_ms = [each["spooled_at_ms"] for each in items if "spooled_at_ms" in each]
@@ -86,7 +86,7 @@ def list_items(
         )
         return
     print_table(
-        ("key", "message", "downstream", "lane", "attempts", "age", "reason"),
+        ("key", "message", "downstream", "ordering key", "attempts", "age", "reason"),
         (
             (
                 each["key"],
@@ -99,23 +99,23 @@ def list_items(
             )
             for each in items
         ),
-        nothing="Nothing is there.",
+        nothing="No messages.",
     )
     if items:
         more = f" (… {extent.items - len(items):,} more)" if extent.items > len(items) else ""
-        since = "" if oldest_ms is None else f", the oldest for {age(oldest_ms)}"
+        since = "" if oldest_ms is None else f", oldest {age(oldest_ms)}"
         typer.echo(f"\n{extent.items:,} messages{more}, {extent.size:,} bytes{since}.")
 
 
 @app.command()
 def show(
     which: WhichArgument,
-    key: Annotated[str, typer.Argument(help="A key as `tape spool ls` shows it.")],
+    key: Annotated[str, typer.Argument(help="Key, as shown by `tape spool ls`.")],
     part: PartOption = SpoolPart.waiting,
     server: ServerOption = DEFAULT_SERVER,
     folder: FolderOption = None,
 ) -> None:
-    """Show one message with its plan, as JSON."""
+    """Show one message and its dispatch plan as JSON."""
 
     async def work(spool: Spool) -> bytes:
         found = await spool.backend.get(_AREAS[part], key)
@@ -134,21 +134,24 @@ def show(
 
 @app.command()
 def drain(which: WhichArgument, server: ServerOption = DEFAULT_SERVER, output: OutputOption = Output.text) -> None:
-    """Replay what waits, now and in order. A message that another process replays meanwhile becomes one run."""
-    subscription, control = _found(which, server)
+    """Replay waiting messages now, in order. A message that another process also replays becomes one execution.
+
+    Exits with 1 if messages remain.
+    """
+    subscription, control = _resolve(which, server)
     if control is None:
-        raise InvalidInput(f"{which} is a file; `tape subscribe {which}` drains its spool when it starts.")
+        raise InvalidInput(f"{which} is a file; `tape subscribe {which}` drains its spool at start.")
     _check_spool(subscription)
     status = control.register(subscription.path)
-    whose = subscription_ref(subscription.path, int(status["subscription_id"]))
+    ref = subscription_ref(subscription.path, int(status["subscription_id"]))
 
     async def work() -> Any:
-        dispatch = ServerDispatch(control, whose, batch_max=100)
+        dispatch = ServerDispatch(control, ref, batch_max=100)
         forwarder = forwarder_of(
             subscription,
-            whose,
+            ref,
             dispatch,
-            _teller(control),
+            _emitter(control),
             metrics=Metrics(),
             credential=_credential(subscription, control),
         )
@@ -163,8 +166,8 @@ def drain(which: WhichArgument, server: ServerOption = DEFAULT_SERVER, output: O
         print_json(msgspec.to_builtins(report))
         return
     typer.echo(
-        f"{report.replayed} replayed, {report.deduped} were runs already, {len(report.dead_lettered)} given up,"
-        f" {len(report.quarantined)} damaged, {report.remaining} still wait."
+        f"{report.replayed} replayed, {report.deduped} duplicates, {len(report.dead_lettered)} dead-lettered,"
+        f" {len(report.quarantined)} quarantined, {report.remaining} remaining."
     )
     if report.remaining:
         raise typer.Exit(1)
@@ -178,15 +181,15 @@ def requeue(
     server: ServerOption = DEFAULT_SERVER,
     folder: FolderOption = None,
 ) -> None:
-    """Put dead letters back to where they stood; they are tried again from the first attempt.
+    """Move dead letters back to their position in the queue, with attempts reset to 0.
 
-    A runtime finds them when it looks at its spool again, within half a minute; `tape spool drain` does not wait.
+    A runtime picks them up within 30 seconds; `tape spool drain` replays them at once.
     """
 
     async def work(spool: Spool) -> int:
         return await spool.requeue(await _chosen(spool, which, SpoolPart.dead, keys, everything))
 
-    typer.echo(f"{_with_spool(which, server, folder, work)} put back.")
+    typer.echo(f"{_with_spool(which, server, folder, work)} requeued.")
 
 
 @app.command()
@@ -194,19 +197,19 @@ def purge(
     which: WhichArgument,
     keys: KeysArgument = None,
     part: PartOption = SpoolPart.dead,
-    everything: Annotated[bool, typer.Option("--all", help="All of this part.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All messages of this part.")] = False,
+    yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
     folder: FolderOption = None,
 ) -> None:
-    """Remove messages for good."""
+    """Remove messages permanently."""
 
     async def choose(spool: Spool) -> list[str]:
         return await _chosen(spool, which, part, keys, everything)
 
     chosen = _with_spool(which, server, folder, choose)
     if chosen and not yes:
-        typer.confirm(f"Remove {len(chosen):,} messages ({part}) for good?", abort=True)
+        typer.confirm(f"Remove {len(chosen):,} messages ({part}) permanently?", abort=True)
 
     async def work(spool: Spool) -> None:
         if part is SpoolPart.waiting:
@@ -220,7 +223,7 @@ def purge(
 
 async def _chosen(spool: Spool, which: str, part: SpoolPart, keys: Sequence[str] | None, everything: bool) -> list[str]:
     if bool(keys) == everything:
-        raise InvalidInput("name the keys, or say --all.")
+        raise InvalidInput("name the keys, or use --all.")
     if everything:
         return [stored.key async for stored in spool.walk(_AREAS[part])]
     if missing := [key for key in keys or () if await spool.backend.get(_AREAS[part], key) is None]:
@@ -233,27 +236,27 @@ def _no_such(keys: Sequence[str], which: str, part: SpoolPart) -> NotFound:
     return NotFound(f"KEY {named} is not in this part of the spool; see `tape spool ls {which} --part {part}`.")
 
 
-async def _told(spool: Spool, area: Area, key: str) -> dict[str, Any]:
+async def _summary(spool: Spool, area: Area, key: str) -> dict[str, Any]:
     data = await spool.backend.get(area, key)
     try:
         item: SpoolItem = decode(key, data or b"")
     except DamagedSpoolItem as error:
         return {"key": key, "reason": str(error)}
-    told: dict[str, Any] = msgspec.to_builtins(item)
-    return {"key": key, **{name: value for name, value in told.items() if name not in ("message", "plan", "seal")}}
+    fields: dict[str, Any] = msgspec.to_builtins(item)
+    return {"key": key, **{name: value for name, value in fields.items() if name not in ("message", "plan", "seal")}}
 
 
 def _with_spool(which: str, server: str, folder: Path | None, work: Callable[[Spool], Awaitable[T]]) -> T:
-    subscription, control = _found(which, server, folder)
+    subscription, control = _resolve(which, server, folder)
     _check_spool(subscription)
-    whose = subscription_ref(subscription.path)
+    ref = subscription_ref(subscription.path)
 
     async def opened() -> T:
         forwarder = forwarder_of(
             subscription,
-            whose,
-            _nowhere,
-            _teller(control),
+            ref,
+            _dispatch_nothing,
+            _emitter(control),
             metrics=Metrics(),
             credential=_credential(subscription, control),
         )
@@ -271,27 +274,30 @@ def _check_spool(subscription: Subscription) -> None:
         raise InvalidInput(f"{subscription.path} has no spool: its spool.mode is off.")
 
 
-def _found(which: str, server: str, folder: Path | None = None) -> tuple[Subscription, Control | None]:
+def _resolve(which: str, server: str, folder: Path | None = None) -> tuple[Subscription, Control | None]:
     if Path(which).is_file():
         from tape.subscriptions.document.local_spool import read_local
 
         return read_local(Path(which), folder), None
     if folder is not None:
-        raise InvalidInput(f"--spool-dir {folder} goes with a file; {which} is none, and its spool is where it says.")
+        raise InvalidInput(f"--spool-dir {folder} needs a FILE; {which} is a path, and its document names its spool.")
     control = connect(server)
     try:
         content = control.document(which)
     except ApiRefused as error:
         if error.http_status == 404:
             raise NotFound(
-                f"PATH|FILE {which!r} is neither a file here nor a subscription at {server}; `tape subscriptions list`"
-                " shows those."
+                f"PATH|FILE {which!r} is neither a file nor a subscription at {server}; see `tape subscriptions list`."
             ) from error
         if error.http_status in (401, 403):
-            raise ApiRefused(f"{server} refuses us: {error} Set {TOKEN_VARIABLE} to it.", error.http_status) from error
+            raise ApiRefused(
+                f"{server} rejected the request: {error} Set {TOKEN_VARIABLE} to the internal token.", error.http_status
+            ) from error
         raise
     except ServerUnreachable as error:
-        raise ServerUnreachable(f"{error}. Is `tape serve` running there? --server names another.") from error
+        raise ServerUnreachable(
+            f"{error}. Is `tape serve` running there? Name another server with --server."
+        ) from error
     return parse_subscription(content), control
 
 
@@ -300,7 +306,7 @@ def _credential(subscription: Subscription, control: Control | None) -> Any:
     return control.credential(alias) if alias and control is not None else None
 
 
-def _teller(control: Control | None) -> Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]:
+def _emitter(control: Control | None) -> Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]:
     async def emit(events: Sequence[SubscriptionEvent]) -> None:
         if control is not None:
             control.post_events(events)
@@ -308,5 +314,5 @@ def _teller(control: Control | None) -> Callable[[Sequence[SubscriptionEvent]], 
     return emit
 
 
-async def _nowhere(plans: Sequence[Any]) -> list[Any]:
+async def _dispatch_nothing(plans: Sequence[Any]) -> list[Any]:
     raise AssertionError("nothing is dispatched here")

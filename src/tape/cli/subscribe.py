@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from tape.base.process import stop_on_signal
-from tape.cli.options import DEFAULT_SERVER, HttpAllowOption
+from tape.cli.options import DEFAULT_SERVER, HttpAllowOption, check_http_address
 from tape.cli.options import run as run_loop
-from tape.cli.subscription import set_logging
+from tape.cli.telemetry import set_logging
 from tape.cli.user_code import import_modules
 from tape.errors import InvalidInput
 from tape.subscriptions.events import SubscriptionEvent
@@ -25,35 +25,44 @@ REFRESH_S = 0.5
 
 
 def subscribe(
-    spec: Annotated[Path, typer.Argument(help="A YAML document of kind: Subscription.", metavar="SPEC.yaml")],
+    spec: Annotated[Path, typer.Argument(help="YAML document of kind Subscription.", metavar="SPEC.yaml")],
     dispatch: Annotated[str, typer.Option(help="Where playbooks run: local or server.")] = "local",
     server_url: Annotated[
-        str, typer.Option("--server-url", envvar="TAPE_SERVER_URL", help="The server, for --dispatch server.")
+        str,
+        typer.Option(
+            "--server-url",
+            "--server",
+            "--url",
+            envvar="TAPE_SERVER_URL",
+            callback=check_http_address,
+            help="HTTP address of the server, for --dispatch server.",
+            metavar="HTTP_URL",
+        ),
     ] = DEFAULT_SERVER,
     events: Annotated[
-        Path | None, typer.Option(help="File for the events, emptied first. [default: ./<name>-events.jsonl]")
+        Path | None, typer.Option(help="File for the events; truncated at start. [default: ./<name>-events.jsonl]")
     ] = None,
     spool_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder in which messages wait. [default: spool.path, or .tape-spool/<name>]"),
+        typer.Option(help="Spool folder. [default: spool.path, or .tape-spool/<name>]"),
     ] = None,
     playbook_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the playbooks. [default: that of SPEC.yaml]")
+        Path | None, typer.Option(help="Folder of the playbooks. [default: the folder of SPEC.yaml]")
     ] = None,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", "-i", help="A module with playbooks, functions or sources; may be repeated."),
+        typer.Option("--import", "-i", help="Module with playbooks, functions or sources; repeatable."),
     ] = None,
     credential: Annotated[Path | None, typer.Option(help="JSON file with the credential that `auth` names.")] = None,
-    max_messages: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 goes on for ever.")] = 0,
-    once: Annotated[bool, typer.Option("--once", help="Stop after the first messages.")] = False,
+    max_messages: Annotated[int, typer.Option(min=0, help="Stop after this many messages; 0 is no limit.")] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the first batch of messages.")] = False,
     http_allow: HttpAllowOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens inside.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log at level debug.")] = False,
 ) -> None:
-    """Fetch messages and run the playbook of each, here or on a server; every event is a line of a file.
+    """Run a subscription without a server: fetch messages and run their playbooks, here or on a server.
 
-    The document is the same that a server takes. SIGTERM and Ctrl-C finish what was fetched; what is not acknowledged
-    comes again.
+    Events are written to a file, one JSON object per line. On SIGTERM or Ctrl-C fetched messages are finished; messages
+    that were not acknowledged are redelivered.
     """
     if dispatch not in ("local", "server"):
         raise InvalidInput(f"unknown --dispatch '{dispatch}' (use 'local' or 'server')")
@@ -99,10 +108,10 @@ async def _run(
     )
     dispatch, failed = _dispatch(local, trail, server_url, playbook_dir)
     spool = subscription.spec.spool
-    screen.say(f"🔔 tape subscribe — {subscription.name} (source: {subscription.spec.source})")
-    screen.say(f"   dispatch: {server_url or 'local'}   events: {trail.path}")
+    screen.print(f"🔔 tape subscribe — {subscription.name} (source: {subscription.spec.source})")
+    screen.print(f"   dispatch: {server_url or 'local'}   events: {trail.path}")
     if spool.mode != "off":
-        screen.say(f"   spool: {spool.mode} in {spool.path}")
+        screen.print(f"   spool: {spool.mode} in {spool.path}")
     showing = asyncio.create_task(screen.keep_showing(local))
     try:
         with stop_on_signal(local.stop):
@@ -113,7 +122,7 @@ async def _run(
         trail.close()
     replayed = trail.seen["subscription.message.replayed"]
     counts = local.counts
-    screen.say(
+    screen.print(
         f"✓ subscription stopped — received={counts.received} dispatched={counts.dispatched} spooled={counts.spooled}"
         f" replayed={replayed} failed={counts.failed + failed()} pending_spooled={local.pending}"
         + (f" duplicates={counts.duplicates}" if counts.duplicates else "")
@@ -121,7 +130,7 @@ async def _run(
 
 
 def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tuple[Any, Any]:
-    """Where plans run, and how many runs have failed there."""
+    """The dispatch, and a function that returns the number of failed executions."""
     import os
 
     from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
@@ -132,31 +141,31 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
     spec = local.subscription.spec
     if server_url:
         control = Control(server_url, os.environ.get(TOKEN_VARIABLE, ""))
-        elsewhere = ServerDispatch(
+        remote = ServerDispatch(
             control,
             local.ref._replace(subscription_id=0),
             batch_max=spec.dispatch_batch,
             concurrency=spec.runtime.concurrency,
             worker_id=WORKER,
         )
-        return TrailDispatch(elsewhere, local.ref, trail), lambda: 0
+        return TrailDispatch(remote, local.ref, trail), lambda: 0
     playbooks = Playbooks(playbook_dir)
-    playbooks.find(spec.dispatch.playbook)  # one that is not there is told before anything is fetched
-    here = InProcessDispatch(playbooks, local.ref, trail, spec.runtime.concurrency or 1)
-    return here, lambda: here.failed
+    playbooks.find(spec.dispatch.playbook)  # a missing playbook fails before messages are fetched
+    local_dispatch = InProcessDispatch(playbooks, local.ref, trail, spec.runtime.concurrency or 1)
+    return local_dispatch, lambda: local_dispatch.failed
 
 
 class _Screen:
-    """Events line by line on standard error, and below them, where somebody looks, how it goes."""
+    """Prints events on standard error, with a status line on a terminal."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self._console.print(Text(line))
 
     def show(self, event: SubscriptionEvent) -> None:
-        self.say(f"  event {event.event_type} exec={event.execution_id} status={event.status}")
+        self.print(f"  event {event.event_type} exec={event.execution_id} status={event.status}")
 
     async def keep_showing(self, local: Any) -> None:
         if not self._console.is_terminal:

@@ -1,4 +1,4 @@
-"""`tape subscriptions`: check documents, register them, and see and change where subscriptions stand."""
+"""`tape subscriptions`: validate and register documents, show subscriptions and change their state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from tape.cli.options import DEFAULT_SERVER, DEFAULT_URL, Output, OutputOption, ServerOption, UrlOption
+from tape.cli.options import (
+    DEFAULT_SERVER,
+    DEFAULT_URL,
+    GrpcUrlOption,
+    HttpUrlOption,
+    Output,
+    OutputOption,
+    ServerOption,
+)
 from tape.cli.output import print_facts, print_json, print_table
 from tape.errors import InvalidDocument, InvalidInput, UnknownSubscription
 from tape.subscriptions.api_client import Control, connect
@@ -17,23 +25,23 @@ from tape.subscriptions.document.validator import parse_subscription
 
 
 class ManifestTarget(StrEnum):
-    """Where a subscription can be deployed."""
+    """Platforms that a subscription can be deployed on."""
 
     kubernetes = "kubernetes"
     cloud_run = "cloud-run"
 
 
-app = typer.Typer(help="Check, register and steer subscriptions.", no_args_is_help=True)
+app = typer.Typer(help="Validate, register, show and control subscriptions.", no_args_is_help=True)
 
-FileArgument = Annotated[Path, typer.Argument(help="A YAML document of kind: Subscription.", metavar="FILE")]
-WhichArgument = Annotated[str, typer.Argument(help="Path of a subscription, or an id.", metavar="PATH|ID")]
+FileArgument = Annotated[Path, typer.Argument(help="YAML document of kind Subscription.", metavar="FILE")]
+WhichArgument = Annotated[str, typer.Argument(help="Path or id of a subscription.", metavar="PATH|ID")]
 
 
 @app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="YAML documents of kind: Subscription.", metavar="FILE…")],
+    files: Annotated[list[Path], typer.Argument(help="YAML documents of kind Subscription.", metavar="FILE…")],
 ) -> None:
-    """Say everything that is wrong with documents, without a server."""
+    """Validate documents without a server and list all problems. Exits with 1 if there are any."""
     wrong = 0
     for file in files:
         try:
@@ -43,7 +51,7 @@ def validate(
             for problem in error.problems:
                 typer.echo(f"{file}: {problem}", err=True)
             continue
-        typer.echo(f"{file}: {_told(subscription)}")
+        typer.echo(f"{file}: {_describe(subscription)}")
     if wrong:
         raise typer.Exit(1)
 
@@ -54,7 +62,7 @@ def register(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.text,
 ) -> None:
-    """Put a document into the catalog and register its subscription."""
+    """Store a document in the catalog and register its subscription."""
     content = _read(file)
     subscription = parse_subscription(content)
     control = connect(server)
@@ -68,11 +76,11 @@ def register(
 
 @app.command("list")
 def list_subscriptions(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that were deactivated.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also deactivated subscriptions.")] = False,
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.text,
 ) -> None:
-    """List the subscriptions that are registered, the newest first."""
+    """List registered subscriptions, newest first."""
     found = [each for each in connect(server).list() if everything or each["state"] != "DEACTIVATED"]
     if output is Output.json:
         print_json(found)
@@ -83,7 +91,7 @@ def list_subscriptions(
             tuple(each[name] for name in ("subscription_id", "path", "state", "last_event_type", "updated_at"))
             for each in found
         ),
-        nothing="No subscription is registered.",
+        nothing="No subscriptions are registered.",
     )
 
 
@@ -93,7 +101,7 @@ def show_subscription(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show one subscription: where it stands, and what its document says."""
+    """Show one subscription: its state and the settings of its document."""
     control = connect(server)
     status = _find(control, which)
     content = control.document(status["path"])
@@ -128,11 +136,11 @@ def _add(action: str, sentence: str) -> None:
 
 
 for _action, _sentence in {
-    "activate": "Let a subscription receive messages.",
-    "pause": "Stop fetching for a while; what arrives waits at its source.",
-    "resume": "Go on after a pause.",
-    "drain": "Finish what was fetched, fetch no more.",
-    "deactivate": "End a subscription; registering it again begins anew.",
+    "activate": "Start receiving messages.",
+    "pause": "Stop fetching until resumed; new messages wait at the source.",
+    "resume": "Resume after a pause.",
+    "drain": "Finish fetched messages and fetch no more.",
+    "deactivate": "End a subscription; to run it again, register it again.",
 }.items():
     _add(_action, _sentence)
 
@@ -140,12 +148,12 @@ for _action, _sentence in {
 @app.command()
 def outage(
     which: WhichArgument,
-    every: Annotated[bool, typer.Option("--all", "-a", help="All outages, not only the last.")] = False,
-    server: ServerOption = DEFAULT_SERVER,
-    url: UrlOption = DEFAULT_URL,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Show all outages, not only the last one.")] = False,
+    server: HttpUrlOption = DEFAULT_SERVER,
+    url: GrpcUrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Tell what happened while a downstream was away, from the journal alone."""
+    """Show the timeline of a downstream outage, from the journal."""
     from tape.cli.outages import read_outages, show_outage
     from tape.client import TapeClient
 
@@ -157,25 +165,29 @@ def outage(
         print_json(shown)
         return
     if not shown:
-        typer.echo("No outage is on the journal.")
+        typer.echo("The journal has no outage of this subscription.")
     for each in shown:
         show_outage(each)
 
 
 @app.command()
 def render(
-    which: Annotated[str, typer.Argument(help="Path of a subscription, or a file with one.", metavar="PATH|FILE")],
-    target: Annotated[ManifestTarget, typer.Option(help="What the manifests are for.")] = ManifestTarget.kubernetes,
-    image: Annotated[str, typer.Option(help="The container's image.")] = "tape:latest",
-    reach: Annotated[str, typer.Option("--server-url", help="Where the container reaches the server.")] = (
+    which: Annotated[
+        str, typer.Argument(help="Path of a subscription, or a file with its document.", metavar="PATH|FILE")
+    ],
+    target: Annotated[ManifestTarget, typer.Option(help="Platform of the manifests.")] = ManifestTarget.kubernetes,
+    image: Annotated[str, typer.Option(help="Container image.")] = "tape:latest",
+    reach: Annotated[str, typer.Option("--server-url", help="HTTP address of the server as seen by the container.")] = (
         "http://tape:7879"
     ),
-    reach_grpc: Annotated[str, typer.Option("--grpc-url", help="Where workers reach it.")] = "tape://tape:7878",
-    namespace: Annotated[str, typer.Option(help="Of Kubernetes.")] = "tape",
-    service_account: Annotated[str, typer.Option(help="What the containers run as.")] = "tape-subscription",
+    reach_grpc: Annotated[
+        str, typer.Option("--grpc-url", help="gRPC address of the server as seen by workers.")
+    ] = "tape://tape:7878",
+    namespace: Annotated[str, typer.Option(help="Kubernetes namespace.")] = "tape",
+    service_account: Annotated[str, typer.Option(help="Service account of the containers.")] = "tape-subscription",
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Write the manifests that run a subscription elsewhere, to be applied by kubectl or gcloud."""
+    """Print the manifests of a remote runtime for a subscription, to apply with kubectl or gcloud."""
     from tape.subscriptions.manifests import render as written
     from tape.subscriptions.manifests.deployment import DeploymentSettings
 
@@ -188,7 +200,7 @@ def render(
 
 
 def _find(control: Control, which: str) -> dict[str, Any]:
-    """A subscription by its id or by its path: the newest registration of that."""
+    """A subscription by its id, or the newest registration of its path."""
     if which.isascii() and which.isdecimal():
         return control.status(which)
     found = control.latest(which)
@@ -204,9 +216,9 @@ def _read(file: Path) -> str:
         raise InvalidInput(f"{file} cannot be read: {error}.") from error
 
 
-def _told(subscription: Subscription) -> str:
+def _describe(subscription: Subscription) -> str:
     facts = _facts(subscription)
-    return f"{subscription.path} is good: {facts['source']} to {facts['runs']}."
+    return f"{subscription.path} is valid: {facts['source']} to {facts['runs']}."
 
 
 def _facts(subscription: Subscription) -> dict[str, str]:
@@ -218,7 +230,7 @@ def _facts(subscription: Subscription) -> dict[str, str]:
     )
     facts = {
         "source": f"{spec.source}, {how}" + (f" ({spec.cadence})" if spec.cadence else ""),
-        "arrives at": spec.ingress.gateway_path if spec.ingress else "",
+        "endpoint": spec.ingress.gateway_path if spec.ingress else "",
         "runs": f"{spec.dispatch.playbook} on {spec.dispatch.execution_pool or 'the pool of its path'}",
         "headers": ", ".join(f"{rule.header} → {rule.controls}" for rule in spec.headers.directives),
         "dedup": f"{spec.dedup.window_secs} s" if spec.dedup.enabled else "",

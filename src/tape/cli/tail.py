@@ -1,4 +1,4 @@
-"""`tape tail`: watch the journal."""
+"""`tape tail`: print entries as they are appended."""
 
 from __future__ import annotations
 
@@ -24,33 +24,41 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright
 
 
 def tail(
-    subject: Annotated[str, typer.Option("--subject", "-s", help="Only subjects that fit, e.g. /tape/effect/**")] = "",
+    subject: Annotated[
+        str, typer.Option("--subject", "-s", help="Only subjects that match this pattern, e.g. /tape/effect/**")
+    ] = "",
     start: Annotated[
         str,
-        typer.Option("--from", help="After this global_seq; 'start' is the oldest entry, 'now' only new ones."),
+        typer.Option(
+            "--from", help="Start after this global_seq; 'start' is the oldest entry, 'now' prints only new entries."
+        ),
     ] = "now",
-    where: Annotated[str, typer.Option("--where", "-w", help="Only entries that this CEL text is true of.")] = "",
-    run_id: Annotated[str, typer.Option("--run", help="Only this run.")] = "",
-    kind: Annotated[str, typer.Option(help="Only this kind.")] = "",
-    count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many; 0 is never.")] = 0,
-    follow: Annotated[bool, typer.Option(help="Wait for more when the end is reached.")] = True,
+    where: Annotated[str, typer.Option("--where", "-w", help="Only entries that match this CEL predicate.")] = "",
+    run_id: Annotated[str, typer.Option("--run", help="Only entries of this run.")] = "",
+    kind: Annotated[str, typer.Option(help="Only entries of this kind.")] = "",
+    count: Annotated[int, typer.Option("--count", "-n", help="Exit after this many entries; 0 is no limit.")] = 0,
+    follow: Annotated[bool, typer.Option(help="Wait for new entries at the end of the journal.")] = True,
     url: UrlOption = DEFAULT_URL,
-    http: Annotated[str, typer.Option(help="Read the HTTP stream there instead, e.g. http://127.0.0.1:7879.")] = "",
-    tenant: Annotated[str, typer.Option(help="With --http, on a server without tokens: whose.")] = "",
-    user: Annotated[str, typer.Option(help="With --http, on a server without tokens: whose.")] = "",
-    session: Annotated[str, typer.Option(help="With --http: which session.")] = "",
-    everybody: Annotated[bool, typer.Option("--admin", help="With --http: everybody's; needs a scope.")] = False,
+    http: Annotated[
+        str, typer.Option(help="Read the HTTP stream of this server instead, e.g. http://127.0.0.1:7879.")
+    ] = "",
+    tenant: Annotated[str, typer.Option(help="With --http on a server without tokens: tenant.")] = "",
+    user: Annotated[str, typer.Option(help="With --http on a server without tokens: user.")] = "",
+    session: Annotated[str, typer.Option(help="With --http: session.")] = "",
+    admin: Annotated[
+        bool, typer.Option("--admin", help="With --http: entries of all identities; needs a scope.")
+    ] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print entries as they happen. Reconnects by itself and never shows one twice."""
+    """Print entries as they are appended. Reconnects automatically and prints each entry once."""
     if http:
         for name, value in (("--subject", subject), ("--where", where), ("--kind", kind), ("--no-follow", not follow)):
             if value:
                 raise InvalidInput(f"{name} cannot be used with --http; leave it out, or use --url.")
-        whose = {"tenant": tenant, "user": user, "session": session, "run": run_id, "admin": everybody}
-        run(_tail_http(http, _position(start), whose, count, output))
+        identity = {"tenant": tenant, "user": user, "session": session, "run": run_id, "admin": admin}
+        run(_tail_http(http, _position(start), identity, count, output))
         return
-    compile_predicate(where)  # a text that does not compile is told before anybody is asked
+    compile_predicate(where)  # an invalid predicate fails before the server is contacted
     wanted = {
         "subject_pattern": subject,
         "from_global_seq": _position(start),
@@ -65,7 +73,7 @@ async def _tail(url: str, wanted: dict[str, Any], count: int, follow: bool, outp
     show = _show_json if output is Output.json else _Painter().show
     shown = 0
     async with AsyncTapeClient(url) as client:
-        head = await client.head()  # says at once if there is no server
+        head = await client.head()  # fails at once if the server is not reachable
         async for batch in client.follow_batches(**wanted):
             for event in batch.entries:
                 show(to_entry(event))
@@ -77,10 +85,10 @@ async def _tail(url: str, wanted: dict[str, Any], count: int, follow: bool, outp
                 return
 
 
-async def _tail_http(url: str, after: int, whose: dict[str, Any], count: int, output: Output) -> None:
+async def _tail_http(url: str, after: int, identity: dict[str, Any], count: int, output: Output) -> None:
     show = _Painter().show
     shown = 0
-    async for event in stream(url, after=None if after < 0 else after, **whose):
+    async for event in stream(url, after=None if after < 0 else after, **identity):
         if output is Output.json:
             sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
         else:
@@ -131,7 +139,7 @@ def _show_json(entry: Entry) -> None:
 
 
 class _Painter:
-    """One coloured line an entry; a payload too long for the line is cut."""
+    """Prints one coloured line per entry; a payload too long for the terminal is cut."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)

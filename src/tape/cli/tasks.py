@@ -1,4 +1,4 @@
-"""`tape tasks`: what waits, what is being done, and what to do with dead letters."""
+"""`tape tasks`: list and show tasks; redrive and drop dead letters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(help="List and show tasks; redrive and drop dead letters.", no
 
 
 class TaskStatusOption(StrEnum):
-    """Where a task stands."""
+    """Status of a task."""
 
     pending = "pending"
     claimed = "claimed"
@@ -30,24 +30,27 @@ class TaskStatusOption(StrEnum):
     dlq = "dlq"
 
 
-IdsArgument = Annotated[list[str] | None, typer.Argument(help="These tasks.", metavar="[TASK]...")]
-ReactionOption = Annotated[str, typer.Option("--reaction", "-r", help="Only of this reaction.")]
-ErrorOption = Annotated[str, typer.Option("--error", help="Only those whose last error contains this.")]
-SubjectOption = Annotated[str, typer.Option("--subject", "-s", help="Only subjects that fit this pattern.")]
-OlderOption = Annotated[str, typer.Option("--older-than", help="Only those made so long ago: 90s, 10m, 2h, 7d.")]
+IdsArgument = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="[TASK]...")]
+ReactionOption = Annotated[str, typer.Option("--reaction", "-r", help="Only tasks of this reaction.")]
+ErrorOption = Annotated[str, typer.Option("--error", help="Only tasks whose last error contains this text.")]
+SubjectOption = Annotated[str, typer.Option("--subject", "-s", help="Only subjects that match this pattern.")]
+OlderOption = Annotated[str, typer.Option("--older-than", help="Only tasks created longer ago than 90s, 10m, 2h, 7d.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 
 
 @app.command("list")
 def list_tasks(
-    reaction_id: Annotated[str, typer.Argument(help="The reaction; may be left out for claimed and dlq.")] = "",
-    status: Annotated[TaskStatusOption | None, typer.Option(help="Only in this state. [default: all, or dlq]")] = None,
-    before: Annotated[int, typer.Option(help="Only of entries before this one: the next page.", min=0)] = 0,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 20,
+    reaction_id: Annotated[str, typer.Argument(help="Id of the reaction; optional for status claimed and dlq.")] = "",
+    status: Annotated[
+        TaskStatusOption | None,
+        typer.Option(help="Only tasks with this status. [default: all; without REACTION_ID dlq]"),
+    ] = None,
+    before: Annotated[int, typer.Option(help="Only tasks of entries before this global_seq (next page).", min=0)] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of tasks.")] = 20,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """List tasks, those of the newest entries first; without a reaction, the dead letters of all."""
+    """List tasks, newest entry first. Without a reaction: the dead letters of all reactions."""
     wanted = status or (None if reaction_id else TaskStatusOption.dlq)
     number = int(TaskStatus[wanted.upper()]) if wanted else 0
     found = run(_list(url, reaction_id, number, before, limit))
@@ -56,7 +59,7 @@ def list_tasks(
         return
     now = now_ms()
     print_table(
-        ("task", "status", "reaction", "entry", "subject", "made", "attempts", "next", "error"),
+        ("task", "status", "reaction", "entry", "subject", "created", "attempts", "next", "error"),
         (
             (
                 each.task_id,
@@ -71,10 +74,10 @@ def list_tasks(
             )
             for each in found
         ),
-        nothing="No such tasks.",
+        nothing="No tasks found.",
     )
     if len(found) == limit:
-        typer.echo(f"There may be more: --before {found[-1].source_global_seq}", err=True)
+        typer.echo(f"More tasks may follow: --before {found[-1].source_global_seq}", err=True)
 
 
 async def _list(url: str, reaction_id: str, status: int, before: int, limit: int) -> list[pb.Task]:
@@ -85,7 +88,7 @@ async def _list(url: str, reaction_id: str, status: int, before: int, limit: int
 
 @app.command("show")
 def show_task(
-    task_id: Annotated[str, typer.Argument(help="The task's id.", metavar="TASK")],
+    task_id: Annotated[str, typer.Argument(help="Id of the task.", metavar="TASK")],
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
@@ -95,14 +98,16 @@ def show_task(
         print_json(as_dict(task))
         return
     now = now_ms()
-    merged = f", {task.coalesced} earlier ones since {task.first_global_seq} went in" if task.coalesced else ""
+    merged = (
+        f", with {task.coalesced} earlier entries since {task.first_global_seq} coalesced" if task.coalesced else ""
+    )
     facts = {
         "task": task.task_id,
         "status": f"{state_of(pb.TaskStatus, task.status)} {following(task, now)}".rstrip(),
         "reaction": f"{task.reaction_id}, shard {task.shard}",
         "entry": f"{task.source_global_seq} of run {task.source_run_id}{merged}",
         "subject": task.subject,
-        "made": moment(task.created_at_ms),
+        "created": moment(task.created_at_ms),
         "attempts": f"{task.attempts}{f', redriven {task.redriven} times' if task.redriven else ''}",
         "trace": f"{task.trace_id} {task.parent_span_id}".strip() or "none",
         "error": task.last_error or "none",
@@ -129,17 +134,17 @@ def redrive_tasks(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Let dead letters be tried again from the first attempt.
+    """Make dead letters pending again, with attempts reset to 0.
 
-    They come after what is due already; with strict order they take their old place and hold up what follows.
+    They are claimed after tasks that are already due; with strict order they keep their position and block later tasks.
     """
     wanted = _wanted(task_ids, reaction_id, error, subject, older_than, everything)
 
-    async def portion(client: AsyncTapeClient) -> tuple[int, bool]:
+    async def step(client: AsyncTapeClient) -> tuple[int, bool]:
         answer = await client.redrive_tasks(**wanted)
         return answer.redriven, answer.more
 
-    _tell(run(_repeat(url, portion)), "redriven", output)
+    _print_count(run(_repeat(url, step)), "redriven", output)
 
 
 @app.command("drop")
@@ -150,26 +155,26 @@ def drop_tasks(
     subject: SubjectOption = "",
     older_than: OlderOption = "",
     everything: AllOption = False,
-    reason: Annotated[str, typer.Option(help="Why; it is kept with the tasks.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason; stored with the tasks.")] = "",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Give dead letters up for good: they become failed, with the reason."""
+    """Drop dead letters: their status becomes failed, with the reason."""
     wanted = _wanted(task_ids, reaction_id, error, subject, older_than, everything)
 
-    async def portion(client: AsyncTapeClient) -> tuple[int, bool]:
+    async def step(client: AsyncTapeClient) -> tuple[int, bool]:
         answer = await client.drop_tasks(**wanted, reason=reason)
         return answer.dropped, answer.more
 
-    _tell(run(_repeat(url, portion)), "dropped", output)
+    _print_count(run(_repeat(url, step)), "dropped", output)
 
 
-async def _repeat(url: str, portion: Callable[[AsyncTapeClient], Awaitable[tuple[int, bool]]]) -> int:
-    """The server does a thousand in a step, so that nobody else waits for long."""
+async def _repeat(url: str, step: Callable[[AsyncTapeClient], Awaitable[tuple[int, bool]]]) -> int:
+    """Repeat until done: the server processes 1,000 tasks per request, so that other writes do not wait."""
     total = 0
     async with AsyncTapeClient(url) as client:
         while True:
-            count, more = await portion(client)
+            count, more = await step(client)
             total += count
             if not more:
                 return total
@@ -185,11 +190,13 @@ def _wanted(
         created_before_ms=now_ms() - parse_age("--older-than", older_than) if older_than else 0,
     )
     if sum((bool(task_ids), filtered.ByteSize() > 0, everything)) != 1:
-        raise InvalidInput("Say which dead letters: their ids, or --reaction, --error, --subject, or --all.")
+        raise InvalidInput(
+            "Name the dead letters: by id, by --reaction, --error, --subject or --older-than, or with --all."
+        )
     return {"task_ids": task_ids or [], "filter": filtered, "everything": everything}
 
 
-def _tell(count: int, what: str, output: Output) -> None:
+def _print_count(count: int, what: str, output: Output) -> None:
     if output is Output.json:
         print_json({what: count})
     else:
@@ -197,13 +204,17 @@ def _tell(count: int, what: str, output: Output) -> None:
 
 
 def following(task: pb.Task, now_ms: int) -> str:
-    """What happens with a task next, and when."""
+    """The next step of a task, and its time."""
     match task.status:
         case pb.TASK_STATUS_PENDING:
             late = now_ms - task.next_attempt_at_ms
             return f"due for {age(late)}" if late >= 0 else f"due in {age(-late)}"
         case pb.TASK_STATUS_CLAIMED:
             left = task.lease_expires_at_ms - now_ms
-            return f"{task.lease_owner}, for {age(left)}" if left > 0 else f"{task.lease_owner}, until {age(-left)} ago"
+            return (
+                f"{task.lease_owner}, lease expires in {age(left)}"
+                if left > 0
+                else f"{task.lease_owner}, lease expired {age(-left)} ago"
+            )
         case _:
             return ""

@@ -1,4 +1,4 @@
-"""Code of the user's that a command needs: modules to import, functions to call."""
+"""User code of a command: modules to import, functions to call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tape.errors import InvalidConfig
 
 
 def import_modules(names: list[str]) -> None:
-    """Import modules for what they register; those of the folder that one stands in are found too."""
+    """Import modules for what they register; the current directory is searched too."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -20,22 +20,22 @@ def import_modules(names: list[str]) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise  # the module is there, and lacks one of its own
+                raise  # the module exists, but one of its imports does not
             raise InvalidConfig(
-                f"--import {name}: there is no such module in {here} or where Python looks. Name it as in an import"
+                f"--import {name}: there is no such module in {here} or on the Python path. Name it as in an import"
                 " statement, without .py."
             ) from None
 
 
-def load_object(option: str, place: str) -> Any:
-    """What `module:name` stands for."""
-    module, separator, name = place.partition(":")
+def load_object(option: str, reference: str) -> Any:
+    """The object that `module:name` refers to."""
+    module, separator, name = reference.partition(":")
     if not (module and separator and name):
-        raise InvalidConfig(f"{option} {place!r} must look like my_module:my_function.")
+        raise InvalidConfig(f"{option} {reference!r} must look like my_module:my_function.")
     import_modules([module])
     found: Any = sys.modules[module]
     for part in name.split("."):
         if not hasattr(found, part):
-            raise InvalidConfig(f"{option} {place!r}: {module} has no {name!r}.")
+            raise InvalidConfig(f"{option} {reference!r}: {module} has no {name!r}.")
         found = getattr(found, part)
     return found

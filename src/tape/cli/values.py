@@ -1,4 +1,4 @@
-"""`tape values`: small shared state from the command line."""
+"""`tape values`: read, write, watch and delete values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tape.proto import tape_pb2 as pb
 
 app = typer.Typer(help="Read, write, watch and delete values.", no_args_is_help=True)
 
-NamespaceArgument = Annotated[str, typer.Argument(help="The namespace, for example treasury.")]
-KeyArgument = Annotated[str, typer.Argument(help="The key in it.")]
+NamespaceArgument = Annotated[str, typer.Argument(help="Namespace, for example treasury.")]
+KeyArgument = Annotated[str, typer.Argument(help="Key in the namespace.")]
 
 
 @app.command("get")
 def get_value(
     namespace: NamespaceArgument, key: KeyArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.text
 ) -> None:
-    """Print a value; exits with 1 if there is none."""
+    """Print a value. Exits with 1 if it does not exist."""
     answer = run(_get(url, namespace, key))
     if not answer.found:
         gone = f" It was deleted at version {answer.value.version}." if answer.value.deleted else ""
@@ -39,15 +39,15 @@ def get_value(
 def set_value(
     namespace: NamespaceArgument,
     key: KeyArgument,
-    value: Annotated[str, typer.Argument(help="JSON, or - to read it from standard input.")],
+    value: Annotated[str, typer.Argument(help="Value as JSON; - reads standard input.")],
     if_version: Annotated[
-        int, typer.Option(help="Only if this is the current version; 0 is not there yet, -1 is whatever it is.")
+        int, typer.Option(help="Write only if this is the current version; 0: only if it does not exist, -1: always.")
     ] = -1,
-    writer: Annotated[str, typer.Option(help="Who writes it.")] = "",
+    writer: Annotated[str, typer.Option(help="Name of the writer.")] = "",
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Write a value, and print its new version."""
+    """Write a value and print its new version."""
     text = sys.stdin.read().strip() if value == "-" else value
     written = run(_set(url, namespace, key, checked_json("the value", text), if_version, writer))
     if output is Output.json:
@@ -60,7 +60,7 @@ def set_value(
 def delete_value(
     namespace: NamespaceArgument, key: KeyArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.text
 ) -> None:
-    """Delete a value. Its version moves on, so that nobody who compares is fooled."""
+    """Delete a value. Its version increases, so that --if-version with an old version fails."""
     answer = run(_delete(url, namespace, key))
     if not answer.deleted:
         raise NotFound(f"no value {namespace}/{key}: it was never written.")
@@ -75,11 +75,13 @@ def watch_value(
     namespace: NamespaceArgument,
     key: KeyArgument,
     from_version: Annotated[int, typer.Option(min=0, help="Only versions above this one.")] = 0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many; 0 is never.")] = 0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Exit after this many versions; 0 is no limit.")
+    ] = 0,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print every version that the journal still has, in order, and then each new one."""
+    """Print every version that the journal still has, in order, then each new one."""
     run(_watch(url, namespace, key, from_version, count, output))
 
 

@@ -1,4 +1,4 @@
-"""`tape verify`: prove that the journal is what was written."""
+"""`tape verify`: verify the hash chain of the journal."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MAX_SHOWN = 100
 
 def verify(
     store: StoreOption = DEFAULT_STORE,
-    lake: Annotated[str, typer.Option(help="Check this archive, and that it is the journal's, instead.")] = "",
+    lake: Annotated[str, typer.Option(help="Verify this archive against the journal instead.")] = "",
     repair: Annotated[bool, typer.Option(help="With --lake: rebuild damaged files from the journal.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Check every entry against the hash chain and name each that is altered, missing or unreadable.
+    """Verify every entry against the hash chain, and list altered, missing and unreadable entries.
 
-    Exits with 1 if anything is wrong. The server may go on running meanwhile.
+    Exits with 1 if there are any. The server may keep running.
     """
     if lake:
         archive.verify(lake, store, output, repair=repair)
@@ -54,14 +54,14 @@ def _show(report: VerifyReport) -> None:
     console = Console()
     extent = f"{report.entries:,} entries ({report.oldest} to {report.head})"
     if report.ok:
-        console.print(f"[green]✓[/green] {extent} are exactly what was written.")
+        console.print(f"[green]✓[/green] {extent} match what was written.")
         return
     table = Table("global_seq", "problem", "detail")
     for finding in report.findings[:MAX_SHOWN]:
         table.add_row(str(finding.global_seq), finding.problem, finding.detail)
     console.print(table)
     if len(report.findings) > MAX_SHOWN:
-        console.print(f"… and {len(report.findings) - MAX_SHOWN:,} more; --output json lists them all.")
+        console.print(f"… and {len(report.findings) - MAX_SHOWN:,} more; --output json lists all of them.")
     console.print(
         f"[red]✗[/red] {extent}: {len(report.findings):,} problems. Restore the affected range from a backup."
     )

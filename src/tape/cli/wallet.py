@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tape.base.extras import require_server_libraries
-from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, YesOption, run
 from tape.errors import InvalidInput, WalletLocked
 from tape.store import open_database
 
@@ -116,7 +116,7 @@ def rotate(
 @app.command()
 def delete(
     alias: AliasArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
 ) -> None:

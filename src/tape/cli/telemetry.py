@@ -1,0 +1,31 @@
+"""Logs and metrics of commands that run until they are stopped."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from tape.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def set_logging(level: str) -> None:
+    """Log to standard error, from this level on."""
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise InvalidInput(f"--log-level {level!r} must be debug, info, warning or error.")
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=LOG_FORMAT)
+
+
+def serve_metrics(registry: CollectorRegistry, listen: str) -> None:
+    """Serve the metrics of a registry on `host:port`."""
+    from prometheus_client import start_http_server
+
+    host, _, port = listen.rpartition(":")
+    if not port.isdecimal():
+        raise InvalidInput(f"--metrics-listen {listen!r} must look like 127.0.0.1:9464.")
+    start_http_server(int(port), host or "127.0.0.1", registry=registry)
