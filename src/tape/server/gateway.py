@@ -25,7 +25,7 @@ from tape.subscriptions.dispatch.http import ServerDispatch
 from tape.subscriptions.ingress.gateway import EMITTER, FRESH_S, WORKER, GatewayDispatch, RemoteListeners, post_events
 from tape.subscriptions.ingress.ingress import Ingress
 from tape.subscriptions.ingress.listeners import Listener, Listeners
-from tape.subscriptions.ingress.spooled import SpoolingDispatch
+from tape.subscriptions.ingress.spooling_dispatch import SpoolingDispatch
 
 GRACE_S = 10
 

@@ -64,10 +64,10 @@ from tape.server.http.stream import EventStream
 from tape.server.sockets import bind, join
 from tape.store import WriterLimits, open_database
 from tape.subscriptions.events import SubscriptionEvent
+from tape.subscriptions.ingress.catalog_listeners import CatalogListeners
 from tape.subscriptions.ingress.ingress import Ingress
 from tape.subscriptions.ingress.listeners import Listeners
-from tape.subscriptions.ingress.registered_listeners import CatalogListeners
-from tape.subscriptions.ingress.spooled import SpoolingDispatch
+from tape.subscriptions.ingress.spooling_dispatch import SpoolingDispatch
 from tape.subscriptions.runtime.supervisor import RuntimeSupervisor
 
 log = logging.getLogger(__name__)

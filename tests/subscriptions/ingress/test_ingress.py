@@ -194,19 +194,19 @@ async def test_with_verification_the_same_delivery_is_parsed() -> None:
 def test_no_other_code_can_make_a_proof_or_an_envelope_of_a_delivery() -> None:
     """The gate is a matter of structure: this looks for a second way around it."""
     root = Path(module.__file__).parents[2]
-    makers: dict[str, set[str]] = {"VerifiedDelivery": set(), "message_from_push": set(), "_GATE": set()}
+    makers: dict[str, set[str]] = {"VerifiedDelivery": set(), "message_from_push": set(), "_VERIFIED": set()}
     for path in root.rglob("*.py"):
         text = path.read_text()
         if not any(name in text for name in makers):
             continue
         for node in ast.walk(ast.parse(text)):
             name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-            name = node.id if isinstance(node, ast.Name) and node.id == "_GATE" else name
+            name = node.id if isinstance(node, ast.Name) and node.id == "_VERIFIED" else name
             if name in makers:
                 makers[name].add(path.relative_to(root).as_posix())
     assert makers == {
         "VerifiedDelivery": {"subscriptions/ingress/verification/verify.py"},
-        "_GATE": {"subscriptions/ingress/verification/verify.py"},
+        "_VERIFIED": {"subscriptions/ingress/verification/verify.py"},
         "message_from_push": {"subscriptions/ingress/ingress.py"},
     }
 

@@ -340,7 +340,7 @@ def test_no_header_and_no_body_gets_in_or_breaks_anything_without_the_secret(
 
 
 async def test_nobody_but_verification_can_say_that_a_delivery_is_proven() -> None:
-    with pytest.raises(TypeError, match="call prove"):
+    with pytest.raises(TypeError, match="Call verify_delivery"):
         VerifiedDelivery(object(), delivery(), PLAIN)
     pulled = subscription()
     assert await verify_delivery(pulled, ("s",), IssuerKeys(), delivery()) == Rejection(403, "unsupported")

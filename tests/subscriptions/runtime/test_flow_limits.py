@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tape.subscriptions.runtime.flow_limits import LEAST_WAIT_S, FlowLimiter
+from tape.subscriptions.runtime.flow_limits import MIN_WAIT_S, FlowLimiter
 
 
 class Clock:
@@ -58,7 +58,7 @@ def test_the_wait_for_a_token_is_never_a_busy_loop() -> None:
     clock = Clock()
     limiter = FlowLimiter(max_dispatch_per_sec=10_000, clock=clock)
     limiter.received(10_000)
-    assert limiter.allow(1).wait_s == LEAST_WAIT_S
+    assert limiter.allow(1).wait_s == MIN_WAIT_S
 
 
 def test_a_source_that_gives_more_than_asked_is_paid_back() -> None:

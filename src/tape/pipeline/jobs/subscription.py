@@ -30,7 +30,7 @@ from tape.pipeline.subscription_task import REPORT, Report, Taking, total
 from tape.subscriptions import events
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.runtime.flow_limits import LEAST_WAIT_S, FlowLimiter
+from tape.subscriptions.runtime.flow_limits import MIN_WAIT_S, FlowLimiter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -229,7 +229,7 @@ class Streamed:
             if not has_waited and not self._is_slowed:
                 self._say_limited(allowance.reason or "")
             has_waited = True
-            self._running.wait(max(allowance.wait_s or 0.0, LEAST_WAIT_S))
+            self._running.wait(max(allowance.wait_s or 0.0, MIN_WAIT_S))
         raise Halted
 
     def _count(self, report: Report) -> None:

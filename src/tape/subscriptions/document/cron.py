@@ -1,4 +1,4 @@
-"""Cron expressions: five fields, as everybody writes them, and the next time they mean."""
+"""Cron expressions: five fields, and the next time that matches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORT = {
     "@daily": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-# Every combination of day, month and weekday comes within eight years: a leap day skips a century at most.
+# Every possible day matches within eight years: leap days are at most eight years apart.
 _FAR = timedelta(days=366 * 8 + 2)
 
 
@@ -38,7 +38,7 @@ _FIELDS = (
 
 
 class Cron(NamedTuple):
-    """A cadence. A day fits by its date or by its weekday when both are restricted, as cron has always had it."""
+    """A cadence. If day of month and weekday are both restricted, a day matches by either, as in cron."""
 
     minutes: frozenset[int]
     hours: frozenset[int]
@@ -50,7 +50,7 @@ class Cron(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Cron:
-        """The cadence of `minute hour day month weekday`, or of @hourly and its like."""
+        """Parse `minute hour day month weekday`, or @yearly, @monthly, @weekly, @daily, @hourly."""
         parts = _SHORT.get(text.strip().lower(), text).split()
         if len(parts) != len(_FIELDS):
             raise InvalidCadence(f"{text!r} has {len(parts)} fields; cron has five: minute hour day month weekday")
@@ -62,7 +62,7 @@ class Cron(NamedTuple):
         return cron
 
     def next_after(self, time: datetime) -> datetime | None:
-        """The first minute after a time that fits, in the time zone of that time."""
+        """The first matching minute after a time, in the time zone of that time."""
         at = (time + timedelta(minutes=1)).replace(second=0, microsecond=0)
         end = at + _FAR
         while at < end:
@@ -94,7 +94,7 @@ def _values(field: _Field, text: str) -> frozenset[int]:
             low, high = field.least, field.most
         else:
             low = _number(field, first, text)
-            # `5/15` is every fifteen from five on.
+            # `5/15` is every 15 from 5 on.
             high = _number(field, last, text) if dash else field.most if slash else low
         if low > high:
             raise InvalidCadence(f"the {field.name} {text!r} has the range {span!r}, which runs backwards")

@@ -1,4 +1,4 @@
-"""The document of a subscription that runs on this machine: what it spools lies in a folder here, whatever it names."""
+"""The document of a local runtime: its spool is a local folder, whatever backend the document names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEFAULT_FOLDER = Path(".tape-spool")
 
 
 def read_local(file: Path, folder: Path | None) -> Subscription:
-    """The subscription of a file, with its spool in a folder: the given one, its own `path`, or one by its name.
+    """The subscription of a file, with its spool in a folder: `folder`, its own `path`, or one by its name.
 
-    A given folder turns the spool on where the document has none. Everything else is as a server takes it.
+    A given folder turns the spool on if the document has none. Everything else is validated as on a server.
     """
     try:
         content = file.read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def read_local(file: Path, folder: Path | None) -> Subscription:
 
 
 def _parsed(content: str) -> Subscription:
-    """The subscription of a text. A spool without a place is no fault here: there is one in any case."""
+    """Parse a subscription. A spool without path or bucket is valid here: it gets a local folder."""
     document = Document(content, "Subscription")
     spec = document.value.get("spec") if document.kind == KIND else None
     spool = spec.get("spool") if isinstance(spec, dict) else None
@@ -55,5 +55,5 @@ def _in_folder(subscription: Subscription, folder: Path | None) -> Subscription:
 
 
 def slug(name: str) -> str:
-    """A name as a part of a file's name."""
+    """A name as part of a file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "subscription"

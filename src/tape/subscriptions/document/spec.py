@@ -1,7 +1,6 @@
-"""What a `kind: Subscription` document says, as values.
+"""The `spec` of `kind: Subscription`: types, limits, descriptions and defaults of its fields.
 
-This is the one declaration of the schema: the validator, the JSON Schema and the reference table read the
-types, the limits and the descriptions from here. A field that is not in a document has the default below.
+The validator, the JSON Schema and the reference table in the docs are made from these declarations.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class RuntimeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a message becomes: a run of this playbook."""
+    """The playbook that a message runs."""
 
     playbook: Annotated[Text, Meta(description="Path of the playbook in the catalog, or of a registered function.")]
     payload_from: Annotated[
@@ -94,19 +93,22 @@ class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class DedupSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether a message that comes again within a time is left out."""
+    """Whether duplicates of a message within a window are dropped."""
 
-    enabled: Annotated[bool, Meta(description="Turn it on.")] = False
-    window_secs: Annotated[Count, Meta(description="How long a key is remembered.")] = 300
+    enabled: Annotated[bool, Meta(description="Whether deduplication is on.")] = False
+    window_secs: Annotated[Count, Meta(description="Window in seconds within which an equal key is a duplicate.")] = 300
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How fast messages may become runs; what waits stays at its source."""
+    """Limits of the dispatch; further messages stay at their source."""
 
     max_in_flight: Annotated[
-        Count | None, Meta(description="Messages fetched and neither dispatched nor spooled yet; unlimited.")
+        Count | None,
+        Meta(description="Messages in flight: fetched, not dispatched or spooled yet. Default: unlimited."),
     ] = None
-    max_dispatch_per_sec: Annotated[Count | None, Meta(description="Runs begun per second; unlimited.")] = None
+    max_dispatch_per_sec: Annotated[Count | None, Meta(description="Runs started per second. Default: unlimited.")] = (
+        None
+    )
 
 
 ControlledSetting: TypeAlias = Literal[
@@ -116,7 +118,7 @@ ROUTING: frozenset[str] = frozenset({"dispatch.playbook", "dispatch.execution_po
 
 
 class HeaderRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One header that is an instruction, and the values it may have."""
+    """A header that controls routing, and its allowed values."""
 
     header: Annotated[
         str,
@@ -134,20 +136,20 @@ class HeaderRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TraceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which trace context of a message its run takes over."""
+    """Which trace context of a message its run inherits."""
 
     propagate: Annotated[
-        Literal["none", "w3c"], Meta(description="`w3c` takes over traceparent, tracestate and baggage.")
+        Literal["none", "w3c"], Meta(description="`w3c` passes on traceparent, tracestate and baggage.")
     ] = "none"
     baggage_allowlist: Annotated[tuple[Text, ...], Meta(description="Keys of the baggage that pass.")] = ()
 
 
 class HeadersSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which headers are instructions, and which are data."""
+    """Which headers control routing, and which are data."""
 
     normalize: Annotated[bool, Meta(description="Put the headers into `message.headers`, names in lower case.")] = True
     directives: Annotated[
-        tuple[HeaderRule, ...], Meta(description="The headers that are instructions; no other is.")
+        tuple[HeaderRule, ...], Meta(description="The headers that control routing; no other does.")
     ] = ()
     trace: Annotated[TraceSpec, Meta(description="Trace context.")] = TraceSpec()
     passthrough: Annotated[
@@ -156,7 +158,7 @@ class HeadersSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class VerifySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a delivery proves where it comes from."""
+    """How a delivery is verified."""
 
     type: Annotated[Literal["hmac_sha256", "bearer", "pubsub_oidc"], Meta(description="Kind of proof.")]
     header: Annotated[Text, Meta(description="Header with the signature or token.")] = ""
@@ -182,7 +184,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def signature_scheme(self) -> Literal["plain", "stripe", "standard_webhooks"]:
-        """How the signature is written, once `auto` has looked at the header's name."""
+        """The signature scheme; `auto` is decided by the header's name."""
         if self.scheme != "auto":
             return self.scheme
         by_header: dict[str, Literal["stripe", "standard_webhooks"]] = {
@@ -193,7 +195,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class IngressSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where deliveries of a push subscription arrive."""
+    """The endpoint of a push subscription."""
 
     gateway_path: Annotated[
         str,
@@ -221,7 +223,7 @@ class KedaSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScalingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a deployment scales the runtime by."""
+    """How a deployment scales the runtime."""
 
     keda: Annotated[KedaSpec, Meta(description="For KEDA.")] = KedaSpec()
 
@@ -232,9 +234,11 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     source: Annotated[
         SourceName, Meta(description="Kind of the source; one of your own by its name.", extra={"more": own_sources})
     ]
-    mode: Annotated[Literal["pull", "push"], Meta(description="Tape fetches, or the source delivers.")]
+    mode: Annotated[
+        Literal["pull", "push"], Meta(description="`pull`: Tape polls the source. `push`: the source sends deliveries.")
+    ]
     activation: Annotated[
-        Literal["continuous", "scheduled"], Meta(description="A pull that never ends, or one bounded drain a time.")
+        Literal["continuous", "scheduled"], Meta(description="A continuous pull, or a bounded drain at each cadence.")
     ] = "continuous"
     cadence: Annotated[Text, Meta(description="When a scheduled drain runs, as cron: `*/5 * * * *`.")] = ""
     auth: Annotated[Text, Meta(description="Alias of the source's credential in the wallet.")] = ""
@@ -246,7 +250,7 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     stream: Annotated[Text, Meta(description="JetStream stream.")] = ""
     consumer: Annotated[Text, Meta(description="Durable pull consumer of the stream; on Spark, where to begin.")] = ""
     subject: Annotated[Text, Meta(description="Filter of a consumer that `create` makes, or of what Spark reads.")] = ""
-    create: Annotated[bool, Meta(description="Make the durable consumer where there is none.")] = False
+    create: Annotated[bool, Meta(description="Create the durable consumer if it does not exist.")] = False
     subscription: Annotated[
         str,
         Meta(
@@ -264,10 +268,10 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     topic: Annotated[Text, Meta(description="Kafka topic.")] = ""
     group: Annotated[Text, Meta(description="Kafka consumer group.")] = ""
     security_protocol: Annotated[
-        Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"], Meta(description="How Kafka is spoken to.")
+        Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"], Meta(description="Security protocol of Kafka.")
     ] = "plaintext"
     sasl_mechanism: Annotated[
-        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="How Kafka is logged in to.")
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="SASL mechanism of Kafka.")
     ] = "PLAIN"
     tls: Annotated[TlsSpec | None, Meta(description="Encryption of the connection.")] = None
 
@@ -277,27 +281,29 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     ] = {}
 
     runtime: Annotated[RuntimeSpec, Meta(description="Where and how it runs.")] = RuntimeSpec()
-    dispatch: Annotated[DispatchSpec, Meta(description="What a message becomes.")]
-    dedup: Annotated[DedupSpec, Meta(description="Leaving out what comes again.")] = DedupSpec()
-    limits: Annotated[LimitsSpec, Meta(description="How fast.")] = LimitsSpec()
-    headers: Annotated[HeadersSpec, Meta(description="Headers as instructions and as data.")] = HeadersSpec()
-    spool: Annotated[SpoolSpec, Meta(description="Where messages wait while what they need is down.")] = SpoolSpec()
-    scaling: Annotated[ScalingSpec | None, Meta(description="For what deploys the runtime.")] = None
-    ingress: Annotated[IngressSpec | None, Meta(description="Where deliveries arrive (`mode: push`).")] = None
+    dispatch: Annotated[DispatchSpec, Meta(description="The playbook that a message runs.")]
+    dedup: Annotated[DedupSpec, Meta(description="Deduplication.")] = DedupSpec()
+    limits: Annotated[LimitsSpec, Meta(description="Limits of the dispatch.")] = LimitsSpec()
+    headers: Annotated[HeadersSpec, Meta(description="Headers for routing and as data.")] = HeadersSpec()
+    spool: Annotated[SpoolSpec, Meta(description="Buffer for messages while a downstream is unavailable.")] = (
+        SpoolSpec()
+    )
+    scaling: Annotated[ScalingSpec | None, Meta(description="For the deployment of the runtime.")] = None
+    ingress: Annotated[IngressSpec | None, Meta(description="Endpoint of deliveries (`mode: push`).")] = None
 
     @property
     def max_in_flight(self) -> int | None:
-        """The limit of outstanding messages, under either of its names."""
+        """The limit of messages in flight: `limits.max_in_flight` or `runtime.max_in_flight`."""
         return self.limits.max_in_flight or self.runtime.max_in_flight
 
     @property
     def dispatch_batch(self) -> int:
-        """How many messages are dispatched in one request: 1 without `batch_dispatch`."""
+        """Messages in one dispatch request: 1 without `batch_dispatch`."""
         return self.batch_max if self.dispatch.batch_dispatch else 1
 
     @property
     def batch_max(self) -> int:
-        """How many messages one batch request carries at most."""
+        """Maximum messages of a batch request."""
         return self.dispatch.batch_max or self.runtime.batch
 
 

@@ -1,4 +1,4 @@
-"""The `spool` block of a subscription, as values: where messages wait while what they need is down."""
+"""The `spool` block of a subscription: buffering while a downstream is unavailable."""
 
 from __future__ import annotations
 
@@ -18,86 +18,89 @@ BUCKET_SCHEMES = {"gcs": "gs://", "s3": "s3://"}
 
 
 class DownstreamSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that runs need, and how to tell whether it is there."""
+    """A service that runs depend on, and how it is probed."""
 
-    name: Annotated[Text, Meta(description="Its name; a pool of the same name is routed to it.")]
+    name: Annotated[Text, Meta(description="Name; the runs of a pool with this name depend on it.")]
     type: Annotated[
         Literal["http", "tcp", "nats", "passive"],
-        Meta(description="How it is asked; `passive` goes by the outcome of dispatches.", extra={"alias": "probe"}),
+        Meta(description="Kind of probe; `passive` uses the outcome of dispatches.", extra={"alias": "probe"}),
     ] = "http"
-    target: Annotated[Text, Meta(description="URL or host:port to ask.")] = ""
+    target: Annotated[Text, Meta(description="URL or host:port to probe.")] = ""
 
 
 class CircuitSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a downstream counts as down, and when it is tried again."""
+    """The circuit breaker: when a downstream counts as unavailable, and when it is probed."""
 
     trip_after: Annotated[Count, Meta(description="Failures in a row that open it.")] = 5
-    probe_after_ms: Annotated[int, Meta(ge=0, description="How long it stays open before one message is tried.")] = (
-        30_000
-    )
+    probe_after_ms: Annotated[
+        int, Meta(ge=0, description="How long it stays open before one message is sent as a probe.")
+    ] = 30_000
     probe_interval_ms: Annotated[Count, Meta(description="Time between active probes.")] = 5_000
     downstream: Annotated[
-        tuple[DownstreamSpec, ...], Meta(description="What is watched; one passive `default` without it.")
+        tuple[DownstreamSpec, ...], Meta(description="The downstreams. Default: one passive `default`.")
     ] = ()
 
 
 class RetentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much may wait, and how long."""
+    """Size and age limits of the spool."""
 
-    max_age_hours: Annotated[Count | None, Meta(description="Age that ends in a dead letter; unlimited.")] = None
-    max_bytes: Annotated[Size, Meta(description="Size of what may wait.")] = GIBIBYTE
+    max_age_hours: Annotated[
+        Count | None, Meta(description="Older messages become dead letters. Default: unlimited.")
+    ] = None
+    max_bytes: Annotated[Size, Meta(description="Size limit of the spool.")] = GIBIBYTE
     on_full: Annotated[
-        Literal["stop_acking", "drop_to_dlq", "alert_only"], Meta(description="What happens beyond that.")
+        Literal["stop_acking", "drop_to_dlq", "alert_only"], Meta(description="What to do when it is full.")
     ] = "stop_acking"
 
 
 class DrainSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How what waited is replayed."""
+    """How spooled messages are replayed."""
 
     on_recovery: Annotated[
-        Literal["ordered_then_live", "interleave"], Meta(description="The backlog first, or beside what arrives.")
+        Literal["ordered_then_live", "interleave"],
+        Meta(description="Replay the backlog before new messages, or interleaved with them."),
     ] = "ordered_then_live"
-    rate_per_sec: Annotated[Count | None, Meta(description="Replays per second; unlimited.")] = None
+    rate_per_sec: Annotated[Count | None, Meta(description="Replays per second. Default: unlimited.")] = None
     max_replay_attempts: Annotated[Count, Meta(description="Attempts before an item is a dead letter.")] = 5
 
 
 class SpoolSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where messages wait while what they need is down."""
+    """Buffer for messages while a downstream is unavailable."""
 
     mode: Annotated[
         Literal["off", "buffer_and_ack", "hybrid"],
-        Meta(description="Let the source redeliver, buffer at once, or buffer when it lasts."),
+        Meta(description="Let the source redeliver, buffer at once, or buffer when the outage lasts."),
     ] = "off"
     backend: Annotated[
         Literal["nats_object", "local_disk", "gcs", "s3", "azure", "memory"],
-        Meta(description="What they are written to."),
+        Meta(description="Storage of the spool."),
     ] = "nats_object"
     bucket: Annotated[
         Text, Meta(description="Bucket, `name/prefix` or in full as `gs://name/prefix`; not for local_disk.")
     ] = ""
     path: Annotated[Text, Meta(description="Folder, for local_disk.")] = ""
     credential: Annotated[Text, Meta(description="Alias of the bucket's credential.", extra={"alias": "auth"})] = ""
-    ordering: Annotated[Literal["global", "per_key", "none"], Meta(description="What order a replay keeps.")] = (
+    ordering: Annotated[Literal["global", "per_key", "none"], Meta(description="The order that a replay keeps.")] = (
         "per_key"
     )
     ordering_key: Annotated[
-        Text, Meta(description="Header, or field of the message, that names the lane; the source's key without it.")
+        Text, Meta(description="Header or field of the message that is the ordering key. Default: the source's key.")
     ] = ""
     hybrid_escalate_after_ms: Annotated[
-        int, Meta(ge=0, description="How long `hybrid` leaves messages to their source at most.")
+        int, Meta(ge=0, description="How long `hybrid` leaves messages at their source before it buffers.")
     ] = 30_000
-    circuit: Annotated[CircuitSpec, Meta(description="When something counts as down.")] = CircuitSpec()
-    retention: Annotated[RetentionSpec, Meta(description="How much may wait.")] = RetentionSpec()
-    drain: Annotated[DrainSpec, Meta(description="How it is replayed.")] = DrainSpec()
+    circuit: Annotated[CircuitSpec, Meta(description="Circuit breaker.")] = CircuitSpec()
+    retention: Annotated[RetentionSpec, Meta(description="Size and age limits.")] = RetentionSpec()
+    drain: Annotated[DrainSpec, Meta(description="Replay of the spool.")] = DrainSpec()
 
     @property
     def bucket_name(self) -> str:
-        """The bucket alone."""
+        """The name of the bucket."""
         return self._bucket.partition("/")[0]
 
     @property
     def prefix(self) -> str:
-        """What stands after the bucket, without slashes around it."""
+        """The path after the bucket's name, without leading and trailing slashes."""
         return self._bucket.partition("/")[2].strip("/")
 
     @property

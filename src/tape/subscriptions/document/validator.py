@@ -1,6 +1,6 @@
-"""The one validator of `kind: Subscription`: all that is wrong with a document, at once.
+"""The validator of `kind: Subscription`: reports all problems of a document at once.
 
-The declarations in `spec` say what each field is; the rules here say what they must be together.
+`spec` declares each field; the rules here check combinations of fields.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES
 
 KIND = "subscription"
 PUSHING = ("webhook", "pubsub")
-# What each kind of proof needs, in the order in which it is asked for, and what it may have besides.
+# Required and optional keys of each verification type.
 PROOFS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hmac_sha256": (("header", "secret"), ("scheme", "tolerance_secs")),
     "bearer": (("secret",), ("header",)),
     "pubsub_oidc": (("audience", "service_account"), ("issuer", "jwks_url")),
 }
-# What a source needs to be fetched from; of several in one place, any.
+# Required keys of each pull source; of a tuple with several, one is enough.
 NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "nats": (("stream",), ("consumer",), ("url", "auth")),
     "pubsub": (("subscription",),),
@@ -40,16 +40,16 @@ _NEEDED_TEXTS = {
 
 
 def parse_subscription(content: str) -> Subscription:
-    """The subscription of a YAML text. Raises InvalidDocument with everything that is wrong."""
+    """Parse a YAML text. Raises InvalidDocument with all problems."""
     document = Document(content, "Subscription")
     if document.kind != KIND:
-        told = f"expected 'kind: Subscription', got {document.value.get('kind')!r}"
-        raise InvalidDocument([Problem("kind", document.line_of(("kind",)), told)])
+        message = f"expected 'kind: Subscription', got {document.value.get('kind')!r}"
+        raise InvalidDocument([Problem("kind", document.line_of(("kind",)), message)])
     return read_subscription(document)
 
 
 def read_subscription(document: Document) -> Subscription:
-    """The subscription of a document. Raises InvalidDocument with everything that is wrong."""
+    """The subscription of a document. Raises InvalidDocument with all problems."""
     fields = document.fields("spec")
     spec: SubscriptionSpec | None = None
     if "spec" not in fields:
@@ -104,7 +104,7 @@ def _connection_fits(spec: Node) -> None:
     on_spark = _word(_block(spec, "runtime"), "target") == "spark"
     for keys in NEEDED.get(source, ()) if mode == "pull" else ():
         if on_spark and keys == ("consumer",):
-            continue  # a stream is read by sequence there; a consumer only says where to begin
+            continue  # Spark reads by sequence; a consumer only sets the start
         if not any(key in given for key in keys):
             text = _NEEDED_TEXTS.get(keys[0], f"subscription[{source}] requires '{keys[0]}'")
             spec.document.wrong((*spec.path, keys[0]), text)
@@ -216,7 +216,7 @@ def _downstreams_fit(spool: Node) -> None:
             downstream.document.wrong((*downstream.path, "target"), text)
 
 
-# What would have no effect, or cannot be kept, where Spark reads by offset; and what to do about it.
+# Settings without effect, or impossible, with runtime.target spark, and the remedy.
 _NOT_ON_SPARK = {
     ("create",): "reading by sequence needs no durable consumer; leave it out",
     ("activation",): "let your scheduler start `tape pipeline run subscription PATH`, which ends when all is read",
@@ -225,7 +225,7 @@ _NOT_ON_SPARK = {
     ("runtime", "concurrency"): "the cores of the executors decide how much is done at once; leave it out",
     ("runtime", "max_instances"): "Spark's own settings say how many executors there are; leave it out",
     ("dispatch", "batch_dispatch"): "messages are always handed over in batches; leave it out, or say true",
-    ("spool", "mode"): "nothing is acknowledged, so the source is the buffer: while a server is away the stream waits"
+    ("spool", "mode"): "nothing is acknowledged, so the source is the buffer: during an outage the stream waits"
     " at its checkpoint. Use off",
 }
 _HARMLESS_ON_SPARK: dict[tuple[str, ...], Any] = {
@@ -277,13 +277,13 @@ RULES: tuple[Callable[[Node], None], ...] = (
 
 
 def _block(node: Node, key: str) -> Node:
-    """The mapping under a key; an empty one where there is none, which was noted if it is wrong."""
+    """The mapping under a key; an empty one if it is missing or invalid (reported by the reader)."""
     value = node.value.get(key)
     return Node(node.document, value if isinstance(value, dict) else {}, (*node.path, key))
 
 
 def _word(node: Node, key: str, otherwise: str = "") -> str:
-    """The text under a key; nothing where it is no text, which was noted then."""
+    """The text under a key; empty if it is invalid (reported by the reader)."""
     value = node.value.get(key, otherwise)
     return value if isinstance(value, str) else ""
 

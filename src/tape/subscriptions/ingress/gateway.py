@@ -1,6 +1,6 @@
-"""The other half of a gateway: what it knows of its server's listeners, and how messages get there.
+"""A gateway's connection to its server: it reads listeners from the server and sends messages there in batches.
 
-Messages that arrive while others are on their way travel together: one request to the server, one commit there.
+Messages that arrive while a request is in flight share the next request, and one commit on the server.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tape.subscriptions.ingress.listeners import Listener
 EMITTER = "gateway_ingress"
 WORKER = "gateway"
 FRESH_S = 30.0
-# Requests to the server at the same time. What comes meanwhile goes with the next.
+# Concurrent requests to the server. Messages that arrive meanwhile go with the next batch.
 CONNECTIONS = 4
 MAX_BATCH = 500
-# What the server takes in one request, with some room.
+# The server accepts 2 MiB per request; 4 KiB are left for the frame.
 MAX_BATCH_BYTES = (2 << 20) - 4_096
 
 
 class RemoteListeners:
-    """A source of listeners: the server's."""
+    """The listeners of a server."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
 
     async def names(self) -> frozenset[str]:
-        """The listeners there are."""
+        """The names of all listeners."""
         return frozenset((await self._control.ask("GET", "/api/internal/ingress"))["listeners"])
 
     async def fetch(self, name: str) -> Listener | None:
-        """A listener as it is now."""
+        """The current state of a listener."""
         try:
             found = await self._control.ask("GET", f"/api/internal/ingress/{quote(name, safe='')}")
         except ApiRefused as error:
@@ -59,56 +59,56 @@ class RemoteListeners:
         )
 
 
-async def post_events(control: Control, to_emit: Sequence[SubscriptionEvent]) -> None:
-    """Put events on the server's journal."""
-    await asyncio.to_thread(control.post_events, to_emit)
+async def post_events(control: Control, events: Sequence[SubscriptionEvent]) -> None:
+    """Append events to the server's journal."""
+    await asyncio.to_thread(control.post_events, events)
 
 
 class _PendingRequest(NamedTuple):
     request: bytes
-    taken: asyncio.Future[RunDispatchResult]
+    result: asyncio.Future[RunDispatchResult]
 
 
 class GatewayDispatch:
-    """Has the server begin the runs of messages; each is answered when it is durable there."""
+    """Starts runs on the server; returns once each message is durable there."""
 
-    def __init__(self, control: Control, lanes: int = CONNECTIONS) -> None:
+    def __init__(self, control: Control, connections: int = CONNECTIONS) -> None:
         self._control = control
-        self._free = lanes
+        self._free = connections
         self._waiting: deque[_PendingRequest] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
     async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         request = msgspec.json.encode(request_of(listener.ref, admitted.plan, EMITTER, WORKER))
         if len(request) > MAX_BATCH_BYTES:
-            raise PayloadTooLarge(f"The message makes a request of {len(request)} bytes; {MAX_BATCH_BYTES} are taken.")
+            raise PayloadTooLarge(f"The request has {len(request)} bytes; the limit is {MAX_BATCH_BYTES}.")
         waiting = _PendingRequest(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._free:
             self._free -= 1
-            lane = asyncio.create_task(self._carry())
-            self._running.add(lane)
-            lane.add_done_callback(self._running.discard)
-        return await waiting.taken
+            task = asyncio.create_task(self._send_batches())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        return await waiting.result
 
     async def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for the requests in flight."""
         await asyncio.gather(*self._running)
 
-    async def _carry(self) -> None:
-        """Carry batches until nothing waits."""
+    async def _send_batches(self) -> None:
+        """Send batches until no request is pending."""
         try:
-            while batch := self._next():
+            while batch := self._next_batch():
                 await self._send(batch)
         finally:
             self._free += 1
 
-    def _next(self) -> list[_PendingRequest]:
+    def _next_batch(self) -> list[_PendingRequest]:
         batch: list[_PendingRequest] = []
         size = 0
         while self._waiting and len(batch) < MAX_BATCH and size + len(self._waiting[0].request) <= MAX_BATCH_BYTES:
             waiting = self._waiting.popleft()
-            if not waiting.taken.done():  # its sender has not gone away
+            if not waiting.result.done():  # its sender is still connected
                 batch.append(waiting)
                 size += len(waiting.request) + 1
         return batch
@@ -124,16 +124,14 @@ class GatewayDispatch:
         except TapeError as error:
             answers = [error] * len(batch)
         except (KeyError, TypeError) as error:
-            answers = [ServerUnreachable(f"{self._control.url} gave an answer that makes no sense: {error!r}.")] * len(
-                batch
-            )
+            answers = [ServerUnreachable(f"{self._control.url} gave an invalid answer: {error!r}.")] * len(batch)
         for waiting, answer in zip(batch, answers, strict=True):
-            if waiting.taken.done():
+            if waiting.result.done():
                 continue
             if isinstance(answer, TapeError):
-                waiting.taken.set_exception(answer)
+                waiting.result.set_exception(answer)
             else:
-                waiting.taken.set_result(answer)
+                waiting.result.set_result(answer)
 
 
 def _result(answer: dict[str, str]) -> RunDispatchResult | TapeError:

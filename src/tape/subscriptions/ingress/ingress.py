@@ -1,7 +1,7 @@
-"""Push: a delivery comes in, proves where it comes from, becomes a plan, and is answered when its run is durable.
+"""Push ingress: verifies a delivery, plans it, and answers once its run or its spooled item is durable.
 
-`admit` is the only way from a request to a plan. It verifies first; what is not proven is never parsed, so nobody who
-cannot sign can name a playbook, a pool or a key.
+`admit` is the only path from a request to a plan. It verifies first and never parses an unverified body, so that an
+unauthenticated sender cannot select a playbook, a pool or a key.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tape.subscriptions.runtime.flow_limits import FlowLimiter
 
 log = logging.getLogger(__name__)
 
-# Label of names that nobody has registered: a stranger's choice must not become a time series.
+# Metrics label of unknown listeners: names that senders choose must not become time series.
 UNKNOWN = "unknown"
 PAUSED_S = 30
 LIMITED_S = 1.0
 LIMITED = "answered_429"
-# All bodies that are being read or dispatched, together.
+# Limit of all bodies that are being read or dispatched.
 MAX_HELD_BYTES = 256 << 20
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -44,34 +44,31 @@ _DETAILS = {
     "jwks_error": "could not fetch OIDC keys",
     "dispatch_error": "verified but could not dispatch execution",
     "paused": "the subscription is paused",
-    "draining": "the subscription takes no more deliveries",
-    "body_too_large": "the body is larger than this listener takes",
+    "draining": "the subscription accepts no more deliveries",
+    "body_too_large": "the body is larger than this listener accepts",
     "payload_too_large": "the message is larger than the server stores",
     "slow_body": "the body did not arrive in time",
     "overloaded": "too many deliveries at once",
     "max_in_flight": "too many deliveries of this subscription at once",
-    "dispatch_rate": "more deliveries per second than this subscription takes",
+    "dispatch_rate": "more deliveries per second than this subscription accepts",
 }
 
 
 class AdmittedMessage(NamedTuple):
-    """A verified delivery: the message, and what it becomes. Both together are what a spool keeps."""
+    """A message of a verified delivery, with its plan."""
 
     message: SourceMessage
     plan: Plan
 
 
 class IngressDispatch(Protocol):
-    """Makes a verified message durable, as a run or otherwise; raises a TapeError if it is not.
-
-    It gets message and plan, so that a spool can stand here as well as a dispatch.
-    """
+    """Makes a verified message durable: starts its run, or spools it. Raises a TapeError if that fails."""
 
     async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult: ...
 
 
 class IngressResponse(NamedTuple):
-    """What the sender is told. `closes` ends the connection: the rest of a body is not wanted."""
+    """The HTTP response to a sender. `closes` ends the connection before the body is read."""
 
     status: int
     body: dict[str, Any]
@@ -80,16 +77,16 @@ class IngressResponse(NamedTuple):
 
 
 async def admit(listener: Listener, issuers: IssuerKeys, delivery: PushDelivery) -> AdmittedMessage | Rejection:
-    """The one way to a plan: verified, then and only then parsed."""
-    proven = await verify_delivery(listener.subscription, listener.secrets, issuers, delivery)
-    if isinstance(proven, Rejection):
-        return proven
-    message = message_from_push(proven)
-    return AdmittedMessage(message, resolve(proven.subscription, message))
+    """Verify a delivery; only then parse it and resolve its plan."""
+    verified = await verify_delivery(listener.subscription, listener.secrets, issuers, delivery)
+    if isinstance(verified, Rejection):
+        return verified
+    message = message_from_push(verified)
+    return AdmittedMessage(message, resolve(verified.subscription, message))
 
 
 class Ingress:
-    """Takes deliveries for all listeners of a process."""
+    """Receives deliveries for all listeners of a process."""
 
     def __init__(
         self,
@@ -113,12 +110,12 @@ class Ingress:
         self._held_bytes = 0
 
     async def close(self) -> None:
-        """Tell what was refused, stop looking at keys."""
+        """Emit pending rejection events and stop refreshing keys."""
         await self._rejections.close()
         await self._issuers.close()
 
     async def receive(self, name: str, headers: RawHeaders, body: AsyncIterable[bytes]) -> IngressResponse:
-        """Take a delivery for a listener. The body is read as far as it is wanted."""
+        """Receive a delivery for a listener. A rejected body is not read to its end."""
         try:
             listener = await self._listeners.find(name)
         except TapeError as error:
@@ -134,17 +131,17 @@ class Ingress:
             return self._reject(listener, 503, reason, retry_after_s=PAUSED_S, closes=True)
         held = bytearray()
         try:
-            refused = await self._read(listener, headers, body, held)
-            if refused is not None:
-                return self._reject(listener, refused.status, refused.reason, closes=True)
-            return await self._judge(listener, PushDelivery(headers, bytes(held)))
+            rejection = await self._read(listener, headers, body, held)
+            if rejection is not None:
+                return self._reject(listener, rejection.status, rejection.reason, closes=True)
+            return await self._verify_and_accept(listener, PushDelivery(headers, bytes(held)))
         finally:
             self._held_bytes -= len(held)
 
     async def _read(
         self, listener: Listener, headers: RawHeaders, body: AsyncIterable[bytes], held: bytearray
     ) -> Rejection | None:
-        """Read a body into `held`, as long as it is welcome."""
+        """Read a body into `held`. Returns a rejection if it is too large, too slow, or the process is overloaded."""
         assert listener.subscription.spec.ingress is not None
         limit = listener.subscription.spec.ingress.max_body_bytes
         announced = next((value for name, value in headers if name.lower() == b"content-length"), b"")
@@ -163,10 +160,10 @@ class Ingress:
             return Rejection(408, "slow_body")
         return None
 
-    async def _judge(self, listener: Listener, delivery: PushDelivery) -> IngressResponse:
+    async def _verify_and_accept(self, listener: Listener, delivery: PushDelivery) -> IngressResponse:
         try:
             admitted = await admit(listener, self._issuers, delivery)
-        except InvalidConfig as error:  # an address that keys cannot come from
+        except InvalidConfig as error:  # the key URL is not allowed
             log.warning("%s: %s", listener.subscription.path, error)
             admitted = NO_KEYS
         if isinstance(admitted, Rejection):

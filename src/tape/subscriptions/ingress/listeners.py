@@ -1,7 +1,7 @@
-"""Listeners: the push subscriptions behind `/ingress/{listener}`, remembered for a moment.
+"""Listeners: the push subscriptions behind `/ingress/{listener}`, with a cache.
 
-Anybody can ask for any name. A name that is not known costs nothing but a look at the list of those that are, and the
-list is asked for once a second at most; one that is known is asked for again when it has been remembered long enough.
+Senders can request any name. An unknown name costs a lookup in the list of names, which is read at most once per
+second. A known listener is read again when its cache entry is older than `fresh_s`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tape.subscriptions.events import SubscriptionRef
 log = logging.getLogger(__name__)
 
 NAMES_S = 1.0
-# While its source cannot be asked, what is known is good for so long: deliveries are verified meanwhile.
+# While the source is unavailable, cached listeners are used for up to an hour.
 STALE_S = 3_600.0
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """A push subscription, the state it is in, and the secrets that its senders sign with, the newest first."""
+    """A push subscription, its state, and the secrets that its senders sign with, newest first."""
 
     name: str
     subscription: Subscription
@@ -37,7 +37,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ref(self) -> SubscriptionRef:
-        """What its events are about."""
+        """The reference for its events."""
         return events.subscription_ref(self.subscription.path, self.subscription_id)
 
     def __repr__(self) -> str:
@@ -45,23 +45,23 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenerSource(Protocol):
-    """Where listeners are known: the catalog, or a server that has one."""
+    """A source of listeners: the catalog, or a server."""
 
     async def names(self) -> frozenset[str]:
-        """The listeners there are."""
+        """The names of all listeners."""
 
     async def fetch(self, name: str) -> Listener | None:
-        """A listener as it is now; None if there is none of that name."""
+        """The current state of a listener; None if it does not exist."""
 
 
 class _CachedListener(NamedTuple):
     listener: Listener
-    heard_at: float
+    fetched_at: float
     asked_at: float
 
 
 class Listeners:
-    """The listeners of a source, remembered for `fresh_s` seconds."""
+    """The listeners of a source, cached for `fresh_s` seconds."""
 
     def __init__(self, source: ListenerSource, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
@@ -75,7 +75,7 @@ class Listeners:
         self._listing: asyncio.Future[None] | None = None
 
     async def find(self, name: str) -> Listener | None:
-        """The listener of a name, or None. Raises what keeps us from knowing."""
+        """The listener of a name, or None. Raises the source's error if there is no cached answer."""
         known = self._known.get(name)
         if known is not None and self._clock() - known.asked_at < self._fresh_s:
             return known.listener
@@ -90,9 +90,9 @@ class Listeners:
         try:
             listener = await self._source.fetch(name)
         except TapeError as error:
-            if known is None or now - known.heard_at > STALE_S:
+            if known is None or now - known.fetched_at > STALE_S:
                 raise
-            log.warning("the listener %r is used as it was %d s ago: %s", name, now - known.heard_at, error)
+            log.warning("the listener %r is used as it was %d s ago: %s", name, now - known.fetched_at, error)
             self._known[name] = known._replace(asked_at=self._clock())
             return known.listener
         finally:
@@ -120,6 +120,6 @@ class Listeners:
             self._failure = error
             log.warning("the listeners cannot be listed: %s", error)
         finally:
-            # A failure is remembered as long as an answer: a server that is away is not asked for every stranger.
+            # Failures are cached like answers: an unavailable server is not asked for every unknown name.
             self._named_at = self._clock()
             self._listing = None

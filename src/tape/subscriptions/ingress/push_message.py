@@ -1,4 +1,4 @@
-"""The message in a proven delivery: an HTTP request as it is, or what Pub/Sub has wrapped into one."""
+"""The message of a verified delivery: an HTTP request, or the Pub/Sub message inside it."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from tape.subscriptions.ingress.verification.delivery import PushDelivery
 from tape.subscriptions.ingress.verification.verify import VerifiedDelivery
 from tape.subscriptions.message import SourceMessage, receive
 
-# What proves who sent a request, or could let somebody pose as him, goes no further.
+# Headers with credentials are not passed to playbooks.
 WITHHELD = frozenset({"authorization", "cookie", "proxy-authorization"})
 MESSAGE_ID = "x-message-id"
 MAX_ID_CHARS = 200
 PUSHED = {"mode": "push"}
 
 
-def message_from_push(proven: VerifiedDelivery) -> SourceMessage:
-    """The message of a delivery. It takes a proof, so that nothing unproven is ever parsed."""
-    spec, delivery = proven.subscription.spec, proven.delivery
+def message_from_push(verified: VerifiedDelivery) -> SourceMessage:
+    """The message of a verified delivery; unverified ones cannot be passed."""
+    spec, delivery = verified.subscription.spec, verified.delivery
     if spec.source == "pubsub" and (wrapped := _unwrap(delivery.body)) is not None:
         return wrapped
-    headers = list(_shown(proven))
+    headers = list(_shown(verified))
     return receive(
         spec.source,
-        _message_id(proven, headers),
+        _message_id(verified, headers),
         delivery.body or None,
         headers,
         metadata={"source": spec.source, **PUSHED},
     )
 
 
-def _shown(proven: VerifiedDelivery) -> Iterable[tuple[str, str]]:
-    """The headers that a playbook may see: without those that prove the sender, or that are not plain text."""
-    assert proven.subscription.spec.ingress is not None
-    verify = proven.subscription.spec.ingress.verify
+def _shown(verified: VerifiedDelivery) -> Iterable[tuple[str, str]]:
+    """Headers for the playbook: without credentials, and printable ASCII only."""
+    assert verified.subscription.spec.ingress is not None
+    verify = verified.subscription.spec.ingress.verify
     default = {"hmac_sha256": signatures.DEFAULT_HEADER, "bearer": bearer.DEFAULT_HEADER}.get(verify.type, "")
     withheld = WITHHELD | {(verify.header or default).lower()}
-    for key, value in proven.delivery.headers:
+    for key, value in verified.delivery.headers:
         name, text = key.decode("latin-1").lower(), value.decode("latin-1")
         if name not in withheld and text.isascii() and text.replace("\t", " ").isprintable():
             yield name, text
 
 
-def _message_id(proven: VerifiedDelivery, headers: Iterable[tuple[str, str]]) -> str:
-    """What the sender calls the message. A signed id counts before one that anybody on the way could have changed."""
-    spec, delivery = proven.subscription.spec, proven.delivery
+def _message_id(verified: VerifiedDelivery, headers: Iterable[tuple[str, str]]) -> str:
+    """The message id of the sender. A signed id takes precedence over an unsigned one."""
+    spec, delivery = verified.subscription.spec, verified.delivery
     assert spec.ingress is not None
     verify = spec.ingress.verify
     if verify.type == "hmac_sha256" and verify.signature_scheme == "standard_webhooks":
@@ -63,12 +63,12 @@ def _message_id(proven: VerifiedDelivery, headers: Iterable[tuple[str, str]]) ->
         return _short(given[0])
     if spec.source == "pubsub" and (named := delivery.first("x-goog-pubsub-message-id")):
         return _short(named)
-    # Without a name two deliveries are the same message if they say the same, for a subscription that cares.
+    # Without an id, and with dedup on, deliveries with equal bodies are one message.
     return _digest(delivery) if spec.dedup.enabled else new_id()
 
 
 def _unwrap(body: bytes) -> SourceMessage | None:
-    """The message of a Pub/Sub push; None if the body is none."""
+    """The message of a Pub/Sub push body; None if it is not one."""
     try:
         document = msgspec.json.decode(body)
         message = document["message"]
@@ -96,7 +96,7 @@ def _data(data: Any) -> bytes | None:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError, TypeError):
-        return msgspec.json.encode(data)  # as it stands there
+        return msgspec.json.encode(data)  # not base64: keep the value
 
 
 def _short(message_id: str) -> str:

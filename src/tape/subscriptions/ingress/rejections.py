@@ -1,4 +1,4 @@
-"""Refused deliveries on the journal: each is counted, and many that are alike within a second are one event."""
+"""Events about rejected deliveries: those of one subscription and reason within a second are one event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 
 log = logging.getLogger(__name__)
 
-# Anybody can send what is refused: a flood of it must not fill the journal.
+# Unauthenticated senders cause rejections: a flood of them must not fill the journal.
 WINDOW_S = 1.0
 UNKNOWN_LISTENER = SubscriptionRef("unknown", "unknown")
 
@@ -21,7 +21,7 @@ EmitEvents = Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]
 
 
 class RejectionEvents:
-    """Gathers what was refused and tells it, with its number."""
+    """Counts rejections and emits one event per second, subscription and reason."""
 
     def __init__(self, emit: EmitEvents, emitter: str = "ingress") -> None:
         self._emit = emit
@@ -30,13 +30,13 @@ class RejectionEvents:
         self._emitting: asyncio.Task[None] | None = None
 
     def add(self, ref: SubscriptionRef, reason: str, status: int) -> None:
-        """A delivery was refused. `NOBODY` is a listener that does not exist: its name is a stranger's choice."""
+        """Count a rejection. `UNKNOWN_LISTENER` stands for all names that do not exist."""
         self._counts[(ref, reason, status)] += 1
         if self._emitting is None:
             self._emitting = asyncio.create_task(self._emit_periodically())
 
     async def close(self) -> None:
-        """Tell what has not been told."""
+        """Emit the pending counts."""
         if self._emitting is not None:
             self._emitting.cancel()
             await asyncio.gather(self._emitting, return_exceptions=True)
@@ -62,7 +62,7 @@ class RejectionEvents:
             await self._emit(to_emit)
         except TapeError as error:
             if isinstance(error, ApiRefused) and error.http_status < 500:
-                log.error("%d refused deliveries cannot be journaled: %s", counts.total(), error)
+                log.error("%d rejected deliveries: the journal rejects the event: %s", counts.total(), error)
                 return
             self._counts.update(counts)
-            log.warning("%d refused deliveries could not be journaled yet: %s", counts.total(), error)
+            log.warning("%d rejected deliveries: the event is not written yet: %s", counts.total(), error)

@@ -1,4 +1,4 @@
-"""Deployments written from a subscription: what runs it, what runs its playbooks, and by what both are scaled."""
+"""Deployment manifests of a subscription: its runtime, the workers of its playbooks, and their scaling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGETS: dict[str, Callable[[Subscription, DeploymentSettings], list[dict[str, A
 def render(subscription: Subscription, target: str, settings: DeploymentSettings) -> str:
     """The manifests of a subscription as one YAML stream, ready for `kubectl apply -f -` or `gcloud run`.
 
-    Raises InvalidConfig for one that runs on Spark, which has its own way to a cluster.
+    Raises InvalidConfig for one that runs on Spark: it is deployed with spark-submit.
     """
     if subscription.spec.runtime.target == "spark":
         raise InvalidConfig(
@@ -32,7 +32,7 @@ def render(subscription: Subscription, target: str, settings: DeploymentSettings
         )
     yaml = YAML()
     yaml.explicit_start = True
-    yaml.representer.ignore_aliases = lambda data: True  # the same labels, written out each time
+    yaml.representer.ignore_aliases = lambda data: True  # write shared labels in full
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = StringIO()
     yaml.dump_all(TARGETS[target](subscription, settings), text)

@@ -1,4 +1,4 @@
-"""A subscription on Cloud Run: a service that reaches the server over HTTPS with a bearer token, and nothing else."""
+"""Cloud Run manifest: a service that needs only the server's HTTPS address and a bearer token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def documents(subscription: Subscription, settings: DeploymentSettings) -> list[
     runtime = subscription.spec.runtime
     is_push = subscription.spec.mode == "push"
     keda = subscription.spec.scaling.keda if subscription.spec.scaling else None
-    # A pull source is held open by a running instance; a delivery wakes one up by itself.
+    # A pull source needs a running instance; a push delivery starts one.
     least = 0 if is_push else max(1, keda.min if keda else 1)
     most = runtime.max_instances or (keda.max if keda else 10)
     command, *arguments = command_of(subscription, settings)
@@ -35,7 +35,7 @@ def documents(subscription: Subscription, settings: DeploymentSettings) -> list[
     annotations = {
         "autoscaling.knative.dev/minScale": str(least),
         "autoscaling.knative.dev/maxScale": str(max(least, most)),
-        # Fetching goes on between requests, so the processor must not be taken away between them.
+        # A pull runtime works between requests, so the CPU must not be throttled.
         "run.googleapis.com/cpu-throttling": "true" if is_push else "false",
     }
     template = {

@@ -1,4 +1,4 @@
-"""What a manifest needs to know that no subscription says."""
+"""Settings of a deployment that are not part of the subscription."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tape.subscriptions.document.spec import Subscription
 
 
 class DeploymentSettings(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the server is, and what the containers are made from."""
+    """Image, server addresses, namespace, and the names of secret and service account."""
 
     image: str = "tape:latest"
     server_url: str = "http://tape:7879"
@@ -22,13 +22,13 @@ class DeploymentSettings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def name_of(subscription: Subscription, *suffix: str) -> str:
-    """A name that Kubernetes and Cloud Run take: lower case letters, digits and dashes, 63 at most."""
+    """A valid name for Kubernetes and Cloud Run: lower case letters, digits and dashes, at most 63."""
     plain = re.sub(r"[^a-z0-9]+", "-", "-".join((subscription.name, *suffix)).lower()).strip("-")
     return f"tape-{plain}"[:63].rstrip("-")
 
 
 def labels_of(subscription: Subscription, component: str) -> dict[str, str]:
-    """What every object of a subscription carries."""
+    """The labels of every object of a subscription."""
     return {
         "app.kubernetes.io/name": name_of(subscription),
         "app.kubernetes.io/component": component,
@@ -37,11 +37,11 @@ def labels_of(subscription: Subscription, component: str) -> dict[str, str]:
 
 
 def command_of(subscription: Subscription, settings: DeploymentSettings) -> list[str]:
-    """How the container runs the subscription: the runtime of a pull source, the gateway of a push one."""
+    """The container's command: the runtime of a pull subscription, the gateway of a push subscription."""
     server = subscription.spec.runtime.server_url or settings.server_url
     if subscription.spec.mode == "push":
         return ["tape", "gateway", "--server", server, "--listen", "0.0.0.0:8080"]
-    # One replica of several that goes away must not stop the others.
+    # A replica that stops must not deactivate the subscription for the others.
     run = ["tape", "subscription", "run", subscription.path, "--keep-active"]
     return [*run, "--server", server, "--metrics-listen", "0.0.0.0:8080"]
 

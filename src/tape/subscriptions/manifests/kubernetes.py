@@ -1,4 +1,4 @@
-"""A subscription on Kubernetes: a Deployment scaled on the backlog of its source, and a pool scaled on its tasks."""
+"""Kubernetes manifests: a Deployment scaled on the source's backlog, and a worker pool scaled on its tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def documents(subscription: Subscription, settings: DeploymentSettings) -> list[
         found.append(_service(subscription, settings))
     trigger = _backlog(subscription.spec, keda)
     if trigger is not None:
-        # A pull runtime has to be there to hold its subscription, so it is never scaled to nothing.
+        # A pull runtime is never scaled to zero: it has to consume from its source.
         found.append(_scaled(name_of(subscription), settings, max(1, keda.min), keda.max, trigger))
     pool = subscription.spec.dispatch.execution_pool or "shared"
     found.append(_workers(subscription, settings, pool))
@@ -33,7 +33,7 @@ def _deployment(subscription: Subscription, settings: DeploymentSettings, keda: 
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
     }
-    # A source that has one consumer must not have two while a new version takes over.
+    # A rollout must not run two consumers of a source at a time.
     strategy = "RollingUpdate" if is_push else "Recreate"
     return _deployment_of(
         subscription, settings, name_of(subscription), component, container, strategy, max(1, keda.min)
@@ -59,7 +59,7 @@ def _deployment_of(
     labels = labels_of(subscription, component)
     pod = {
         "serviceAccountName": settings.service_account,
-        # Long enough to finish what is in flight: the runtime drains on SIGTERM.
+        # Time to finish messages in flight: the runtime drains on SIGTERM.
         "terminationGracePeriodSeconds": 60,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
@@ -116,7 +116,7 @@ def _scaled(name: str, settings: DeploymentSettings, least: int, most: int, trig
 
 
 def _backlog(spec: SubscriptionSpec, keda: KedaSpec) -> dict[str, Any] | None:
-    """What KEDA reads the backlog of a source from. A push source has none: its gateway scales like a web server."""
+    """The KEDA trigger on the source's backlog. None for push: the gateway scales like a web server."""
     threshold = str(keda.lag_threshold)
     match spec.source:
         case "nats" if spec.mode == "pull":

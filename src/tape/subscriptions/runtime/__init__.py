@@ -1,1 +1,1 @@
-"""The processes that fetch messages: in a server, remote, or local without a server."""
+"""Runtimes of pull subscriptions: supervised by a server, remote, or local."""

@@ -1,4 +1,4 @@
-"""A runtime put together from a subscription, wherever it runs: source, spool, circuits, limits."""
+"""Builds the runtime of a subscription: source, spool, circuits, limits."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ async def assemble(
     metrics: Metrics,
     **more: Any,
 ) -> Runtime:
-    """A runtime that is not running yet. `reveal` gives the secret of an alias; `more` is what Runtime takes."""
+    """A runtime that is not started. `reveal` reads the secret of an alias; `more` are arguments of Runtime."""
     source = await source_of(subscription.spec, reveal)
     alias = subscription.spec.spool.credential
     credential = await reveal(alias) if alias and subscription.spec.spool.mode != "off" else None
-    # With a spool, what cannot be told waits there, and outlives us; without one it waits in memory.
+    # With a spool, events that cannot be written are stored there; without one they are buffered in memory.
     emit = reporter.emit if subscription.spec.spool.mode == "off" else reporter.write
     forwarder = forwarder_of(
         subscription,
@@ -55,7 +55,7 @@ async def source_of(spec: SubscriptionSpec, reveal: Reveal) -> Source:
 
 
 async def secrets_of(spec: SubscriptionSpec, reveal: Reveal) -> tuple[dict[str, str], Any]:
-    """What stands for the aliases of a spec's connection: by its key, and the credential that `auth` names."""
+    """The secrets of a spec's connection by key, and the credential that `auth` names."""
     connection = connection_of(spec)
     secrets = {
         name: await _secret_or_text(name, connection[name], reveal)
@@ -66,7 +66,7 @@ async def secrets_of(spec: SubscriptionSpec, reveal: Reveal) -> tuple[dict[str, 
 
 
 def connection_of(spec: SubscriptionSpec) -> dict[str, Any]:
-    """The keys of a spec that are about its connection, as far as they were given."""
+    """The connection settings of a spec that differ from their defaults."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(SubscriptionSpec)}
     found = {}
     for key in CONNECTION_KEYS:
@@ -79,7 +79,7 @@ def connection_of(spec: SubscriptionSpec) -> dict[str, Any]:
 
 
 async def _secret_or_text(name: str, alias: str, reveal: Reveal) -> str:
-    """What an alias stands for, or the text itself where no secret has that name."""
+    """The secret of an alias, or the text itself if no secret has that name."""
     try:
         held = await reveal(alias)
     except SecretNotFound:

@@ -1,6 +1,6 @@
-"""How much may be fetched now: a true count of what is outstanding, and a bucket of tokens for the rate.
+"""Flow limits: a count of messages in flight, and a token bucket for the dispatch rate.
 
-What is not fetched stays at its source: a limit delays messages and never loses one.
+Messages that are not fetched stay at their source: a limit delays messages and never loses one.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Literal, NamedTuple
 
 Reason = Literal["max_in_flight", "dispatch_rate"]
 
-# A rate limit looks again no sooner than this.
-LEAST_WAIT_S = 0.02
+# Shortest wait for a token.
+MIN_WAIT_S = 0.02
 
 
 class Allowance(NamedTuple):
-    """How many messages may be fetched now, and if fewer than wanted, why.
+    """How many messages may be fetched now, and the limit that reduced the number.
 
-    With `batch` 0 nothing may be; `wait_s` is the time until a token is there, None when something outstanding has to
-    be settled first. `has_begun` is true only for the first of a series of limited answers: the moment for an event.
+    With `batch` 0 none may be fetched; `wait_s` is the time until the next token, None if a message in flight must be
+    settled first. `has_begun` is true for the first of a series of limited answers, when an event is emitted.
     """
 
     batch: int
@@ -31,7 +31,7 @@ class Allowance(NamedTuple):
 
 
 class FlowLimiter:
-    """Holds the limits of one subscription. Say what was received and what was settled; ask before fetching."""
+    """The limits of one subscription. Call `allow` before a fetch, `received` and `settled` after it."""
 
     def __init__(
         self,
@@ -55,32 +55,32 @@ class FlowLimiter:
             wanted = min(wanted, self.max_in_flight)
         if self.max_dispatch_per_sec is not None:
             wanted = min(wanted, self.max_dispatch_per_sec)
-        # Less than an idle subscription would get is limited; a batch larger than the limits alone is not.
-        room, tokens = self._room(wanted), self._whole_tokens(wanted)
-        batch = min(wanted, room, tokens)
+        # Limited means fewer than an idle subscription would get, not fewer than the configured batch.
+        slots, tokens = self._free_slots(wanted), self._whole_tokens(wanted)
+        batch = min(wanted, slots, tokens)
         if batch == wanted:
             self._is_limited = False
             return Allowance(batch)
         has_begun, self._is_limited = not self._is_limited, True
-        if room <= tokens:
+        if slots <= tokens:
             return Allowance(batch, None if batch == 0 else 0.0, "max_in_flight", has_begun)
-        return Allowance(batch, self._until_a_token() if batch == 0 else 0.0, "dispatch_rate", has_begun)
+        return Allowance(batch, self._seconds_to_token() if batch == 0 else 0.0, "dispatch_rate", has_begun)
 
     def received(self, messages: int) -> None:
-        """Messages were fetched: they are outstanding, and cost a token each. An empty fetch is free."""
+        """Messages were fetched: they are in flight and cost a token each. An empty fetch is free."""
         self.in_flight += messages
-        # A source that gives more than was asked for leaves a debt, so that the rate holds all the same.
+        # A source that returns more than requested makes the count negative, so that the rate holds.
         self._tokens -= messages
 
     def settled(self, messages: int = 1) -> None:
-        """Messages were dispatched, spooled or given back to their source."""
+        """Messages were dispatched, spooled or returned to their source."""
         if messages > self.in_flight:
-            raise ValueError(f"{messages} messages settled, but only {self.in_flight} are outstanding")
+            raise ValueError(f"{messages} messages settled, but only {self.in_flight} are in flight")
         self.in_flight -= messages
         self._changed.set()
 
     async def wait(self, allowance: Allowance) -> None:
-        """Wait until it is worth asking again: for a token, or until something was settled."""
+        """Wait for the next token, or until a message is settled."""
         if allowance.wait_s is not None:
             await asyncio.sleep(allowance.wait_s)
             return
@@ -88,7 +88,7 @@ class FlowLimiter:
         self._changed.clear()
         await self._changed.wait()
 
-    def _room(self, wanted: int) -> int:
+    def _free_slots(self, wanted: int) -> int:
         return wanted if self.max_in_flight is None else max(0, self.max_in_flight - self.in_flight)
 
     def _whole_tokens(self, wanted: int) -> int:
@@ -100,6 +100,6 @@ class FlowLimiter:
         self._filled_at = now
         return max(0, math.floor(self._tokens))
 
-    def _until_a_token(self) -> float:
+    def _seconds_to_token(self) -> float:
         assert self.max_dispatch_per_sec is not None
-        return max(LEAST_WAIT_S, (1 - self._tokens) / self.max_dispatch_per_sec)
+        return max(MIN_WAIT_S, (1 - self._tokens) / self.max_dispatch_per_sec)

@@ -1,4 +1,4 @@
-"""Which of several servers runs a subscription: plain functions on a transaction."""
+"""Leases on subscriptions: which of several servers runs one. Plain functions on a transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COLUMNS = ("path", "holder", "until_ms", "due_ms")
 
 
 def claim(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int) -> bool:
-    """Take a subscription that nobody holds; whether it is ours now."""
+    """Acquire the lease on a subscription. False if another server holds it."""
     row = _row(tx, path)
     if row is not None and row[0] != holder and row[1] > now_ms:
         return False
@@ -19,9 +19,9 @@ def claim(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int) -
 
 
 def claim_due(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int, next_ms: int) -> bool:
-    """Take a scheduled subscription that is due and that nobody holds; it is due again at `next_ms`.
+    """Acquire the lease on a scheduled subscription that is due, and set its next due time to `next_ms`.
 
-    One that was never seen before is due at `next_ms`, not now.
+    A new subscription is first due at `next_ms`, not now.
     """
     row = _row(tx, path)
     if row is None or row[2] == 0:
@@ -34,7 +34,7 @@ def claim_due(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: in
 
 
 def renew(tx: Transaction, paths: Sequence[str], holder: str, until_ms: int) -> set[str]:
-    """Hold on to subscriptions; those that are still ours."""
+    """Renew leases. Returns the paths that this holder still has."""
     ours = {path for path in paths if (row := _row(tx, path)) is not None and row[0] == holder}
     for path in ours:
         tx.execute("UPDATE tape_subscription_runtimes SET until_ms = ? WHERE path = ?", until_ms, path)
@@ -42,7 +42,7 @@ def renew(tx: Transaction, paths: Sequence[str], holder: str, until_ms: int) -> 
 
 
 def release(tx: Transaction, path: str, holder: str) -> None:
-    """Let go of a subscription, so that another server need not wait."""
+    """Release a lease, so that another server does not wait for its expiry."""
     tx.execute(
         "UPDATE tape_subscription_runtimes SET until_ms = 0, holder = '' WHERE path = ? AND holder = ?", path, holder
     )

@@ -1,4 +1,4 @@
-"""A subscription in one process without a server: the same engine, its events in a file."""
+"""The local runtime: a subscription in one process without a server, with its events in a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tape.subscriptions.runtime.runtime import Counts, Runtime
 
 
 class LocalRuntime:
-    """Runs a subscription here. A scheduled one is drained at once, and then on its cadence."""
+    """Runs a subscription in this process. A scheduled one is drained at once, then on its cadence."""
 
     def __init__(
         self,
@@ -37,7 +37,9 @@ class LocalRuntime:
         max_messages: int | None = None,
     ) -> None:
         if subscription.spec.mode != "pull":
-            raise InvalidConfig(f"{subscription.path} is pushed to; a server or `tape gateway` takes its deliveries.")
+            raise InvalidConfig(
+                f"{subscription.path} is a push subscription; a server or `tape gateway` receives its deliveries."
+            )
         self.subscription = subscription
         self.ref = SubscriptionRef(subscription.name, subscription.path, new_id())
         self.counts = Counts()
@@ -50,19 +52,19 @@ class LocalRuntime:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Finish what was fetched, then end."""
+        """Finish the fetched messages, then end."""
         self._stopping.set()
         if self.runtime is not None:
             self.runtime.stop()
 
     async def run(self, dispatch: Dispatch) -> Counts:
-        """Work until told to stop, or until there was enough; what was done."""
+        """Run until `stop`, or until `max_messages`. Returns the counts."""
         await self._emit_lifecycle("registered", "REGISTERED")
         await self._emit_lifecycle("activated", "ACTIVE")
         try:
             while not self._stopping.is_set():
                 await self._run_once(dispatch)
-                if self.subscription.spec.activation != "scheduled" or self._once or self._is_enough:
+                if self.subscription.spec.activation != "scheduled" or self._once or self._has_enough:
                     break
                 await self._wait_for_cadence()
         finally:
@@ -90,7 +92,7 @@ class LocalRuntime:
         self.pending = runtime.waiting
 
     @property
-    def _is_enough(self) -> bool:
+    def _has_enough(self) -> bool:
         return self._max_messages is not None and self.counts.tried >= self._max_messages
 
     async def _wait_for_cadence(self) -> None:

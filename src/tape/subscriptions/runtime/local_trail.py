@@ -1,4 +1,4 @@
-"""A local trail: every event one line of a JSONL file, as a server's journal would have it."""
+"""The local trail: a JSONL file with the events that a server would write to its journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKER = "cli-local"
 
 
 class Trail:
-    """Writes events to a file, which is emptied first; each is there when it was told. `seen` counts their types."""
+    """Writes events to a file, which is truncated first, and flushes each. `seen` counts them by type."""
 
     def __init__(self, path: Path, shown: Callable[[SubscriptionEvent], None] = lambda event: None) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Trail:
             self._shown(event)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _append(self, lines: bytes) -> None:
@@ -51,7 +51,7 @@ class Trail:
 
 
 def started_events(ref: SubscriptionRef, plan: Plan, execution_id: int) -> list[SubscriptionEvent]:
-    """What a trail tells of a plan that became a run, here or on a server."""
+    """The events of a run that was started, here or on a server."""
     context = {
         "subscription": ref.path,
         "parent_execution_id": ref.subscription_id,
@@ -66,7 +66,7 @@ def started_events(ref: SubscriptionRef, plan: Plan, execution_id: int) -> list[
 
 
 class TrailDispatch:
-    """Has a server run plans, and tells the trail which run each became; how runs end is on the server's journal."""
+    """Dispatches to a server and writes the started runs to the trail; their ends are in the server's journal."""
 
     def __init__(self, dispatch: ServerDispatch, ref: SubscriptionRef, trail: Trail) -> None:
         self._dispatch = dispatch
@@ -74,11 +74,11 @@ class TrailDispatch:
         self._trail = trail
 
     async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
-        """Dispatch the plans; each has its own answer."""
+        """Dispatch the plans; one result per plan."""
         return await self._emit(plans, await self._dispatch(plans))
 
     async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
-        """Dispatch the plans, those of a lane in their order."""
+        """Dispatch the plans, each lane in order."""
         return await self._emit(plans, await self._dispatch.in_lanes(plans, lanes))
 
     async def _emit(self, plans: Sequence[Plan], answers: list[RunDispatchResult]) -> list[RunDispatchResult]:

@@ -1,4 +1,4 @@
-"""A runtime in a process of its own: it knows a server by its address and a token, and needs no database."""
+"""The remote runtime: a process that reaches the server over HTTP and needs no database."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SERVER_RETRY = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_i
 
 
 class RemoteRuntime:
-    """Runs one subscription of a server's catalog. A server that is away is waited for.
+    """Runs one subscription of a server's catalog, and waits while the server is unavailable.
 
-    When it is told to stop it finishes what it has, then drains and deactivates the subscription; the next start
-    activates it again. With `keeps_active` it leaves it to the other processes that run it. One that was paused stays
-    paused, and one that an operator set to drain is deactivated when it has ended.
+    On stop it finishes the fetched messages, then drains and deactivates the subscription; the next start activates it.
+    With `keeps_active` the subscription stays active for other processes. A paused subscription stays paused; one that
+    an operator set to drain is deactivated at the end.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class RemoteRuntime:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Finish what was fetched, then end."""
+        """Finish the fetched messages, then end."""
         self._stopping.set()
         if self.runtime is not None:
             self.runtime.stop()
 
     async def run(self) -> Counts:
-        """Work until told to stop; what was done."""
+        """Run until `stop`. Returns the counts."""
         subscription = await self._load()
         if subscription is None:
             return Counts()
@@ -63,17 +63,17 @@ class RemoteRuntime:
         if status["state"] == "REGISTERED":
             status = await self._call_until_reachable(lambda: self._control.act(subscription_id, "activate"))
         self._state = status["state"]
-        place, spec = subscription_ref(self.path, subscription_id), subscription.spec
+        ref, spec = subscription_ref(self.path, subscription_id), subscription.spec
         dispatch = ServerDispatch(
             self._control,
-            place,
+            ref,
             batch_max=spec.dispatch_batch,
             concurrency=spec.runtime.concurrency,
             worker_id=self._worker_id,
         )
         self.runtime = await assemble(
             subscription,
-            place,
+            ref,
             dispatch,
             reveal=self._reveal,
             reporter=EventReporter(self._write, self._worker_id),
@@ -97,7 +97,9 @@ class RemoteRuntime:
             return None
         subscription = parse_subscription(content)
         if subscription.spec.mode != "pull":
-            raise InvalidConfig(f"{self.path} is pushed to; its deliveries come to the server or to a `tape gateway`.")
+            raise InvalidConfig(
+                f"{self.path} is a push subscription; the server or a `tape gateway` receives its deliveries."
+            )
         if subscription.spec.activation == "scheduled":
             raise InvalidConfig(f"{self.path} is scheduled: the server drains it on its cadence, once it is activated.")
         if subscription.spec.runtime.target == "spark":
@@ -113,7 +115,7 @@ class RemoteRuntime:
             try:
                 status = await asyncio.to_thread(self._control.status, subscription_id)
             except TapeError as error:
-                log.warning("%s: where it stands cannot be asked, going on: %s", self.path, error)
+                log.warning("%s: state cannot be read, continuing: %s", self.path, error)
                 continue
             if status["state"] != self._state:
                 log.info("%s is %s", self.path, status["state"])
@@ -136,11 +138,11 @@ class RemoteRuntime:
             await asyncio.to_thread(self._control.post_events, events)
         except ApiRefused as error:
             if error.http_status in (400, 413, 422):
-                raise PayloadTooLarge(f"the server does not take the events: {error}") from error
+                raise PayloadTooLarge(f"the server rejects the events: {error}") from error
             raise
 
     async def _call_until_reachable(self, call: Callable[[], T]) -> T:
-        """What a call gives; while the server is away it is tried again, until we are told to stop."""
+        """The result of a call; retried while the server is unavailable, until `stop`."""
         attempt = 0
         while True:
             try:

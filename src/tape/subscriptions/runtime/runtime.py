@@ -1,7 +1,7 @@
-"""The continuous runtime: poll, plan, hand on, and acknowledge only what is durable.
+"""The runtime of a pull subscription: polls, plans, dispatches, and acknowledges what is durable.
 
-Two tasks share the work, so that the next messages are fetched while the last ones become runs: one polls, one hands
-on and settles, in the order of the source. What cannot be handed on stays with its source, which delivers it again.
+Two tasks overlap: one polls, the other dispatches and settles in source order. A message that cannot be dispatched is
+not acknowledged, and its source redelivers it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tape.subscriptions.runtime.flow_limits import Allowance, FlowLimiter
 
 log = logging.getLogger(__name__)
 
-# A message that the server refuses so often is put aside; one that nobody could take is tried for ever.
+# A message that is rejected on so many deliveries is dead-lettered. Without an answer it is retried without limit.
 MAX_DELIVERIES = 5
-# How long a message rests before it comes again, and how long we wait before we connect again: 0.5 s, 1 s, 2 s … 30 s.
+# Backoff of redeliveries and of reconnects: 0.5 s, 1 s, 2 s … 30 s.
 BACKOFF = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=30.0, jitter=0.2)
 IDLE_S = 0.25
 SHORT_S = 0.005
@@ -53,7 +53,7 @@ State = Callable[[], str]
 
 @dataclass
 class Counts:
-    """What a runtime has done so far."""
+    """Counters of a runtime."""
 
     received: int = 0
     dispatched: int = 0
@@ -65,16 +65,16 @@ class Counts:
 
     @property
     def tried(self) -> int:
-        """Messages that something came of, be it a failure."""
+        """Messages with any outcome, failures included."""
         return self.dispatched + self.duplicates + self.spooled + self.failed
 
 
 class Runtime:
-    """One pull subscription at work. `state` says where its lifecycle stands; it is asked before every poll.
+    """Runs one pull subscription. `state` returns its lifecycle state and is called before every poll.
 
-    `run` ends when `stop` was called, or when the state is DRAINING or DEACTIVATED: it fetches no more, finishes what
-    it has, and gives back what it had fetched ahead. It also ends when the source is empty (`until_empty`), after the
-    first messages (`once`), or after so many (`max_messages`).
+    `run` ends after `stop`, or when the state is DRAINING or DEACTIVATED: it stops fetching, finishes the messages in
+    flight and releases prefetched ones. It also ends when the source is empty (`until_empty`), after the first fetch
+    (`once`), or after `max_messages`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Runtime:
         self._stopping = asyncio.Event()
         self._fetched: asyncio.Queue[list[Delivery] | None] = asyncio.Queue(maxsize=1)
         self._held_in_a_row = 0
-        # Who waits for a circuit rests no longer than that does: its next probe is one of those that rest.
+        # Held messages are redelivered no later than probe_after_ms: the next probe is one of them.
         probe_after_s = spec.spool.circuit.probe_after_ms / 1_000
         self._most_in_a_row = 1 + int(math.log2(max(1.0, probe_after_s / max(backoff.initial_interval_s, 0.001))))
         self._unsettled: list[str] = []
@@ -121,7 +121,7 @@ class Runtime:
         self._asked_lag_at = 0.0
 
     def stop(self) -> None:
-        """Fetch no more; `run` returns when what was fetched is settled."""
+        """Stop fetching; `run` returns once the fetched messages are settled."""
         self._stopping.set()
 
     @property
@@ -130,17 +130,17 @@ class Runtime:
         return 0 if self._forwarder.spool is None else self._forwarder.spool.items
 
     async def run(self) -> Counts:
-        """Work until told to stop. An outage is waited for; raises what no waiting mends: a wrong setting, or, at the
-        start, a stream, topic or subscription that is not there."""
+        """Run until `stop`. Waits for the end of outages. Raises permanent errors: a wrong setting, or, at the start,
+        a stream, topic or subscription that does not exist."""
         if not await self._open_spool():
             await self._forwarder.close()
             return self.counts
         upkeep = asyncio.create_task(self._forwarder.run(), name="tape-forwarder")
-        handling = asyncio.create_task(self._dispatch_loop(), name="tape-handing-on")
+        handling = asyncio.create_task(self._dispatch_loop(), name="tape-dispatching")
         fetching = asyncio.create_task(self._fetch(), name="tape-fetching")
         ending: asyncio.Task[None] | None = None
         try:
-            # One that fails takes the other with it.
+            # A failure of one task ends the other.
             await asyncio.wait({fetching, handling}, return_when=asyncio.FIRST_COMPLETED)
             if not handling.done():
                 ending = asyncio.create_task(self._fetched.put(None))
@@ -153,7 +153,7 @@ class Runtime:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, upkeep, return_exceptions=True)
-            with contextlib.suppress(KeyError):  # a number that nobody looks after any more is no number
+            with contextlib.suppress(KeyError):  # a gauge without a runtime would be stale
                 self._metrics.source_lag.remove(self.subscription.path)
             await self._source.close()
             await self._reporter.flush()
@@ -161,7 +161,7 @@ class Runtime:
         return self.counts
 
     async def _open_spool(self) -> bool:
-        """Open the spool, however long that takes: what waits there goes first. False if we are to stop before."""
+        """Open the spool, retrying until it is available: its messages go first. False if stopped before that."""
         attempt = 0
         while not self._is_ending:
             try:
@@ -212,7 +212,7 @@ class Runtime:
             return
         if not found:
             await self._reporter.flush()
-            await self._sleep(SHORT_S)  # a source that does not wait must not keep the processor busy
+            await self._sleep(SHORT_S)  # avoids a busy loop with a source that does not wait
             if self._until_empty and self.limiter.in_flight == 0:
                 self.stop()
             return
@@ -224,7 +224,7 @@ class Runtime:
             self.stop()
 
     async def _idle(self) -> None:
-        """Fetch nothing for a while. What waits at the source is looked at all the same: now it grows."""
+        """Fetch nothing for 250 ms, but measure the source's lag."""
         try:
             await self._measure_lag()
         except SourceError as error:
@@ -233,7 +233,7 @@ class Runtime:
         await self._sleep(IDLE_S)
 
     def _left(self) -> int:
-        """How many more messages may be fetched. One that failed counts: it was tried."""
+        """How many more messages may be fetched; failed ones count."""
         if self._max_messages is None:
             return self.subscription.spec.runtime.batch
         left = self._max_messages - self.counts.tried
@@ -242,18 +242,18 @@ class Runtime:
         return max(left - self.limiter.in_flight, 0)
 
     async def _polled(self, limit: int) -> list[Delivery]:
-        """What the source has. A stop does not wait for one that has nothing."""
+        """Poll the source. A stop does not wait for an empty source."""
         polling = asyncio.create_task(self._source.poll(limit, self.subscription.spec.runtime.timeout_ms / 1_000))
         try:
-            await self._unless_stopped(asyncio.wait({polling}))
-            # What is on its way is taken: it would be ours for its lease otherwise.
+            await self._wait_or_stop(asyncio.wait({polling}))
+            # Accept messages that are being delivered: they would stay leased to this process otherwise.
             await asyncio.wait({polling}, timeout=FINISH_S)
             return polling.result() if polling.done() else []
         finally:
             polling.cancel()
 
     async def _connect(self, lost: SourceError | None) -> bool:
-        """Open the source, however long that takes; whether it is open. The first failure and the end are told."""
+        """Open the source, retrying until it is available. Emits events for the first failure and for the recovery."""
         began, attempt, source = time.monotonic(), 0, self.subscription.spec.source
         error = lost
         self.is_connected = False
@@ -270,7 +270,7 @@ class Runtime:
                 raise
             except SourceMissing as problem:
                 if not self._was_connected:
-                    raise  # what was never there is not waited for
+                    raise  # it never existed: a permanent error
                 error = problem
                 continue
             except SourceError as problem:
@@ -299,16 +299,14 @@ class Runtime:
         if (lag := await self._source.lag()) is not None:
             self._metrics.source_lag.labels(self.subscription.path).set(lag)
 
-    # ── handing on ───────────────────────────────────────────────────────────────────────────────
+    # ── dispatching ──────────────────────────────────────────────────────────────────────────────
 
     async def _dispatch_loop(self) -> None:
         while (deliveries := await self._fetched.get()) is not None:
             try:
                 await self._dispatch_batch(deliveries)
             except TapeError as error:
-                log.warning(
-                    "%s: %d messages stay with their source: %s", self.subscription.path, len(deliveries), error
-                )
+                log.warning("%s: %d messages are not acknowledged: %s", self.subscription.path, len(deliveries), error)
                 await self._settle([], [], {1: [delivery.receipt for delivery in deliveries]})
             finally:
                 self.limiter.settled(len(deliveries))
@@ -326,7 +324,7 @@ class Runtime:
             self._metrics.batch_dispatches.labels(source).inc(math.ceil(len(messages) / size))
             self._metrics.batch_messages.labels(source).inc(len(messages))
         safe: list[str] = []
-        again: defaultdict[int, list[str]] = defaultdict(list)
+        redeliver: defaultdict[int, list[str]] = defaultdict(list)
         dead_lettered: list[str] = []
         is_stuck = not any(answer.is_durable for answer in answers)
         self._held_in_a_row = min(self._held_in_a_row + 1, self._most_in_a_row) if is_stuck else 0
@@ -338,8 +336,8 @@ class Runtime:
                 dead_lettered.append(delivery.receipt)
             else:
                 times = delivery.deliveries if answer.outcome == "rejected" else self._held_in_a_row
-                again[times].append(delivery.receipt)
-        await self._settle(safe, dead_lettered, again)
+                redeliver[times].append(delivery.receipt)
+        await self._settle(safe, dead_lettered, redeliver)
 
     def _planned(self, delivery: Delivery) -> tuple[SourceMessage, Plan]:
         message = message_of(self.subscription.spec.source, delivery)
@@ -359,9 +357,10 @@ class Runtime:
             log.warning("%s: message %s: %s", self.subscription.path, plan.message_id, answer.error or answer.outcome)
 
     async def _is_dead_lettered(self, delivery: Delivery, message: SourceMessage, answer: RunDispatchResult) -> bool:
-        """Whether a message that is refused time and again is told as a dead letter and may be given up.
+        """Dead-letter a message that was rejected too often. Returns whether it can be terminated at the source.
 
-        It is told whole. One that the journal cannot hold is given up only if the source keeps it all the same.
+        The event has the whole message. A message that is too large for the journal is terminated only if the source
+        keeps terminated messages.
         """
         if delivery.deliveries < MAX_DELIVERIES and delivery.redelivery.deliveries_left != 0:
             return False
@@ -371,13 +370,17 @@ class Runtime:
                 await self._reporter.write([self._dead_letter(delivery, answer, fields)])
             except PayloadTooLarge:
                 if delivery.deliveries > MAX_DELIVERIES and not self._source.keeps_settled:
-                    return False  # told before, and still at its source
+                    return False  # emitted before, and still at its source
                 rest = {**fields, "data": None, "bytes": len(delivery.body or b"")}
                 await self._reporter.write([self._dead_letter(delivery, answer, rest)])
                 if not self._source.keeps_settled:
                     return False
         except TapeError as error:
-            log.warning("%s: a dead letter cannot be written, the message stays: %s", self.subscription.path, error)
+            log.warning(
+                "%s: a dead letter cannot be written, the message stays at its source: %s",
+                self.subscription.path,
+                error,
+            )
             return False
         self.counts.dead += 1
         self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
@@ -395,15 +398,15 @@ class Runtime:
             emitter="subscription_runtime",
         )
 
-    async def _settle(self, safe: list[str], dead_lettered: list[str], again: Mapping[int, list[str]]) -> None:
-        """Acknowledge, give up, or let come again; those that failed more often come later."""
+    async def _settle(self, safe: list[str], dead_lettered: list[str], redeliver: Mapping[int, list[str]]) -> None:
+        """Acknowledge, terminate or negatively acknowledge receipts, the last with a backoff by number of failures."""
         try:
             await self._source.ack(safe)
             await self._source.term(dead_lettered)
-            for times, receipts in again.items():
+            for times, receipts in redeliver.items():
                 await self._source.nack(receipts, self._backoff.delay(times))
         except SourceError as error:
-            # Told to the source once more when it is back; otherwise it delivers them again, and dedup knows them.
+            # Acknowledged again after the reconnect; otherwise the source redelivers them and dedup drops them.
             log.warning("%s: %d messages are not settled: %s", self.subscription.path, len(safe), error)
             self._unsettled += safe
             self._source_error = error
@@ -413,9 +416,9 @@ class Runtime:
         try:
             await self._source.ack(late)
         except SourceError as error:
-            log.warning("%s: %d done messages come again: %s", self.subscription.path, len(late), error)
+            log.warning("%s: %d handled messages will be redelivered: %s", self.subscription.path, len(late), error)
 
-    # ── saying, and waiting ──────────────────────────────────────────────────────────────────────
+    # ── events and waits ─────────────────────────────────────────────────────────────────────────
 
     async def _emit_limited(self, allowance: Allowance) -> None:
         reason = allowance.reason or ""
@@ -430,9 +433,9 @@ class Runtime:
         return self._stopping.is_set() or self._state() in ("DRAINING", "DEACTIVATED")
 
     async def _sleep(self, seconds: float) -> None:
-        await self._unless_stopped(asyncio.sleep(seconds))
+        await self._wait_or_stop(asyncio.sleep(seconds))
 
-    async def _unless_stopped(self, work: Awaitable[Any]) -> None:
+    async def _wait_or_stop(self, work: Awaitable[Any]) -> None:
         waiting = {asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())}
         _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in left:

@@ -1,6 +1,6 @@
-"""The pull subscriptions that a server runs itself: continuous ones with `runtime.target: local`, and scheduled drains.
+"""The runtime supervisor of a server: runs continuous subscriptions with `runtime.target: local`, and scheduled drains.
 
-Of several servers on one database, one runs a subscription; when it is gone, another takes over within its lease.
+Of several servers on one database, one runs a subscription; if it dies, another takes over when its lease expires.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESTART = RetryPolicy(max_attempts=1_000_000, initial_interval_s=1.0, max_interv
 
 
 class LiveRegistration(NamedTuple):
-    """A registration that is alive, and the newest version of its document."""
+    """A live registration and the newest version of its document."""
 
     subscription_id: int
     path: str
@@ -48,8 +48,8 @@ class LiveRegistration(NamedTuple):
 class _Running:
     """A subscription that this server runs."""
 
-    def __init__(self, seen: LiveRegistration, subscription: Subscription) -> None:
-        self.seen = seen
+    def __init__(self, live: LiveRegistration, subscription: Subscription) -> None:
+        self.live = live
         self.subscription = subscription
         self.runtime: Runtime | None = None
         self.is_wanted = True
@@ -62,7 +62,7 @@ class _Running:
 
 
 class RuntimeSupervisor:
-    """Looks every second which subscriptions are to run here, and runs them."""
+    """Checks every second which subscriptions this server has to run, and runs them."""
 
     def __init__(self, journal: Journal, reveal: Reveal, holder: str) -> None:
         self._journal = journal
@@ -76,11 +76,11 @@ class RuntimeSupervisor:
         self._poll_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to look."""
-        self._poll_task = asyncio.create_task(self._poll(), name="tape-hosting")
+        """Start the supervisor."""
+        self._poll_task = asyncio.create_task(self._poll(), name="tape-supervisor")
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """Let every runtime finish what it has, for so long, and let go of their subscriptions."""
+        """Stop the runtimes, wait up to `grace_s` for messages in flight, and release the leases."""
         if self._poll_task is not None:
             self._poll_task.cancel()
             await asyncio.gather(self._poll_task, return_exceptions=True)
@@ -98,53 +98,53 @@ class RuntimeSupervisor:
             try:
                 await self._poll_once()
             except TapeError as error:
-                log.warning("subscriptions cannot be looked at, trying again: %s", error)
+                log.warning("subscriptions cannot be read, retrying: %s", error)
             await asyncio.sleep(LOOK_S)
 
     async def _poll_once(self) -> None:
-        found = await self._database.read(_alive)
+        found = await self._database.read(_live_registrations)
         await self._load_documents(found)
-        self._states = {seen.subscription_id: seen.state for seen in found}
+        self._states = {live.subscription_id: live.state for live in found}
         if self._running:
             paths, until = list(self._running), now_ms() + LEASE_MS
             ours = await self._database.write(lambda tx: leases.renew(tx, paths, self._holder, until))
             for path in set(paths) - ours:
-                log.warning("%s is run by another server now", path)
+                log.warning("%s: lease lost to another server", path)
                 self._running[path].stop()
-        wanted = {seen.path: seen for seen in found}
+        wanted = {live.path: live for live in found}
         for path, running in self._running.items():
-            seen = wanted.get(path)
-            if seen is None or seen[:2] + seen[3:] != running.seen[:2] + running.seen[3:]:
-                running.stop()  # it is gone, or its document is another: what comes next begins anew
-        for seen in found:
-            subscription = self._documents.get(seen.catalog_id)
-            if subscription is not None and seen.path not in self._running:
-                await self._start_if_due(seen, subscription)
+            live = wanted.get(path)
+            if live is None or live[:2] + live[3:] != running.live[:2] + running.live[3:]:
+                running.stop()  # deactivated, or its document changed: a new runtime is started
+        for live in found:
+            subscription = self._documents.get(live.catalog_id)
+            if subscription is not None and live.path not in self._running:
+                await self._start_if_due(live, subscription)
 
-    async def _start_if_due(self, seen: LiveRegistration, subscription: Subscription) -> None:
-        if time.monotonic() < self._failures.get(seen.path, (0, 0.0))[1]:
+    async def _start_if_due(self, live: LiveRegistration, subscription: Subscription) -> None:
+        if time.monotonic() < self._failures.get(live.path, (0, 0.0))[1]:
             return
         now, until = now_ms(), now_ms() + LEASE_MS
         is_scheduled = subscription.spec.activation == "scheduled"
-        if seen.state == "DRAINING":
-            # Nothing of it runs here; if it runs nowhere, it has come to its end.
-            if await self._database.write(lambda tx: leases.claim(tx, seen.path, self._holder, now, until)):
-                await self._database.write(lambda tx: _deactivate(tx, seen, self._holder))
+        if live.state == "DRAINING":
+            # It does not run here; if the lease is free it runs nowhere, and its drain is complete.
+            if await self._database.write(lambda tx: leases.claim(tx, live.path, self._holder, now, until)):
+                await self._database.write(lambda tx: _deactivate(tx, live, self._holder))
             return
-        if seen.state != "ACTIVE":
+        if live.state != "ACTIVE":
             return
         if is_scheduled:
             due = _next_ms(subscription)
-            mine = await self._database.write(lambda tx: leases.claim_due(tx, seen.path, self._holder, now, until, due))
+            mine = await self._database.write(lambda tx: leases.claim_due(tx, live.path, self._holder, now, until, due))
         else:
-            mine = await self._database.write(lambda tx: leases.claim(tx, seen.path, self._holder, now, until))
+            mine = await self._database.write(lambda tx: leases.claim(tx, live.path, self._holder, now, until))
         if mine:
-            running = self._running[seen.path] = _Running(seen, subscription)
-            running.task = asyncio.create_task(self._run(running, is_scheduled), name=f"tape-runtime {seen.path}")
+            running = self._running[live.path] = _Running(live, subscription)
+            running.task = asyncio.create_task(self._run(running, is_scheduled), name=f"tape-runtime {live.path}")
 
     async def _run(self, running: _Running, is_scheduled: bool) -> None:
-        seen, subscription = running.seen, running.subscription
-        ref = events.subscription_ref(seen.path, seen.subscription_id)
+        live, subscription = running.live, running.subscription
+        ref = events.subscription_ref(live.path, live.subscription_id)
         reporter = EventReporter(self._write_events, self._holder)
         try:
             running.runtime = runtime = await assemble(
@@ -160,23 +160,23 @@ class RuntimeSupervisor:
                 reveal=self._reveal,
                 reporter=reporter,
                 metrics=self._database.metrics,
-                state=lambda: self._states.get(seen.subscription_id, "DEACTIVATED"),
+                state=lambda: self._states.get(live.subscription_id, "DEACTIVATED"),
                 until_empty=is_scheduled,
             )
             if running.is_wanted:
                 counts = await runtime.run()
-                self._failures.pop(seen.path, None)
-                log.info("%s: %s", seen.path, counts)
-            if self._states.get(seen.subscription_id) == "DRAINING" and not is_scheduled:
-                await self._database.write(lambda tx: _deactivate(tx, seen, self._holder))
+                self._failures.pop(live.path, None)
+                log.info("%s: %s", live.path, counts)
+            if self._states.get(live.subscription_id) == "DRAINING" and not is_scheduled:
+                await self._database.write(lambda tx: _deactivate(tx, live, self._holder))
         except Exception as error:
-            attempt = self._failures.get(seen.path, (0, 0.0))[0] + 1
+            attempt = self._failures.get(live.path, (0, 0.0))[0] + 1
             pause = RESTART.delay(attempt)
-            self._failures[seen.path] = (attempt, time.monotonic() + pause)
+            self._failures[live.path] = (attempt, time.monotonic() + pause)
             log.log(
                 logging.WARNING if isinstance(error, TapeError) else logging.ERROR,
-                "%s cannot run, trying again in %.0f s: %s",
-                seen.path,
+                "%s cannot run, retrying in %.0f s: %s",
+                live.path,
                 pause,
                 error,
                 exc_info=not isinstance(error, TapeError),
@@ -184,23 +184,23 @@ class RuntimeSupervisor:
             if attempt == 1:
                 await reporter.emit([events.source_lost(ref, subscription.spec.source, str(error))])
         finally:
-            del self._running[seen.path]
-            await self._database.write(lambda tx: leases.release(tx, seen.path, self._holder))
+            del self._running[live.path]
+            await self._database.write(lambda tx: leases.release(tx, live.path, self._holder))
 
     async def _load_documents(self, found: Sequence[LiveRegistration]) -> None:
-        """Read the documents that are new; only those of subscriptions that run here are kept."""
-        for seen in found:
-            if seen.catalog_id not in self._documents:
-                resource = await self._database.read(lambda reader, seen=seen: fetch_id(reader, seen.catalog_id))  # type: ignore[misc]
-                self._documents[seen.catalog_id] = _ours(resource.content) if resource is not None else None
-        known = {seen.catalog_id for seen in found}
+        """Read new documents; keep those of subscriptions that a server runs."""
+        for live in found:
+            if live.catalog_id not in self._documents:
+                resource = await self._database.read(lambda reader, live=live: fetch_id(reader, live.catalog_id))  # type: ignore[misc]
+                self._documents[live.catalog_id] = _parse_if_hosted(resource.content) if resource is not None else None
+        known = {live.catalog_id for live in found}
         self._documents = {number: document for number, document in self._documents.items() if number in known}
 
     async def _write_events(self, to_emit: Sequence[SubscriptionEvent]) -> None:
         await self._journal.append([event.draft() for event in to_emit])
 
 
-def _alive(reader: Reader | Transaction) -> list[LiveRegistration]:
+def _live_registrations(reader: Reader | Transaction) -> list[LiveRegistration]:
     rows = reader.query(
         "SELECT s.subscription_id, s.path, s.state, c.catalog_id FROM tape_subscriptions s"
         " JOIN tape_catalog c ON c.path = s.path AND c.is_latest = 1 WHERE s.state <> 'DEACTIVATED' ORDER BY s.path"
@@ -208,18 +208,18 @@ def _alive(reader: Reader | Transaction) -> list[LiveRegistration]:
     return [LiveRegistration(*row) for row in rows]
 
 
-def _deactivate(tx: Transaction, seen: LiveRegistration, holder: str) -> None:
-    if lifecycle.require(tx, seen.subscription_id).state == "DRAINING":
-        lifecycle.act(tx, seen.subscription_id, "deactivate")
-    leases.release(tx, seen.path, holder)
+def _deactivate(tx: Transaction, live: LiveRegistration, holder: str) -> None:
+    if lifecycle.require(tx, live.subscription_id).state == "DRAINING":
+        lifecycle.act(tx, live.subscription_id, "deactivate")
+    leases.release(tx, live.path, holder)
 
 
-def _ours(content: str) -> Subscription | None:
+def _parse_if_hosted(content: str) -> Subscription | None:
     """The subscription of a document, if a server runs it."""
     try:
         subscription = parse_subscription(content)
-    except InvalidDocument as error:  # an older version took it
-        log.warning("a subscription of the catalog cannot be run: %s", error)
+    except InvalidDocument as error:  # registered by an older version
+        log.warning("a subscription of the catalog is invalid: %s", error)
         return None
     spec = subscription.spec
     is_here = spec.mode == "pull" and (spec.activation == "scheduled" or spec.runtime.target == "local")

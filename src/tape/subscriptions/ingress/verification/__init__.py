@@ -1,1 +1,1 @@
-"""Where a delivery comes from: nothing of it is interpreted before that is proven."""
+"""Verification of push deliveries: by signature, bearer token or OIDC token, before anything is parsed."""

@@ -1,4 +1,4 @@
-"""`bearer`: a token that sender and receiver share."""
+"""`bearer`: a shared token."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ BAD = Rejection(401, "bad_token")
 
 
 def check_token(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
-    """None if the delivery shows one of the secrets."""
+    """None if the delivery has one of the secrets as its token."""
     if not secrets:
         return MISCONFIGURED
-    shown = delivery.first(verify.header or DEFAULT_HEADER)
-    if shown is None:
+    given = delivery.first(verify.header or DEFAULT_HEADER)
+    if given is None:
         return MISSING
-    token = bare(shown).encode("latin-1")  # the bytes that were sent
+    token = bare_token(given).encode("latin-1")  # the bytes that were sent
     is_good = False
     for secret in secrets:
         is_good |= hmac.compare_digest(token, secret.encode())
     return None if is_good else BAD
 
 
-def bare(header: str) -> str:
-    """A token without the word Bearer before it."""
+def bare_token(header: str) -> str:
+    """A token without its `Bearer` prefix."""
     text = header.strip()
     return text[7:].strip() if text[:7] in ("Bearer ", "bearer ") else text

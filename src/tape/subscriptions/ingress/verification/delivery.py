@@ -1,4 +1,4 @@
-"""A delivery as it stands on the wire, before anybody believes it."""
+"""A push delivery as received, before it is verified."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 
 class Rejection(NamedTuple):
-    """A delivery is not let in: an HTTP status, and one word that says why."""
+    """A rejected delivery: HTTP status and reason code."""
 
     status: int
     reason: str
 
 
 class PushDelivery:
-    """The headers and the body of a request, byte for byte. It can be looked into for a signature, not parsed."""
+    """The headers and the body of a request, byte for byte. It offers headers for verification and no parsing."""
 
     __slots__ = ("body", "headers", "received_at")
 

@@ -13,7 +13,7 @@ from tape.base.addresses import PUBLIC_ONLY
 from tape.engine.security.jwks import KeySet
 from tape.errors import TokenRejected
 from tape.subscriptions.document.spec import VerifySpec
-from tape.subscriptions.ingress.verification.bearer import bare
+from tape.subscriptions.ingress.verification.bearer import bare_token
 from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
 
 GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
@@ -56,12 +56,12 @@ class IssuerKeys:
 async def check_identity(verify: VerifySpec, issuers: IssuerKeys, delivery: PushDelivery) -> Rejection | None:
     """None if the delivery shows a token of the service account, for our audience, signed by its issuer."""
     keys = await issuers.keys(verify.jwks_url)
-    shown = delivery.first("authorization")
-    if shown is None:
+    given = delivery.first("authorization")
+    if given is None:
         return Rejection(401, "missing_token")
     if not verify.audience or not verify.service_account:
         return MISCONFIGURED
-    claims = await _signed_claims(bare(shown), keys)
+    claims = await _signed_claims(bare_token(given), keys)
     return claims if isinstance(claims, Rejection) else _check(claims, verify, delivery.received_at)
 
 

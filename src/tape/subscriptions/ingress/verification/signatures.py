@@ -1,7 +1,7 @@
-"""`hmac_sha256`: a signature over the body, as three families of senders write it.
+"""`hmac_sha256`: a signature over the body, in three schemes.
 
-`plain` is the HMAC of the body alone, in hex or base64, perhaps after `sha256=`; it has no time, so that a copy of the
-request is as good as the request. `stripe` and `standard_webhooks` sign a time too, and are refused when it is old.
+`plain` is the HMAC of the body alone, in hex or base64, with an optional `sha256=` prefix. It has no timestamp, so that
+a request can be replayed. `stripe` and `standard_webhooks` sign a timestamp too and are rejected when it is too old.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _SECONDS = re.compile(r"[0-9]{1,15}")
 
 
 def check_signature(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
-    """None if one of the secrets has signed the delivery, and lately where the scheme tells when."""
+    """None if one of the secrets signed the delivery, within the tolerance if the scheme has a timestamp."""
     if not secrets:
         return MISCONFIGURED
     header = verify.header or DEFAULT_HEADER
-    shown = delivery.first(header)
-    if shown is None:
+    given = delivery.first(header)
+    if given is None:
         return MISSING
     match verify.signature_scheme:
         case "plain":
-            return _plain(shown, secrets, delivery)
+            return _plain(given, secrets, delivery)
         case "stripe":
-            return _stripe(shown, secrets, delivery, verify.tolerance_secs)
+            return _stripe(given, secrets, delivery, verify.tolerance_secs)
         case "standard_webhooks":
-            return _standard(header, shown, secrets, delivery, verify.tolerance_secs)
+            return _standard(header, given, secrets, delivery, verify.tolerance_secs)
 
 
-def _plain(shown: str, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
-    text = shown.strip()
+def _plain(given: str, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
+    text = given.strip()
     if text[:7] in ("sha256=", "SHA256="):
         text = text[7:].strip()
     keys = [secret.encode() for secret in secrets]
     return None if _is_signed(keys, delivery.body, [_digest(text)]) else BAD
 
 
-def _stripe(shown: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int) -> Rejection | None:
-    parts = [part.strip().partition("=") for part in shown.split(",")]
+def _stripe(given: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int) -> Rejection | None:
+    parts = [part.strip().partition("=") for part in given.split(",")]
     moments = [value for name, _, value in parts if name == "t"]
     signatures = [_digest(value) for name, _, value in parts if name == "v1" and _HEX.fullmatch(value)]
     if len(moments) != 1:
@@ -65,9 +65,9 @@ def _stripe(shown: str, secrets: Sequence[str], delivery: PushDelivery, toleranc
 
 
 def _standard(
-    header: str, shown: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int
+    header: str, given: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int
 ) -> Rejection | None:
-    # The other two headers are named alike: webhook-id, or svix-id beside a svix-signature.
+    # The other two headers have the same prefix: webhook-id, or svix-id with svix-signature.
     family = header.lower().removesuffix("-signature")
     message_id, moment = delivery.first(f"{family}-id"), delivery.first(f"{family}-timestamp")
     if not message_id or not moment:
@@ -76,32 +76,32 @@ def _standard(
     if b"" in keys:
         return MISCONFIGURED
     signatures = [
-        _digest(text) for version, _, text in (each.partition(",") for each in shown.split()) if version == "v1"
+        _digest(text) for version, _, text in (each.partition(",") for each in given.split()) if version == "v1"
     ]
     signed = b"%b.%b.%b" % (message_id.encode("latin-1"), moment.encode("latin-1"), delivery.body)
     return _fresh(moment, delivery, tolerance_s) if _is_signed(keys, signed, signatures) else BAD
 
 
 def _fresh(moment: str, delivery: PushDelivery, tolerance_s: int) -> Rejection | None:
-    """A signature that is good may still be too old, or from the future."""
+    """Check the timestamp of a valid signature: not too old, not in the future."""
     if not _SECONDS.fullmatch(moment):
         return BAD
     return None if abs(delivery.received_at - int(moment)) <= tolerance_s else STALE
 
 
 def _is_signed(keys: Iterable[bytes], signed: bytes, signatures: Iterable[bytes]) -> bool:
-    shown = list(signatures)
+    given = list(signatures)
     is_good = False
     for key in keys:
-        # Not hmac.digest: that lets go of the interpreter even for a short body, and then waits to get it back.
+        # Not hmac.digest: it releases the GIL even for short bodies and waits to get it back.
         expected = hmac.new(key, signed, hashlib.sha256).digest()
-        for each in shown:
+        for each in given:
             is_good |= hmac.compare_digest(each, expected)
     return is_good
 
 
 def _digest(text: str) -> bytes:
-    """The bytes of a digest in hex or base64; empty if it is neither."""
+    """The bytes of a hex or base64 digest; empty if it is neither."""
     if _HEX.fullmatch(text):
         return bytes.fromhex(text)
     try:

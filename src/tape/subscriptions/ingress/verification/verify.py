@@ -1,4 +1,4 @@
-"""The gate: what comes through has proven where it comes from. There is no other way to a `Proven`."""
+"""Verification of a delivery: `verify_delivery` is the only way to a `VerifiedDelivery`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejec
 from tape.subscriptions.ingress.verification.oidc import IssuerKeys, check_identity
 from tape.subscriptions.ingress.verification.signatures import check_signature
 
-_GATE = object()
+_VERIFIED = object()
 
 
 class VerifiedDelivery:
-    """A delivery and the subscription that it has proven to be for. Only `prove` makes one."""
+    """A verified delivery and its subscription. Only `verify_delivery` creates one."""
 
     __slots__ = ("delivery", "subscription")
 
-    def __init__(self, gate: object, delivery: PushDelivery, subscription: Subscription) -> None:
-        if gate is not _GATE:
-            raise TypeError("A delivery is proven by verification alone: call prove().")
+    def __init__(self, token: object, delivery: PushDelivery, subscription: Subscription) -> None:
+        if token is not _VERIFIED:
+            raise TypeError("Call verify_delivery() to verify a delivery.")
         self.delivery = delivery
         self.subscription = subscription
 
@@ -29,17 +29,17 @@ class VerifiedDelivery:
 async def verify_delivery(
     subscription: Subscription, secrets: Sequence[str], issuers: IssuerKeys, delivery: PushDelivery
 ) -> VerifiedDelivery | Rejection:
-    """Check a delivery as its subscription demands. `secrets` are what `verify.secret` stands for, the newest first."""
+    """Verify a delivery as its subscription configures. `secrets` are those of `verify.secret`, newest first."""
     if subscription.spec.ingress is None:
         return Rejection(403, "unsupported")
     verify = subscription.spec.ingress.verify
     match verify.type:
         case "hmac_sha256":
-            refused = check_signature(verify, secrets, delivery)
+            rejection = check_signature(verify, secrets, delivery)
         case "bearer":
-            refused = check_token(verify, secrets, delivery)
+            rejection = check_token(verify, secrets, delivery)
         case "pubsub_oidc":
-            refused = await check_identity(verify, issuers, delivery)
+            rejection = await check_identity(verify, issuers, delivery)
         case unknown:
             assert_never(unknown)
-    return VerifiedDelivery(_GATE, delivery, subscription) if refused is None else refused
+    return VerifiedDelivery(_VERIFIED, delivery, subscription) if rejection is None else rejection

@@ -1,4 +1,4 @@
-"""Push with a spool: a delivery that cannot become a run now is kept, and its sender is told that it was accepted."""
+"""Push dispatch with a spool: a delivery whose run cannot start now is spooled and accepted."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 Reveal = Callable[[str], Awaitable[Any]]
 Replays = Callable[[Listener], LaneDispatch]
 
-_LOOK_AGAIN_S = 5.0
+_RETRY_S = 5.0
 
 
-class _Open(NamedTuple):
+class _OpenForwarder(NamedTuple):
     subscription: Subscription
     forwarder: Forwarder
     running: asyncio.Task[None]
 
 
 class _DeliveryDispatch:
-    """Dispatches what is delivered one by one, as it comes, and what is replayed in batches."""
+    """Dispatches deliveries one by one and replays in batches."""
 
     def __init__(self, dispatch: IngressDispatch, listener: Listener, replays: LaneDispatch) -> None:
         self._dispatch = dispatch
@@ -48,9 +48,7 @@ class _DeliveryDispatch:
         return await asyncio.gather(*map(self._one, plans))
 
     async def _one(self, plan: Plan) -> RunDispatchResult:
-        message = SourceMessage(
-            message_id=plan.message_id, source=plan.source, body=None
-        )  # all that counts is in the plan
+        message = SourceMessage(message_id=plan.message_id, source=plan.source, body=None)  # the plan has everything
         try:
             return await self._dispatch(self._listener, AdmittedMessage(message, plan))
         except TapeError as error:
@@ -59,7 +57,7 @@ class _DeliveryDispatch:
 
 
 class SpoolingDispatch:
-    """Takes deliveries as another does, and keeps in a spool what that one cannot take, where there is one."""
+    """Wraps another dispatch: spools what it cannot dispatch, if the subscription has a spool."""
 
     def __init__(
         self, dispatch: IngressDispatch, replays: Replays, emit: EmitEvents, reveal: Reveal, metrics: Metrics
@@ -69,17 +67,17 @@ class SpoolingDispatch:
         self._emit = emit
         self._reveal = reveal
         self._metrics = metrics
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenForwarder] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._closed_until: dict[str, float] = {}
         self._recovering: asyncio.Task[None] | None = None
 
     def recover(self, listeners: ListenerSource) -> None:
-        """Replay what an earlier process kept, without waiting for the next delivery."""
+        """Replay the spools that an earlier process left, without waiting for the next delivery."""
         self._recovering = asyncio.create_task(self._recover(listeners), name="tape-spools")
 
     async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
-        """The run of a message, or its place in the spool; raises if it has neither."""
+        """Start the run of a message, or spool it. Raises if neither is possible."""
         if listener.subscription.spec.spool.mode == "off":
             return await self._dispatch(listener, admitted)
         if self._closed_until.get(listener.name, 0.0) > time.monotonic():
@@ -87,9 +85,9 @@ class SpoolingDispatch:
         try:
             forwarder = await self._forwarder(listener)
         except TapeError as error:
-            # A message that can become a run needs no spool; one that cannot is refused, and its sender told so.
+            # Dispatch without the spool: if that fails too, the sender gets an error.
             log.warning("The spool of %s cannot be opened: %s", listener.subscription.path, error)
-            self._closed_until[listener.name] = time.monotonic() + _LOOK_AGAIN_S
+            self._closed_until[listener.name] = time.monotonic() + _RETRY_S
             return await self._dispatch(listener, admitted)
         (result,) = await forwarder.forward([admitted])
         if result.is_durable:
@@ -99,12 +97,12 @@ class SpoolingDispatch:
         raise SpoolFull(result.error)
 
     async def close(self) -> None:
-        """Stop draining; what waits is found again by the next process."""
+        """Stop draining; the next process continues."""
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.gather(self._recovering, return_exceptions=True)
         for each in self._open.values():
-            await self._shut(each)
+            await self._close_forwarder(each)
         self._open.clear()
 
     async def _forwarder(self, listener: Listener) -> Forwarder:
@@ -115,11 +113,11 @@ class SpoolingDispatch:
             found = self._open.get(listener.name)
             if found is None or found.subscription != listener.subscription:
                 if found is not None:
-                    await self._shut(found)
+                    await self._close_forwarder(found)
                 found = self._open[listener.name] = await self._start(listener)
         return found.forwarder
 
-    async def _start(self, listener: Listener) -> _Open:
+    async def _start(self, listener: Listener) -> _OpenForwarder:
         alias = listener.subscription.spec.spool.credential
         credential = await self._reveal(alias) if alias else None
 
@@ -134,16 +132,16 @@ class SpoolingDispatch:
             redelivers=False,
         )
         await forwarder.start()
-        return _Open(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))
+        return _OpenForwarder(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))
 
     async def _recover(self, listeners: ListenerSource) -> None:
         left: set[str] | None = None
-        warned: set[tuple[str, str]] = set()  # what goes on for hours is said once
+        warned: set[tuple[str, str]] = set()  # log each error once
 
-        def warn(whose: str, error: TapeError) -> None:
-            if (whose, str(error)) not in warned:
-                warned.add((whose, str(error)))
-                log.warning("%s cannot be looked at yet, trying again: %s", whose, error)
+        def warn(what: str, error: TapeError) -> None:
+            if (what, str(error)) not in warned:
+                warned.add((what, str(error)))
+                log.warning("%s cannot be opened yet, retrying: %s", what, error)
 
         while left is None or left:
             try:
@@ -161,9 +159,9 @@ class SpoolingDispatch:
                     assert left is not None
                     left.discard(name)
             if left is None or left:
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
-    async def _shut(self, each: _Open) -> None:
+    async def _close_forwarder(self, each: _OpenForwarder) -> None:
         each.forwarder.stop()
         await asyncio.gather(each.running, return_exceptions=True)
         await each.forwarder.close()

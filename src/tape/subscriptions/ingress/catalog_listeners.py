@@ -1,4 +1,4 @@
-"""The listeners of a database: push subscriptions of its catalog, where they stand, what their senders sign with."""
+"""The listeners of a database: push subscriptions of its catalog, their states and secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Opened(NamedTuple):
 
 
 class CatalogListeners:
-    """A source of listeners on a database. What did not change since the last look is not read again."""
+    """Listeners from the catalog. Documents and secrets are cached until they change."""
 
     def __init__(self, database: Database, wallet: Wallet) -> None:
         self._database = database
@@ -36,11 +36,11 @@ class CatalogListeners:
         self._opened: dict[str, _Opened] = {}
 
     async def names(self) -> frozenset[str]:
-        """The listeners there are."""
+        """The names of all listeners."""
         return frozenset(await self._subscriptions())
 
     async def fetch(self, name: str) -> Listener | None:
-        """A listener as it is now. A subscription that nobody has registered yet is registered by this."""
+        """The current state of a listener. Registers its subscription if it is not registered."""
         subscription = (await self._subscriptions()).get(name)
         if subscription is None:
             return None
@@ -80,7 +80,7 @@ class CatalogListeners:
         return by_name
 
     async def _secrets(self, subscription: Subscription) -> tuple[str, ...]:
-        """What `verify.secret` stands for; nothing if the wallet has nothing usable, and nobody is let in then."""
+        """The secrets of `verify.secret`, newest first. Without any, every delivery is rejected."""
         assert subscription.spec.ingress is not None
         alias = subscription.spec.ingress.verify.secret
         if not alias:
@@ -91,7 +91,7 @@ class CatalogListeners:
             try:
                 texts = tuple(text_of(alias, secret) for secret in await self._wallet.reveal_all(alias))
             except (SecretNotFound, InvalidInput) as error:
-                log.warning("%s lets nobody in: %s", subscription.path, error)
+                log.warning("%s rejects all deliveries: %s", subscription.path, error)
                 return ()
             known = self._opened[alias] = _Opened(versions, texts)
         return known.secrets
@@ -105,6 +105,6 @@ def _newest(reader: Reader | Transaction) -> int:
 def _parse(path: str, content: str) -> Subscription | None:
     try:
         return parse_subscription(content)
-    except InvalidDocument as error:  # an older version took it
-        log.warning("%s is not listened to: %s", path, error)
+    except InvalidDocument as error:  # registered by an older version
+        log.warning("%s: no listener, the document is invalid: %s", path, error)
         return None

@@ -14,10 +14,10 @@ from tape.base.telemetry.metrics import Metrics
 from tape.errors import SecretNotFound, ServerUnreachable
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.events import SubscriptionEvent
-from tape.subscriptions.ingress import spooled
+from tape.subscriptions.ingress import spooling_dispatch
 from tape.subscriptions.ingress.ingress import AdmittedMessage
 from tape.subscriptions.ingress.listeners import Listener
-from tape.subscriptions.ingress.spooled import SpoolingDispatch
+from tape.subscriptions.ingress.spooling_dispatch import SpoolingDispatch
 from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan, resolve
 from tests.subscriptions.specs import subscription
@@ -59,7 +59,7 @@ async def emit(events: Sequence[SubscriptionEvent]) -> None:
 async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(spooled, "_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(spooling_dispatch, "_RETRY_S", 0.01)
     good = listener("good", backend="local_disk", path=str(tmp_path / "good"))
     broken = listener("broken", backend="local_disk", path=str(tmp_path / "broken"), credential="not_set")
     asked = 0
@@ -86,7 +86,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
                 replayed.put_nowait(plan.message_id)
             return [RunDispatchResult("started", 8)] * len(plans)
 
-    caplog.set_level(logging.WARNING, "tape.subscriptions.ingress.spooled")
+    caplog.set_level(logging.WARNING, "tape.subscriptions.ingress.spooling_dispatch")
     after = SpoolingDispatch(away, Replaying, emit, reveal, Metrics())
     after.recover(Known(broken, good))
     async with asyncio.timeout(120):
@@ -94,5 +94,5 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
         while asked < 3:
             await asyncio.sleep(0.01)
     await after.close()
-    emitted = [record.getMessage() for record in caplog.records if "cannot be looked at" in record.getMessage()]
-    assert emitted == ["The spool of broken cannot be looked at yet, trying again: The wallet has no secret 'not_set'."]
+    emitted = [record.getMessage() for record in caplog.records if "cannot be opened yet" in record.getMessage()]
+    assert emitted == ["The spool of broken cannot be opened yet, retrying: The wallet has no secret 'not_set'."]
