@@ -375,6 +375,13 @@ class MissingIdentity(TapeError):
         self.missing = list(missing)
 
 
+class RequestConflict(TapeError):
+    """A request id was used before, for other content."""
+
+    code = "TAPE-1762"
+    status = "ALREADY_EXISTS"
+
+
 class SessionExists(TapeError):
     """A session was to be created, and one with that id is there already."""
 

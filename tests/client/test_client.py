@@ -55,7 +55,7 @@ class Flaky:
         self.failures = failures
         self.requests: list[str] = []
 
-    async def __call__(self, drafts: object, request_id: str) -> list[int]:
+    async def __call__(self, drafts: object, request_id: str, first_write_wins: bool) -> list[int]:
         self.requests.append(request_id)
         if len(self.requests) <= self.failures:
             raise StoreUnavailable("for a moment")

@@ -97,14 +97,17 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
             fields.setdefault("cause", trace.cause)
         return (await self.append_many([Draft(subject=subject, payload_json=to_json(payload), **fields)]))[0]
 
-    async def append_many(self, drafts: Sequence[Draft], *, request_id: str = "") -> list[int]:
+    async def append_many(
+        self, drafts: Sequence[Draft], *, request_id: str = "", first_write_wins: bool = False
+    ) -> list[int]:
         """Append drafts, all or none, with consecutive `global_seq`s, which it returns.
 
         With a `request_id` of your own you may retry after a failure, for a day and from any process, without
-        appending them twice.
+        appending them twice. The same id with other content is a RequestConflict, or, if `first_write_wins`, gets the
+        answer of the first.
         """
         if request_id:
-            return await self._batcher.send_with_retry(drafts, request_id)
+            return await self._batcher.send_with_retry(drafts, request_id, first_write_wins)
         return await self._batcher.append(drafts)
 
     async def head(self) -> pb.JournalHead:
@@ -236,8 +239,8 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
             move.cause = trace.cause
         return await self._advances.send(move)
 
-    async def _send(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
-        request = pb.AppendRequest(request_id=request_id)
+    async def _send(self, drafts: Sequence[Draft], request_id: str, first_write_wins: bool) -> list[int]:
+        request = pb.AppendRequest(request_id=request_id, first_write_wins=first_write_wins)
         for draft in drafts:
             add_draft(request, draft)
         return await self._appends.send(request)

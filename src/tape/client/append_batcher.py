@@ -17,7 +17,7 @@ RETRY = RetryPolicy(max_attempts=4, initial_interval_s=0.05, jitter=0.5)
 # Errors after which nothing was written, because of one draft.
 REJECTED = (InvalidInput, ScopeRequired)
 
-Send = Callable[[Sequence[Draft], str], Awaitable[list[int]]]
+Send = Callable[[Sequence[Draft], str, bool], Awaitable[list[int]]]
 
 
 class AppendBatcher:
@@ -58,6 +58,10 @@ class AppendBatcher:
             call.answer(seqs[start : start + call.count])
             start += call.count
 
-    async def send_with_retry(self, drafts: Sequence[Draft], request_id: str) -> list[int]:
+    async def send_with_retry(
+        self, drafts: Sequence[Draft], request_id: str, first_write_wins: bool = False
+    ) -> list[int]:
         """Send one request, up to 4 times while the error is retryable."""
-        return await retry_async(lambda: self._send(drafts, request_id), RETRY, can_retry=is_retryable)
+        return await retry_async(
+            lambda: self._send(drafts, request_id, first_write_wins), RETRY, can_retry=is_retryable
+        )

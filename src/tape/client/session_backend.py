@@ -169,7 +169,7 @@ class ServerBackend:
         """Append a batch. Its request id says which entries it is, so that sending it again appends nothing twice."""
         client = self._connected()
         try:
-            client.append_many(list(map(self._draft, batch)), request_id=self._request_id(batch))
+            client.append_many(list(map(self._draft, batch)), request_id=self._request_id(batch), first_write_wins=True)
         except (InvalidInput, ScopeRequired) as error:
             if len(batch) == 1:  # the server will never take it, and those after it must not wait for that
                 self.refused.append(batch[0])

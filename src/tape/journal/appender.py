@@ -19,6 +19,9 @@ from tape.store import Reader, Transaction
 MAX_CACHED_RUNS = 20_000
 
 
+_REQUEST_COLUMNS = ("request_id", "tenant", "first_global_seq", "entries", "ts_ms", "digest")
+
+
 class Head(msgspec.Struct, frozen=True, gc=False):
     """Both ends of the journal. `anchor` is the chain value just before the oldest entry."""
 
@@ -50,7 +53,7 @@ class Appender:
         self._run_seqs = self._cached_run_seqs(head)
         self._undo: list[tuple[str, int]] = []
         self._entries: list[Entry] = []
-        self._requests: list[tuple[str, int, int, int]] = []
+        self._requests: list[tuple[str, str, int, int, int, bytes]] = []
         self._causes: list[tuple[int, str]] = []
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
@@ -104,9 +107,9 @@ class Appender:
         self._entries += entries
         return entries
 
-    def record_request(self, request_id: str, first_global_seq: int, entries: int) -> None:
+    def record_request(self, request_id: str, tenant: str, answer: range, digest: bytes) -> None:
         """Keep the answer to a request, in case it is repeated."""
-        self._requests.append((request_id, first_global_seq, entries, self._ts_ms))
+        self._requests.append((request_id, tenant, answer.start, len(answer), self._ts_ms, digest))
 
     @property
     def global_seq(self) -> int:
@@ -152,7 +155,7 @@ class Appender:
         if not self._entries:
             return
         tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
-        tx.insert("tape_append_requests", ("request_id", "first_global_seq", "entries", "ts_ms"), self._requests)
+        tx.insert("tape_append_requests", _REQUEST_COLUMNS, self._requests)
         if self._causes:
             tx.insert("tape_entry_causes", ("global_seq", "reaction_id"), self._causes)
         touched = {entry.run_id for entry in self._entries}

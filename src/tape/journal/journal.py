@@ -1,14 +1,15 @@
-"""The journal as the rest of the house uses it: append durably, know its ends."""
+"""Appending to the journal, durably and once per request id; both ends of the journal."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.errors import InvalidInput, PayloadTooLarge
+from tape.errors import InvalidInput, PayloadTooLarge, RequestConflict
 from tape.journal.appender import Appender, Head, read_head
 from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
 from tape.model.reserved import refuse_reserved
@@ -24,10 +25,19 @@ Screen = Callable[[Sequence[Draft]], Awaitable[list[Draft]]]
 
 
 class AppendRequest(msgspec.Struct, frozen=True):
-    """Drafts to append together, all or none. A request id makes a repetition harmless."""
+    """Drafts to append together, all or none. A request id, unique in its tenant, makes a repetition harmless.
+
+    With a digest, a repetition must have the same content; without one the first write wins.
+    """
 
     drafts: list[Draft]
     request_id: str = ""
+    digest: bytes = b""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that the request id belongs to."""
+        return self.drafts[0].tenant
 
 
 class Journal:
@@ -39,25 +49,36 @@ class Journal:
         # What drafts go through before they are stored, if anything.
         self.screen: Screen | None = None
 
-    async def append(self, drafts: Sequence[Draft], *, request_id: str = "", of_client: bool = False) -> range:
+    async def append(
+        self,
+        drafts: Sequence[Draft],
+        *,
+        request_id: str = "",
+        of_client: bool = False,
+        first_write_wins: bool = False,
+    ) -> range:
         """Append drafts in one operation; the `global_seq`s they got, once that is durable.
 
         All or none: a bad draft refuses the whole request before anything is written. Drafts of a client cannot be of
-        a reserved kind.
+        a reserved kind. A known request id with other content is a RequestConflict, unless the first write wins.
         """
         check_id("request_id", request_id)
+        digest = b"" if first_write_wins or not request_id else _digest(drafts)
         good = await self._prepared(drafts, of_client)
-        return await self._submit(AppendRequest(good, request_id))
+        return await self._submit(AppendRequest(good, request_id, digest))
 
     async def append_each(
         self, drafts: Sequence[Draft], request_ids: Sequence[str], *, of_client: bool = False
     ) -> list[int]:
         """Append drafts in order, each with a request id of its own: those that were appended before are not again.
 
-        A bad draft refuses all of them before anything is written.
+        A bad draft refuses all of them before anything is written. Of Tape's own drafts the first write wins.
         """
+        digests = [_digest([draft]) if of_client else b"" for draft in drafts]
         good = await self._prepared(drafts, of_client)
-        requests = (AppendRequest([draft], key) for draft, key in zip(good, request_ids, strict=True))
+        requests = (
+            AppendRequest([draft], key, digest) for draft, key, digest in zip(good, request_ids, digests, strict=True)
+        )
         answers = await asyncio.gather(*map(self._submit, requests), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -86,32 +107,52 @@ class Journal:
                 f"{len(request.drafts)} drafts have about {size} bytes together; this server takes"
                 f" {self.database.max_operation_bytes} at once (queue_bytes). Append them in several requests."
             )
-        return await self.database.write_bulk(append_requests, request, size)
+        answer = await self.database.write_bulk(append_requests, request, size)
+        if isinstance(answer, RequestConflict):
+            raise answer
+        return answer
 
     async def head(self) -> Head:
         """Both ends of the journal."""
         return await self.database.read(read_head)
 
 
-def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[range]:
-    """Append several requests at once; those that were carried out before get their old answer."""
+def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[range | RequestConflict]:
+    """Append several requests at once; those that were carried out before get their old answer, or a conflict."""
     done = _find_answers(tx, [request.request_id for request in requests if request.request_id])
     appender = tx.enlist(Appender)
     drafts: list[Draft] = []
     start = appender.global_seq + 1
-    answers: list[range] = []
+    answers: list[range | RequestConflict] = []
     for request in requests:
-        if (answer := done.get(request.request_id)) is not None:
-            answers.append(answer)
+        key = (request.tenant, request.request_id)
+        if request.request_id and (known := done.get(key) or done.get((None, request.request_id))) is not None:
+            answers.append(known.answer_to(request))
             continue
         answer = range(start + len(drafts), start + len(drafts) + len(request.drafts))
         drafts += request.drafts
         answers.append(answer)
         if request.request_id:
-            done[request.request_id] = answer
-            appender.record_request(request.request_id, answer.start, len(answer))
+            done[key] = _Answered(answer, request.digest)
+            appender.record_request(request.request_id, request.tenant, answer, request.digest)
     appender.append(drafts)
     return answers
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    """A request that was carried out."""
+
+    global_seqs: range
+    digest: bytes
+
+    def answer_to(self, request: AppendRequest) -> range | RequestConflict:
+        """The recorded answer, if the content is the same as far as both sides know it."""
+        if self.digest and request.digest and self.digest != request.digest:
+            return RequestConflict(
+                f"request_id {request.request_id!r} was used for other content (global_seq {self.global_seqs.start});"
+                " nothing was written. Use a new request_id for new content."
+            )
+        return self.global_seqs
 
 
 def delete_expired_requests(tx: Transaction) -> int:
@@ -120,12 +161,23 @@ def delete_expired_requests(tx: Transaction) -> int:
     return tx.execute("DELETE FROM tape_append_requests WHERE ts_ms < ?", before)
 
 
-def _find_answers(tx: Transaction, request_ids: list[str]) -> dict[str, range]:
+def _find_answers(tx: Transaction, request_ids: list[str]) -> dict[tuple[str | None, str], _Answered]:
+    """Known requests by tenant and id; those from before ids had tenants answer any, under None."""
     if not request_ids:
         return {}
     condition, values = tx.is_any("request_id", request_ids)
     rows = tx.query(
-        f"SELECT request_id, first_global_seq, entries FROM tape_append_requests WHERE {condition}",
+        "SELECT request_id, tenant, first_global_seq, entries, digest, any_tenant FROM tape_append_requests"
+        f" WHERE {condition}",
         values,
     )
-    return {request_id: range(first, first + entries) for request_id, first, entries in rows}
+    return {
+        (None if any_tenant else tenant, request_id): _Answered(range(first, first + entries), bytes(digest))
+        for request_id, tenant, first, entries, digest, any_tenant in rows
+    }
+
+
+def _digest(drafts: Sequence[Draft]) -> bytes:
+    """What the content of a request is recognized by: never its time, trace or identity."""
+    content = [(draft.subject, draft.run_id, draft.payload_json) for draft in drafts]
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()

@@ -138,7 +138,7 @@ class RemoteHost:
             session=self._run.subscription,
             **current_trace()._asdict(),
         )
-        await self._client.append_many([draft], request_id=key)
+        await self._client.append_many([draft], request_id=key, first_write_wins=True)
 
     async def load(self, path: str) -> Playbook:
         """A playbook of the catalog, as it is now."""

@@ -1459,12 +1459,14 @@ class Draft(_message.Message):
     def __init__(self, subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., kind: _Optional[str] = ..., run_id: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
-    __slots__ = ("drafts", "request_id")
+    __slots__ = ("drafts", "request_id", "first_write_wins")
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_WRITE_WINS_FIELD_NUMBER: _ClassVar[int]
     drafts: _containers.RepeatedCompositeFieldContainer[Draft]
     request_id: str
-    def __init__(self, drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    first_write_wins: bool
+    def __init__(self, drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., request_id: _Optional[str] = ..., first_write_wins: bool = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("global_seqs",)

@@ -49,7 +49,9 @@ class SettingAside:
         if self._place.startswith("/tape/"):
             self._client = self._client or TapeClient(self._url)
             draft = Draft(subject=self._place, payload_json=text, run_id=f"dead:{entry.run_id}"[:120])
-            self._client.append_many([draft], request_id=f"dead:{self._place}:{entry.global_seq}")
+            self._client.append_many(
+                [draft], request_id=f"dead:{self._place}:{entry.global_seq}", first_write_wins=True
+            )
             return
         write_letters(self._place, [text])
 

@@ -50,7 +50,7 @@ class JournalService:
             cause = {"cause": trace.cause} if trace.cause else {}
             whole = trace._asdict() if trace.trace_id else cause
             drafts = [msgspec.structs.replace(draft, **(cause if draft.trace_id else whole)) for draft in drafts]
-        global_seqs = await self._journal.append(drafts, request_id=request.request_id, of_client=True)
+        global_seqs = await self._append(request, drafts)
         return pb.AppendResponse(global_seqs=global_seqs)
 
     async def append_stream(
@@ -83,9 +83,19 @@ class JournalService:
         for answers in self._append_streams:
             answers.put_nowait(None)
 
+    async def _append(self, request: pb.AppendRequest, drafts: list[Draft]) -> range:
+        return await self._journal.append(
+            drafts, request_id=request.request_id, of_client=True, first_write_wins=request.first_write_wins
+        )
+
     async def _answer(self, request: pb.AppendRequest) -> pb.AppendReply:
         try:
-            global_seqs = await self._journal.append(to_drafts(request), request_id=request.request_id, of_client=True)
+            global_seqs = await self._journal.append(
+                to_drafts(request),
+                request_id=request.request_id,
+                of_client=True,
+                first_write_wins=request.first_write_wins,
+            )
         except TapeError as error:
             return pb.AppendReply(error_code=error.code, error_message=str(error))
         except Exception:

@@ -13,6 +13,7 @@ from tape.errors import (
     PayloadTooLarge,
     RedactionFailed,
     RequestTooLarge,
+    ReservedKind,
     ScopeRequired,
     SessionOutOfReach,
     TapeError,
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 INTERNAL_ERROR = "Internal error; the server's log has the details."
 
 _BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
+    ReservedKind: (403, "reserved_kind"),
     InvalidRequest: (400, "invalid_request"),
     RequestTooLarge: (413, "request_too_large"),
     PayloadTooLarge: (413, "request_too_large"),
@@ -34,6 +36,7 @@ _BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
     RedactionFailed: (422, "payload_invalid"),
 }
 _BY_STATUS = {
+    "ALREADY_EXISTS": (409, "conflict"),
     "INVALID_ARGUMENT": (400, "invalid_request"),
     "OUT_OF_RANGE": (400, "invalid_request"),
     "NOT_FOUND": (404, "not_found"),
