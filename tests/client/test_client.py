@@ -72,7 +72,7 @@ async def test_a_retry_repeats_the_request_id_so_that_nothing_is_appended_twice(
 async def test_an_unclear_failure_is_not_sent_again_under_a_new_id() -> None:
     requests: list[str] = []
 
-    async def broken(drafts: object, request_id: str) -> list[int]:
+    async def broken(drafts: object, request_id: str, first_write_wins: bool) -> list[int]:
         requests.append(request_id)
         raise RpcFailed("nobody knows whether it was carried out")
 
