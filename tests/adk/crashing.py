@@ -32,7 +32,7 @@ import tape
 from tape.adk import DurableRunner, TapePlugin, TapeSessionService
 from tape.client import AsyncTapeClient
 from tape.client.channel import Channel
-from tape.client.rpcs import Unary
+from tape.client.rpcs import UnaryRpc
 from tests.adk.scripted import Scripted, calls, message, says, texts
 
 USER = "ann"
@@ -120,7 +120,7 @@ def kill_at(which: int | str, moment: str, world: World) -> None:
     count = 0
     decisions: Counter[str] = Counter()
 
-    async def counted(self: Channel, rpc: Unary[Any, Any], request: Any, **more: Any) -> Any:
+    async def counted(self: Channel, rpc: UnaryRpc[Any, Any], request: Any, **more: Any) -> Any:
         nonlocal count
         name = rpc.name
         count += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message_factory import GetMessageClass
 
 from tape.client import rpcs
-from tape.client.rpcs import BidiStream, Rpc, ServerStream, Unary
+from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
 from tape.proto import tape_pb2 as pb
 
 
@@ -15,7 +15,7 @@ def test_every_rpc_of_the_proto_is_listed_with_its_kind_and_its_messages() -> No
     assert set(listed) == {method.name for method in methods}
     for method in methods:
         rpc = listed[method.name]
-        kind = BidiStream if method.client_streaming else ServerStream if method.server_streaming else Unary
+        kind = BidiStreamRpc if method.client_streaming else ServerStreamRpc if method.server_streaming else UnaryRpc
         assert type(rpc) is kind
         assert rpc.request is GetMessageClass(method.input_type)
         assert rpc.response is GetMessageClass(method.output_type)

@@ -38,13 +38,13 @@ from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
 from tape.durable.declaration import EffectMeta, meta_of
 from tape.durable.effect_call import ATTRIBUTE, EffectCall, enter, find_call
+from tape.durable.effect_execution import BegunEffect
 from tape.durable.lease import DEFAULT_TTL_MS
-from tape.durable.perform import Underway
 from tape.durable.server_retry import call_with_retry
 from tape.errors import BudgetExceeded, EffectFailed
 
 # Where a tool context carries the effect that is to be settled after its call.
-_UNDERWAY = "_tape_underway"
+_BEGUN_EFFECT = "_tape_begun_effect"
 
 
 class TapePlugin(BasePlugin):
@@ -241,13 +241,13 @@ class TapePlugin(BasePlugin):
             root.counts[place.decision_index, meta.name] = place.call_index
             _enter(tool_context, root)
             return None
-        underway = await asyncio.to_thread(Underway.begin, meta, root, tool_args, call_index=place.call_index)
-        _enter(tool_context, underway.call)
-        if underway.is_to_be_done:
-            setattr(tool_context, _UNDERWAY, underway)
+        begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, root, tool_args, call_index=place.call_index)
+        _enter(tool_context, begun_effect.call)
+        if begun_effect.is_to_be_performed:
+            setattr(tool_context, _BEGUN_EFFECT, begun_effect)
             return None
         try:
-            recorded = underway.outcome()
+            recorded = begun_effect.outcome()
         except EffectFailed as failure:
             return await _answer_for_failed(failure, tool, tool_args, tool_context)
         result = result_from_record(recorded, tool_context)
@@ -258,13 +258,13 @@ class TapePlugin(BasePlugin):
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any
     ) -> dict[str, Any] | None:
         """Settle the effect with the tool's result and what it did to the state."""
-        underway: Underway | None = getattr(tool_context, _UNDERWAY, None)
+        begun_effect: BegunEffect | None = getattr(tool_context, _BEGUN_EFFECT, None)
         actions = tool_context.actions
-        if underway is None or actions.requested_tool_confirmations or actions.requested_auth_configs:
+        if begun_effect is None or actions.requested_tool_confirmations or actions.requested_auth_configs:
             return None  # it was answered from the record, or asks for leave and has not acted
-        setattr(tool_context, _UNDERWAY, None)
+        setattr(tool_context, _BEGUN_EFFECT, None)
         mine = result_to_record(result, actions)
-        recorded = await asyncio.to_thread(underway.confirm, mine)
+        recorded = await asyncio.to_thread(begun_effect.confirm, mine)
         if recorded == mine:
             return None
         return result_from_record(recorded, tool_context)  # somebody was faster: what is on record counts
@@ -277,10 +277,10 @@ class TapePlugin(BasePlugin):
         if drive is None or not isinstance(error, Exception):
             return
         drive.broke(tool_context.function_call_id)
-        underway: Underway | None = getattr(tool_context, _UNDERWAY, None)
-        if underway is not None:
-            setattr(tool_context, _UNDERWAY, None)
-            setattr(error, MEANING, await asyncio.to_thread(underway.fail, error))
+        begun_effect: BegunEffect | None = getattr(tool_context, _BEGUN_EFFECT, None)
+        if begun_effect is not None:
+            setattr(tool_context, _BEGUN_EFFECT, None)
+            setattr(error, MEANING, await asyncio.to_thread(begun_effect.fail, error))
 
 
 def _recall(drive: Drive, branch: str | None) -> LlmResponse | None:

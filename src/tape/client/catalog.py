@@ -43,7 +43,7 @@ class CatalogCalls(ChannelCalls):
         dedup_key: str = "",
         dedup_window_secs: int = 0,
     ) -> pb.ExecutionResult:
-        """Start a playbook on its pool, or find the run that `dedup_key` has already; raises what is wrong."""
+        """Start a playbook on its pool, or find the run that has the `dedup_key`; raises the error of its result."""
         execution = pb.Execution(
             path=path,
             payload_json=to_json(payload),

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 from tape.client.credentials import Credentials
-from tape.client.rpcs import BidiStream, Rpc, ServerStream, Unary
+from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
 from tape.errors import InvalidConfig, NotServed, RpcFailed, ServerUnreachable, TapeError, all_errors
 
 DEFAULT_URL = "tape://localhost:7878"
@@ -98,7 +98,7 @@ class Channel:
 
     async def call(
         self,
-        rpc: Unary[Request, Response],
+        rpc: UnaryRpc[Request, Response],
         request: Request,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Response:
@@ -111,7 +111,7 @@ class Channel:
 
     async def stream(
         self,
-        rpc: ServerStream[Request, Response],
+        rpc: ServerStreamRpc[Request, Response],
         request: Request,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncIterator[Response]:
@@ -126,7 +126,7 @@ class Channel:
             call.cancel()
 
     async def converse(
-        self, rpc: BidiStream[Request, Response], requests: AsyncIterator[Request]
+        self, rpc: BidiStreamRpc[Request, Response], requests: AsyncIterator[Request]
     ) -> AsyncIterator[Response]:
         """Make a bidirectional call that sends what `requests` yields; leaving the loop cancels it."""
         call = self._bound(rpc)(requests, metadata=await self._metadata())
@@ -138,7 +138,7 @@ class Channel:
         finally:
             call.cancel()
 
-    async def open_stream(self, rpc: BidiStream[Request, Response]) -> StreamCall[Request, Response]:
+    async def open_stream(self, rpc: BidiStreamRpc[Request, Response]) -> StreamCall[Request, Response]:
         """Open a bidirectional call for the caller to write to and read from."""
         call: StreamCall[Request, Response] = self._bound(rpc)(metadata=await self._credentials.metadata())
         return call
@@ -161,9 +161,9 @@ class Channel:
         call = self._calls.get(rpc)
         if call is None:
             match rpc:
-                case Unary():
+                case UnaryRpc():
                     kind = self._channel.unary_unary
-                case ServerStream():
+                case ServerStreamRpc():
                     kind = self._channel.unary_stream
                 case _:
                     kind = self._channel.stream_stream

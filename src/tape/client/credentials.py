@@ -1,4 +1,4 @@
-"""What a client proves itself with: a token of its own, or Google's for an audience."""
+"""Credentials of a client: a token, or Google's identity token for an audience."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _fetch(audience: str) -> str:
 
 
 def _expiry(token: str) -> float:
-    """When a token ends, by its own words; they are not checked here, that is the server's part."""
+    """The expiry of a token by its `exp` claim. The server verifies the token; this does not."""
     try:
         body = token.split(".")[1]
         return float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])

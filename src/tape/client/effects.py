@@ -27,7 +27,7 @@ class EffectCalls(ChannelCalls):
         connector: str = "",
         scope: str = "",
     ) -> pb.BeginEffectResponse:
-        """Begin an effect before it is carried out."""
+        """Record an effect as PENDING before it is performed; one that exists is returned with its outcome."""
         request = pb.BeginEffectRequest(
             run_id=run_id,
             decision_index=decision_index,
@@ -46,7 +46,7 @@ class EffectCalls(ChannelCalls):
     async def complete_effect(
         self, *, run_id: str, idempotency_key: str, status: int | str, response_json: str = "", error_json: str = ""
     ) -> pb.EffectRecord:
-        """Say how an effect went."""
+        """Settle a pending effect."""
         request = pb.CompleteEffectRequest(
             run_id=run_id,
             idempotency_key=idempotency_key,
@@ -57,7 +57,7 @@ class EffectCalls(ChannelCalls):
         return await self._channel.call(rpcs.COMPLETE_EFFECT, request)
 
     async def get_effect(self, *, run_id: str, idempotency_key: str) -> pb.GetEffectResponse:
-        """An effect, if it was begun."""
+        """An effect, if it exists."""
         request = pb.GetEffectRequest(run_id=run_id, idempotency_key=idempotency_key)
         return await self._channel.call(rpcs.GET_EFFECT, request)
 
@@ -70,7 +70,7 @@ class EffectCalls(ChannelCalls):
         response_json: str = "",
         error_json: str = "",
     ) -> pb.EffectRecord:
-        """Decide what became of an effect that was left open."""
+        """Settle an effect whose outcome was left open."""
         request = pb.ReconcileEffectRequest(
             run_id=run_id,
             idempotency_key=idempotency_key,
@@ -83,7 +83,7 @@ class EffectCalls(ChannelCalls):
     async def list_effects_to_dispatch(
         self, *, now_ms: int = 0, connector: str = "", limit: int = 200
     ) -> pb.ListEffectsToDispatchResponse:
-        """Outbox effects that are due and unclaimed."""
+        """Outbox effects that are due and unclaimed, the longest due first."""
         request = pb.ListEffectsToDispatchRequest(now_ms=now_ms, connector=connector, limit=limit)
         return await self._channel.call(rpcs.LIST_EFFECTS_TO_DISPATCH, request)
 
@@ -132,7 +132,7 @@ class EffectCalls(ChannelCalls):
         compensate_on_duplicate_kind: str = "",
         claimer: str = "",
     ) -> pb.EffectRecord:
-        """Record what the outside world shows about an effect."""
+        """Record what the other side shows about an effect."""
         request = pb.RecordExternalObservationRequest(
             run_id=run_id,
             idempotency_key=idempotency_key,
@@ -148,7 +148,7 @@ class EffectCalls(ChannelCalls):
     async def list_pending_effects(
         self, *, older_than_ms: int = 0, include_pending: bool = True, include_unknown: bool = True, limit: int = 200
     ) -> pb.ListPendingEffectsResponse:
-        """Effects whose outcome nobody knows."""
+        """Open effects, oldest first: UNKNOWN ones, and PENDING ones older than `older_than_ms`."""
         request = pb.ListPendingEffectsRequest(
             older_than_ms=older_than_ms, include_pending=include_pending, include_unknown=include_unknown, limit=limit
         )
@@ -164,7 +164,7 @@ class EffectCalls(ChannelCalls):
         compensator_ref: str = "",
         max_attempts: int = 0,
     ) -> pb.ObligationRecord:
-        """Take on an obligation."""
+        """Register an obligation: what compensates an effect if its run fails."""
         request = pb.RegisterCompensationRequest(
             run_id=run_id,
             effect_key=effect_key,
@@ -194,7 +194,7 @@ class EffectCalls(ChannelCalls):
         include_committed_expired: bool = True,
         only_owed: bool = False,
     ) -> pb.ListUnresolvedObligationsResponse:
-        """Obligations of all runs that somebody should see to."""
+        """Open obligations of all runs."""
         request = pb.ListUnresolvedObligationsRequest(
             limit=limit,
             now_ms=now_ms,
@@ -215,7 +215,7 @@ class EffectCalls(ChannelCalls):
         only_owed: bool = False,
         renew: bool = False,
     ) -> pb.ClaimObligationResponse:
-        """Claim an obligation, or renew a claim; with `only_owed` only if it is its turn."""
+        """Claim an obligation, or renew a claim; with `only_owed` only if it is owed and the newest of its run."""
         request = pb.ClaimObligationRequest(
             run_id=run_id,
             obligation_seq=obligation_seq,
@@ -237,7 +237,7 @@ class EffectCalls(ChannelCalls):
         claimer: str = "",
         uncounted: bool = False,
     ) -> pb.ObligationRecord:
-        """Record an attempt that did not succeed; without a next time it is STUCK."""
+        """Record an attempt that did not succeed; with `next_attempt_at_ms=0` the obligation becomes STUCK."""
         request = pb.RecordObligationAttemptRequest(
             run_id=run_id,
             obligation_seq=obligation_seq,
@@ -259,7 +259,7 @@ class EffectCalls(ChannelCalls):
         settle_run: bool = False,
         claimer: str = "",
     ) -> pb.ObligationRecord:
-        """Settle an obligation; with `settle_run` the run with it, when nothing is left to undo."""
+        """Settle an obligation; with `settle_run` also its run, when no obligation is left."""
         request = pb.ResolveObligationRequest(
             run_id=run_id,
             obligation_seq=obligation_seq,

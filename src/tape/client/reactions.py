@@ -37,7 +37,10 @@ class ReactionCalls(ChannelCalls):
         allow_self: bool = False,
         strict_order: bool = False,
     ) -> pb.Reaction:
-        """Register a reaction, or change the one with its id. A new one begins at the head unless told otherwise."""
+        """Register a reaction, or change the one with its id.
+
+        A new one begins at the head unless `from_global_seq` or `backfill` is set.
+        """
         request = pb.Reaction(
             reaction_id=reaction_id,
             name=name,
@@ -73,12 +76,12 @@ class ReactionCalls(ChannelCalls):
         return await self._channel.call(rpcs.LIST_REACTIONS, request)
 
     async def get_reaction_stats(self, reaction_id: str = "") -> pb.GetReactionStatsResponse:
-        """How one reaction or all stand: lag, tasks by state, predicate errors."""
+        """Statistics of one reaction or of all: lag, tasks by state, predicate errors."""
         request = pb.GetReactionStatsRequest(reaction_id=reaction_id)
         return await self._channel.call(rpcs.GET_REACTION_STATS, request)
 
     async def explain_reaction(self, reaction_id: str, global_seq: int) -> pb.ExplainReactionResponse:
-        """Why a reaction did or did not fire on an entry, and what became of the work."""
+        """Why a reaction did or did not fire on an entry, and the state of its task."""
         request = pb.ExplainReactionRequest(reaction_id=reaction_id, global_seq=global_seq)
         return await self._channel.call(rpcs.EXPLAIN_REACTION, request)
 
@@ -92,7 +95,7 @@ class ReactionCalls(ChannelCalls):
         samples: int = 5,
         bucket_ms: int = 0,
     ) -> pb.TestReactionResponse:
-        """What a pattern and a predicate would have fired on over a stretch of the journal."""
+        """What a pattern and a predicate would have fired on in a range of the journal."""
         request = pb.TestReactionRequest(
             subject_pattern=subject_pattern,
             predicate_cel=predicate_cel,
@@ -116,7 +119,7 @@ class ReactionCalls(ChannelCalls):
         now_ms: int = 0,
         task_ids: Sequence[str] = (),
     ) -> pb.ClaimTasksResponse:
-        """Claim tasks for a while; with `task_ids`, let the lease of these, which the owner holds, begin anew."""
+        """Lease tasks for `lease_ms`; with `task_ids`, renew the owner's leases on these."""
         request = pb.ClaimTasksRequest(
             reaction_id=reaction_id,
             shard=shard,
@@ -129,14 +132,14 @@ class ReactionCalls(ChannelCalls):
         return await self._channel.call(rpcs.CLAIM_TASKS, request)
 
     async def complete_task(self, *, task_id: str, owner: str) -> pb.CompleteTaskResponse:
-        """Say that a claimed task is done."""
+        """Complete a claimed task."""
         request = pb.CompleteTaskRequest(task_id=task_id, owner=owner)
         return await self._channel.call(rpcs.COMPLETE_TASK, request)
 
     async def nack_task(
         self, *, task_id: str, owner: str, error: str = "", permanent: bool = False
     ) -> pb.NackTaskResponse:
-        """Say that a claimed task failed: tried again later, or a dead letter at once if that is permanent."""
+        """Fail a claimed task: it is retried later, or becomes a dead letter at once with `permanent`."""
         request = pb.NackTaskRequest(task_id=task_id, owner=owner, error=error, permanent=permanent)
         return await self._channel.call(rpcs.NACK_TASK, request)
 
@@ -148,7 +151,7 @@ class ReactionCalls(ChannelCalls):
         failed: Iterable[pb.TaskFailure] = (),
         released: Sequence[str] = (),
     ) -> pb.SettleTasksResponse:
-        """Complete, nack and give back many tasks in one step; those that the owner does not hold are refused."""
+        """Complete, nack and release many tasks in one step; tasks that the owner has not leased are rejected."""
         request = pb.SettleTasksRequest(owner=owner, completed=completed, failed=failed, released=released)
         return await self._channel.call(rpcs.SETTLE_TASKS, request)
 
@@ -176,7 +179,7 @@ class ReactionCalls(ChannelCalls):
         everything: bool = False,
         limit: int = 0,
     ) -> pb.RedriveTasksResponse:
-        """Let dead letters be tried again: these, those that fit a filter, or all."""
+        """Redrive dead letters: these, those that match a filter, or all."""
         request = pb.RedriveTasksRequest(task_ids=task_ids, filter=filter, everything=everything, limit=limit)
         return await self._channel.call(rpcs.REDRIVE_TASKS, request)
 
@@ -189,7 +192,7 @@ class ReactionCalls(ChannelCalls):
         limit: int = 0,
         reason: str = "",
     ) -> pb.DropTasksResponse:
-        """Give dead letters up for good: these, those that fit a filter, or all."""
+        """Drop dead letters: these, those that match a filter, or all."""
         request = pb.DropTasksRequest(
             task_ids=task_ids, filter=filter, everything=everything, limit=limit, reason=reason
         )

@@ -34,7 +34,7 @@ class RunCalls(ChannelCalls):
         scopes: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> pb.BeginRunResponse:
-        """Begin a run, or take up the one with the same four ids."""
+        """Begin a run, or resume the one with the same app, user, session and invocation."""
         request = pb.BeginRunRequest(
             app_name=app_name,
             user_id=user_id,
@@ -63,7 +63,7 @@ class RunCalls(ChannelCalls):
         begin: pb.BeginEffectRequest | None = None,
         end: pb.EndRunRequest | None = None,
     ) -> pb.AdvanceRunResponse:
-        """Several steps of a run in one commit, all or none: take its lease, complete effects, begin one, end it.
+        """Several steps of a run in one commit, all or none: renew its lease, complete effects, begin one, end it.
 
         Concurrent callers share messages and commits.
         """
@@ -80,7 +80,7 @@ class RunCalls(ChannelCalls):
     async def resume_run(
         self, *, run_id: str, lease_owner: str = "", lease_ttl_ms: int = 120000, renew: bool = False
     ) -> pb.ResumeRunResponse:
-        """Take a run's lease, or renew it; with `renew` only if it is the caller's still."""
+        """Take a run's lease, or renew it; with `renew` only if the caller still holds it."""
         request = pb.ResumeRunRequest(run_id=run_id, lease_owner=lease_owner, lease_ttl_ms=lease_ttl_ms, renew=renew)
         return await self._channel.call(rpcs.RESUME_RUN, request)
 
@@ -90,7 +90,7 @@ class RunCalls(ChannelCalls):
         return await self._channel.call(rpcs.END_RUN, request)
 
     async def get_run(self, run_id: str) -> pb.RunState:
-        """A run as it stands."""
+        """The current state of a run."""
         request = pb.GetRunRequest(run_id=run_id)
         return await self._channel.call(rpcs.GET_RUN, request)
 
@@ -120,7 +120,7 @@ class RunCalls(ChannelCalls):
     async def list_runs_to_recover(
         self, *, limit: int = 100, now_ms: int = 0, app_name: str = ""
     ) -> pb.ListRunsToRecoverResponse:
-        """Runs that somebody should carry on."""
+        """Runs to resume: runnable, abandoned, or with an answered gate."""
         request = pb.ListRunsToRecoverRequest(limit=limit, now_ms=now_ms, app_name=app_name)
         return await self._channel.call(rpcs.LIST_RUNS_TO_RECOVER, request)
 
@@ -130,7 +130,7 @@ class RunCalls(ChannelCalls):
         return await self._channel.call(rpcs.LIST_COMPACTABLE_RUNS, request)
 
     async def compact_run(self, run_id: str, *, ignore_unowed: bool = False) -> pb.CompactRunResponse:
-        """Blank what a settled run's decisions and effects said."""
+        """Blank the payloads of a settled run's decisions and effects."""
         request = pb.CompactRunRequest(run_id=run_id, ignore_unowed=ignore_unowed)
         return await self._channel.call(rpcs.COMPACT_RUN, request)
 
@@ -145,7 +145,7 @@ class RunCalls(ChannelCalls):
         rationale: str = "",
         policy_version: str = "",
     ) -> pb.DecisionRecord:
-        """Record a decision once; a repeat gets what is there."""
+        """Record a decision once; a repeat returns the recorded one."""
         request = pb.RecordDecisionRequest(
             run_id=run_id,
             decision_index=decision_index,
@@ -158,7 +158,7 @@ class RunCalls(ChannelCalls):
         return await self._channel.call(rpcs.RECORD_DECISION, request)
 
     async def get_decision(self, *, run_id: str, decision_index: int) -> pb.GetDecisionResponse:
-        """A decision, if it was made."""
+        """A decision, if it was recorded."""
         request = pb.GetDecisionRequest(run_id=run_id, decision_index=decision_index)
         return await self._channel.call(rpcs.GET_DECISION, request)
 
@@ -175,12 +175,12 @@ class RunCalls(ChannelCalls):
         return await self._channel.call(rpcs.ADMIT_BUDGET, request)
 
     async def charge_budget(self, *, run_id: str, usd: float = 0.0, tokens: int = 0) -> pb.BudgetState:
-        """Add to what a run has spent."""
+        """Add to a run's spending."""
         request = pb.ChargeBudgetRequest(run_id=run_id, usd=usd, tokens=tokens)
         return await self._channel.call(rpcs.CHARGE_BUDGET, request)
 
     async def await_signal(self, *, run_id: str, gate_name: str, payload_json: str = "") -> pb.AwaitSignalResponse:
-        """The answer of a gate, or the run parks there."""
+        """The answer of a gate; without one the run parks there."""
         request = pb.AwaitSignalRequest(run_id=run_id, gate_name=gate_name, payload_json=payload_json)
         return await self._channel.call(rpcs.AWAIT_SIGNAL, request)
 
@@ -222,13 +222,13 @@ class RunCalls(ChannelCalls):
     async def list_due_timers(
         self, *, now_ms: int = 0, limit: int = 200, claim: bool = False, claimer: str = "", lease_ttl_ms: int = 60000
     ) -> pb.ListDueTimersResponse:
-        """Due timers; a claimed one is nobody else's, and with a claimer it comes again unless it is completed."""
+        """Due timers. `claim` removes them; with a `claimer` they are leased, and redelivered unless completed."""
         request = pb.ListDueTimersRequest(
             now_ms=now_ms, limit=limit, claim=claim, claimer=claimer, lease_ttl_ms=lease_ttl_ms
         )
         return await self._channel.call(rpcs.LIST_DUE_TIMERS, request)
 
     async def complete_timer(self, *, run_id: str, timer_id: str, claimer: str) -> pb.CompleteTimerResponse:
-        """Say that a leased timer has been acted on."""
+        """Complete a leased timer, so that it is not redelivered."""
         request = pb.CompleteTimerRequest(run_id=run_id, timer_id=timer_id, claimer=claimer)
         return await self._channel.call(rpcs.COMPLETE_TIMER, request)

@@ -1,4 +1,4 @@
-"""The server backend: a session in your process, visible to everybody who follows the journal."""
+"""The server backend: mirrors a session of this process to the journal of a server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ServerBackend:
     """Mirrors a tape to a Tape server in the background, many entries a message, in order.
 
     Each entry becomes `/tape/session/<kind>/<session>` in the run `run_id`, its payload the whole entry. A `run_id`
-    that already has entries is continued. While the server is away entries wait, up to `max_pending`; `close()`, and
-    the end of the process, wait up to `close_timeout_s` for them and report what did not arrive.
+    that already has entries is continued. While the server is unavailable entries wait, up to `max_pending`; `close()`,
+    and the end of the process, wait up to `close_timeout_s` for them and report what did not arrive.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class ServerBackend:
 
     @property
     def health(self) -> BackendHealth:
-        """Attempts that failed, entries that wait, entries that the server will never take (see `refused`)."""
+        """Failed attempts, waiting entries, and entries that the server rejected for good (see `refused`)."""
         return BackendHealth(self._failures, len(self._waiting), len(self.refused))
 
-    # ── what a tape calls ────────────────────────────────────────────────────────────────────────
+    # ── called by a tape ────────────────────────────────────────────────────────────────────────
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Put an entry on its way. It is durable on the server after `flush()`."""
+        """Queue an entry. It is durable on the server after `flush()`."""
         with self._changed:
             if len(self._waiting) >= self._max_pending:
                 raise MirrorBehind(f"{len(self._waiting)} entries wait for {self.url}, as many as may (max_pending).")
@@ -100,7 +100,7 @@ class ServerBackend:
         return [entry for entry in entries if entry.get("seq", -1) >= seq]
 
     def head(self) -> int:
-        """The seq after the newest entry that was handed over."""
+        """The seq after the newest entry that was queued."""
         with self._changed:
             if self._waiting:
                 return int(self._waiting[-1]["seq"]) + 1
@@ -110,14 +110,14 @@ class ServerBackend:
         return self._head
 
     def clear(self) -> None:
-        """Go on in a new run. Nothing is removed from the journal."""
+        """Continue in a new run. Nothing is removed from the journal."""
         self.flush()
         self.run_id = f"session-{secrets.token_hex(16)}"
         self._sender = secrets.token_hex(16)
         self._head = 0
 
     def flush(self) -> None:
-        """Return when every entry is durable on the server; after `close_timeout_s` raise what is in the way."""
+        """Return when every entry is durable on the server; after `close_timeout_s` raise MirrorBehind."""
         deadline = time.monotonic() + self._close_timeout
         with self._changed:
             while self._waiting:
@@ -147,7 +147,7 @@ class ServerBackend:
             backoff = Backoff(RETRY)
             while True:
                 try:
-                    self._send(batch)  # the same batch until it is through: its request id stands for it
+                    self._send(batch)  # the same batch until it succeeds: its request id identifies it
                     break
                 except Exception as error:
                     self._note(batch[0], error)
@@ -171,7 +171,7 @@ class ServerBackend:
         try:
             client.append_many(list(map(self._draft, batch)), request_id=self._request_id(batch), first_write_wins=True)
         except (InvalidInput, ScopeRequired) as error:
-            if len(batch) == 1:  # the server will never take it, and those after it must not wait for that
+            if len(batch) == 1:  # rejected for good: the entries after it must not wait
                 self.refused.append(batch[0])
                 self._note(batch[0], error)
                 return

@@ -13,7 +13,7 @@ class SessionCalls(ChannelCalls):
     async def create_session(
         self, *, app_name: str, user_id: str, session_id: str = "", state_json: str = "{}", if_absent: bool = False
     ) -> pb.Session:
-        """Create a session, or replace the state of one; SessionExists if it must not be there and is."""
+        """Create a session, or replace its state; with `if_absent`, SessionExists if it exists."""
         request = pb.CreateSessionRequest(
             app_name=app_name, user_id=user_id, session_id=session_id, state_json=state_json, if_absent=if_absent
         )

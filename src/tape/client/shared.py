@@ -1,4 +1,4 @@
-"""One client per server for code that makes a call now and then."""
+"""One client per server and process, shared by code that makes occasional calls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _lock = threading.Lock()
 
 def shared_client(url: str = DEFAULT_URL) -> TapeClient:
     """This process's client for a server; it stays connected until the process ends."""
-    place = (os.getpid(), url)  # a fork needs a connection of its own
+    key = (os.getpid(), url)  # a forked process needs its own connection
     with _lock:
-        client = _clients.get(place)
+        client = _clients.get(key)
         if client is None:
-            client = _clients[place] = TapeClient(url)
+            client = _clients[key] = TapeClient(url)
         return client
 
 

@@ -1,4 +1,4 @@
-"""The journal over HTTP, as a client should read it: resume after the last id, and say what was missed."""
+"""Reads the journal over HTTP server-sent events: resumes after the last id and reports gaps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tape.errors import HttpFailed, HttpRequestFailed, InvalidConfig, InvalidHtt
 
 log = logging.getLogger(__name__)
 
-_WORTH_WAITING = frozenset({429, 502, 503, 504})
+_RETRYABLE = frozenset({429, 502, 503, 504})
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event of a stream; `sequence` is its place in the journal."""
+    """One event of a stream; `sequence` is its position in the journal."""
 
     type: str
     sequence: int
@@ -37,7 +37,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Something this stream should have had and has not: take a new snapshot of what you keep, then go on.
+    """Entries that the stream could not deliver: take a new snapshot of your state, then continue.
 
     `first`, `last` and `count` are known for entries that were dropped because they were read too slowly; these are
     still on the journal.
@@ -89,7 +89,7 @@ async def stream(
                 if frame.id is not None:
                     position = frame.id
                 if (gap := frame.gap()) is not None:
-                    await _tell(gap, on_gap)
+                    await _report_gap(gap, on_gap)
                 elif frame.is_event:
                     yield msgspec.json.decode(frame.data, type=Event)
             reason = "the server ended the stream"
@@ -112,7 +112,7 @@ async def stream(
         await backoff.wait_async()
 
 
-async def _tell(gap: Gap, on_gap: OnGap | None) -> None:
+async def _report_gap(gap: Gap, on_gap: OnGap | None) -> None:
     log.warning("the stream has a gap: %s", gap)
     if on_gap is not None:
         done = on_gap(gap)
@@ -121,7 +121,7 @@ async def _tell(gap: Gap, on_gap: OnGap | None) -> None:
 
 
 class _TryLater(Exception):
-    """The server refused for now."""
+    """The server rejected the request with a retryable status."""
 
 
 class _Frame(msgspec.Struct):
@@ -161,7 +161,7 @@ class _Target:
         async with open_lines(self._url, {"accept": "text/event-stream", **headers}, OPERATOR) as response:
             if response.status != 200:
                 message = f"The server answered {response.status}: {await response.read_text()}"
-                raise _TryLater(message) if response.status in _WORTH_WAITING else HttpFailed(message)
+                raise _TryLater(message) if response.status in _RETRYABLE else HttpFailed(message)
             frame = _Frame()
             async for line in response.lines():
                 if line:

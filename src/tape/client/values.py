@@ -15,7 +15,7 @@ class ValueCalls(ChannelCalls):
     async def write_value(
         self, *, namespace: str, key: str, value_json: str, if_version: int = -1, writer: str = ""
     ) -> pb.ValueRecord:
-        """Write a value; with `if_version` >= 0 only if that is its current version (0: not there yet)."""
+        """Write a value; with `if_version` >= 0 only if that is its current version (0: it does not exist)."""
         return await self._channel.call(
             rpcs.WRITE_VALUE,
             pb.WriteValueRequest(
@@ -24,7 +24,7 @@ class ValueCalls(ChannelCalls):
         )
 
     async def get_value(self, *, namespace: str, key: str) -> pb.GetValueResponse:
-        """The value as it stands, and whether it is there."""
+        """The current value, and whether it exists."""
         return await self._channel.call(rpcs.GET_VALUE, pb.GetValueRequest(namespace=namespace, key=key))
 
     async def delete_value(self, *, namespace: str, key: str) -> pb.DeleteValueResponse:

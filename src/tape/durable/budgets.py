@@ -14,7 +14,7 @@ KEY = "tape.budget"
 
 @dataclass(frozen=True)
 class Budget:
-    """Caps of a run; 0 is no cap. `usd_per_million_tokens` turns tokens into dollars where nobody else does."""
+    """Caps of a run; 0 is no cap. `usd_per_million_tokens` converts tokens to dollars where no price is reported."""
 
     usd_cap: float = 0.0
     token_cap: int = 0

@@ -1,4 +1,4 @@
-"""Callbacks are given what their parameters name, so that each asks for as much as it needs."""
+"""Calls callbacks with the values that their parameters name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tape.errors import InvalidInput
 
 
 def call_offering(fn: Callable[..., Any], offered: Mapping[str, Any], default: Any = None) -> Any:
-    """Call `fn` with those of the offered values that its parameters name; `**kwargs` takes them all.
+    """Call `fn` with the offered values that its parameters name; `**kwargs` receives all of them.
 
-    A callback whose one required parameter has a name that is not on offer gets `default` there.
+    One required parameter may have another name: it receives `default`.
     """
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -48,17 +48,17 @@ def _give(parameter: inspect.Parameter, value: Any, positional: list[Any], named
 
 
 def names(fn: Callable[..., Any], parameter: str) -> bool:
-    """Whether a callback asks for a value by its name."""
+    """Whether a callback has a parameter of that name."""
     return parameter in inspect.signature(fn).parameters
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """What to call a function in a sentence."""
+    """The name of a function for messages."""
     return getattr(fn, "__qualname__", None) or repr(fn)
 
 
 def finish(value: Any) -> Any:
-    """The result of a callback that may be a coroutine, for code that cannot await it."""
+    """The result of a callback; a coroutine is run to completion."""
     if not inspect.isawaitable(value):
         return value
 
@@ -69,7 +69,7 @@ def finish(value: Any) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(waiting())
-    # A loop runs on this thread already and must not be entered twice: another thread has one of its own.
+    # A loop runs on this thread already: run the coroutine on another thread.
     outcome: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""One call each, on a connection that the process shares: values, signals, timers, and what a tool asks of its run."""
+"""Functions that make one call on a connection shared by the process: values, signals, timers, and a tool's run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tape.proto import tape_pb2 as pb
 def set_value(
     namespace: str, key: str, value: Any, *, if_version: int = -1, writer: str = "", url: str = DEFAULT_URL
 ) -> pb.ValueRecord:
-    """Write a value, anything JSON can say; with `if_version` >= 0 only if that is its version (0: not there yet)."""
+    """Write a JSON value; with `if_version` >= 0 only if that is its current version (0: it does not exist)."""
     return shared_client(url).write_value(
         namespace=namespace, key=key, value_json=_to_json(value), if_version=if_version, writer=writer
     )
 
 
 def get_value(namespace: str, key: str, *, url: str = DEFAULT_URL) -> pb.GetValueResponse:
-    """A value with its version, and whether it is there."""
+    """A value with its version, and whether it exists."""
     return shared_client(url).get_value(namespace=namespace, key=key)
 
 
@@ -48,7 +48,7 @@ def send_signal(
     resolution: Any = None,
     url: str = DEFAULT_URL,
 ) -> pb.SendSignalResponse:
-    """Answer a gate of a run, or of a session's newest run; the first answer stays."""
+    """Answer a gate of a run, or of a session's newest run; later answers are ignored."""
     return shared_client(url).send_signal(
         run_id=run_id,
         app_name=app_name,
@@ -62,7 +62,7 @@ def send_signal(
 def set_timer(
     *, run_id: str, fire_at_ms: int, kind: str, timer_id: str = "", payload: Any = None, url: str = DEFAULT_URL
 ) -> pb.TimerRecord:
-    """Set a timer of a run, or set it anew."""
+    """Set a timer of a run, or replace it."""
     return shared_client(url).set_timer(
         run_id=run_id, fire_at_ms=fire_at_ms, kind=kind, timer_id=timer_id, payload_json=to_json(payload)
     )
@@ -74,7 +74,7 @@ def cancel_timer(*, run_id: str, timer_id: str, url: str = DEFAULT_URL) -> pb.Ca
 
 
 def cancel_run(run_id: str, *, reason: str = "", url: str = DEFAULT_URL) -> pb.EndRunResponse:
-    """Cancel a run: it begins no further effect, and what it owes is undone by the reactors."""
+    """Cancel a run: it begins no further effect, and recovery workers compensate its effects."""
     detail = json.dumps({"reason": reason}) if reason else ""
     return shared_client(url).end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED, detail_json=detail)
 
@@ -83,12 +83,12 @@ def is_cancelled(tool_context: Any, *, url: str = DEFAULT_URL) -> bool:
     """Whether the run that a tool is called in was cancelled: ask now and then in long work."""
     call = call_of(tool_context)
     run = (call.run.client or shared_client(url)).get_run(call.run_id)
-    # While what it did is being undone it is COMPENSATING, and has been cancelled all the same.
+    # A cancelled run is COMPENSATING while its effects are compensated.
     return pb.RUN_STATUS_CANCELLED in (run.status, run.former_status)
 
 
 def heartbeat(tool_context: Any, *, lease_ttl_ms: int = DEFAULT_TTL_MS, url: str = DEFAULT_URL) -> pb.ResumeRunResponse:
-    """Renew the lease of the run that a tool is called in. Runs do so by themselves; this is for those that cannot."""
+    """Renew the lease of the run that a tool is called in. `durable_run` does so in the background."""
     call = call_of(tool_context)
     client = call.run.client or shared_client(url)
     answer: pb.ResumeRunResponse = client.resume_run(

@@ -1,4 +1,4 @@
-"""Declaring what a tool does to the world, and how that is made safe."""
+"""Declaration of effects: what a tool changes outside of the process, and how it is made safe to retry."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tape.base.retry import RetryPolicy
-from tape.durable import perform
 from tape.durable.callback_arguments import call_offering, name_of
 from tape.durable.effect_call import EffectCall, find_call
+from tape.durable.effect_execution import attempt, attempt_async, is_begun, perform, perform_async
 from tape.durable.registry import register_status_check, register_tool_compensator
 from tape.errors import InvalidInput
 
@@ -26,7 +26,7 @@ _META = "__tape_effect__"
 
 @dataclass(frozen=True)
 class EffectMeta:
-    """What was declared of a tool."""
+    """The declaration of a tool."""
 
     name: str
     semantics: str = "idempotent"
@@ -73,7 +73,7 @@ def _check(meta: EffectMeta) -> None:
         return
     if meta.dispatch == "inline":
         raise InvalidInput(
-            f"{meta.name!r} is non_idempotent and inline: after a crash nobody could tell whether it happened."
+            f"{meta.name!r} is non_idempotent and inline: after a crash it is not known whether it happened."
             " Use dispatch='outbox' with a connector, or allow_unsafe=True: it is then never repeated,"
             " and becomes UNKNOWN when its process dies."
         )
@@ -101,19 +101,19 @@ def effect(
     scope: str = "",
     allow_unsafe: bool = False,
 ) -> Callable[..., Any]:
-    """Declare that a function changes the world, and let Tape see to it that a run does so once.
+    """Declare that a function changes something outside of the process, so that a run does so once.
 
-    Within a run the effect is on record before the function is called and settled after it. A re-driven
-    run gets the recorded result and does not act again; one that died in between acts again with the same
-    `idempotency_key(tool_context)`. Outside of a run the function is an ordinary one.
+    Within a run the effect is recorded as pending before the function is called and settled after it. A resumed run
+    gets the recorded result and does not call the function again; if the process died in between, the function is
+    called again with the same `idempotency_key(tool_context)`. Outside of a run nothing is recorded.
 
-    `compensate` undoes it if the run fails, after at most `max_attempts` attempts (0 means 5);
-    `status_check` tells what became of it when nobody knows; `key_from` makes the idempotency key;
+    `compensate` undoes it if the run fails, with at most `max_attempts` attempts (0 means 5);
+    `status_check` finds out whether an effect with unknown outcome happened; `key_from` makes the idempotency key;
     `retry` repeats failed attempts. Callbacks get what their parameters name: the arguments of the function,
     `args`, `result`, `payload`, `idempotency_key`, `run_id`, `effect`.
 
     With `dispatch="outbox"` the function only prepares the request, and a dispatcher sends it through
-    `connector`: the way for what is `non_idempotent`.
+    `connector`. Effects that are `non_idempotent` need it.
     """
 
     def declare(tool: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,7 +159,7 @@ def outbox_tool(
     """Declare a function whose request is sent by the outbox dispatcher, through a connector.
 
     The function prepares the request: what it returns is what the connector gets; None means its arguments.
-    It is called again in a re-drive, so it must not act itself. The run needs the scope, by default one
+    It is called again when the run is resumed, so it must not act itself. The run needs the scope, by default one
     with the connector's name.
     """
     return effect(
@@ -176,16 +176,16 @@ def outbox_tool(
 
 
 def meta_of(tool: Any) -> EffectMeta | None:
-    """What was declared of a function, or of a framework's tool around it; None if nothing was."""
-    for place in (tool, getattr(tool, "func", None), getattr(tool, "fn", None)):
-        meta = getattr(place, _META, None)
+    """The declaration of a function, or of a framework's tool around it; None if it has none."""
+    for candidate in (tool, getattr(tool, "func", None), getattr(tool, "fn", None)):
+        meta = getattr(candidate, _META, None)
         if isinstance(meta, EffectMeta):
             return meta
     return None
 
 
 def effect_meta_of(tool: Any) -> dict[str, Any] | None:
-    """What was declared of a function or tool, as a dict; None if nothing was."""
+    """The declaration of a function or tool as a dict; None if it has none."""
     meta = meta_of(tool)
     if meta is None:
         return None
@@ -229,10 +229,10 @@ def _wrapped(tool: Callable[..., Any], meta: EffectMeta) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             parent, arguments, context = prepared(args, kwargs)
             if parent is None:
-                return await perform.attempt_async(meta, lambda: tool(*args, **kwargs))
-            if perform.is_begun(parent, meta):
-                return await perform.attempt_async(meta, lambda: body(args, kwargs, context, parent))
-            return await perform.perform_async(meta, parent, arguments, lambda call: body(args, kwargs, context, call))
+                return await attempt_async(meta, lambda: tool(*args, **kwargs))
+            if is_begun(parent, meta):
+                return await attempt_async(meta, lambda: body(args, kwargs, context, parent))
+            return await perform_async(meta, parent, arguments, lambda call: body(args, kwargs, context, call))
 
     else:
 
@@ -240,17 +240,17 @@ def _wrapped(tool: Callable[..., Any], meta: EffectMeta) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             parent, arguments, context = prepared(args, kwargs)
             if parent is None:
-                return perform.attempt(meta, lambda: tool(*args, **kwargs))
-            if perform.is_begun(parent, meta):
-                return perform.attempt(meta, lambda: body(args, kwargs, context, parent))
-            return perform.perform(meta, parent, arguments, lambda call: body(args, kwargs, context, call))
+                return attempt(meta, lambda: tool(*args, **kwargs))
+            if is_begun(parent, meta):
+                return attempt(meta, lambda: body(args, kwargs, context, parent))
+            return perform(meta, parent, arguments, lambda call: body(args, kwargs, context, call))
 
     setattr(wrapper, _META, meta)
     return wrapper
 
 
 def _arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """What a tool is called with, by name; its context and the object it is a method of are left out."""
+    """The arguments of a tool by name, without `tool_context`, `self` and `cls`."""
     bound.apply_defaults()
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():

@@ -1,6 +1,6 @@
-"""What differs each time it is asked, asked once per run: a re-driven run gets what it got before.
+"""Non-deterministic values, recorded once per run: a resumed run gets the recorded ones.
 
-Each is recorded as an effect that observes (`det.now`, `det.random`, …), so the journal shows it too.
+Each is an observe-only effect (`det.now`, `det.random`, …), so the journal shows it too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tape.proto import tape_pb2 as pb
 
 
 def now(tool_context: Any, **kw: Any) -> float:
-    """Seconds since 1970, as they were when the run first asked."""
+    """Seconds since 1970 at the run's first call."""
     return float(sample(tool_context, time.time, **_named(kw, "now")))
 
 
@@ -46,10 +46,10 @@ def sample(
     url: str = DEFAULT_URL,
     **fn_kwargs: Any,
 ) -> Any:
-    """What `fn(*fn_args, **fn_kwargs)` gave when the run first came here.
+    """The result of `fn(*fn_args, **fn_kwargs)`, called once per run and recorded.
 
-    Samples are told apart by `name` and by how many of that name came before. The result must be something that
-    JSON can say. `url` is the server of a context that brings no client of its own.
+    Samples are identified by `name` and by the number of earlier samples of that name. The result must be a JSON
+    value. `url` is the server for a context without a client.
     """
     call = call_of(tool_context)
     client = call.run.client or shared_client(url)

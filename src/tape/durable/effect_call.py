@@ -1,4 +1,4 @@
-"""Which effect of which run a piece of code is carrying out."""
+"""The effect that the current code performs, and its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _current: contextvars.ContextVar[EffectCall | None] = contextvars.ContextVar("ta
 
 @dataclass(eq=False)
 class RunHandle:
-    """A run that this process carries on, and the client that speaks for it."""
+    """A run that this process executes, and the client that holds its lease."""
 
     client: Any
     run_id: str
@@ -34,9 +34,9 @@ class RunHandle:
 
 @dataclass(eq=False)
 class EffectCall:
-    """One effect while it is carried out; the run itself when `idempotency_key` is empty.
+    """One effect while it is performed; the run itself when `idempotency_key` is empty.
 
-    Tools that ask for a `tool_context` get one of these where no framework brings its own.
+    Tools with a `tool_context` parameter get one of these where no framework provides its own.
     """
 
     run: RunHandle
@@ -56,37 +56,37 @@ class EffectCall:
         return self.run.run_id
 
     def number_of(self, name: str) -> int:
-        """How many calls of that name came before from here: the same in every re-drive."""
-        place = (self.decision_index, name)
-        self.counts[place] += 1
-        return self.counts[place] - 1
+        """The number of earlier calls of that name from here: the same each time the run is resumed."""
+        counter = (self.decision_index, name)
+        self.counts[counter] += 1
+        return self.counts[counter] - 1
 
     def is_within(self, other: EffectCall) -> bool:
-        """Whether this is done from within another call."""
+        """Whether this call is made from within another one."""
         call: EffectCall | None = self
         while call is not None and call is not other:
             call = call.parent
         return call is other
 
     def inner_key(self, name: str) -> str:
-        """The idempotency key of something done from within this effect.
+        """The idempotency key of an effect performed from within this effect.
 
-        It hangs below the effect's own key: a re-drive that finds the effect confirmed skips what is
-        within, and whoever comes after must not get its number.
+        It extends this effect's key. A resumed run that finds this effect confirmed skips the inner ones, so later
+        calls must not share their numbering.
         """
         return f"{self.idempotency_key or self.run_id}/{name}/{self.number_of(name)}"
 
 
 def find_call(tool_context: Any = None) -> EffectCall | None:
-    """The call that a tool context stands for, or that this code runs in; None outside of a run."""
+    """The call of a tool context, or the current one; None outside of a run."""
     call = tool_context if isinstance(tool_context, EffectCall) else getattr(tool_context, ATTRIBUTE, None)
     current = _current.get()
-    # A tool may pass its context on to another one: what is being carried out there is the inner call.
+    # A tool may pass its context to another tool: the inner call is the current one there.
     return current if call is None or (current is not None and current.is_within(call)) else call
 
 
 def call_of(tool_context: Any) -> EffectCall:
-    """The call that a tool context stands for; NotInRun outside of a run."""
+    """The call of a tool context; NotInRun outside of a run."""
     call = find_call(tool_context)
     if call is None:
         raise NotInRun(
@@ -98,7 +98,7 @@ def call_of(tool_context: Any) -> EffectCall:
 
 @contextmanager
 def within(call: EffectCall) -> Iterator[None]:
-    """Code in this block carries out that call."""
+    """Make a call the current one in this block."""
     token = _current.set(call)
     try:
         yield
@@ -107,17 +107,17 @@ def within(call: EffectCall) -> Iterator[None]:
 
 
 def enter(call: EffectCall) -> None:
-    """Code that follows in this task carries out that call: for frameworks that run each call in a task of its own."""
+    """Make a call the current one for the rest of this task: for frameworks that run each call in its own task."""
     _current.set(call)
 
 
 def idempotency_key(tool_context: Any) -> str:
-    """The key that makes this effect recognisable: give it to the other side, so that it acts once."""
+    """The idempotency key of this effect: send it to the other side, so that it acts once."""
     return call_of(tool_context).idempotency_key
 
 
 def business_key(tool_context: Any) -> str:
-    """The key of this effect in the words of the business, such as an invoice number; "" without one."""
+    """The business key of this effect, such as an invoice number; "" without one."""
     return call_of(tool_context).business_key
 
 
@@ -127,7 +127,7 @@ def effect_semantics(tool_context: Any) -> str:
 
 
 def external_ref(tool_context: Any) -> str:
-    """What the other side calls this effect, if it has been observed; "" otherwise."""
+    """The other side's id of this effect, if it has been observed; "" otherwise."""
     call = call_of(tool_context)
     if not call.external_ref and call.idempotency_key:
         found = call.run.client.get_effect(run_id=call.run_id, idempotency_key=call.idempotency_key)

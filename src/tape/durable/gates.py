@@ -1,4 +1,4 @@
-"""Gates: a run parks until somebody answers, in a second or in a month. No process waits meanwhile."""
+"""Gates: a run parks until its gate is answered, in a second or in a month. No process waits meanwhile."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["AckLost", "gate", "gate_tool"]
 def gate(
     gate_name: str, *, tool_context: Any = None, risk: str = "irreversible", payload: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The answer that was sent to a gate of this run; RunParked as long as there is none.
+    """The answer to a gate of this run; RunParked as long as there is none.
 
-    Whoever decides sees `risk` and `payload` (`tape runs show`). A gate works once per run: asking again gives
-    the same answer. An answer that is not a JSON object comes as `{"value": …}`.
+    `tape runs show` displays `risk` and `payload` to the person who decides. A gate is answered once per run; later
+    calls return the same answer. An answer that is not a JSON object is returned as `{"value": …}`.
     """
     call = call_of(tool_context)
     lease = call.run.lease
@@ -43,7 +43,7 @@ def gate(
 
 
 def gate_tool(gate_name: str, *, risk: str = "irreversible") -> Callable[..., dict[str, Any]]:
-    """A tool that an agent calls to ask for leave: it parks the run at a gate, and returns the answer."""
+    """A tool with which an agent asks for approval: it parks the run at a gate and returns the answer."""
 
     def ask(reason: str = "", tool_context: Any = None) -> dict[str, Any]:
         return gate(gate_name, tool_context=tool_context, risk=risk, payload={"reason": reason} if reason else None)

@@ -1,4 +1,4 @@
-"""A run's lease, renewed in the background for as long as this process carries the run on."""
+"""A run's lease, renewed in the background for as long as this process executes the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Lease:
                     run_id=self._run_id, lease_owner=self.owner, lease_ttl_ms=self.ttl_ms, renew=True
                 )
             except (LeaseHeld, IllegalTransition) as error:
-                # Somebody else carries the run on, or it was ended: the next effect will be told.
+                # Another process has the run, or it was ended: the next call for the run fails with that error.
                 log.warning("the lease on run %s is lost: %s", self._run_id, error)
                 return
             except TapeError as error:

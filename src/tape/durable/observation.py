@@ -1,4 +1,4 @@
-"""Finding out what became of an effect: what a status check may answer, and what that makes of the record."""
+"""Status checks: find out whether an effect with unknown outcome happened, and record the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESOLUTIONS = {
 
 
 def check_status(check: Callable[..., Any], effect: pb.EffectRecord) -> tuple[str, dict[str, Any]] | None:
-    """What a status check says of an effect, in one word, and the response if it has one; None if it cannot tell.
+    """The outcome of an effect by its status check, and the response if there is one; None if it is not known yet.
 
     A check may answer with a dict (it happened, and this is the response), True (it happened), False (it did
     not), None (not known yet), one of confirmed, failed, absent, duplicate, stuck, or an `ObservationResult`.
@@ -58,7 +58,7 @@ def check_status(check: Callable[..., Any], effect: pb.EffectRecord) -> tuple[st
 
 
 def observe_unknown(client: Any, effect: pb.EffectRecord, check: Callable[..., Any] | None) -> pb.EffectRecord | None:
-    """Ask a status check and record what it says; the new record, or None if nothing is known still."""
+    """Run a status check and record its outcome; returns the new record, or None if the outcome is still unknown."""
     observed = check and check_status(check, effect)
     if not observed:
         return None

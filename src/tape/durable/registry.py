@@ -1,4 +1,4 @@
-"""Who undoes an effect and who can tell what became of it, by name: the process that asks may be another one."""
+"""Compensators and status checks by name, so that another process can find those of an effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _status_checks: dict[str, Callable[..., Any]] = {}
 
 
 def compensator_ref_of(fn: Callable[..., Any]) -> str:
-    """The name that an obligation remembers a compensator by: `module:function`."""
+    """The reference that an obligation keeps of a compensator: `module:function`."""
     return f"{getattr(fn, '__module__', '')}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"
 
 
@@ -21,7 +21,7 @@ def register_compensator(name: str, fn: Callable[..., Any]) -> None:
 
 
 def get_compensator(name: str) -> Callable[..., Any] | None:
-    """The compensator of that name, if this process knows it. Nothing is imported on an obligation's word."""
+    """The compensator of that name, if this process registered it. An obligation never makes a process import code."""
     return _compensators.get(name)
 
 
@@ -50,7 +50,7 @@ def get_tool_compensator(tool_name: str) -> dict[str, Any] | None:
 
 
 def register_status_check(tool_name: str, fn: Callable[..., Any]) -> None:
-    """Let `fn` tell what became of a tool's effect whose outcome is not known."""
+    """Let `fn` find out whether a tool's effect with unknown outcome happened."""
     _status_checks[tool_name] = fn
 
 

@@ -1,7 +1,8 @@
-"""Runs of your own code, without any framework: `with tape.durable_run("treasury", …) as run`.
+"""Durable runs of plain Python code: `with tape.durable_run("treasury", …) as run`.
 
-Within the block every `@tape.effect` is recorded, every `run.decide(…)` is made once, and the lease is kept. If the
-process dies, the same block run again by anyone, anywhere, goes the same way and acts where it had not acted.
+Within the block every `@tape.effect` is recorded, every `run.decide(…)` is made once, and the lease is renewed. If the
+process dies, any process can execute the block again: it gets the recorded decisions and results, and performs only
+effects that were not performed.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _LEASE_POLL = RetryPolicy(
     max_attempts=UNLIMITED, initial_interval_s=0.2, max_interval_s=0.2, jitter=0.1, retry_on=(LeaseHeld,)
 )
 
-# Recovery has taken the lease already when it re-drives a run: whoever carries it on does so under that name.
+# Recovery leases a run before it calls the recovery function: the run it resumes adopts that lease owner.
 adopted_owner: contextvars.ContextVar[str] = contextvars.ContextVar("tape_adopted_owner", default="")
 
 
 class DurableRun:
-    """A run that this process carries on; made by `durable_run`, used in a `with` or `async with` block.
+    """A run that this process executes; made by `durable_run`, used in a `with` or `async with` block.
 
-    When the block ends, so does the run: TERMINAL, or FAILED if it raised. It is left to be carried on when it
-    parked at a gate, when an outcome is unknown, when the server is gone, or when the process is told to stop.
+    The run ends with the block: TERMINAL, or FAILED if the block raised. It stays open, to be resumed later, when it
+    parked at a gate, when an outcome is unknown, when the server is unavailable, or when the process is stopped.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class DurableRun:
             self.resumed = begun.resumed
             if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
                 raise RunEnded(
-                    f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: nothing is left to do."
+                    f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: it cannot be resumed."
                 )
             if self._budget is not None:
                 caps = {"usd_cap": self._budget.usd_cap, "token_cap": self._budget.token_cap}
@@ -112,7 +113,7 @@ class DurableRun:
         handle.lease.keep()
 
     def _take(self, client: TapeClient, owner: str) -> pb.BeginRunResponse:
-        """Begin the run, or get its lease from whoever had it, as soon as that has run out."""
+        """Begin the run, or take its lease as soon as that of another process has expired."""
         wanted = {**self._identity, "lease_owner": owner, "lease_ttl_ms": self._lease_ttl_ms}
 
         def begin() -> pb.BeginRunResponse:
@@ -137,7 +138,7 @@ class DurableRun:
             if self._owns_client:
                 handle.client.close()
 
-    # ── what a run can do ────────────────────────────────────────────────────────────────────────
+    # ── operations of a run ────────────────────────────────────────────────────────────────────────
 
     @property
     def run_id(self) -> str:
@@ -146,7 +147,7 @@ class DurableRun:
 
     @property
     def client(self) -> TapeClient:
-        """The client that speaks for the run; it carries the lease."""
+        """The client that holds the lease of the run."""
         client: TapeClient = self._tape_call.run.client
         return client
 
@@ -159,7 +160,7 @@ class DurableRun:
         rationale: str = "",
         policy_version: str = "",
     ) -> Any:
-        """The next decision: what `make()` says the first time, and what is on record ever after."""
+        """The next decision: calls `make()` once and records the result; a resumed run gets the recorded one."""
         if (known := self._next_decision()).found:
             return _decided(known.decision)
         return self._record_decision(finish(make()), model, request, rationale, policy_version)
@@ -216,7 +217,7 @@ def _decided(record: pb.DecisionRecord) -> Any:
 
 
 def ends_run(error: BaseException) -> bool:
-    """Whether an exception is the run's own failure, and not something that keeps it from going on just now."""
+    """Whether an exception fails the run; False for interruptions after which the run can be resumed."""
     if not isinstance(error, Exception) or isinstance(error, RunInterrupted):
         return False
     return not (isinstance(error, TapeError) and error.retryable)
@@ -241,11 +242,11 @@ def durable_run(
     scopes: Sequence[str] | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> DurableRun:
-    """A run to be carried on in a `with` block; the same four ids are the same run, however often.
+    """Begin or resume a run in a `with` block; app, user, session and invocation identify it.
 
     Without an `invocation_id` it is a new run each time. A `client` of yours should have a `lease_owner`.
-    RunEnded if the run is over already. LeaseHeld if another process has it; one that died has it until its lease
-    runs out, and `lease_wait_s` waits for that.
+    Raises RunEnded if the run has ended, and LeaseHeld if another process has leased it. The lease of a process that
+    died expires after its `lease_ttl_ms`; `lease_wait_s` waits for that.
     """
     identity = {
         "app_name": app_name,
@@ -266,7 +267,7 @@ def durable_run(
 
 
 def continue_run(run: pb.RunState, *, url: str = DEFAULT_URL, client: TapeClient | None = None) -> DurableRun:
-    """A run that was begun before, to be carried on in a `with` block: for `redrive_fn` of recovery."""
+    """Resume an existing run in a `with` block: for the `redrive_fn` of recovery."""
     return durable_run(
         run.app_name,
         user_id=run.user_id,

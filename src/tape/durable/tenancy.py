@@ -1,4 +1,4 @@
-"""Whom the runs of a process belong to, and how strictly tenants are kept apart."""
+"""The tenant of a process, and how strictly tenants are separated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TenancyConfig:
         return self.mode is TenancyMode.HARD
 
     def warn_if_hard_but_unenforced(self) -> list[str]:
-        """What speaks against the promise of `hard`: sentences, none when all is well."""
+        """Warnings about a `hard` mode that is not enforced; empty if there are none."""
         if not self.is_hard():
             return []
         warnings = []

@@ -1,4 +1,4 @@
-"""The life of one effect: on record before the act, settled after it, never twice."""
+"""Execution of one effect: recorded as pending before the call, settled after it, performed once."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _SEMANTICS = {
 _DISPATCH = {"inline": pb.EFFECT_DISPATCH_MODE_INLINE, "outbox": pb.EFFECT_DISPATCH_MODE_OUTBOX}
 
 
-class Underway:
-    """An effect that was begun. Either it is to be done now, or its outcome is known."""
+class BegunEffect:
+    """An effect that is recorded: it is to be performed now, or its outcome is known."""
 
     def __init__(self, meta: EffectMeta, call: EffectCall, arguments: dict[str, Any], begun: pb.BeginEffectResponse):
         self.meta = meta
@@ -59,11 +59,11 @@ class Underway:
         *,
         call_index: int | None = None,
         key: str = "",
-    ) -> Underway:
-        """Put an effect on record, or find it there.
+    ) -> BegunEffect:
+        """Record an effect as pending, or find the recorded one.
 
-        `call_index` numbers the calls of a tool that one decision asks for, where the caller knows better
-        than to count; `key` is the idempotency key where the place of the call was taken before.
+        `call_index` is the number of the call among the calls of this tool that one decision asks for, if the caller
+        knows it; `key` is the idempotency key, if it was computed before.
         """
         request_json = _to_json(arguments, f"The arguments of {meta.name!r}")
         return cls._begin(meta, parent, arguments, request_json, key or _key(meta, parent, arguments, call_index))
@@ -71,7 +71,7 @@ class Underway:
     @classmethod
     def _begin(
         cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request_json: str, key: str
-    ) -> Underway:
+    ) -> BegunEffect:
         business_key = meta.business_key_for(arguments)
         call = EffectCall(
             parent.run,
@@ -83,8 +83,8 @@ class Underway:
             parent=parent,
         )
         if meta.dispatch == "outbox":
-            _promise_compensation(call, arguments)  # a dispatcher may send it as soon as it is there
-        # The server takes nothing non-idempotent inline; who insists gets it recorded, and never repeated.
+            _register_compensation(call, arguments)  # a dispatcher may send it as soon as it is recorded
+        # The server rejects inline effects that are non-idempotent; with `allow_unsafe` they are never repeated.
         is_unsafe = meta.semantics == "non_idempotent" and meta.dispatch == "inline"
         try:
             begun = call_with_retry(
@@ -103,22 +103,22 @@ class Underway:
         except ScopeDenied as error:
             _drop_compensation(call, "the effect was refused")
             raise ScopeDenied(str(error), scope=meta.scope, tool=meta.name) from error
-        underway = cls(meta, call, arguments, begun)
+        begun_effect = cls(meta, call, arguments, begun)
         if begun.idempotency_key != call.idempotency_key:
-            underway._leave_to_other_run(begun.idempotency_key)
-        elif underway._status == pb.EFFECT_STATUS_UNKNOWN or (is_unsafe and begun.existing):
-            underway._look()
-        if underway.is_to_be_done:
-            _promise_compensation(call, arguments)
-        return underway
+            begun_effect._leave_to_other_run(begun.idempotency_key)
+        elif begun_effect._status == pb.EFFECT_STATUS_UNKNOWN or (is_unsafe and begun.existing):
+            begun_effect._look()
+        if begun_effect.is_to_be_performed:
+            _register_compensation(call, arguments)
+        return begun_effect
 
     @property
-    def is_to_be_done(self) -> bool:
-        """Whether the act is still to be carried out here."""
+    def is_to_be_performed(self) -> bool:
+        """Whether this process is to perform the effect now."""
         return bool(self._status == pb.EFFECT_STATUS_PENDING) and self.meta.dispatch == "inline"
 
     def outcome(self) -> Any:
-        """The recorded result; EffectFailed or EffectUnknown if that is what is on record."""
+        """The recorded result; raises EffectFailed or EffectUnknown if that is the recorded outcome."""
         if self._status == pb.EFFECT_STATUS_CONFIRMED:
             return _from_json(self._response_json, self.meta.result_type)
         if self._status == pb.EFFECT_STATUS_FAILED:
@@ -130,28 +130,26 @@ class Underway:
                 "business_key": self.call.business_key,
             }
         raise EffectUnknown(
-            f"Nobody knows whether the effect {self.call.idempotency_key!r} happened; it is not repeated."
-            " A status check lets a reactor find out; see also: tape effects --unknown"
+            f"It is not known whether the effect {self.call.idempotency_key!r} happened; it is not repeated."
+            " A status check lets a recovery worker find out; see also: tape effects --unknown"
         )
 
     def confirm(self, result: Any) -> Any:
-        """Record that it happened; the result, as every later drive of the run will get it too."""
-        _promise_compensation(self.call, self.arguments, result=result)
+        """Record that it happened; returns the recorded result, which a resumed run gets too."""
+        _register_compensation(self.call, self.arguments, result=result)
         try:
             response_json = "null" if result is None else _to_json(result, f"The result of {self.meta.name!r}")
         except InvalidJson as error:
-            # It did happen, and that must be on record, whatever is wrong with what it returned.
+            # It did happen: record that, even if its result is not JSON.
             self._complete(pb.EFFECT_STATUS_CONFIRMED, response_json=json.dumps({"unrecorded": repr(result)}))
-            raise ResultNotRecorded(
-                f"{error} The effect is confirmed; let it return something JSON can say."
-            ) from error
+            raise ResultNotRecorded(f"{error} The effect is confirmed; let it return a JSON value.") from error
         self._complete(pb.EFFECT_STATUS_CONFIRMED, response_json=response_json)
         return self.outcome()
 
     def fail(self, error: BaseException) -> BaseException:
-        """Record what an exception means for the effect; the exception to raise instead of it."""
+        """Record the failure; returns the exception to raise instead."""
         if isinstance(error, RunInterrupted) or (isinstance(error, TapeError) and error.retryable):
-            return error  # not the effect failed: the run was stopped, and the effect is left as it is
+            return error  # the run was interrupted: the effect stays as it is
         error_json = json.dumps({"type": type(error).__name__, "message": str(error)})
         if isinstance(error, (AckLost, TimeoutError)):
             self._complete(pb.EFFECT_STATUS_UNKNOWN, error_json=error_json)
@@ -174,13 +172,13 @@ class Underway:
         self._take(record)
 
     def _take(self, record: pb.EffectRecord) -> None:
-        """What is on record is what counts, also if somebody else was there first."""
+        """Adopt the recorded outcome, also if another process recorded it first."""
         self._status = record.status
         self._response_json = record.response_json
         self._error_json = record.error_json
 
     def _look(self) -> None:
-        """Ask the status check what became of an effect that an earlier drive left open."""
+        """Run the status check for an effect that an earlier execution left open."""
         client = self.call.run.client
         found = call_with_retry(client.get_effect, run_id=self.call.run_id, idempotency_key=self.call.idempotency_key)
         self._take(found.effect)
@@ -191,25 +189,25 @@ class Underway:
             self._complete(pb.EFFECT_STATUS_UNKNOWN, error_json=json.dumps({"message": "its process died"}))
 
     def _leave_to_other_run(self, key: str) -> None:
-        """The same business was begun by another run: its outcome counts, and it is not done here."""
+        """Another run has the effect with this business key: adopt its outcome, do not perform it again."""
         _drop_compensation(self.call, "another run has the effect")
         self.call.idempotency_key = key
-        if self.is_to_be_done:
+        if self.is_to_be_performed:
             raise EffectUnknown(
-                f"Another run is carrying out {self.meta.name!r} for business key {self.call.business_key!r}"
+                f"Another run performs {self.meta.name!r} for business key {self.call.business_key!r}"
                 f" (effect {key!r}); its outcome is not known yet."
             )
 
 
 def _key(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None = None) -> str:
-    """The idempotency key: what `key_from` says, or the place of the call in the run, as the server writes it."""
+    """The idempotency key: from `key_from`, or from the position of the call in the run, as the server builds it."""
     if meta.key_from is not None:
         return str(call_offering(meta.key_from, {**arguments, "args": arguments}, arguments))
     if parent.idempotency_key:
         return parent.inner_key(meta.name)
-    place = f"decision-{parent.decision_index}" if parent.decision_index >= 0 else "no-decision"
+    decision = f"decision-{parent.decision_index}" if parent.decision_index >= 0 else "no-decision"
     number = parent.number_of(meta.name) if call_index is None else call_index
-    return f"{parent.run_id}/{place}/{meta.name}/{number}"
+    return f"{parent.run_id}/{decision}/{meta.name}/{number}"
 
 
 # ── compensation ─────────────────────────────────────────────────────────────────────────────────
@@ -217,9 +215,9 @@ def _key(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_i
 _NOT_YET = object()
 
 
-def _promise_compensation(call: EffectCall, arguments: dict[str, Any], result: Any = _NOT_YET) -> None:
-    """Register what undoes an effect: before the act, so that no crash can lose it; where the payload is made of
-    the result, between the act and its confirmation."""
+def _register_compensation(call: EffectCall, arguments: dict[str, Any], result: Any = _NOT_YET) -> None:
+    """Register the compensation of an effect: before the call, so that no crash can lose it; if its payload depends on
+    the result, between the call and the confirmation."""
     declared = get_tool_compensator(call.tool_name)
     if declared is None:
         return
@@ -242,7 +240,7 @@ def _promise_compensation(call: EffectCall, arguments: dict[str, Any], result: A
 
 
 def _drop_compensation(call: EffectCall, reason: str) -> None:
-    """What did not happen need not be undone."""
+    """Settle the compensation of an effect that did not happen."""
     if get_tool_compensator(call.tool_name) is None:
         return
     client = call.run.client
@@ -257,13 +255,13 @@ def _drop_compensation(call: EffectCall, reason: str) -> None:
             )
 
 
-# ── a tool, from its call to its result ──────────────────────────────────────────────────────────
+# ── calling a tool ──────────────────────────────────────────────────────────
 
 Body = Callable[[EffectCall], Any]
 
 
 def is_begun(call: EffectCall, meta: EffectMeta) -> bool:
-    """Whether a plugin has begun this very effect already and will settle it; true once per call."""
+    """Whether a plugin has recorded this effect and will settle it; true once per call."""
     if call.is_entered or call.tool_name != meta.name or meta.dispatch == "outbox":
         return False
     call.is_entered = True
@@ -271,51 +269,51 @@ def is_begun(call: EffectCall, meta: EffectMeta) -> bool:
 
 
 def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
-    """Carry out an effect from within a run."""
+    """Perform an effect within a run."""
     if meta.dispatch == "outbox":
         key = _key(meta, parent, arguments)
         with within(parent):
             return _send(meta, parent, arguments, body(parent), key)
-    underway = Underway.begin(meta, parent, arguments)
-    if not underway.is_to_be_done:
-        return underway.outcome()
-    underway.call.is_entered = True
-    with within(underway.call):
+    begun_effect = BegunEffect.begin(meta, parent, arguments)
+    if not begun_effect.is_to_be_performed:
+        return begun_effect.outcome()
+    begun_effect.call.is_entered = True
+    with within(begun_effect.call):
         try:
-            result = attempt(meta, lambda: body(underway.call))
+            result = attempt(meta, lambda: body(begun_effect.call))
         except Exception as error:
-            if (meant := underway.fail(error)) is error:
+            if (failure := begun_effect.fail(error)) is error:
                 raise
-            raise meant from error
-    return underway.confirm(result)
+            raise failure from error
+    return begun_effect.confirm(result)
 
 
 async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
-    """Carry out an effect whose function is a coroutine."""
-    # Calls that run at the same time get their places in the order in which they were made, in every drive.
+    """`perform` for a coroutine function."""
+    # Concurrent calls are numbered in the order in which they were made, also when the run is resumed.
     key = _key(meta, parent, arguments)
     if meta.dispatch == "outbox":
         with within(parent):
             request = await body(parent)
         return await asyncio.to_thread(_send, meta, parent, arguments, request, key)
-    underway = await asyncio.to_thread(Underway.begin, meta, parent, arguments, key=key)
-    if not underway.is_to_be_done:
-        return underway.outcome()
-    underway.call.is_entered = True
-    with within(underway.call):
+    begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, parent, arguments, key=key)
+    if not begun_effect.is_to_be_performed:
+        return begun_effect.outcome()
+    begun_effect.call.is_entered = True
+    with within(begun_effect.call):
         try:
-            result = await attempt_async(meta, lambda: body(underway.call))
+            result = await attempt_async(meta, lambda: body(begun_effect.call))
         except Exception as error:
-            if (meant := await asyncio.to_thread(underway.fail, error)) is error:
+            if (failure := await asyncio.to_thread(begun_effect.fail, error)) is error:
                 raise
-            raise meant from error
-    return await asyncio.to_thread(underway.confirm, result)
+            raise failure from error
+    return await asyncio.to_thread(begun_effect.confirm, result)
 
 
 def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, key: str) -> Any:
-    """Leave a prepared request in the outbox; its outcome if there is one already."""
+    """Put a prepared request into the outbox; returns its outcome if there is one already."""
     request_json = _to_json(arguments if request is None else request, f"The request of {meta.name!r}")
-    return Underway._begin(meta, parent, arguments, request_json, key).outcome()
+    return BegunEffect._begin(meta, parent, arguments, request_json, key).outcome()
 
 
 def attempt(meta: EffectMeta, act: Callable[[], Any]) -> Any:
@@ -332,7 +330,7 @@ def _can_retry(error: Exception) -> bool:
     return not isinstance(error, RunInterrupted)
 
 
-# ── to the record and back ───────────────────────────────────────────────────────────────────────
+# ── JSON ───────────────────────────────────────────────────────────────────────
 
 
 def _to_json(value: Any, what: str) -> str:
@@ -348,7 +346,7 @@ def _from_json(text: str, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (TypeError, msgspec.ValidationError):
-        # The function returns something that JSON cannot be turned back into: everybody gets the plain form.
+        # The return type cannot be rebuilt from JSON: callers get the plain form.
         return msgspec.json.decode(text)
 
 
