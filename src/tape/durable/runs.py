@@ -100,7 +100,7 @@ class DurableRun:
             self.resumed = begun.resumed
             if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
                 raise RunEnded(
-                    f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: it cannot be resumed."
+                    f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: nothing is left to do."
                 )
             if self._budget is not None:
                 caps = {"usd_cap": self._budget.usd_cap, "token_cap": self._budget.token_cap}
