@@ -684,11 +684,18 @@ class InvalidTarget(InvalidInput):
 
 
 class PublishFailed(TapeError):
-    """A broker did not take a message; the task is tried again."""
+    """A broker did not accept a message; the task is retried."""
 
     code = "TAPE-1835"
     status = "UNAVAILABLE"
     retryable = True
+
+
+class PublishRejected(NeverRetry):
+    """A broker will never accept a message as it is; the task becomes a dead letter without a retry."""
+
+    code = "TAPE-1836"
+    status = "FAILED_PRECONDITION"
 
 
 # ── 20xx: the data pipeline ──────────────────────────────────────────────────────────────────────

@@ -130,7 +130,7 @@ async def test_an_attempt_that_failed_is_tried_again(nats_server: NatsServer, mo
         raise SourceUnavailable("the connection was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tape.subscriptions.sources.nats.NatsSource.poll", broken)
+        patch.setattr("tape.brokers.nats.source.NatsSource.poll", broken)
         with pytest.raises(SourceUnavailable, match="was lost"):
             await call(rig, host)
     assert (await call(rig, host))["count"] == 1

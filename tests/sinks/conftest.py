@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from tape.model.message import fields_of
 from tape.proto import tape_pb2 as pb
 from tape.sinks import AIPlexSink, FnSink, KafkaSink, LogSink, NatsSink, PubSubSink, WebhookSink
 from tests.sinks.receivers import HttpReceiver, KafkaBroker, Process, Received, nats_server, pubsub_emulator
+
+TRACE_ID, SPAN_ID = f"{0xABC:032x}", f"{0xDEF:016x}"
 
 
 def entry(number: int, run_id: str = "r-1", payload: str = "{}") -> pb.EventEntry:
@@ -25,6 +28,9 @@ def entry(number: int, run_id: str = "r-1", payload: str = "{}") -> pb.EventEntr
         ts_ms=1_714_900_800_000 + number,
         global_seq=number,
         subject=f"/tape/effect/confirmed/pay.card/{run_id}",
+        schema_version=2,
+        trace_id=TRACE_ID,
+        span_id=SPAN_ID,
     )
 
 
@@ -78,8 +84,6 @@ def _log(request: Any, tmp_path: Path, name: str) -> Target:
 
     def received(count: int) -> list[Received]:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            del line["global_seq"], line["subject"]
         return [Received(f"{line['run_id']}/{line['seq']}", line) for line in lines]
 
     return Target(LogSink(str(path)), received)
@@ -89,8 +93,7 @@ def _function(request: Any, tmp_path: Path, name: str) -> Target:
     seen: list[Received] = []
 
     def take(entry: Any) -> None:
-        names = ("run_id", "seq", "kind", "payload_json", "ts_ms")
-        seen.append(Received(f"{entry.run_id}/{entry.seq}", {each: getattr(entry, each) for each in names}))
+        seen.append(Received(f"{entry.run_id}/{entry.seq}", fields_of(entry)))
 
     return Target(FnSink(take), lambda count: seen)
 

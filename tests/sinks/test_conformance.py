@@ -6,14 +6,14 @@ from tape.sinks import BatchSink, Sink
 from tape.sinks.handover import HandOver
 from tape.sinks.metrics import RelayMetrics
 from tape.sinks.policy import SettingAside
-from tests.sinks.conftest import Target, entry
+from tests.sinks.conftest import SPAN_ID, TRACE_ID, Target, entry
 
 
 def test_it_is_a_sink(target: Target) -> None:
     assert isinstance(target.sink, Sink)
 
 
-def test_an_entry_arrives_with_its_id_and_its_five_fields(target: Target) -> None:
+def test_an_entry_arrives_with_its_id_and_the_fields_of_the_body(target: Target) -> None:
     target.sink.publish(entry(42, "r-1234", '{"amount": "5 €"}'))
     getattr(target.sink, "flush", lambda: None)()
     (got,) = target.received(1)
@@ -24,8 +24,16 @@ def test_an_entry_arrives_with_its_id_and_its_five_fields(target: Target) -> Non
         "kind": "effect",
         "payload_json": '{"amount": "5 €"}',
         "ts_ms": 1_714_900_800_042,
+        "global_seq": 42,
+        "subject": "/tape/effect/confirmed/pay.card/r-1234",
+        "type": "effect.confirmed",
+        "schema_version": 2,
+        "trace_id": TRACE_ID,
+        "span_id": SPAN_ID,
     }
-    assert list(got.body) == ["run_id", "seq", "kind", "payload_json", "ts_ms"]
+    # The log shows the position and the subject of an entry first.
+    names = [name for name in got.body if name not in ("global_seq", "subject")]
+    assert names[:5] == ["run_id", "seq", "kind", "payload_json", "ts_ms"]
     assert got.headers.get("kind", "effect") == "effect"
 
 

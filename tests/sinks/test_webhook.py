@@ -34,7 +34,9 @@ def test_the_request_is_as_the_contract_says(http: HttpReceiver) -> None:
     assert got.headers["Content-Type"] == "application/json"
     assert got.headers["X-Tape-Event-Id"] == "r-1234/42"
     assert got.headers["Authorization"] == "Bearer token"
-    assert got.raw == b'{"run_id":"r-1234","seq":42,"kind":"effect","payload_json":"{}","ts_ms":1714900800042}'
+    assert got.raw.startswith(
+        b'{"run_id":"r-1234","seq":42,"kind":"effect","payload_json":"{}","ts_ms":1714900800042,"global_seq":42,'
+    )
 
 
 def test_connections_are_kept(http: HttpReceiver) -> None:

@@ -12,6 +12,7 @@ from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, HttpAllowOption, MetricsOption, UrlOption
 from tape.cli.telemetry import serve_metrics
 from tape.errors import InvalidInput
+from tape.model.message import check_body_format
 from tape.sinks.metrics import RelayMetrics, RelayStatus
 from tape.sinks.names import open_sink
 from tape.sinks.policy import Policy
@@ -50,6 +51,7 @@ def relay(
     ] = "",
     allow_private: Annotated[bool, typer.Option(help="Webhooks: allow private and loopback addresses.")] = False,
     concurrency: Annotated[int, typer.Option(help="Webhooks: number of runs delivered concurrently.")] = 1,
+    body: Annotated[str, typer.Option(help="Body format: standard, expanded or cloudevents.")] = "standard",
     once: Annotated[bool, typer.Option(help="Exit after the entry that is the head at start.")] = False,
     metrics_listen: MetricsOption = "",
     http_allow: HttpAllowOption = None,
@@ -58,7 +60,14 @@ def relay(
     """Deliver every entry to a sink, at least once and in order per run. Resumes from its cursor after a restart."""
     compile_predicate(where)  # an invalid predicate fails before the server is contacted
     number, shards = _shard(shard)
-    target = open_sink(sink, headers=header or [], secret=secret, allow_private=allow_private, concurrency=concurrency)
+    target = open_sink(
+        sink,
+        headers=header or [],
+        secret=secret,
+        allow_private=allow_private,
+        concurrency=concurrency,
+        body=check_body_format(body),
+    )
     metrics, line = RelayMetrics(), _StatusLine()
     try:
         if metrics_listen:

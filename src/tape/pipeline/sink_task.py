@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from tape.errors import SinkRejected
 from tape.model.entry import Entry
+from tape.model.message import event_id_of
 from tape.pipeline.selection import entries_of
 from tape.sinks.handover import HandOver
 from tape.sinks.metrics import RelayMetrics
 from tape.sinks.policy import Policy, letter_of
-from tape.sinks.sink import event_id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

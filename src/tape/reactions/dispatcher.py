@@ -17,6 +17,7 @@ from tape.base.process import run_async, stop_on_event, stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient
 from tape.errors import InvalidInput, NothingToDispatch, NotServed, TapeError
+from tape.model.message import BodyFormat
 from tape.reactions.consumer import MAX_WAIT_S, RENEWALS_PER_LEASE, Line
 from tape.reactions.counters import Tally
 from tape.reactions.decorators import TASK, ReactionDef, get_registry
@@ -48,6 +49,7 @@ def run_dispatcher(
     drain_s: float = DRAIN_S,
     stop: threading.Event | None = None,
     tally: Tally | None = None,
+    bridge_body: BodyFormat = "standard",
 ) -> None:
     """Run the declared handlers until SIGTERM or SIGINT, or (`once`) until nothing is due any more.
 
@@ -56,8 +58,8 @@ def run_dispatcher(
     `lease_ms` that is renewed while its handler runs. `poll_interval_s` is how often a server is asked that does
     not push. When told to stop, it takes nothing more, gives back what has not begun, and lets what runs finish
     within `drain_s` seconds; a second signal ends it at once. `stop` does the same from another thread. With
-    `bridges`, publish reactions are served too (see `run_bridge`). Spans are exported if OpenTelemetry's standard
-    variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) say so.
+    `bridges`, publish reactions are served too, with the body `bridge_body` (see `run_bridge`). Spans are exported if
+    OpenTelemetry's standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) are set.
     """
     start_export("tape-dispatcher")
     wanted = get_registry() if reactions is None else reactions
@@ -72,6 +74,7 @@ def run_dispatcher(
         claim_max=claim_max,
         lease_ms=lease_ms,
         bridges=bridges,
+        bridge_body=bridge_body,
         drain_s=drain_s,
         stop=stop,
         tally=tally,
@@ -87,6 +90,7 @@ async def dispatch(
     register: bool = True,
     prefix: str = "",
     bridges: bool = False,
+    bridge_body: BodyFormat = "standard",
     stop: threading.Event | None = None,
     **options: Any,
 ) -> None:
@@ -113,9 +117,9 @@ async def dispatch(
                 )
         async with contextlib.AsyncExitStack() as stack:
             if bridges:
-                from tape.reactions.bridges.bridge import bridging, by_target
+                from tape.reactions.bridges.bridge import by_target, serve_bridges
 
-                await stack.enter_async_context(bridging(client, dispatcher, by_target()))
+                await stack.enter_async_context(serve_bridges(client, dispatcher, by_target(), bridge_body))
             stack.enter_context(stop_on_signal(dispatcher.stop))
             stack.enter_context(stop_on_event(dispatcher.stop, stop))
             await dispatcher.run(idles=bridges and not dispatcher.once)

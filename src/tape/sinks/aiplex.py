@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 from tape.errors import InvalidInput, TapeError
+from tape.model.message import event_id_of, fields_of
 from tape.sinks.http import HttpTarget
-from tape.sinks.sink import Body, event_id_of
 
 
 class AIPlexSink:
     """POSTs entries together with the identity of the agent that caused them.
 
     A body is `{"tenant_id", "agent_id", "plane", "actor", "subject", "aiplex_instance_id", "events": […]}`, each event
-    as a webhook gets it, with its id as `event_id`. Entries wait until there are `batch_size` of them, until
-    `flush_interval_s` has passed, or until `flush()`, which the relay calls before it moves its cursor.
+    with the fields of a webhook's body and its id as `event_id`. A batch is sent when it has `batch_size` entries
+    (100), after `flush_interval_s` (1 s), and by `flush()`, which the relay calls before it moves its cursor.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AIPlexSink:
         self._error: TapeError | None = None
 
     def publish(self, entry: Any) -> None:
-        """Put an entry into the batch. An error of a flush in the background is raised here, and the batch is kept."""
+        """Add an entry to the batch. An error of a flush in the background is raised here, and the batch is kept."""
         with self._lock:
             if self._error is not None:
                 error, self._error = self._error, None
@@ -81,17 +81,17 @@ class AIPlexSink:
                 self._timer.start()
 
     def flush(self) -> None:
-        """Return when the target has every entry. If it raises, the entries are kept."""
+        """Return when the target has accepted every entry. If it raises, the entries are kept."""
         with self._lock:
             self._cancel_timer()
             while self._waiting:
                 batch = self._waiting[: self._batch_size]
-                events = [{"event_id": event_id_of(each), **_fields(each)} for each in batch]
+                events = [{"event_id": event_id_of(each), **fields_of(each)} for each in batch]
                 self._target.post(msgspec.json.encode({**self._identity, "events": events}), {})
                 del self._waiting[: len(batch)]
 
     def discard(self) -> None:
-        """Forget what waits: the relay hands the same entries over again."""
+        """Drop the entries that were not sent: the relay delivers them again."""
         with self._lock:
             self._cancel_timer()
             self._waiting.clear()
@@ -116,7 +116,3 @@ class AIPlexSink:
                 self.flush()
             except TapeError as error:
                 self._error = error
-
-
-def _fields(entry: Any) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in Body.__struct_fields__}

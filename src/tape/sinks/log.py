@@ -10,26 +10,32 @@ from typing import Any, TextIO
 import msgspec
 
 from tape.errors import InvalidInput, SinkUnavailable
+from tape.model.message import BodyFormat, check_body_format, fields_of
 
 _STREAMS = {":stderr": lambda: sys.stderr, ":stdout": lambda: sys.stdout}
 
 
 class LogSink:
-    """Writes one JSON object a line to `:stderr`, `:stdout` or a file, to which it appends."""
+    """Writes one JSON object per line to `:stderr`, `:stdout` or a file, to which it appends.
 
-    def __init__(self, path: str = ":stderr") -> None:
+    A line has the fields of `body` (`standard`, `expanded` or `cloudevents`); except in a CloudEvent, `global_seq` and
+    `subject` come first.
+    """
+
+    def __init__(self, path: str = ":stderr", *, body: BodyFormat = "standard") -> None:
         if path.startswith(":") and path not in _STREAMS:
             raise InvalidInput(f"path {path!r} must be :stderr, :stdout or the path of a file.")
         self.path = path
+        self._body = check_body_format(body)
         self._file: TextIO | None = None
 
     def publish(self, entry: Any) -> None:
         """Write an entry."""
-        self._write(_line_of(entry))
+        self._write(self._line_of(entry))
 
     def publish_batch(self, entries: Sequence[Any]) -> list[Exception | None]:
-        """Write entries in one go."""
-        self._write("".join(map(_line_of, entries)))
+        """Write entries at once."""
+        self._write("".join(map(self._line_of, entries)))
         return [None] * len(entries)
 
     def close(self) -> None:
@@ -53,17 +59,8 @@ class LogSink:
             self._file = None
             raise SinkUnavailable(f"{self.path} cannot be written: {error}.") from error
 
-
-def _line_of(entry: Any) -> str:
-    line = msgspec.json.encode(
-        {
-            "global_seq": entry.global_seq,
-            "subject": entry.subject,
-            "run_id": entry.run_id,
-            "seq": entry.seq,
-            "kind": entry.kind,
-            "payload_json": entry.payload_json,
-            "ts_ms": entry.ts_ms,
-        }
-    )
-    return f"{line.decode()}\n"
+    def _line_of(self, entry: Any) -> str:
+        fields = fields_of(entry, self._body)
+        if self._body != "cloudevents":
+            fields = {"global_seq": entry.global_seq, "subject": entry.subject, **fields}
+        return f"{msgspec.json.encode(fields).decode()}\n"

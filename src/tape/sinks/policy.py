@@ -13,9 +13,9 @@ import msgspec
 from tape.client import TapeClient
 from tape.errors import InvalidInput
 from tape.model.entry import Draft
+from tape.model.message import event_id_of, fields_of
 from tape.model.pattern import Pattern
 from tape.model.subject import normalize
-from tape.sinks.sink import Body, event_id_of
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ def checked_place(policy: str, dead_letter: str, subject_pattern: str) -> str:
 
 def letter_of(entry: Any, error: Exception) -> str:
     """A dead letter: the entry as a receiver would have got it, its place, and why it was not taken."""
-    letter = {name: getattr(entry, name) for name in ("global_seq", "subject", *Body.__struct_fields__)}
-    return msgspec.json.encode({**letter, "error": f"{type(error).__name__}: {error}"}).decode()
+    fields = {"global_seq": entry.global_seq, "subject": entry.subject, **fields_of(entry)}
+    return msgspec.json.encode({**fields, "error": f"{type(error).__name__}: {error}"}).decode()
 
 
 def write_letters(place: str, letters: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Entries as POSTs to somebody's HTTP endpoint."""
+"""Entries as POST requests to an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tape.errors import InvalidInput, SinkHeldBack
+from tape.model.message import BodyFormat, check_body_format, content_type_of, encode_body, event_id_of
 from tape.sinks.http import HttpTarget
 from tape.sinks.signature import Signer
-from tape.sinks.sink import body_of, event_id_of
 
 
 class WebhookSink:
     """POSTs each entry as JSON with `X-Tape-Event-Id: <run_id>/<seq>`; 2xx acknowledges it.
 
-    4xx is permanent; 408, 425, 429, 5xx and network errors are retried up to `max_retries` times with a growing,
-    varying pause, and `Retry-After` is honoured. With a `secret` (`whsec_<base64>`, or several) bodies are signed as
-    Standard Webhooks says. Addresses outside the public internet are refused unless `allow_private`.
-    `concurrency` is how many runs may be on their way at once; within a run entries always go one after the other.
+    4xx is permanent; 408, 425, 429, 5xx and network errors are retried up to `max_retries` times with exponential
+    backoff and jitter, and `Retry-After` is honoured. With a `secret` (`whsec_<base64>`, or several) bodies are signed
+    by Standard Webhooks. Addresses outside the public internet are rejected unless `allow_private`.
+    `concurrency` is how many runs are sent at once; the entries of a run are always sent one after the other.
+    `body` is `standard`, `expanded` or `cloudevents`.
     """
 
     def __init__(
@@ -32,13 +33,15 @@ class WebhookSink:
         secret: str | Sequence[str] = "",
         allow_private: bool = False,
         concurrency: int = 1,
+        body: BodyFormat = "standard",
     ) -> None:
         if concurrency < 1:
             raise InvalidInput(f"concurrency {concurrency!r} must be at least 1.")
+        self._body = check_body_format(body)
         self._signer = Signer(secret) if secret else None
         self._target = HttpTarget(
             url,
-            headers={"Content-Type": "application/json", "User-Agent": "tape-webhook", **(headers or {})},
+            headers={"Content-Type": content_type_of(self._body), "User-Agent": "tape-webhook", **(headers or {})},
             max_retries=max_retries,
             initial_backoff_s=initial_backoff_s,
             timeout_s=timeout_s,
@@ -49,17 +52,17 @@ class WebhookSink:
 
     @property
     def url(self) -> str:
-        """Where entries go."""
+        """The address of the receiver."""
         return self._target.url
 
     @property
     def retries(self) -> int:
-        """How often a POST had to be made again."""
+        """How many requests were retries."""
         return self._target.retries
 
     def publish(self, entry: Any) -> None:
         """Return when the receiver has answered 2xx."""
-        body, event_id = body_of(entry), event_id_of(entry)
+        body, event_id = encode_body(entry, self._body), event_id_of(entry)
         headers = {"X-Tape-Event-Id": event_id}
         if self._signer is not None:
             headers |= self._signer.headers(event_id, body)
@@ -69,28 +72,28 @@ class WebhookSink:
         """POST entries, several runs at once and each run in order."""
         outcomes: list[Exception | None] = [None] * len(entries)
         runs: dict[str, list[int]] = {}
-        for position, entry in enumerate(entries):
-            runs.setdefault(entry.run_id if self._pool is not None else "", []).append(position)
+        for index, entry in enumerate(entries):
+            runs.setdefault(entry.run_id if self._pool is not None else "", []).append(index)
 
-        def publish_run(positions: list[int]) -> None:
-            for at, position in enumerate(positions):
+        def publish_run(indexes: list[int]) -> None:
+            for number, index in enumerate(indexes):
                 try:
-                    self.publish(entries[position])
+                    self.publish(entries[index])
                 except Exception as error:
-                    outcomes[position] = error
-                    for behind in positions[at + 1 :]:
-                        outcomes[behind] = SinkHeldBack(entries[behind], entries[position])
+                    outcomes[index] = error
+                    for later in indexes[number + 1 :]:
+                        outcomes[later] = SinkHeldBack(entries[later], entries[index])
                     return
 
         if self._pool is None or len(runs) == 1:
-            for positions in runs.values():
-                publish_run(positions)
+            for indexes in runs.values():
+                publish_run(indexes)
         else:
             list(self._pool.map(publish_run, runs.values()))
         return outcomes
 
     def close(self) -> None:
-        """Close connections; what waits to try again gives up at once."""
+        """Close connections; a request that waits for a retry fails at once."""
         self._target.close()
         if self._pool is not None:
             self._pool.shutdown()

@@ -17,7 +17,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidTarget, MissingExtra
 from tape.reactions import ReactionDef, run_bridge, run_pubsub_bridge
-from tape.reactions.bridges.broker import open_broker
+from tape.reactions.bridges.publishers import open_publisher
 from tape.reactions.bridges.target import parse_target
 from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import dispatch
@@ -101,7 +101,7 @@ async def test_once_publishes_what_is_there(server: Server, client: AsyncTapeCli
     await asyncio.to_thread(run_bridge, f"tape://{server.grpc_address}", once=True, tally=tally)
     received = await outside.receive(3)
     assert sorted(numbers(received)) == [0, 1, 2]
-    assert {each.headers["tape-event-id"] for each in received} == {f"é/%0A*/{n}" for n in (1, 2, 3)}
+    assert {each.headers["tape-event-id"] for each in received} == {f"%C3%A9/%0A*/{n}" for n in (1, 2, 3)}
 
 
 async def test_a_dispatcher_can_serve_handlers_and_bridges_together(
@@ -231,4 +231,4 @@ def test_targets_are_read_and_shown_without_passwords() -> None:
 def test_a_missing_client_is_named(target: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"pip install 'tape\[{extra}\]'"):
-        open_broker(parse_target(target))
+        open_publisher(parse_target(target))

@@ -10,13 +10,22 @@ from typing import Any, TypeVar
 import msgspec
 
 from tape.brokers.log import Extent, Log, Placed, there_from
-from tape.brokers.nats.source import CONNECT_S, FAREWELL_S, NANOSECONDS, client_class, login_of, pairs_of, place_of
+from tape.brokers.nats.connection import (
+    addresses_of,
+    connect,
+    disconnect,
+    header_pairs,
+    import_nats,
+    login_options,
+    new_client,
+)
 from tape.brokers.settings import Settings
 from tape.brokers.source import Delivery
-from tape.errors import MissingExtra, SourceMisconfigured, SourceMissing, SourceReplaced, SourceUnavailable
+from tape.errors import SourceMisconfigured, SourceMissing, SourceReplaced, SourceUnavailable
 
 T = TypeVar("T")
 
+NANOSECONDS = 1_000_000_000
 AT_ONCE = 500
 ANSWER_S = 10.0
 # A consumer that nobody asks any more is removed by the server after this.
@@ -32,21 +41,15 @@ class NatsLog(Log):
     """
 
     def __init__(self, settings: Settings) -> None:
-        try:
-            import nats
-            import nats.aio.client
-        except ImportError as error:
-            raise MissingExtra("subscriptions to NATS", "nats") from error
-        self._nats = nats
+        self._nats = import_nats("subscriptions to NATS")
         self.stream = settings.required("stream")
         self._durable = settings.text("consumer")
         self._filter = settings.text("subject")
         self._servers = settings.texts("url")
         if not self._servers:
             raise settings.wrong("requires 'url', or an 'auth' credential with a 'url'")
-        self._login = login_of(settings, nats)
-        self._where = f"subscription[nats] at {place_of(self._servers)}"
-        self._client_class = client_class(nats.aio.client.Client)
+        self._login = login_options(settings)
+        self._where = f"subscription[nats] at {addresses_of(self._servers)}"
         self._loop = asyncio.Runner()
         self._connection: Any = None
 
@@ -83,9 +86,7 @@ class NatsLog(Log):
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None and not connection.is_closed:
-            with contextlib.suppress(Exception):  # it may be broken in any way; nothing depends on a farewell
-                self._loop.run(asyncio.wait_for(connection.close(), FAREWELL_S))
+        self._loop.run(disconnect(connection))
         self._loop.close()
 
     def _check(self, part: str, begin: int, end: int, fail_on_loss: bool) -> int:
@@ -135,20 +136,8 @@ class NatsLog(Log):
     async def _connect(self) -> None:
         if self._connection is not None and self._connection.is_connected:
             return
-        self._connection = self._client_class()
-        await asyncio.wait_for(
-            self._connection.connect(
-                self._servers,
-                name="tape-subscription",
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                connect_timeout=CONNECT_S,
-                error_cb=_ignored,
-                **self._login,
-            ),
-            2 * CONNECT_S,
-        )
+        self._connection = new_client(self._nats)
+        await connect(self._servers, self._connection, name="tape-subscription", **self._login)
 
     def _run(self, work: Awaitable[T]) -> T:
         async def awaited() -> T:
@@ -215,8 +204,4 @@ class _Reading:
 def _placed(message: Any) -> Placed:
     sequence = message.metadata.sequence.stream
     metadata = {"subject": message.subject, "stream_seq": sequence}
-    return Placed(sequence, Delivery(str(sequence), message.data, message.reply, pairs_of(message), metadata))
-
-
-async def _ignored(_: Exception) -> None:
-    """What breaks is noticed by whoever asks next."""
+    return Placed(sequence, Delivery(str(sequence), message.data, message.reply, header_pairs(message), metadata))

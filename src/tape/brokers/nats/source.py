@@ -9,13 +9,20 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tape.brokers.nats.connection import (
+    CONNECT_TIMEOUT_S,
+    addresses_of,
+    connect,
+    disconnect,
+    header_pairs,
+    import_nats,
+    login_options,
+    new_client,
+)
 from tape.brokers.settings import Settings
 from tape.brokers.source import Delivery, RedeliveryLimits, Source
-from tape.brokers.tls import tls_of
-from tape.errors import MissingExtra, SourceError, SourceMissing, SourceUnavailable
+from tape.errors import SourceError, SourceMissing, SourceUnavailable
 
-CONNECT_S = 5.0
-FAREWELL_S = 1.0
 NANOSECONDS = 1_000_000_000
 # No messages, and none in time.
 _ORDINARY_ENDS = ("404", "408")
@@ -29,12 +36,7 @@ class NatsSource(Source):
     """
 
     def __init__(self, settings: Settings) -> None:
-        try:
-            import nats
-            import nats.aio.client
-        except ImportError as error:
-            raise MissingExtra("subscriptions to NATS", "nats") from error
-        self._nats = nats
+        self._nats = import_nats("subscriptions to NATS")
         self.stream = settings.required("stream")
         self.consumer = settings.required("consumer")
         self._servers = settings.texts("url")
@@ -42,9 +44,8 @@ class NatsSource(Source):
             raise settings.wrong("requires 'url', or an 'auth' credential with a 'url'")
         self._should_create = settings.flag("create")
         self._filter = settings.text("subject")
-        self._options = login_of(settings, nats)
-        self._place = place_of(self._servers)
-        self._client_class = client_class(nats.aio.client.Client)
+        self._login = login_options(settings)
+        self._address = addresses_of(self._servers)
         self._connection: Any = None
         self._inbox = ""
         self._arrived: deque[Any] = deque()
@@ -58,23 +59,16 @@ class NatsSource(Source):
     async def open(self) -> None:
         """Connect, and find the consumer."""
         await self._disconnect()
-        self._connection = connection = self._client_class()
+        self._connection = connection = new_client(self._nats)
         try:
             with self._told("cannot be reached"):
-                # Whoever polls waits and opens again: a client that reconnects by itself would hide an outage.
-                await asyncio.wait_for(
-                    connection.connect(
-                        self._servers,
-                        name="tape-subscription",
-                        allow_reconnect=False,
-                        max_reconnect_attempts=1,
-                        reconnect_time_wait=0,
-                        connect_timeout=CONNECT_S,
-                        error_cb=self._wake,
-                        closed_cb=self._wake,
-                        **self._options,
-                    ),
-                    2 * CONNECT_S,
+                await connect(
+                    self._servers,
+                    connection,
+                    name="tape-subscription",
+                    error_cb=self._wake,
+                    closed_cb=self._wake,
+                    **self._login,
                 )
             await self._find_consumer()
         except SourceError:
@@ -91,9 +85,9 @@ class NatsSource(Source):
             await self._pull(limit, wait_s)
         found = [self._delivery(self._arrived.popleft()) for _ in range(min(limit, len(self._arrived)))]
         if not found and self._refusal:
-            raise SourceUnavailable(f"NATS at {self._place} ended the pull: {self._refusal}.")
+            raise SourceUnavailable(f"NATS at {self._address} ended the pull: {self._refusal}.")
         if not found and not self._is_connected:
-            raise SourceUnavailable(f"NATS at {self._place}: the connection was lost.")
+            raise SourceUnavailable(f"NATS at {self._address}: the connection was lost.")
         return found
 
     async def ack(self, receipts: Sequence[str]) -> None:
@@ -135,7 +129,8 @@ class NatsSource(Source):
                 self._max_age_ms = int((stream.config.max_age or 0) * 1_000)
         except errors.NotFoundError as error:
             raise SourceMissing(
-                f"subscription[nats]: stream {self.stream!r} not found at {self._place}. Make it, or correct 'stream'."
+                f"subscription[nats]: stream {self.stream!r} not found at {self._address}. Create it, or correct"
+                " 'stream'."
             ) from error
         try:
             with self._told("does not answer"):
@@ -201,7 +196,7 @@ class NatsSource(Source):
         with self._told("lost"):
             for receipt in receipts:
                 await self._connection.publish(receipt, word)
-            await self._connection.flush(int(CONNECT_S))
+            await self._connection.flush(int(CONNECT_TIMEOUT_S))
 
     def _delivery(self, message: Any) -> Delivery:
         about = message.metadata
@@ -209,7 +204,7 @@ class NatsSource(Source):
             message_id=str(about.sequence.stream),
             body=message.data,
             receipt=message.reply,
-            headers=pairs_of(message),
+            headers=header_pairs(message),
             metadata={
                 "subject": message.subject,
                 "stream_seq": about.sequence.stream,
@@ -237,69 +232,16 @@ class NatsSource(Source):
         connection, self._connection = self._connection, None
         self._arrived.clear()
         self._to_come = 0
-        if connection is not None and not connection.is_closed:
-            with contextlib.suppress(Exception):  # it may be broken in any way; nothing depends on a farewell
-                await asyncio.wait_for(connection.close(), FAREWELL_S)
+        await disconnect(connection)
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """Turn what the client raises into an error that says where."""
         if self._connection is None:
-            raise SourceUnavailable(f"NATS at {self._place} is not connected.")
+            raise SourceUnavailable(f"NATS at {self._address} is not connected.")
         try:
             yield
         except self._nats.js.errors.NotFoundError:
             raise
         except (self._nats.errors.Error, OSError, TimeoutError) as error:
-            raise SourceUnavailable(f"NATS at {self._place} {what}: {str(error) or type(error).__name__}.") from error
-
-
-def place_of(servers: Sequence[str]) -> str:
-    """Where servers are, for messages: a url may hold a password, which is left out."""
-    return ", ".join(server.rpartition("@")[2].removeprefix("nats://") for server in servers)
-
-
-def pairs_of(message: Any) -> tuple[tuple[str, str], ...]:
-    """The headers of a message, every pair that was sent."""
-    headers = message.headers or {}
-    return getattr(headers, "pairs", None) or tuple(headers.items())
-
-
-def login_of(settings: Settings, nats: Any) -> dict[str, Any]:
-    """How to prove who we are: `creds`, else `nkey`, else `token`, else `user` and `password`."""
-    options: dict[str, Any] = {}
-    if (tls := tls_of(settings)) is not None:
-        options["tls"] = tls.context()
-    if creds := settings.text("creds"):
-        held = "-----BEGIN" in creds
-        options["user_credentials"] = nats.aio.client.RawCredentials(creds) if held else creds
-    elif nkey := settings.text("nkey"):
-        options["nkeys_seed_str"] = nkey
-    elif token := settings.text("token"):
-        options["token"] = token
-    elif user := settings.text("user"):
-        options |= {"user": user, "password": settings.text("password")}
-    return options
-
-
-class _Headers(dict[str, str]):
-    """Headers as the client reads them, and beside them every pair that was sent."""
-
-    pairs: tuple[tuple[str, str], ...] = ()
-
-
-def client_class(client: Any) -> Any:
-    """A client that keeps headers with several values, of which nats-py keeps one."""
-
-    class Client(client):  # type: ignore[misc]  # the class is an optional dependency's
-        async def _process_headers(self, headers: bytes) -> Any:
-            found = await super()._process_headers(headers)
-            if found is None:
-                return None
-            kept = _Headers(found)
-            lines = bytes(headers).split(b"\r\n")[1:]
-            pairs = (line.decode(errors="replace").partition(":") for line in lines if line)
-            kept.pairs = tuple((name, value.strip()) for name, colon, value in pairs if colon)
-            return kept
-
-    return Client
+            raise SourceUnavailable(f"NATS at {self._address} {what}: {str(error) or type(error).__name__}.") from error

@@ -1,4 +1,4 @@
-"""Publish targets."""
+"""The targets of publish reactions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tape.errors import InvalidTarget
 SCHEMES = ("pubsub", "nats", "kafka")
 
 
-class Target(NamedTuple):
-    """Where messages go: a broker (for Pub/Sub, a project) and what they are published under there."""
+class PublishTarget(NamedTuple):
+    """A broker (for Pub/Sub, a project) and the subject or topic there."""
 
     scheme: str
     broker: str
@@ -21,10 +21,10 @@ class Target(NamedTuple):
         return f"{self.scheme}://{self.broker.rpartition('@')[2]}/{self.name}"  # no password in messages
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> PublishTarget:
     """The target of `pubsub://project/topic`, `nats://host:port/subject` or `kafka://broker:port/topic`."""
     parts = urlsplit(text)
-    target = Target(parts.scheme, parts.netloc, unquote(parts.path.lstrip("/")))
+    target = PublishTarget(parts.scheme, parts.netloc, unquote(parts.path.lstrip("/")))
     if target.scheme not in SCHEMES or not target.broker or not target.name or parts.query or parts.fragment:
         raise InvalidTarget(
             f"publish_target {text!r} must look like pubsub://project/topic, nats://host:port/subject or"

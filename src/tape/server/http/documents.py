@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape import __version__
+from tape.model.cloudevents import BATCHED, STRUCTURED
 from tape.model.event_types import EVENTS, EventType
 from tape.server.http.info import InfoRequest
-from tape.server.http.publish import BATCHED, STRUCTURED
 from tape.server.http.queries import AggregateRequest, ListRequest
 
 _TEXT = {"type": "string"}

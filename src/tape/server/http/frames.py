@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.model.cloudevents import format_time
 from tape.model.entry import Entry
 
 RETRY = b"retry: 3000\n\n"
@@ -57,17 +57,10 @@ def event_json(entry: Entry, kind: str = "") -> str:
     trace = f',"trace_id":"{entry.trace_id}"' if entry.trace_id else ""
     span = f'"span_id":"{entry.span_id}",' if entry.span_id else ""
     return (
-        f'{{"type":"{kind or entry.type}","sequence":{entry.global_seq},"occurred_at":"{moment(entry.ts_ms)}",'
+        f'{{"type":"{kind or entry.type}","sequence":{entry.global_seq},"occurred_at":"{format_time(entry.ts_ms)}",'
         f'{_identity(entry.tenant, entry.user, entry.session, entry.run_id)},"payload":{escape(payload)},'
         f'"extra":{{"schema_version":"{entry.schema_version}",{span}"subject":"{entry.subject}"{trace}}}}}'
     )
-
-
-@lru_cache(maxsize=4096)
-def moment(ts_ms: int) -> str:
-    """A time in UTC with nine fractional digits."""
-    second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ts_ms // 1000))
-    return f"{second}.{ts_ms % 1000:03d}000000Z"
 
 
 def escape(text: str) -> str:
@@ -87,7 +80,7 @@ def _notice(kind: str, sequence: int, payload: dict[str, Any]) -> str:
     facts = {
         "type": kind,
         "sequence": sequence,
-        "occurred_at": moment(now_ms()),
+        "occurred_at": format_time(now_ms()),
         "tenant": "",
         "user": "",
         "session": "",

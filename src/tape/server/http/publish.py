@@ -16,13 +16,12 @@ from tape.base.telemetry.tracing import parse_traceparent
 from tape.errors import InvalidInput, InvalidRequest
 from tape.journal.journal import Journal
 from tape.model import subject as subjects
+from tape.model.cloudevents import BATCHED, STRUCTURED
 from tape.model.entry import Draft
 from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess
 from tape.server.http.request_bodies import read_body
 
-STRUCTURED = "application/cloudevents+json"
-BATCHED = "application/cloudevents-batch+json"
 MAX_BATCH = 1_000
 # The body limit, in payloads of the largest size.
 MAX_BODY_PAYLOADS = 4

@@ -16,9 +16,10 @@ from tape.errors import InvalidRequest
 from tape.journal.history import History
 from tape.journal.identity_filter import IdentityFilter
 from tape.journal.pages import EntryQuery, list_history
+from tape.model.cloudevents import BATCHED
 from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess, require_widening
-from tape.server.http.cloudevents import BATCH, to_batch
+from tape.server.http.cloudevents import to_batch
 from tape.server.http.frames import event_json
 from tape.server.http.request_bodies import parse_time, read_json, to_time
 
@@ -128,9 +129,9 @@ class QueryRoutes:
             min(wanted.limit or DEFAULT_LIMIT, MAX_LIMIT),
         )
         page = await list_history(self._history, question)
-        if BATCH in request.headers.get("accept", ""):
+        if BATCHED in request.headers.get("accept", ""):
             cursor = {"Tape-Next-Cursor": str(page.next_cursor)}
-            return Response(to_batch(page.entries), media_type=BATCH, headers=cursor)
+            return Response(to_batch(page.entries), media_type=BATCHED, headers=cursor)
         events = ",".join(event_json(entry) for entry in page.entries)
         more = "true" if page.next_cursor else "false"
         truncated = ',"truncated":true' if page.is_truncated else ""

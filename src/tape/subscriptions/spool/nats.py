@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from tape.errors import MissingExtra, SpoolUnavailable
+from tape.brokers.nats.connection import connect, import_nats
+from tape.errors import SpoolUnavailable
 from tape.subscriptions.spool.backend import Area, AreaSize, StoredObject
 
 T = TypeVar("T")
@@ -20,12 +20,8 @@ class NatsBackend:
     """Object store `<bucket>` for live items, `<bucket>_<area>` for the others; created on first use."""
 
     def __init__(self, bucket: str, **connection: Any) -> None:
-        try:
-            self._nats = importlib.import_module("nats")
-            self._errors = importlib.import_module("nats.errors")
-            self._js_errors = importlib.import_module("nats.js.errors")
-        except ImportError as error:
-            raise MissingExtra("A spool in NATS", "nats") from error
+        nats = import_nats("A spool in NATS")
+        self._errors, self._js_errors = nats.errors, nats.js.errors
         self._bucket = bucket
         self._options = connection
         self._connection: Any = None
@@ -134,9 +130,8 @@ class NatsBackend:
     async def _store(self, area: Area) -> Any:
         async with self._opening:
             if self._connection is None or self._connection.is_closed:
-                # The client would retry for two minutes; callers of the spool need the error within seconds.
-                redelivery = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.5, "connect_timeout": 5}
-                self._connection = await self._nats.connect(**redelivery, error_cb=_passed_on, **self._options)
+                # By default the client reconnects for two minutes; the spool reports an outage after two seconds.
+                self._connection = await connect(allow_reconnect=True, reconnect_time_wait=0.5, **self._options)
                 self._stores.clear()
             if area not in self._stores:
                 name = self._name(area)
@@ -146,7 +141,3 @@ class NatsBackend:
                 except self._js_errors.NotFoundError:
                     self._stores[area] = await self._stream.create_object_store(name)
             return self._stores[area]
-
-
-async def _passed_on(error: Exception) -> None:
-    """Suppress the client's log line; the operation raises the error."""

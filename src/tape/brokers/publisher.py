@@ -1,0 +1,33 @@
+"""The port of a publisher: a connection to one broker that sends messages."""
+
+from __future__ import annotations
+
+import abc
+
+from tape.model.message import Message
+
+
+class Publisher(abc.ABC):
+    """Publishes messages. Used by one event loop; the connection is made when it is first needed.
+
+    Every failure is one of two errors: PublishFailed when a retry may succeed, PublishRejected when it never will.
+    """
+
+    # Whether the broker keeps the order of a run while several of its messages are in flight.
+    keeps_order = True
+
+    async def connect(self) -> None:
+        """Connect unless connected."""
+        return
+
+    @abc.abstractmethod
+    async def publish(self, topic: str, message: Message) -> None:
+        """Return when the broker has stored the message. Messages are sent in the order of the calls."""
+
+    async def flush(self) -> None:
+        """Return when the broker has received every message whose `publish` has returned."""
+        return
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Wait for messages in flight, then disconnect."""
