@@ -62,7 +62,7 @@ def run(options: Options) -> list[Table]:
 def _measure(
     options: Options, spark: SparkSession, kind: str, entries: int, runs: int, end_ms: int, windows: list[Window]
 ) -> list[list[str]]:
-    from tape.pipeline.job_context import Running
+    from tape.pipeline.job_context import JobContext
     from tape.pipeline.jobs.archive import archive
     from tape.pipeline.jobs.rollup import rollup
 
@@ -74,7 +74,7 @@ def _measure(
     plain = [_ask(store, runs, lambda reader, window=window: _plainly(reader, window)) for window in windows]
     options.tell(f"{TITLE}: rolling up {name}")
     began = time.perf_counter()
-    assert rollup(spark, store, Running("rollup", quiet=True)) == entries
+    assert rollup(spark, store, JobContext("rollup", quiet=True)) == entries
     rolled_up_s = time.perf_counter() - began
     rolled = [_ask(store, runs, lambda reader, window=window: _counted(reader, window)) for window in windows]
     for found in zip(rolled, slots, plain, strict=True):
@@ -83,7 +83,7 @@ def _measure(
     if PEERS_PYTHON.exists():
         lake = options.lab.fresh_folder() / "lake"
         options.tell(f"{TITLE}: archiving {name}")
-        archive(spark, store, str(lake), Running("archive", quiet=True))
+        archive(spark, store, str(lake), JobContext("archive", quiet=True))
         rows["DuckDB over the archive"] = [_duckdb(lake, window, runs) for window in windows]
         assert [found[1] for found in rows["DuckDB over the archive"]] == [found[1] for found in rolled]
     else:

@@ -15,8 +15,8 @@ from bench.lab import TapeServer
 from bench.options import NAMES, Options
 from bench.subscriptions import BATCH, BODY, PATH, PLAYBOOK, STREAM, fill, measure, nats_server
 from bench.table import Table, count, ratio
-from tape.pipeline.job_context import Running
-from tape.pipeline.jobs.subscription import How, run_subscription
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.jobs.subscription import StreamOptions, run_subscription
 from tape.pipeline.session import open_session
 from tape.subscriptions.api_client import Control
 
@@ -86,9 +86,9 @@ def _on_spark(options: Options, spark: SparkSession, store: str, url: str, order
         }
         control.register_document(json.dumps({"kind": "Subscription", "metadata": {"path": PATH}, "spec": spec}))
         checkpoint = Path(options.lab.fresh_folder(), "checkpoint")
-        how = How(str(checkpoint), store=place if into_store else "")
+        how = StreamOptions(str(checkpoint), store=place if into_store else "")
         began = time.perf_counter()
-        done = run_subscription(spark, server.http_url, "", PATH, Running("bench", quiet=True), how)
+        done = run_subscription(spark, server.http_url, "", PATH, JobContext("bench", quiet=True), how)
         took = time.perf_counter() - began
         assert done.started == done.received > 0, done
         return took

@@ -46,9 +46,9 @@ def run(options: Options) -> list[Table]:
 
 
 def _measure(spark: SparkSession, name: str, store: str, entries: int, runs: int) -> list[list[str]]:
-    from tape.pipeline.job_context import Running
+    from tape.pipeline.job_context import JobContext
     from tape.pipeline.jobs.archive import archive
-    from tape.pipeline.jobs.backtest import backtest, imagined
+    from tape.pipeline.jobs.backtest import backtest, unregistered_reaction
 
     def frame() -> DataFrame:
         return spark.read.format("tape").option("store", store).option("minPartitions", CORES).load()
@@ -58,7 +58,7 @@ def _measure(spark: SparkSession, name: str, store: str, entries: int, runs: int
 
     def archived() -> None:
         with tempfile.TemporaryDirectory(prefix="tape-bench-lake-") as lake:
-            assert archive(spark, store, lake, Running("archive", quiet=True)) == entries
+            assert archive(spark, store, lake, JobContext("archive", quiet=True)) == entries
 
     direct = _best(runs, lambda: _read_directly(store, entries))
     rows: list[tuple[str, float]] = [
@@ -66,7 +66,7 @@ def _measure(spark: SparkSession, name: str, store: str, entries: int, runs: int
         ('format("tape")', _best(runs, lambda: nowhere(frame()))),
         ("spark.range of the same shape", _best(runs, lambda: nowhere(_same_shape(spark, entries)))),
         ("archive, end to end", _best(runs, archived)),
-        ("backtest", _best(runs, lambda: backtest(spark, store, imagined("/tape/**", WHERE)))),
+        ("backtest", _best(runs, lambda: backtest(spark, store, unregistered_reaction("/tape/**", WHERE)))),
     ]
     return [[name, what, count(entries / seconds), ratio(direct, seconds)] for what, seconds in rows]
 
@@ -83,10 +83,10 @@ def _best(runs: int, work: Callable[[], object]) -> float:
 
 def _read_directly(store: str, entries: int) -> None:
     from tape.pipeline.columns import COLUMNS
-    from tape.pipeline.journal_batches import read_part
-    from tape.pipeline.selection import Selecting
+    from tape.pipeline.journal_reader import read_journal_range
+    from tape.pipeline.selection import EntrySelection
 
-    batches = read_part(store, COLUMNS, Selecting(), 0, entries, fail_on_data_loss=True)
+    batches = read_journal_range(store, COLUMNS, EntrySelection(), 0, entries, fail_on_data_loss=True)
     assert sum(batch.num_rows for batch in batches) == entries
 
 

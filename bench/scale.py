@@ -41,7 +41,7 @@ def run(options: Options) -> list[Table]:
 
 def _cores(options: Options) -> Table:
     """The same CPU-bound backtest on one core and on two."""
-    from tape.pipeline.jobs.backtest import backtest, imagined
+    from tape.pipeline.jobs.backtest import backtest, unregistered_reaction
 
     entries = options.scaled(ENTRIES, QUICK_ENTRIES)
     store = _Growing(options.lab.fresh_store("sqlite")).grown_to(entries)
@@ -49,7 +49,7 @@ def _cores(options: Options) -> Table:
     for cores in (1, 2):
         options.tell(f"{TITLE}: a backtest on {cores} cores")
         with _session(cores) as spark:
-            work = partial(backtest, spark, store, imagined("/tape/**", WHERE))
+            work = partial(backtest, spark, store, unregistered_reaction("/tape/**", WHERE))
             work()  # the first one starts Python
             seconds[cores] = _timed(work)
     rows = [
@@ -83,9 +83,9 @@ def _growth(options: Options) -> Table:
 
 
 def _jobs(spark: SparkSession, store: str) -> dict[str, Callable[[], object]]:
-    from tape.pipeline.job_context import Running
+    from tape.pipeline.job_context import JobContext
     from tape.pipeline.jobs.archive import archive
-    from tape.pipeline.jobs.backtest import backtest, imagined
+    from tape.pipeline.jobs.backtest import backtest, unregistered_reaction
 
     def read() -> None:
         frame = spark.read.format("tape").option("store", store).option("minPartitions", 2).load()
@@ -93,27 +93,27 @@ def _jobs(spark: SparkSession, store: str) -> dict[str, Callable[[], object]]:
 
     def archived() -> None:
         with tempfile.TemporaryDirectory(prefix="tape-bench-lake-") as lake:
-            archive(spark, store, lake, Running("archive", quiet=True))
+            archive(spark, store, lake, JobContext("archive", quiet=True))
 
     return {
         "read": read,
-        "backtest": partial(backtest, spark, store, imagined("/tape/**", WHERE)),
+        "backtest": partial(backtest, spark, store, unregistered_reaction("/tape/**", WHERE)),
         "archive": archived,
     }
 
 
 def _lag(options: Options) -> Table:
     """How far following jobs are behind while entries come at a steady rate, one job at a time."""
-    from tape.pipeline.job_context import Running
+    from tape.pipeline.job_context import JobContext
     from tape.pipeline.jobs.archive import archive
-    from tape.pipeline.jobs.fanout import fanout, sink_named
+    from tape.pipeline.jobs.fanout import fanout, sink_opener
     from tape.pipeline.jobs.rollup import rollup
 
     per_s, seconds = options.scaled(PER_S, QUICK_PER_S), options.scaled(SECONDS, QUICK_SECONDS)
     rows = []
     with _session(2) as spark, tempfile.TemporaryDirectory(prefix="tape-bench-lag-") as folder:
-        sink = sink_named(f"log:{folder}/out.jsonl", headers=[], secret="", allow_private=False)
-        jobs: dict[str, Callable[[str, Running], object]] = {
+        sink = sink_opener(f"log:{folder}/out.jsonl", headers=[], secret="", allow_private=False)
+        jobs: dict[str, Callable[[str, JobContext], object]] = {
             "archive": lambda store, now: archive(spark, store, f"{folder}/lake", now, follow=True),
             "rollup": lambda store, now: rollup(spark, store, now, follow=True),
             "fanout": lambda store, now: fanout(spark, store, "bench", sink, now, follow=True),
@@ -128,15 +128,15 @@ def _lag(options: Options) -> Table:
 
 def _followed(store: str, job: Callable[[str, Any], object], per_s: int, seconds: int) -> tuple[list[float], int]:
     """Append at a rate while a job follows; percentiles of how late entries were handled, and how many there were."""
-    from tape.pipeline.job_context import Running
+    from tape.pipeline.job_context import JobContext
 
     journal = _Growing(store)
     journal.grown_to(per_s)
     appended: list[tuple[int, float]] = []
     handled: list[tuple[int, float]] = []
 
-    class Watching(Running):
-        def told(self, entries: int, position: int, head: int, seconds: float) -> None:
+    class Watching(JobContext):
+        def report_progress(self, entries: int, position: int, head: int, seconds: float) -> None:
             handled.append((position, time.monotonic()))
 
     now = Watching("bench", quiet=True)
@@ -176,7 +176,7 @@ class _Growing:
         """The journal's store, with so many entries."""
         from tape.journal.appender import append
         from tape.model.entry import checked
-        from tape.pipeline.batches import transact
+        from tape.pipeline.batch_writer import transact
 
         while self.entries < entries:
             upper = min(self.entries + chunk, entries)

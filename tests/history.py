@@ -44,7 +44,7 @@ async def write_past(database: Database, past: Sequence[Past]) -> None:
     await database.write(write)
 
 
-class Told(msgspec.Struct, frozen=True):
+class TimedDraft(msgspec.Struct, frozen=True):
     """An entry of which a test says everything that matters."""
 
     ts_ms: int
@@ -54,7 +54,7 @@ class Told(msgspec.Struct, frozen=True):
     payload_json: str
 
 
-async def write_told(database: Database, entries: Sequence[Told]) -> None:
+async def write_told(database: Database, entries: Sequence[TimedDraft]) -> None:
     """Append entries at their times, in the order given. The chain is not kept."""
 
     def write(tx: Transaction) -> None:

@@ -9,21 +9,21 @@ import sys
 from pathlib import Path
 
 from tape.archive.table import ArchiveTable
-from tape.pipeline.archive_verifier import verify_lake
+from tape.pipeline.archive_verifier import verify_archive
 from tests.archive.conftest import content, prepare
 
 _ARCHIVING = """
 import os, signal, sys
 from tape.archive.files import write_files
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.archive.rows import read_rows
 from tape.journal.appender import read_head
-from tape.pipeline.journal_batches import ask
+from tape.pipeline.journal_reader import query_store_once
 
 store, url, dies = sys.argv[1:]
-lake = Lake.open_or_create(url, ask(store, read_head))
+lake = ArchiveTable.open_or_create(url, query_store_once(store, read_head))
 while lake.until < 300:
-    files = write_files(lake.filesystem, ask(store, lambda reader: read_rows(reader, lake.until, lake.until + 100)))
+    files = write_files(lake.filesystem, query_store_once(store, lambda reader: read_rows(reader, lake.until, lake.until + 100)))
     if dies == "yes" and lake.until == 100:
         os.kill(os.getpid(), signal.SIGKILL)
     lake.add(files, lake.until + 100)
@@ -45,8 +45,8 @@ def test_a_writer_killed_between_its_files_and_their_commit_leaves_what_a_clean_
     assert killed.until == 100
     written = {path.relative_to(url).as_posix() for path in Path(url).rglob("*.parquet")}
     assert written > {file.path for file in killed.files()}
-    assert verify_lake(killed).ok
+    assert verify_archive(killed).ok
     assert run("no") == 0
     killed.refresh()
     assert content(killed) == content(clean)
-    assert verify_lake(killed, sqlite_url).ok
+    assert verify_archive(killed, sqlite_url).ok

@@ -13,8 +13,8 @@ from tape.archive.table import ArchiveTable
 from tape.client import AsyncTapeClient
 from tape.errors import ArchiveDamaged
 from tape.journal.history import EntryFilter
-from tape.pipeline.archive_repair import repair_lake
-from tape.pipeline.archive_verifier import verify_lake
+from tape.pipeline.archive_repair import repair_archive
+from tape.pipeline.archive_verifier import verify_archive
 from tape.server.server import Server
 from tests.archive.conftest import archive, content, fill, forget, order, prepare
 from tests.conftest import settings_for
@@ -50,14 +50,14 @@ def test_an_archive_in_s3_is_repaired_and_compacted(
     missing, cut, *_ = lake.files()
     lake.filesystem.delete_file(missing.path)
     obstore.put(s3.store("spool"), f"mended/{cut.path}", b"nothing")
-    report = verify_lake(lake, sqlite_url)
+    report = verify_archive(lake, sqlite_url)
     assert set(report.damaged) == {missing.path, cut.path}
     with pytest.raises(ArchiveDamaged, match="is missing"):
         lake.read_file(missing, 0, 200)
-    assert repair_lake(lake, sqlite_url, report).entries == missing.entries + cut.entries
+    assert repair_archive(lake, sqlite_url, report).entries == missing.entries + cut.entries
     assert lake.filesystem.get_file_info(f"_quarantine/{cut.path.replace('/', ',')}").is_file
     assert compact(lake) == 4
-    assert verify_lake(lake, sqlite_url).ok
+    assert verify_archive(lake, sqlite_url).ok
     assert content(lake, options) == whole
 
 

@@ -28,7 +28,7 @@ def test_a_killed_agent_is_finished_by_another_and_no_money_moves_twice() -> Non
     shown = demo("crash-resume")
     assert "killed (exit code -9)" in shown
     assert shown.count("model:") == 1
-    assert "effect sweep pending" in shown
+    assert "effect transfer pending" in shown
     assert BOOK in shown
     assert "The bank was asked 4 times and moved money 3 times" in shown
 
@@ -36,7 +36,7 @@ def test_a_killed_agent_is_finished_by_another_and_no_money_moves_twice() -> Non
 def test_a_lost_answer_is_found_out_and_nothing_is_repeated() -> None:
     shown = demo("unknown-reconcile")
     assert shown.count("model:") == 1
-    assert "effect sweep unknown" in shown
-    assert "reactor: sweep is confirmed" in shown
+    assert "effect transfer unknown" in shown
+    assert "reactor: transfer is confirmed" in shown
     assert BOOK in shown
     assert "asked to move money 3 times: nothing was repeated" in shown

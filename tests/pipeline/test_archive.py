@@ -15,10 +15,10 @@ from tape.cli.main import app
 from tape.errors import ArchiveDamaged, PipelineInput
 from tape.journal.appender import read_head
 from tape.journal.retention import prune
-from tape.pipeline.archive_verifier import verify_lake
-from tape.pipeline.job_context import Running
+from tape.pipeline.archive_verifier import verify_archive
+from tape.pipeline.job_context import JobContext
 from tape.pipeline.jobs import archive as job
-from tape.pipeline.journal_batches import ask
+from tape.pipeline.journal_reader import query_store_once
 from tape.store import open_database
 from tests.pipeline.conftest import fill, order
 
@@ -29,7 +29,7 @@ def lake(tmp_path: Path) -> str:
 
 
 def archive(spark: SparkSession, store: str, lake: str, round_entries: int = 400) -> int:
-    return job.archive(spark, store, lake, Running("archive", quiet=True), round_entries=round_entries)
+    return job.archive(spark, store, lake, JobContext("archive", quiet=True), round_entries=round_entries)
 
 
 def test_each_entry_is_archived_once_and_proven(spark: SparkSession, orders: str, lake: str) -> None:
@@ -38,14 +38,14 @@ def test_each_entry_is_archived_once_and_proven(spark: SparkSession, orders: str
     fill(orders, [order(number) for number in range(1001, 1101)])
     assert archive(spark, orders, lake) == 100
     archived = ArchiveTable.open(lake)
-    report = verify_lake(archived, orders)
+    report = verify_archive(archived, orders)
     assert (report.ok, report.entries, report.oldest, report.until) == (True, 1100, 1, 1100)
     assert {path.name for path in Path(lake).glob("day=*/kind=*")} == {"kind=order", "kind=refund"}
     files = archived.files()
     assert sum(file.entries for file in files) == 1100
     assert compact(archived) > 0
     assert len(archived.files()) < len(files)
-    assert verify_lake(archived, orders).ok
+    assert verify_archive(archived, orders).ok
     frame = spark.read.parquet(*(f"{lake}/{file.path}" for file in archived.files()))
     assert frame.count() == 1100
 
@@ -62,7 +62,7 @@ def test_files_without_their_commit_were_never_there(
     monkeypatch.undo()
     assert list(Path(lake).glob("day=*/kind=*/*.parquet"))
     assert archive(spark, orders, lake) == 1000
-    report = verify_lake(ArchiveTable.open(lake), orders)
+    report = verify_archive(ArchiveTable.open(lake), orders)
     assert (report.ok, report.entries) == (True, 1000)
 
 
@@ -78,14 +78,14 @@ def test_a_damaged_or_missing_file_is_named_and_keeps_the_journal_from_being_pru
     content = bytearray(victim.read_bytes())
     content[40] ^= 0xFF
     victim.write_bytes(content)
-    report = verify_lake(ArchiveTable.open(lake), sqlite_url)
+    report = verify_archive(ArchiveTable.open(lake), sqlite_url)
     assert [victim.name in text for text in report.damaged.values()] == [True]
     victim.unlink()
-    report = verify_lake(ArchiveTable.open(lake), sqlite_url)
+    report = verify_archive(ArchiveTable.open(lake), sqlite_url)
     assert [victim.name in text for text in report.damaged.values()] == [True]
     refused = CliRunner().invoke(app, ["prune", "--before", "150", "--archived", lake, "--yes", "--store", sqlite_url])
     assert isinstance(refused.exception, ArchiveDamaged)
-    assert ask(sqlite_url, read_head).oldest == 1
+    assert query_store_once(sqlite_url, read_head).oldest == 1
 
 
 def test_only_what_is_archived_is_pruned_and_archiving_goes_on_after_it(
@@ -96,9 +96,9 @@ def test_only_what_is_archived_is_pruned_and_archiving_goes_on_after_it(
     fill(sqlite_url, [order(number) for number in range(101, 201)])
     pruned = CliRunner().invoke(app, ["prune", "--before", "180", "--archived", lake, "--yes", "--store", sqlite_url])
     assert pruned.exit_code == 0, pruned.output
-    assert ask(sqlite_url, read_head).oldest == 101
+    assert query_store_once(sqlite_url, read_head).oldest == 101
     assert archive(spark, sqlite_url, lake) == 101  # and the note of the pruning
-    assert verify_lake(ArchiveTable.open(lake), sqlite_url).entries == 201
+    assert verify_archive(ArchiveTable.open(lake), sqlite_url).entries == 201
 
 
 def test_an_archive_is_not_continued_with_another_journal(

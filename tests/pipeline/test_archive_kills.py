@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tape.archive.table import ArchiveTable
-from tape.pipeline.archive_verifier import verify_lake
+from tape.pipeline.archive_verifier import verify_archive
 from tests.archive.conftest import content
 from tests.archive.conftest import prepare as prepare_lake
 from tests.pipeline.conftest import fill, order
@@ -19,27 +19,27 @@ ENTRIES = 3_000
 
 _DRIVER = """
 import os, signal, sys
-from tape.archive.table import Lake
+from tape.archive.table import ArchiveTable
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.job_context import Running
+from tape.pipeline.job_context import JobContext
 from tape.pipeline.session import open_session
 from tests.pipeline.conftest import SETTINGS
 store, url, dies = sys.argv[1:]
-add = Lake.add
+add = ArchiveTable.add
 def dying(lake, files, until):
     if lake.until >= 1000:
         os.killpg(0, signal.SIGKILL)
     add(lake, files, until)
 if dies == "yes":
-    Lake.add = dying
-archive(open_session("kill", "local[2]", SETTINGS, quick=True), store, url, Running("archive"), round_entries=1000)
+    ArchiveTable.add = dying
+archive(open_session("kill", "local[2]", SETTINGS, quick=True), store, url, JobContext("archive"), round_entries=1000)
 """
 
 _EXECUTORS = """
 import contextlib, sys, threading
 import psutil
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.job_context import Running
+from tape.pipeline.job_context import JobContext
 from tape.pipeline.session import open_session
 store, url = sys.argv[1:]
 spark = open_session("kill", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g"}, quick=True)
@@ -59,7 +59,7 @@ def kill_one():
 
 killer = threading.Thread(target=kill_one)
 killer.start()
-archive(spark, store, url, Running("archive"), round_entries=4_000)  # ten rounds: one of them is met
+archive(spark, store, url, JobContext("archive"), round_entries=4_000)  # ten rounds: one of them is met
 done.set()
 killer.join()
 spark.stop()
@@ -87,7 +87,7 @@ def test_a_driver_killed_between_a_round_and_its_commit_archives_each_entry_once
     subprocess.run([*command, "no"], check=True, stderr=subprocess.DEVNULL)
     killed.refresh()
     assert content(killed) == content(clean)
-    assert verify_lake(killed, sqlite_url).ok
+    assert verify_archive(killed, sqlite_url).ok
 
 
 @pytest.mark.proof
@@ -99,7 +99,7 @@ def test_an_executor_killed_during_a_round_is_followed_by_another(sqlite_url: st
     assert done.stdout.splitlines() == ["killed"]
     lake = ArchiveTable.open(url)
     assert content(lake) == content(clean)
-    assert verify_lake(lake, sqlite_url).ok
+    assert verify_archive(lake, sqlite_url).ok
 
 
 @pytest.mark.proof

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tape.archive.table import ArchiveTable
-from tape.pipeline.archive_verifier import verify_lake
+from tape.pipeline.archive_verifier import verify_archive
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.standalone import Standalone
 from tests.services import Postgres
@@ -23,9 +23,9 @@ _ON_A_CLUSTER = """
 import json, os, sys
 import pyarrow as pa
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.jobs.backtest import backtest, imagined
+from tape.pipeline.jobs.backtest import backtest, unregistered_reaction
 from tape.pipeline.jobs.rollup import rollup
-from tape.pipeline.job_context import Running
+from tape.pipeline.job_context import JobContext
 from tape.pipeline.session import open_session
 store, lake, master = sys.argv[1:]
 settings = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
@@ -35,16 +35,16 @@ entries = spark.read.format("tape").option("store", store).option("minPartitions
 
 def where(batches):
     rows = sum(batch.num_rows for batch in batches)
-    yield pa.RecordBatch.from_pydict({"place": [os.getcwd()], "entries": [rows]})
+    yield pa.RecordBatch.from_pydict({"folder": [os.getcwd()], "entries": [rows]})
 
-placed = entries.mapInArrow(where, "place string, entries long").collect()
-wanted = imagined("/tape/order/**", 'payload.status == "failed"', debounce_ms=5)
+counts = entries.mapInArrow(where, "folder string, entries long").collect()
+wanted = unregistered_reaction("/tape/order/**", 'payload.status == "failed"', debounce_ms=5)
 print("BEGUN", flush=True)
-told = backtest(spark, store, wanted)
-archived = archive(spark, store, lake, Running("archive", quiet=True), round_entries=7_000)
-counted = rollup(spark, store, Running("rollup", quiet=True))
-print(json.dumps({"executors": len({row.place for row in placed}), "entries": sum(row.entries for row in placed),
-                  "archived": archived, "counted": counted, "matched": told.fired + told.debounced}))
+result = backtest(spark, store, wanted)
+archived = archive(spark, store, lake, JobContext("archive", quiet=True), round_entries=7_000)
+counted = rollup(spark, store, JobContext("rollup", quiet=True))
+print(json.dumps({"executors": len({row.folder for row in counts}), "entries": sum(row.entries for row in counts),
+                  "archived": archived, "counted": counted, "matched": result.fired + result.debounced}))
 spark.stop()
 """
 
@@ -72,4 +72,4 @@ def test_jobs_run_on_two_workers_that_read_postgres_and_outlive_an_executor(post
         told = json.loads(out.splitlines()[-1])
         failed = sum(draft.subject.startswith("/tape/order/failed/") for draft in drafts)
         assert told == {"executors": 2, "entries": ENTRIES, "archived": ENTRIES, "counted": ENTRIES, "matched": failed}
-        assert verify_lake(ArchiveTable.open(lake), store).ok
+        assert verify_archive(ArchiveTable.open(lake), store).ok

@@ -20,14 +20,14 @@ from pyspark.sql import SparkSession
 
 from tape.errors import CheckpointRefused, FanoutBlocked, InvalidInput, SinkUnavailable
 from tape.model.entry import Entry
-from tape.pipeline.job_context import Running
-from tape.pipeline.jobs.fanout import fanout, sink_named
+from tape.pipeline.fanout_task import RejectedEntries, publish_with_retry
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.jobs.fanout import fanout, sink_opener
 from tape.pipeline.session import QUICK_JVM
-from tape.pipeline.sink_task import Aside, publish
 from tape.sinks.handover import HandOver
 from tape.sinks.metrics import RelayMetrics
 from tests.pipeline.conftest import fill, order
-from tests.pipeline.test_reading import entries_in
+from tests.pipeline.test_journal_source import entries_in
 from tests.services import wait_for
 
 
@@ -76,13 +76,13 @@ def receiver() -> Iterator[Receiver]:
 
 
 def hook(receiver: Receiver) -> Any:
-    return sink_named(f"webhook:{receiver.url}", headers=[], secret="", allow_private=True)
+    return sink_opener(f"webhook:{receiver.url}", headers=[], secret="", allow_private=True)
 
 
 def test_every_run_arrives_in_order_and_the_next_round_goes_on(
     spark: SparkSession, store_url: str, receiver: Receiver
 ) -> None:
-    running = Running("fanout", quiet=True)
+    running = JobContext("fanout", quiet=True)
     where = {"where": 'kind == "order"'}
     fill(store_url, [order(number) for number in range(1, 121)])
     assert fanout(spark, store_url, "hook", hook(receiver), running, round_entries=70, **where).entries == 96
@@ -106,14 +106,14 @@ def test_what_is_never_taken_is_left_out_written_down_or_waited_for(
     entries = entries_in(sqlite_url)
     refused = {(entries[number].run_id, entries[number].seq) for number in (9, 29)}
     receiver.refused |= refused
-    letters = tmp_path / "dead.jsonl"
+    dead_letters = tmp_path / "dead.jsonl"
     if policy == "dead_letter":  # a round that was killed after it had written this
-        letters.write_text('{"global_seq": 10, "error": "…"}\n{"glob')
-    running = Running("fanout", quiet=True)
-    options = {"policy": policy, "dead_letter": str(letters) if policy == "dead_letter" else ""}
+        dead_letters.write_text('{"global_seq": 10, "error": "…"}\n{"glob')
+    running = JobContext("fanout", quiet=True)
+    options = {"policy": policy, "dead_letter": str(dead_letters) if policy == "dead_letter" else ""}
     taken = {(entry.run_id, entry.seq) for entry in entries} - refused
     if policy == "block":
-        with pytest.raises(FanoutBlocked, match=r"does not take run-2/3: .*The position stands before it, at 9"):
+        with pytest.raises(FanoutBlocked, match=r"rejects run-2/3: .*The checkpoint is before that entry, at 9"):
             fanout(spark, sqlite_url, "hook", hook(receiver), running, **options)
         receiver.refused.clear()
         fanout(spark, sqlite_url, "hook", hook(receiver), running, **options)
@@ -125,7 +125,7 @@ def test_what_is_never_taken_is_left_out_written_down_or_waited_for(
     text = generate_latest(running.registry).decode()
     assert f'what="{"skipped" if policy == "skip" else "dead letters"}"}} 2.0' in text
     if policy == "dead_letter":
-        first, half, last = letters.read_text().splitlines()
+        first, half, last = dead_letters.read_text().splitlines()
         assert (json.loads(first)["global_seq"], half) == (10, '{"glob'), "none is written twice, none onto another"
         assert json.loads(last)["global_seq"] == 30
         assert "SinkRejected" in json.loads(last)["error"]
@@ -136,18 +136,18 @@ def test_dead_letters_may_be_a_subject_and_are_never_handed_out_themselves(
 ) -> None:
     fill(sqlite_url, [order(number) for number in range(1, 21)])
     receiver.refused.add(("run-1", 1))
-    running = Running("fanout", quiet=True)
+    running = JobContext("fanout", quiet=True)
     options: Any = {"policy": "dead_letter", "dead_letter": "/tape/dead/letter"}
     with pytest.raises(InvalidInput, match="is itself matched by"):
         fanout(spark, sqlite_url, "hook", hook(receiver), running, **options)
     for _ in range(2):
         fanout(spark, sqlite_url, "hook", hook(receiver), running, subject="/tape/order/**", **options)
-    (letter,) = [entry for entry in entries_in(sqlite_url) if entry.kind == "dead"]
-    assert (letter.payload["run_id"], letter.payload["seq"]) == ("run-1", 1)
+    (dead_letter,) = [entry for entry in entries_in(sqlite_url) if entry.kind == "dead"]
+    assert (dead_letter.payload["run_id"], dead_letter.payload["seq"]) == ("run-1", 1)
 
 
-class Moody:
-    """A sink that fails so often before it takes something."""
+class FlakySink:
+    """A sink that fails a number of times before it accepts an entry."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -162,15 +162,22 @@ class Moody:
 
 def test_a_sink_that_fails_for_a_while_gets_each_entry_once_and_in_order(sqlite_url: str) -> None:
     fill(sqlite_url, [order(number) for number in range(1, 5)])
-    entries, patient, lost = entries_in(sqlite_url), Moody(2), Moody(9)
+    entries, flaky, failing = entries_in(sqlite_url), FlakySink(2), FlakySink(9)
     metrics = RelayMetrics()
-    assert publish(HandOver(patient, Aside("block"), metrics), entries, metrics, pauses_s=(0, 0, 0)) == (None, [])
-    assert patient.taken == [1, 2, 3, 4]
+    assert publish_with_retry(
+        HandOver(flaky, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0, 0)
+    ) == (
+        None,
+        [],
+    )
+    assert flaky.taken == [1, 2, 3, 4]
     assert metrics.status.retries == 2
-    reason, left = publish(HandOver(lost, Aside("block"), metrics), entries, metrics, pauses_s=(0, 0))
+    reason, left = publish_with_retry(
+        HandOver(failing, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0)
+    )
     assert isinstance(reason, SinkUnavailable)
     assert left == entries[1:]
-    assert lost.taken == [1]
+    assert failing.taken == [1]
 
 
 @pytest.mark.proof
@@ -189,7 +196,7 @@ def test_a_driver_killed_in_the_middle_leaves_nothing_out_and_no_run_out_of_orde
             os.killpg(working.pid, signal.SIGKILL)
     assert len(receiver.seen) < 2_000
     target = f"webhook:{receiver.url}"
-    fanout(spark, store_url, "hook", hook(receiver), Running("fanout", quiet=True), target=target, round_entries=300)
+    fanout(spark, store_url, "hook", hook(receiver), JobContext("fanout", quiet=True), target=target, round_entries=300)
     wanted = defaultdict(list)
     for entry in entries_in(store_url):
         wanted[entry.run_id].append(entry.seq)

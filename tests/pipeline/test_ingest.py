@@ -12,13 +12,13 @@ from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 
 from tape.errors import CheckpointRefused, PipelineInput
-from tape.pipeline import batches
-from tape.pipeline.job_context import Running
-from tape.pipeline.jobs.ingest import Ingesting, ingest
-from tape.pipeline.jobs.ingest_stream import Streaming, ingest_stream
+from tape.pipeline import batch_writer
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.jobs.ingest import IngestJob, ingest
+from tape.pipeline.jobs.ingest_stream import StreamInput, ingest_stream
 from tape.pipeline.row_mapping import FieldMapping, read_mapping
 from tape.store import open_database
-from tests.pipeline.test_reading import entries_in
+from tests.pipeline.test_journal_source import entries_in
 
 ORDERS = FieldMapping({"run_id": "who", "tenant": "'shop'"}, {"subject": "/tape/order/imported/{id}"})
 
@@ -46,7 +46,7 @@ def test_rows_are_known_by_their_id_within_a_run_and_in_every_other(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     open_database(store_url).migrate()
-    job = Ingesting(store_url, ORDERS, unique="id", rejects=str(tmp_path / "bad"))
+    job = IngestJob(store_url, ORDERS, unique="id", rejects=str(tmp_path / "bad"))
     first = write(tmp_path / "a.jsonl", rows(*range(30), *range(10)))
     done = ingest(spark, job, first)
     assert (done.rows, done.entries, done.duplicates, done.rejected) == (40, 30, 10, 0)
@@ -58,7 +58,7 @@ def test_rows_are_known_by_their_id_within_a_run_and_in_every_other(
     assert numbers_in(store_url) == list(range(50))
     forgetful = msgspec.structs.replace(job, unique_days=1)
     assert ingest(spark, forgetful, second).forgotten == 0
-    batches.transact(store_url, lambda tx: tx.execute("UPDATE tape_ingested SET ts_ms = 0 WHERE row_id = '7'"))
+    batch_writer.transact(store_url, lambda tx: tx.execute("UPDATE tape_ingested SET ts_ms = 0 WHERE row_id = '7'"))
     assert ingest(spark, forgetful, second).forgotten == 1
     entries = entries_in(store_url)
     assert {entry.tenant for entry in entries} == {"shop"}
@@ -67,7 +67,7 @@ def test_rows_are_known_by_their_id_within_a_run_and_in_every_other(
 
 def test_without_ids_a_batch_is_known_by_its_name(spark: SparkSession, sqlite_url: str, tmp_path: Path) -> None:
     open_database(sqlite_url).migrate()
-    job = Ingesting(sqlite_url, ORDERS, rejects=str(tmp_path / "bad"))
+    job = IngestJob(sqlite_url, ORDERS, rejects=str(tmp_path / "bad"))
     path = write(tmp_path / "a.jsonl", rows(1, 1, 2))
     assert ingest(spark, job, path).entries == 3
     again = ingest(spark, job, path)
@@ -79,11 +79,11 @@ def test_a_run_that_was_killed_while_it_appended_is_finished_by_the_next(
     spark: SparkSession, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_database(sqlite_url).migrate()
-    job = Ingesting(sqlite_url, ORDERS, unique="id", rejects=str(tmp_path / "bad"))
+    job = IngestJob(sqlite_url, ORDERS, unique="id", rejects=str(tmp_path / "bad"))
     write(tmp_path / "a1.jsonl", rows(*range(12)))
     write(tmp_path / "a2.jsonl", rows(*range(12, 25)))
     path = f"{tmp_path}/a*.jsonl"
-    plan, steps = batches._append_step, iter((True, False))
+    plan, steps = batch_writer._append_step, iter((True, False))
 
     class Died(Exception):
         pass
@@ -94,7 +94,7 @@ def test_a_run_that_was_killed_while_it_appended_is_finished_by_the_next(
         raise Died
 
     with monkeypatch.context() as patched:
-        patched.setattr(batches, "_append_step", mortal)
+        patched.setattr(batch_writer, "_append_step", mortal)
         with pytest.raises(Died):
             ingest(spark, job, path)
     half = len(numbers_in(sqlite_url))
@@ -118,7 +118,7 @@ def test_bad_rows_are_kept_with_their_reason_and_secrets_are_taken_out(
     path = write(tmp_path / "a.jsonl", lines)
     mapping = FieldMapping({"kind": "kind", "verb": "verb", "dims": "id"})
     bad = tmp_path / "bad"
-    job = Ingesting(sqlite_url, mapping, unique="id", rejects=str(bad), safe_types=("metric.*",))
+    job = IngestJob(sqlite_url, mapping, unique="id", rejects=str(bad), safe_types=("metric.*",))
     done = ingest(spark, job, path)
     assert (done.rows, done.entries, done.rejected) == (6, 2, 4)
     entries = {entry.subject: entry.payload for entry in entries_in(sqlite_url)}
@@ -142,9 +142,9 @@ def test_a_stream_goes_on_where_it_was_and_refuses_other_options(
     folder = tmp_path / "in"
     at = {"at": "2026-01-31T12:00:00Z"}
     write(folder / "a.jsonl", [row | at for row in rows(1, 2, 2, 3)])
-    job = Ingesting(store_url, ORDERS, unique="id", rejects=str(tmp_path / "bad"))
-    how = Streaming(watermark="at=10 minutes")
-    running = Running("ingest", quiet=True)
+    job = IngestJob(store_url, ORDERS, unique="id", rejects=str(tmp_path / "bad"))
+    how = StreamInput(watermark="at=10 minutes")
+    running = JobContext("ingest", quiet=True)
     done = ingest_stream(spark, job, str(folder), checkpoint, running, how)
     assert (done.entries, done.rejected) == (3, 0)
     write(folder / "b.jsonl", [*(row | at for row in rows(3, 4)), "{broken"])
@@ -157,7 +157,7 @@ def test_a_stream_goes_on_where_it_was_and_refuses_other_options(
     figures = generate_latest(running.registry).decode()
     assert 'what="rejected"} 2.0' in figures
     assert 'tape_pipeline_entries_total{job="ingest"} 14.0' in figures, "every row that was read, by Spark's own count"
-    other = Ingesting(store_url, ORDERS, unique="who", rejects=str(tmp_path / "bad"))
+    other = IngestJob(store_url, ORDERS, unique="who", rejects=str(tmp_path / "bad"))
     with pytest.raises(CheckpointRefused, match=r"unique was 'id', now it is 'who'.* Give another --checkpoint"):
         ingest_stream(spark, other, str(folder), checkpoint, running, how)
 
@@ -169,7 +169,7 @@ def test_a_bad_mapping_is_named(spark: SparkSession, sqlite_url: str, tmp_path: 
         (FieldMapping({"colour": "id"}), "", "names no field of an entry; known are subject"),
         (FieldMapping({"run_id": "id"}), "", "--map subject=… is missing"),
         (FieldMapping({"subject": "nonsense"}), "", "--map subject=nonsense cannot be used: "),
-        (FieldMapping({"subject": "id", "verb": "id"}), "", "both say what the subject is"),
+        (FieldMapping({"subject": "id", "verb": "id"}), "", "both define the subject"),
         (
             FieldMapping({"subject": "'/tape/a/b'"}),
             "nothing",
@@ -177,10 +177,10 @@ def test_a_bad_mapping_is_named(spark: SparkSession, sqlite_url: str, tmp_path: 
         ),
     ):
         with pytest.raises(PipelineInput) as caught:
-            ingest(spark, Ingesting(sqlite_url, mapping, unique=unique, rejects=str(tmp_path / "bad")), path)
+            ingest(spark, IngestJob(sqlite_url, mapping, unique=unique, rejects=str(tmp_path / "bad")), path)
         assert message in str(caught.value)
     with pytest.raises(PipelineInput, match="cannot be read as json"):
-        ingest(spark, Ingesting(sqlite_url, ORDERS), str(tmp_path / "nowhere"))
+        ingest(spark, IngestJob(sqlite_url, ORDERS), str(tmp_path / "nowhere"))
 
 
 def test_a_mapping_may_be_a_file(tmp_path: Path) -> None:

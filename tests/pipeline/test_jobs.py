@@ -17,9 +17,9 @@ from tape.errors import JavaMissing
 from tape.journal.appender import read_head
 from tape.pipeline import session
 from tape.pipeline.java import java_version
-from tape.pipeline.job_context import running
-from tape.pipeline.journal_batches import ask
-from tape.pipeline.scripts import quick_python
+from tape.pipeline.job_context import open_job_context
+from tape.pipeline.journal_reader import query_store_once
+from tape.pipeline.launchers import fast_python
 from tests.pipeline.conftest import fill, order
 from tests.services import wait_for
 
@@ -65,10 +65,10 @@ def test_workers_use_the_installed_pyspark_which_is_compiled_already(
     code = (
         "import os, sys, pyspark; print(pyspark.__file__, os.environ['PYTHONPATH'], sys.prefix, sys.argv[1:], sep='|')"
     )
-    said = subprocess.run([quick_python(), "-c", code, "a b"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([fast_python(), "-c", code, "a b"], capture_output=True, text=True, check=True).stdout
     assert said.strip().split("|") == [pyspark.__file__, "/of the user", sys.prefix, "['a b']"]
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    assert quick_python() == Path(sys.executable)
+    assert fast_python() == Path(sys.executable)
 
 
 def test_the_command_line_does_not_load_spark_until_a_job_runs() -> None:
@@ -85,15 +85,15 @@ def test_the_command_line_does_not_load_spark_until_a_job_runs() -> None:
 def test_progress_is_shown_to_prometheus_and_a_signal_stops_a_job() -> None:
     from prometheus_client import generate_latest
 
-    with running("archive", quiet=True) as now:
-        now.told(10, 110, 150, 2.0)
-        text = generate_latest(now.registry).decode()
+    with open_job_context("archive", quiet=True) as context:
+        context.report_progress(10, 110, 150, 2.0)
+        text = generate_latest(context.registry).decode()
         assert 'tape_pipeline_entries_total{job="archive"} 10.0' in text
         assert 'tape_pipeline_behind{job="archive"} 40.0' in text
-        assert not now.is_stopping
+        assert not context.is_stopping
         signal.raise_signal(signal.SIGTERM)
-        now.wait(120)
-        assert now.is_stopping
+        context.wait(120)
+        assert context.is_stopping
 
 
 def test_a_following_archive_ends_gracefully_on_sigterm(sqlite_url: str, tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_following_archive_ends_gracefully_on_sigterm(sqlite_url: str, tmp_pat
             working.kill()
     assert working.returncode == 0
     assert "Archived 150 entries" in out
-    assert ask(sqlite_url, read_head).global_seq == 150
+    assert query_store_once(sqlite_url, read_head).global_seq == 150

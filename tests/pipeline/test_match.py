@@ -28,14 +28,14 @@ from tape.errors import CheckpointRefused, InvalidReaction, ReactionChanged
 from tape.journal.appender import read_head
 from tape.model.entry import Entry
 from tape.model.reaction_states import HandlerKind
-from tape.pipeline.batches import transact
-from tape.pipeline.job_context import Running
+from tape.pipeline.batch_writer import transact
+from tape.pipeline.job_context import JobContext
 from tape.pipeline.jobs import match as job
 from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.backtest import Backtest, Hour, Sample, backtest
 from tape.pipeline.jobs.command import show_backtests
 from tape.pipeline.jobs.match import match
-from tape.pipeline.journal_batches import ask
+from tape.pipeline.journal_reader import ask
 from tape.pipeline.session import QUICK_JVM
 from tape.reactions import decorators
 from tape.server.server import Server
@@ -44,10 +44,10 @@ from tests.conftest import settings_for
 from tests.engine.reactions.helpers import matched
 from tests.engine.reactions.test_simulation import live, reaction
 from tests.pipeline.conftest import fill, order
-from tests.pipeline.test_reading import entries_in
+from tests.pipeline.test_journal_source import entries_in
 from tests.services import wait_for
 
-QUIET = Running("match", quiet=True)
+QUIET = JobContext("match", quiet=True)
 FAILED = 'payload.status == "failed" && payload.total > 100.0'
 
 
@@ -101,21 +101,24 @@ def test_a_backtest_tells_what_servers_and_tasks_really_do(spark: SparkSession, 
     )
     for fields in cases:
         wanted = reaction(**fields)
-        told = backtest(spark, store_url, wanted, samples=3)
+        result = backtest(spark, store_url, wanted, samples=3)
         lived = live(f"sqlite:{tmp_path / 'stage.db'}", wanted, entries)
         sources = sorted(source for source, _, _ in lived.tasks)
-        assert told.entries == sum(entry.kind == "order" for entry in entries)
-        assert (told.fired, told.debounced) == (len(sources), sum(coalesced for _, _, coalesced in lived.tasks))
-        assert told.queue == lived.queue
-        assert [sample.global_seq for sample in told.samples] == sources[:3]
-        per_tenant = dict.fromkeys(told.tenants, 0)
+        assert result.entries == sum(entry.kind == "order" for entry in entries)
+        assert (result.fired, result.debounced) == (
+            len(sources),
+            sum(coalesced for _, _, coalesced in lived.tasks),
+        )
+        assert result.queue == lived.queue
+        assert [sample.global_seq for sample in result.samples] == sources[:3]
+        per_tenant = dict.fromkeys(result.tenants, 0)
         for source in sources:
             per_tenant[entries[source - 1].tenant] += 1
-        assert told.tenants == per_tenant
-        assert sum(hour.fired for hour in told.hours) == told.fired
-    assert told.fired == 0
-    assert told.errors == told.entries
-    assert "missing" in told.last_error
+        assert result.tenants == per_tenant
+        assert sum(hour.fired for hour in result.hours) == result.fired
+    assert result.fired == 0
+    assert result.errors == result.entries
+    assert "missing" in result.last_error
     assert ask(store_url, lambda reader: reader.one("SELECT count(*) FROM tape_tasks")) == (0,)
 
 
@@ -231,8 +234,8 @@ def test_a_backfill_that_does_not_fit_is_refused_in_a_sentence(spark: SparkSessi
     with pytest.raises(InvalidReaction, match="servers have matched 'r' up to 20 only"):
         match(spark, sqlite_url, "r", QUIET, until="latest", checkpoint="all")
 
-    class Meddling(Running):
-        def told(self, *figures: object) -> None:
+    class Meddling(JobContext):
+        def report_progress(self, *figures: object) -> None:
             register(sqlite_url, reaction(debounce_ms=5))
 
     with pytest.raises(ReactionChanged, match="was changed while its history was matched"):
@@ -312,10 +315,10 @@ def test_reactions_declared_in_code_can_be_tried_out(tmp_path: Path, monkeypatch
 
 def test_an_outcome_is_shown_in_words_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     hours = [Hour("2026-01-31T12:00Z", "shop", 1_200, 3), Hour("2026-01-31T13:00Z", "", 34, 0)]
-    told = Backtest(
+    result = Backtest(
         5_000, 1_234, 3, 2, "no such key: 'total'", Queue(7, 1_500, 4, 99), hours, [Sample(9, "/tape/a", "{}")]
     )
-    show_backtests([("", told)], "text")
+    show_backtests([("", result)], "text")
     shown = capsys.readouterr().out
     for line in (
         "Would have fired 1,234 times on 5,000 entries.",
@@ -325,6 +328,6 @@ def test_an_outcome_is_shown_in_words_and_as_json(capsys: pytest.CaptureFixture[
         "e.g. 9 /tape/a {}",
     ):
         assert line in shown
-    show_backtests([("r", told)], "json")
+    show_backtests([("r", result)], "json")
     said = json.loads(capsys.readouterr().out)
     assert (said["reaction"], said["fired"], said["tenants"]) == ("r", 1_234, {"": 34, "shop": 1_200})

@@ -17,14 +17,23 @@ from tape.demo.pipeline import fill, run_jobs
 from tape.engine.ledgers.histogram import histogram_of
 from tape.engine.ledgers.rollups import DurationRollup
 from tape.errors import PipelineInput
-from tape.pipeline.archive_verifier import verify_lake
+from tape.pipeline.archive_verifier import verify_archive
 from tape.pipeline.jobs.report import moment_of, report
-from tape.pipeline.journal_batches import ask
-from tape.pipeline.report.facts import Facts, Letters, Open, Reader, SlowRun, Step, Volume, width_for
+from tape.pipeline.journal_reader import query_store_once
+from tape.pipeline.report.facts import (
+    DeadLetterGroup,
+    EffectSpan,
+    Facts,
+    OpenSpans,
+    ReaderLag,
+    SlowRun,
+    Volume,
+    width_for,
+)
+from tape.pipeline.report.formats import count_marks, duration, duration_marks, percent, time_marks
 from tape.pipeline.report.page import render
 from tape.pipeline.report.queries import find_facts
-from tape.pipeline.report.words import count_marks, duration, duration_marks, percent, time_marks
-from tests.pipeline.test_reading import entries_in
+from tests.pipeline.test_journal_source import entries_in
 from tests.pipeline.test_rollups import by_hand, life, told
 from tests.system.test_browser import BROWSERS
 
@@ -39,7 +48,7 @@ def nothing() -> Facts:
 def something() -> Facts:
     """A page with everything on it, in names that would break a careless one."""
     bad = "<script>alert('&')</script>"
-    steps = [Step("pay", NOON, NOON + 900, "confirmed"), Step(bad, NOON + 1000, None, "")]
+    steps = [EffectSpan("pay", NOON, NOON + 900, "confirmed"), EffectSpan(bad, NOON + 1000, None, "")]
     return Facts(
         store="postgres://u:…@h/db",
         lake="s3://bucket/lake",
@@ -51,15 +60,15 @@ def something() -> Facts:
         oldest=1000,
         looked_back_ms=7 * 24 * HOUR,
         volume=[Volume(NOON + n % 50 * 60_000, bad, f"kind-{n % 9}", n + 1, 100 * n) for n in range(300)],
-        took=[
+        durations=[
             DurationRollup(NOON, bad, "effect", "pay", "confirmed", histogram_of([10, 20, 70_000]), 2),
             DurationRollup(NOON + 120_000, bad, "effect", bad, "failed", histogram_of([5])),
             DurationRollup(NOON, bad, "run", "", "stuck", histogram_of([4_000_000])),
         ],
         slow=[SlowRun("run-" + "0" * 30, bad, NOON, NOON + 90_000, "terminal", steps)],
-        open=[Open("effect", "pay", 3, NOON)],
-        letters=[Letters(bad, 4, NOON, NOON + 1, bad)],
-        readers=[Reader("rollup", 1_000_000, 234_567, 5_000_000)],
+        open=[OpenSpans("effect", "pay", 3, NOON)],
+        dead_letters=[DeadLetterGroup(bad, 4, NOON, NOON + 1, bad)],
+        readers=[ReaderLag("rollup", 1_000_000, 234_567, 5_000_000)],
     )
 
 
@@ -143,7 +152,7 @@ def test_the_demonstration_ends_in_a_report_that_says_what_its_journal_says(
     page = run_jobs(spark, tmp_path, store, 1.0, said.append)
     progress = capsys.readouterr().err
     assert all(f"{job}: {len(entries):,} entries" in progress for job in ("archive", "rollup"))
-    assert verify_lake(ArchiveTable.open(str(tmp_path / "lake")), store).ok
+    assert verify_archive(ArchiveTable.open(str(tmp_path / "lake")), store).ok
     orders = [entry for entry in entries if entry.type == "order.created" and entry.payload["total"] > 500.0]
     assert f"  {len(orders):,} times" in said[3]
     Checked(page.read_text())
@@ -166,10 +175,10 @@ def test_the_demonstration_ends_in_a_report_that_says_what_its_journal_says(
     assert [took[run.run_id] for run in facts.slow] == [run.took_ms for run in facts.slow]
     assert facts.histogram("run") == histogram_of(took.values())
     assert sum(one.entries for one in facts.open if one.measure == "run") == len(began) - len(took)
-    letters = ask(store, lambda reader: reader.one("SELECT count(*) FROM tape_tasks WHERE status = 5"))
+    letters = query_store_once(store, lambda reader: reader.one("SELECT count(*) FROM tape_tasks WHERE status = 5"))
     assert letters is not None
-    assert [one.letters for one in facts.letters] == [letters[0]]
-    assert {one.name: one.behind for one in facts.readers} == {"rollup": 0, "reaction tell-the-payments-desk": 0}
+    assert [one.dead_letters for one in facts.dead_letters] == [letters[0]]
+    assert {one.name: one.behind for one in facts.readers} == {"rollup": 0, "reaction notify-payments-desk": 0}
     with pytest.raises(PipelineInput, match="There is a journal at"):
         fill(tmp_path, 100, 1.0, lambda done, total: None)
     with pytest.raises(PipelineInput, match="the window would be empty"):
@@ -190,11 +199,11 @@ def test_a_window_of_each_kind_of_database_is_told_as_it_was(spark: SparkSession
     expected = {key: value for key, value in by_hand(before_end, facts.width_ms).items() if key[0] >= middle}
     assert {
         (one.start_ms, one.tenant, one.measure, one.tool, one.outcome): (one.histogram, one.unpaired)
-        for one in facts.took
+        for one in facts.durations
     } == {key: (histogram_of(durations), unpaired) for key, (durations, unpaired) in expected.items()}
     Checked(render(facts))
     later = find_facts(spark, store_url, "", middle + 1000 * HOUR, middle + 1001 * HOUR)
-    assert (later.entries, later.took, later.slow, later.open) == (0, [], [], [])
+    assert (later.entries, later.durations, later.slow, later.open) == (0, [], [], [])
 
 
 RUN_ENDS = ("run.terminal", "run.failed", "run.cancelled", "run.stuck")

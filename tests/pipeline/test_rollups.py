@@ -29,15 +29,15 @@ from tape.engine.ledgers.rollups import (
     read_position,
 )
 from tape.journal.retention import prune
-from tape.pipeline.batches import transact
-from tape.pipeline.job_context import Running
+from tape.pipeline.batch_writer import transact
+from tape.pipeline.job_context import JobContext
 from tape.pipeline.jobs.archive import archive
-from tape.pipeline.jobs.rollup import read_stretch, rollup
-from tape.pipeline.journal_batches import ask
+from tape.pipeline.jobs.rollup import read_batch, rollup
+from tape.pipeline.journal_reader import query_store_once
 from tape.store import open_database
-from tests.history import Told, write_told
+from tests.history import TimedDraft, write_told
 from tests.pipeline.conftest import fill, order
-from tests.pipeline.test_reading import entries_in
+from tests.pipeline.test_journal_source import entries_in
 
 ALWAYS = 1 << 60
 START = 1_780_000_000_000 // 60_000 * 60_000
@@ -49,11 +49,11 @@ TABLES = {
 }
 
 
-def quiet() -> Running:
-    return Running("rollup", quiet=True)
+def quiet() -> JobContext:
+    return JobContext("rollup", quiet=True)
 
 
-def told(entries: Sequence[Told], store: str) -> None:
+def told(entries: Sequence[TimedDraft], store: str) -> None:
     async def write() -> None:
         async with open_database(store) as database:
             await write_told(database, entries)
@@ -67,37 +67,39 @@ def digest(store: str) -> str:
     def rows(reader: object) -> object:
         return [reader.query(f"SELECT * FROM {table} ORDER BY {keys}") for table, keys in TABLES.items()]  # type: ignore[attr-defined]
 
-    return hashlib.sha256(repr(ask(store, rows)).encode()).hexdigest()
+    return hashlib.sha256(repr(query_store_once(store, rows)).encode()).hexdigest()
 
 
 def counted(store: str, width: str) -> Counter[tuple[int, str, str, str]]:
-    found = ask(store, lambda reader: read_counts(reader, width, 0, ALWAYS))
+    found = query_store_once(store, lambda reader: read_counts(reader, width, 0, ALWAYS))
     return Counter({(one.start_ms, one.tenant, one.type, one.tool): one.entries for one in found})
 
 
 def took(store: str, width: str) -> dict[tuple[int, str, str, str, str], tuple[Histogram, int]]:
-    found = ask(store, lambda reader: read_durations(reader, width, 0, ALWAYS))
+    found = query_store_once(store, lambda reader: read_durations(reader, width, 0, ALWAYS))
     return {
         (one.start_ms, one.tenant, one.measure, one.tool, one.outcome): (one.histogram, one.unpaired) for one in found
     }
 
 
-def effect(ts_ms: int, verb: str, tool: str, run_id: str, key: str, tenant: str = "shop", **facts: object) -> Told:
+def effect(
+    ts_ms: int, verb: str, tool: str, run_id: str, key: str, tenant: str = "shop", **facts: object
+) -> TimedDraft:
     payload = json.dumps({"tool": tool, "idempotency_key": key, "status": verb, **facts})
-    return Told(ts_ms, f"/tape/effect/{verb}/{tool}/{run_id}", run_id, tenant, payload)
+    return TimedDraft(ts_ms, f"/tape/effect/{verb}/{tool}/{run_id}", run_id, tenant, payload)
 
 
-def run(ts_ms: int, verb: str, run_id: str, tenant: str = "shop") -> Told:
-    return Told(ts_ms, f"/tape/run/{verb}/{tenant}/ada/s1/{run_id}", run_id, tenant, "{}")
+def run(ts_ms: int, verb: str, run_id: str, tenant: str = "shop") -> TimedDraft:
+    return TimedDraft(ts_ms, f"/tape/run/{verb}/{tenant}/ada/s1/{run_id}", run_id, tenant, "{}")
 
 
 ENDS = [["confirmed"], ["confirmed"], ["failed"], [], ["failed", "confirmed"], ["reconciled"], ["unknown"]]
 
 
-def life(seed: int, runs: int) -> list[Told]:
+def life(seed: int, runs: int) -> list[TimedDraft]:
     """Runs of two tenants with effects that succeed, fail, are retried, reconciled, left open or settled twice."""
     dice = random.Random(seed)
-    found: list[Told] = []
+    found: list[TimedDraft] = []
     for number in range(runs):
         run_id, tenant = f"r{number}", dice.choice(["shop", "bank"])
         at = START + dice.randrange(3 * 3_600_000)
@@ -122,7 +124,7 @@ def life(seed: int, runs: int) -> list[Told]:
     return sorted(found, key=lambda one: one.ts_ms)
 
 
-def by_hand(entries: Sequence[Told], width: int) -> dict[tuple[int, str, str, str, str], tuple[list[int], int]]:
+def by_hand(entries: Sequence[TimedDraft], width: int) -> dict[tuple[int, str, str, str, str], tuple[list[int], int]]:
     """Durations and ends without a beginning, one entry after the other."""
     began: dict[tuple[str, str], int] = {}
     found: dict[tuple[int, str, str, str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
@@ -154,9 +156,9 @@ def test_the_numbers_are_those_of_the_journal(spark: SparkSession, orders: str) 
     for name, width in WIDTHS_MS.items():
         expected = Counter((entry.ts_ms // width * width, entry.tenant, entry.type, "") for entry in entries)
         assert counted(orders, name) == expected
-    rows = ask(orders, lambda reader: read_counts(reader, "day", 0, ALWAYS))
+    rows = query_store_once(orders, lambda reader: read_counts(reader, "day", 0, ALWAYS))
     assert sum(one.bytes for one in rows) == sum(len(entry.payload_json.encode()) for entry in entries)
-    assert ask(orders, read_position) == RollupPosition(1050, 0, entries[-1].ts_ms, 0)
+    assert query_store_once(orders, read_position) == RollupPosition(1050, 0, entries[-1].ts_ms, 0)
 
 
 def test_durations_are_the_same_however_the_journal_is_cut(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
@@ -173,13 +175,13 @@ def test_durations_are_the_same_however_the_journal_is_cut(spark: SparkSession, 
         told(entries, again)
         assert rollup(spark, again, quiet(), round_entries=len(entries) // 3) == len(entries)
         assert digest(again) == digest(store_url)
-        assert ask(again, read_open)
+        assert query_store_once(again, read_open)
 
 
 def test_a_confirmation_that_comes_rounds_later_has_its_duration(spark: SparkSession, sqlite_url: str) -> None:
     told([effect(START, "pending", "pay", "r1", "k1"), run(START + 1, "running", "r1")], sqlite_url)
     rollup(spark, sqlite_url, quiet())
-    assert [one.key for one in ask(sqlite_url, read_open)] == [("r1", "effect", "k1"), ("r1", "run", "")]
+    assert [one.key for one in query_store_once(sqlite_url, read_open)] == [("r1", "effect", "k1"), ("r1", "run", "")]
     told([effect(START + 5_000, "pending", "pay", "r1", "k1"), order_at(START + 6_000)], sqlite_url)
     rollup(spark, sqlite_url, quiet())
     told([effect(START + 90_000, "confirmed", "pay", "r1", "k1")], sqlite_url)
@@ -187,11 +189,11 @@ def test_a_confirmation_that_comes_rounds_later_has_its_duration(spark: SparkSes
     assert took(sqlite_url, "minute") == {
         (START + 60_000, "shop", "effect", "pay", "confirmed"): (histogram_of([90_000]), 0)
     }
-    assert [one.key for one in ask(sqlite_url, read_open)] == [("r1", "run", "")]
+    assert [one.key for one in query_store_once(sqlite_url, read_open)] == [("r1", "run", "")]
 
 
-def order_at(ts_ms: int) -> Told:
-    return Told(ts_ms, "/tape/order/created/1", "o1", "shop", "{}")
+def order_at(ts_ms: int) -> TimedDraft:
+    return TimedDraft(ts_ms, "/tape/order/created/1", "o1", "shop", "{}")
 
 
 def test_late_entries_are_counted_in_their_minute_and_as_late(spark: SparkSession, sqlite_url: str) -> None:
@@ -201,7 +203,7 @@ def test_late_entries_are_counted_in_their_minute_and_as_late(spark: SparkSessio
     assert rollup(spark, sqlite_url, quiet(), round_entries=5) == 8
     found = counted(sqlite_url, "minute")
     assert [found[START + minute * 60_000, "shop", "order.created", ""] for minute in range(5)] == [2, 2, 1, 2, 1]
-    position = ask(sqlite_url, read_position)
+    position = query_store_once(sqlite_url, read_position)
     assert (position.late, position.watermark_ms) == (3, START + 240_000)
     assert position.complete == (0, 0)
 
@@ -212,7 +214,7 @@ def test_a_stretch_that_another_job_has_counted_is_not_added_again(store_url: st
     stretch = RollupBatch(0, RollupPosition(7), minutes, [], [], [])
     assert transact(store_url, lambda tx: add_batch(tx, stretch))
     assert not transact(store_url, lambda tx: add_batch(tx, stretch))
-    assert ask(store_url, read_position).global_seq == 7
+    assert query_store_once(store_url, read_position).global_seq == 7
     assert counted(store_url, "hour") == {(0, "t", "a.b", ""): 7}
     assert counted(store_url, "minute") == {(60_000, "t", "a.b", ""): 5, (120_000, "t", "a.b", ""): 2}
 
@@ -226,7 +228,7 @@ def test_a_pruned_journal_is_counted_from_its_oldest_entry(spark: SparkSession, 
 
     asyncio.run(forget())
     assert rollup(spark, sqlite_url, quiet()) == 11  # and the note of the pruning
-    position = ask(sqlite_url, read_position)
+    position = query_store_once(sqlite_url, read_position)
     assert position.global_seq == 21
     # The minute that the journal begins in now lacks what was pruned of it.
     assert position.since_ms > position.watermark_ms - 60_000
@@ -248,14 +250,14 @@ def test_what_was_pruned_before_it_was_counted_is_counted_from_the_archive(
     asyncio.run(forget())
     assert rollup(spark, sqlite_url, quiet(), lake=lake) == len(entries) + 1  # and the note of the pruning
     assert took(sqlite_url, "day") == expected
-    assert ask(sqlite_url, read_position).since_ms == 0
+    assert query_store_once(sqlite_url, read_position).since_ms == 0
 
 
 KILLED = """
 import os, signal, sys
 import msgspec
 from tape.engine.ledgers.rollups import Stretch, add_stretch
-from tape.pipeline.batches import transact
+from tape.pipeline.batch_writer import transact
 
 stretch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Stretch)
 
@@ -275,13 +277,13 @@ def test_killed_between_writing_and_committing_the_tables_are_those_of_one_clean
     told(entries, store_url)
     third = len(entries) // 3
     for number in range(3):
-        position = ask(store_url, read_position)
-        stretch = read_stretch(spark, store_url, "", position, position.global_seq, position.global_seq + third)
+        position = query_store_once(store_url, read_position)
+        stretch = read_batch(spark, store_url, "", position, position.global_seq, position.global_seq + third)
         killed = subprocess.run(
             [sys.executable, "-c", KILLED, store_url], input=msgspec.msgpack.encode(stretch), capture_output=True
         )
         assert (killed.returncode, killed.stdout) == (-9, b"written\n"), killed.stderr
-        assert ask(store_url, read_position) == position
+        assert query_store_once(store_url, read_position) == position
         assert transact(store_url, lambda tx, stretch=stretch: add_batch(tx, stretch)), number  # type: ignore[misc]
     rollup(spark, store_url, quiet())
     clean = f"sqlite:{tmp_path / 'clean.db'}"
@@ -292,25 +294,25 @@ def test_killed_between_writing_and_committing_the_tables_are_those_of_one_clean
 
 DRIVER = """
 import os, signal, sys
-from tape.engine.ledgers.rollups import add_stretch
+from tape.engine.ledgers.rollups import add_batch
 from tape.pipeline.jobs import rollup as job
-from tape.pipeline.job_context import Running
+from tape.pipeline.job_context import JobContext
 from tape.pipeline.session import QUICK_JVM, open_session
 
 store, size, deadly = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rounds = 0
 
-def add_or_die(tx, stretch):
+def add_or_die(tx, batch):
     global rounds
     rounds += 1
-    done = add_stretch(tx, stretch)
+    done = add_batch(tx, batch)
     if rounds == deadly:
         os.kill(os.getpid(), signal.SIGKILL)
     return done
 
-job.add_stretch = add_or_die
+job.add_batch = add_or_die
 spark = open_session("killed", "local[2]", {"spark.driver.memory": "1g"}, quick=True)
-job.rollup(spark, store, Running("rollup", quiet=True), round_entries=size)
+job.rollup(spark, store, JobContext("rollup", quiet=True), round_entries=size)
 """
 
 

@@ -1,4 +1,4 @@
-"""Subscriptions on Spark: messages read by offset become runs once, by the rules that live messages meet."""
+"""Subscriptions on Spark: each message that is read by offset starts one execution, with the live routing rules."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from tape.errors import InvalidConfig, MessagesLost, OrderNotKept, PlaybookNotFound, SourceUnavailable
-from tape.pipeline.job_context import Running
-from tape.pipeline.jobs.subscription import How, run_subscription
-from tape.pipeline.journal_batches import ask
-from tape.pipeline.messages import MessageReader, message_options
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.jobs.subscription import StreamOptions, run_subscription
+from tape.pipeline.journal_reader import query_store_once
+from tape.pipeline.message_source import MessageReader, message_options
 from tape.pipeline.session import QUICK_JVM
-from tape.pipeline.subscription_task import Report
+from tape.pipeline.subscription_task import TaskReport
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.runtime.remote import RemoteRuntime
 from tests.broker_services import KafkaCluster, NatsServer
@@ -54,7 +54,7 @@ class Shop:
             self.control.register_document(PLAYBOOK % path)
 
     def subscription(self, name: str, **spec: Any) -> str:
-        """Put a subscription on Spark into the catalog; its path, which no other has."""
+        """Register a subscription on Spark under a unique path and return the path."""
         path = f"subscriptions/{name}-{uuid.uuid4().hex[:8]}"
         spec = {"mode": "pull", "runtime": {"target": "spark"}, "dispatch": {"playbook": "domain/order"}} | spec
         document = {"kind": "Subscription", "metadata": {"path": path}, "spec": spec}
@@ -62,8 +62,8 @@ class Shop:
         return path
 
     def runs(self, path: str) -> list[tuple[str, str]]:
-        """The message and the playbook of every run that a subscription began, in their order."""
-        rows = ask(
+        """Return the message id and the playbook of every execution of a subscription, in order."""
+        rows = query_store_once(
             self.store,
             lambda reader: reader.query(
                 "SELECT labels_json FROM tape_runs WHERE session_id = ? ORDER BY started_at_ms, run_id", path
@@ -74,7 +74,7 @@ class Shop:
 
     def events(self, path: str, verb: str) -> list[dict[str, Any]]:
         subject = f"/tape/subscription/{verb}/{path.rpartition('/')[2]}"
-        rows = ask(
+        rows = query_store_once(
             self.store, lambda reader: reader.query("SELECT payload_json FROM tape_journal WHERE subject = ?", subject)
         )
         return [json.loads(row[0]) for row in rows]
@@ -106,7 +106,7 @@ def produce(topic: dict[str, Any], *messages: tuple[str, bytes, dict[str, str]])
 
 
 def stream(server: NatsServer, messages: int, **config: Any) -> dict[str, Any]:
-    """A stream with messages: their bodies are their numbers."""
+    """Create a JetStream stream with numbered messages."""
     name = f"S{uuid.uuid4().hex[:8]}"
 
     async def fill() -> None:
@@ -135,12 +135,14 @@ async def purge(rig: dict[str, Any], before: int) -> None:
 
 
 class Job:
-    """A subscription that is followed on a thread."""
+    """A subscription job with `follow`, on a thread."""
 
     def __init__(self, spark: SparkSession, shop: Shop, path: str, checkpoint: str) -> None:
-        self.running = Running("subscription", quiet=True)
-        self.done = Report(stuck="it did not end")
-        self._work = partial(run_subscription, spark, shop.url, "", path, self.running, How(checkpoint, follow=True))
+        self.context = JobContext("subscription", quiet=True)
+        self.done = TaskReport(stuck="it did not end")
+        self._work = partial(
+            run_subscription, spark, shop.url, "", path, self.context, StreamOptions(checkpoint, follow=True)
+        )
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -155,7 +157,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.running.stop()
+        self.context.stop()
         self._thread.join(300)
 
 
@@ -163,11 +165,13 @@ def following(spark: SparkSession, shop: Shop, path: str, checkpoint: str) -> Jo
     return Job(spark, shop, path, checkpoint)
 
 
-def run(spark: SparkSession, shop: Shop, path: str, checkpoint: str, **how: Any) -> Report:
-    return run_subscription(spark, shop.url, "", path, Running("subscription", quiet=True), How(checkpoint, **how))
+def run(spark: SparkSession, shop: Shop, path: str, checkpoint: str, **options: Any) -> TaskReport:
+    return run_subscription(
+        spark, shop.url, "", path, JobContext("subscription", quiet=True), StreamOptions(checkpoint, **options)
+    )
 
 
-def test_records_of_a_topic_become_runs_once_routed_deduplicated_and_in_the_order_of_their_partition(
+def test_records_of_a_topic_start_one_execution_each_routed_deduplicated_and_in_partition_order(
     spark: SparkSession, shop: Shop, topic: dict[str, Any], checkpoint: str
 ) -> None:
     rules = [
@@ -189,15 +193,18 @@ def test_records_of_a_topic_become_runs_once_routed_deduplicated_and_in_the_orde
         offsets = [int(message.split(":")[2]) for message, _ in runs if message.split(":")[1] == str(number)]
         assert offsets == sorted(offsets)
     assert len(shop.events(path, "message.directives_applied")) == 61
-    ends = {part: stretches[0][1] for part, stretches in shop.taken(path).items()}
+    ends = {part: ranges[0][1] for part, ranges in shop.taken(path).items()}
     assert json.loads(Path(checkpoint, "offsets", "1").read_text().splitlines()[-1]).items() >= ends.items()
     consumer = Consumer({"bootstrap.servers": topic["brokers"], "group.id": topic["group"]})
-    places = [TopicPartition(topic["topic"], number) for number in range(4)]
-    committed = {f"{place.topic}:{place.partition}": place.offset for place in consumer.committed(places, timeout=60)}
+    partitions = [TopicPartition(topic["topic"], number) for number in range(4)]
+    committed = {
+        f"{partition.topic}:{partition.partition}": partition.offset
+        for partition in consumer.committed(partitions, timeout=60)
+    }
     consumer.close()
     assert {part: at for part, at in committed.items() if at > 0} == ends
 
-    # As if the driver had been killed between the work and its note: Spark repeats the second micro-batch.
+    # As after a kill of the driver before it wrote the commit log: Spark repeats the second micro-batch.
     for name in ("1", ".1.crc"):
         Path(checkpoint, "commits", name).unlink()
     produce(topic, ("k9", b"{}", {"x-key": "late"}))
@@ -206,7 +213,7 @@ def test_records_of_a_topic_become_runs_once_routed_deduplicated_and_in_the_orde
     assert len(shop.runs(path)) == 62
 
 
-def test_a_stream_is_read_in_parallel_stretches_and_without_its_checkpoint_goes_on_where_the_store_says(
+def test_a_stream_is_read_in_parallel_ranges_and_without_its_checkpoint_resumes_from_the_store(
     spark: SparkSession, shop: Shop, nats_server: NatsServer, checkpoint: str
 ) -> None:
     rig = stream(nats_server, 1_050)
@@ -227,19 +234,19 @@ def test_a_stream_is_read_in_parallel_stretches_and_without_its_checkpoint_goes_
     assert (part.split("@")[0], taken) == (rig["stream"], [[1, 1_056]])
 
 
-def test_a_paused_stream_holds_a_limit_bounds_it_and_one_that_drains_comes_to_its_end(
+def test_a_paused_stream_waits_max_in_flight_bounds_it_and_a_draining_one_ends(
     spark: SparkSession, shop: Shop, nats_server: NatsServer, checkpoint: str
 ) -> None:
     rig = stream(nats_server, 10)
-    path = shop.subscription("steered", **rig, limits={"max_in_flight": 5})
+    path = shop.subscription("limited", **rig, limits={"max_in_flight": 5})
     number = int(shop.control.register(path)["subscription_id"])
     shop.control.act(number, "activate")
     shop.control.act(number, "pause")
     with following(spark, shop, path, checkpoint) as job:
-        wait_for(lambda: Path(checkpoint, "offsets", "0").exists() or job.has_ended, "a micro-batch that is held", 300)
-        job.running.stop()
-        wait_for(lambda: job.has_ended, "the end of what is held", 300)
-    assert (job.done, shop.runs(path)) == (Report(), [])
+        wait_for(lambda: Path(checkpoint, "offsets", "0").exists() or job.has_ended, "a waiting micro-batch", 300)
+        job.context.stop()
+        wait_for(lambda: job.has_ended, "the end of the waiting job", 300)
+    assert (job.done, shop.runs(path)) == (TaskReport(), [])
     shop.control.act(number, "resume")
     with following(spark, shop, path, checkpoint) as job:
         wait_for(lambda: len(shop.runs(path)) == 10 or job.has_ended, "the runs", 300)
@@ -251,18 +258,18 @@ def test_a_paused_stream_holds_a_limit_bounds_it_and_one_that_drains_comes_to_it
     assert shop.control.status(number)["state"] == "DEACTIVATED"
 
 
-def test_a_broker_that_is_away_is_told_and_waited_for(spark: SparkSession, shop: Shop, checkpoint: str) -> None:
-    path = shop.subscription("away", source="nats", url=f"nats://127.0.0.1:{free_port()}", stream="S")
+def test_an_unavailable_broker_is_reported_and_retried(spark: SparkSession, shop: Shop, checkpoint: str) -> None:
+    path = shop.subscription("outage", source="nats", url=f"nats://127.0.0.1:{free_port()}", stream="S")
     with pytest.raises(SourceUnavailable):
         run(spark, shop, path, checkpoint)
     with following(spark, shop, path, checkpoint) as job:
         wait_for(lambda: shop.events(path, "source.lost") or job.has_ended, "the event", 300)
-        job.running.stop()
+        job.context.stop()
         wait_for(lambda: job.has_ended, "the end", 300)
-    assert job.done == Report()
+    assert job.done == TaskReport()
 
 
-def test_what_cannot_run_on_spark_is_refused_with_the_way_out(
+def test_subscriptions_that_cannot_run_on_spark_are_rejected_with_the_remedy(
     spark: SparkSession, shop: Shop, topic: dict[str, Any], checkpoint: str
 ) -> None:
     produce(topic, ("k", b"1", {}))
@@ -280,7 +287,7 @@ def test_what_cannot_run_on_spark_is_refused_with_the_way_out(
     assert shop.taken(lost) == {}
 
 
-def test_a_reader_plans_stretches_and_stops_where_messages_are_gone(nats_server: NatsServer) -> None:
+def test_a_reader_splits_offsets_and_fails_where_messages_were_deleted(nats_server: NatsServer) -> None:
     rig = stream(nats_server, 20)
     options = message_options(rig | {"maxOffsetsPerTrigger": "8"})
     reader = MessageReader(options)
@@ -295,7 +302,7 @@ def test_a_reader_plans_stretches_and_stops_where_messages_are_gone(nats_server:
     rows = [row for batch in reader.read(piece) for row in batch.to_pylist()]
     assert [row["offset"] for row in rows] == list(range(1, 9))
     assert rows[0]["body"] == b'{"n": 0}'
-    assert {(row["stretch_begin"], row["stretch_end"]) for row in rows} == {(1, 9)}
+    assert {(row["stretch_begin"], row["stretch_end"]) for row in rows} == {(1, 9)}  # vocabulary: released columns
     asyncio.run(purge(rig, 5))
     with pytest.raises(MessagesLost, match="offsets 1 to 4 of"):
         reader.partitions(start, {part: 9})
@@ -307,7 +314,7 @@ def test_a_reader_plans_stretches_and_stops_where_messages_are_gone(nats_server:
 
 
 def until_killed(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) -> None:
-    """kill -9 a process when it is time, in the middle of what it does."""
+    """Kill a process with SIGKILL as soon as the condition is true."""
     wait_for(lambda: is_time() or process.poll() is not None, "the moment to kill it", 550)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -315,7 +322,7 @@ def until_killed(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) 
 
 @pytest.mark.proof
 @pytest.mark.timeout(1_800)
-def test_a_driver_that_is_killed_again_and_again_makes_each_message_one_run(
+def test_a_driver_that_is_killed_twice_starts_one_execution_per_message(
     shop: Shop, nats_server: NatsServer, tmp_path: Path
 ) -> None:
     rig = stream(nats_server, 6_000)

@@ -13,8 +13,8 @@ from tape.cli.progress import bar
 from tape.errors import ArchiveDamaged, MissingExtra
 
 if TYPE_CHECKING:
-    from tape.pipeline.archive_repair import Repair
-    from tape.pipeline.archive_verifier import LakeReport
+    from tape.pipeline.archive_repair import ArchiveRepair
+    from tape.pipeline.archive_verifier import ArchiveReport
 
 MAX_SHOWN = 100
 QUARANTINE = "_quarantine"
@@ -42,7 +42,7 @@ def verify(lake: str, store: str, output: Output, *, repair: bool = False) -> No
         raise typer.Exit(1)
 
 
-def _show(report: LakeReport, extent: str) -> None:
+def _show(report: ArchiveReport, extent: str) -> None:
     problems = [
         *report.damaged.values(),
         *(f"{one.global_seq}: {one.problem}, {one.detail}" for one in report.findings),
@@ -62,23 +62,23 @@ def proven_until(lake: str, store: str) -> int:
     return report.until
 
 
-def _repair(lake: str, store: str, report: LakeReport) -> Repair:
+def _repair(lake: str, store: str, report: ArchiveReport) -> ArchiveRepair:
     from tape.archive.table import ArchiveTable
-    from tape.pipeline.archive_repair import repair_lake
+    from tape.pipeline.archive_repair import repair_archive
 
     with bar("Repairing the archive") as progress:
-        return repair_lake(ArchiveTable.open(lake, _options()), store, report, progress)
+        return repair_archive(ArchiveTable.open(lake, _options()), store, report, progress)
 
 
 def _options() -> dict[str, str]:
     return dict(load_pipeline_settings().lake_options)
 
 
-def _verify(lake: str, store: str) -> LakeReport:
+def _verify(lake: str, store: str) -> ArchiveReport:
     try:
         from tape.archive.table import ArchiveTable
-        from tape.pipeline.archive_verifier import verify_lake
+        from tape.pipeline.archive_verifier import verify_archive
     except ImportError as missing:
         raise MissingExtra("An archive", "lake") from missing
     with bar("Verifying the archive") as progress:
-        return verify_lake(ArchiveTable.open(lake, _options()), store, progress)
+        return verify_archive(ArchiveTable.open(lake, _options()), store, progress)

@@ -14,7 +14,7 @@ from tape.cli import runs
 from tape.cli.options import Output
 from tape.demo.agent import APP, PLAN, make_tools
 from tape.demo.bank import Bank
-from tape.demo.stage import Stage, open_stage
+from tape.demo.environment import DemoEnvironment, open_environment
 from tape.reactors import reconcile_once
 
 app = typer.Typer(
@@ -33,24 +33,24 @@ def demo() -> None:
 def crash_resume() -> None:
     """Kill an agent after a transfer and before it is recorded; another process finishes without a second transfer."""
     console = Console(highlight=False)
-    with open_stage() as stage:
+    with open_environment() as environment:
         _title(console, "An agent starts, and is killed (kill -9) during its second transfer")
-        agent = stage.agent("--hang-after", "bonds")
+        agent = environment.agent("--hang-after", "bonds")
         for line in _lines(agent):
             console.print(f"  {line}")
-            if "not told Tape" in line:
+            if "not confirmed" in line:
                 agent.kill()
         console.print(f"  [red]killed[/red] (exit code {agent.wait()})")
-        _show_run(console, stage, "The journal: the second transfer is pending, its outcome is not known")
+        _show_run(console, environment, "The journal: the second transfer is pending, its outcome is not known")
 
         _title(console, "Another process resumes the run")
-        _play(console, stage.agent())
-        _show_run(console, stage, "The journal now")
-        _show_book(console, stage.bank)
-        repeated = len(stage.bank.requests) - len(stage.bank.book)
+        _play(console, environment.agent())
+        _show_run(console, environment, "The journal now")
+        _show_book(console, environment.bank)
+        repeated = len(environment.bank.requests) - len(environment.bank.book)
         console.print(
-            f"\nThe model was asked once. The bank was asked {len(stage.bank.requests)} times and moved money"
-            f" {len(stage.bank.book)} times: {repeated} request was a duplicate with the same key, and was recognised."
+            f"\nThe model was asked once. The bank was asked {len(environment.bank.requests)} times and moved money"
+            f" {len(environment.bank.book)} times: {repeated} request was a duplicate with the same key, and was recognised."
         )
 
 
@@ -58,22 +58,24 @@ def crash_resume() -> None:
 def unknown_reconcile() -> None:
     """Lose the bank's answer. Nothing is repeated blindly: the bank is queried, and the run resumes from there."""
     console = Console(highlight=False)
-    with open_stage() as stage:
+    with open_environment() as environment:
         _title(console, "An agent loses the bank's answer to its second transfer")
-        _play(console, stage.agent("--lose-answer-of", "bonds"))
-        _show_run(console, stage, "The journal: the outcome is unknown")
+        _play(console, environment.agent("--lose-answer-of", "bonds"))
+        _show_run(console, environment, "The journal: the outcome is unknown")
 
         _title(console, "A reconciler queries the bank, by the key of the transfer")
-        make_tools(stage.bank)  # registers its status check in this process
-        with TapeClient(stage.url) as client:
-            for report in reconcile_once(stage.url, client=client):
+        make_tools(environment.bank)  # registers its status check in this process
+        with TapeClient(environment.url) as client:
+            for report in reconcile_once(environment.url, client=client):
                 console.print(f"  reactor: {report['tool_name']} is {report['outcome']} ({report['reason']})")
-        _show_run(console, stage, "The journal now")
+        _show_run(console, environment, "The journal now")
 
         _title(console, "The agent resumes")
-        _play(console, stage.agent())
-        _show_book(console, stage.bank)
-        console.print(f"\nThe bank was asked to move money {len(stage.bank.requests)} times: nothing was repeated.")
+        _play(console, environment.agent())
+        _show_book(console, environment.bank)
+        console.print(
+            f"\nThe bank was asked to move money {len(environment.bank.requests)} times: nothing was repeated."
+        )
 
 
 def _title(console: Console, text: str) -> None:
@@ -92,11 +94,11 @@ def _lines(agent: subprocess.Popen[str]) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in agent.stdout)
 
 
-def _show_run(console: Console, stage: Stage, title: str) -> None:
+def _show_run(console: Console, environment: DemoEnvironment, title: str) -> None:
     _title(console, title)
-    with TapeClient(stage.url) as client:
+    with TapeClient(environment.url) as client:
         [run] = client.list_runs(app_name=APP).runs
-    runs.show_run(run.run_id, runs.RunView.tree, stage.url, Output.text)
+    runs.show_run(run.run_id, runs.RunView.tree, environment.url, Output.text)
 
 
 def _show_book(console: Console, bank: Bank) -> None:

@@ -19,6 +19,7 @@ from tape.errors import InvalidInput, NotFound
 from tape.model.pattern import Pattern
 from tape.model.reaction_states import HandlerKind
 from tape.pipeline.jobs import command
+from tape.pipeline.jobs.backtest_output import ReactionOptions, select_reaction, show_backtests
 from tape.proto import tape_pb2 as pb
 from tape.reactions.decorators import get_registry
 from tape.reactions.registration import id_of
@@ -201,15 +202,15 @@ def backtest_reaction(
 ) -> None:
     """Backtest on Spark: how often reactions would have fired, with debounce and rate limit. Writes nothing."""
     command.check_installed()
-    given = command.Described(subject, where, debounce_ms, rate_limit_per_s)
+    given = ReactionOptions(subject, where, debounce_ms, rate_limit_per_s)
     if code:
-        if reaction or given != command.Described():
+        if reaction or given != ReactionOptions():
             raise InvalidInput("--code names the reactions; leave out --reaction, --subject, --where and the limits.")
         wanted = declared(code)
     else:
-        wanted = {"": command.planned(reaction, store, given)}
-    reports = command.rehearsed(list(wanted.values()), store, since, until, lake, samples, master, conf)
-    command.show_backtests(list(zip(wanted, reports, strict=True)), output.value)
+        wanted = {"": select_reaction(reaction, store, given)}
+    reports = command.run_backtests(list(wanted.values()), store, since, until, lake, samples, master, conf)
+    show_backtests(list(zip(wanted, reports, strict=True)), output.value)
 
 
 def declared(module: str) -> dict[str, Reaction]:

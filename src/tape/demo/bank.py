@@ -1,4 +1,4 @@
-"""A bank in a file: every transfer is a line, and one with a known key is not made again."""
+"""A bank in a file: every transfer is a line, and a transfer with a known key is not made again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Transfer:
 
 
 class Bank:
-    """Keeps its book on disk, so that it outlives whoever talks to it. Also counts what it was asked."""
+    """Keeps its transfers on disk, so that they survive a crash of its clients. Also records all requests."""
 
     def __init__(self, folder: Path) -> None:
         self._book = folder / "book.jsonl"
@@ -45,7 +45,7 @@ class Bank:
 
     @property
     def requests(self) -> list[Transfer]:
-        """What the bank was asked to do, repeats included."""
+        """All requests, including retries."""
         return self._read(self._requests)
 
     @staticmethod

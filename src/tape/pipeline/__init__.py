@@ -1,6 +1,6 @@
-"""The journal at scale, on Spark: `format("tape")` to read and write it, and the jobs of `tape pipeline`.
+"""The Spark integration: `format("tape")` reads and writes the journal, and `tape pipeline` runs the jobs.
 
-Needs the extra `spark`. Nothing else in Tape imports this room, and it imports Spark only when used.
+Requires the extra `spark`. Only the CLI imports this package, and the package imports Spark only when it is used.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["register", "with_payload"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tape")` known to a Spark session, for reading and writing, and `format("tape-messages")`."""
+    """Register the data sources `tape` (read and write) and `tape-messages` (read) with a Spark session."""
     try:
-        from tape.pipeline import source
+        from tape.pipeline import journal_source
     except ImportError as missing:
         if (missing.name or "").split(".")[0] == "tape":
             raise
         raise MissingExtra("The data pipeline", "spark") from missing
-    source.register(spark)
+    journal_source.register(spark)
 
 
 def with_payload(frame: DataFrame) -> DataFrame:
-    """The rows of `format("tape")` with a column more: `payload`, a VARIANT of `payload_json`.
+    """Add the column `payload` to the rows of `format("tape")`: `payload_json` as a VARIANT.
 
-    Spark makes it where the rows are used. It is null for a payload that Spark cannot take (deeper than it parses).
+    Spark evaluates it lazily. It is null where Spark cannot parse the payload, for example because of its depth.
     """
     from pyspark.sql import functions
 

@@ -1,6 +1,6 @@
-"""Repairing the archive: what its good files lack is taken from the journal, and damaged files are put aside.
+"""Repairs the archive: rebuilds entries of damaged files from the journal and moves these files to quarantine.
 
-All or nothing: unless everything can be rebuilt and proven, the archive stays as it is.
+All or nothing: unless every entry can be rebuilt and verified, the archive stays as it is.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveBeyondRepair, ArchiveBusy
 from tape.journal.appender import read_head
 from tape.journal.verifier import Finding
-from tape.pipeline.archive_verifier import WINDOW, LakeReport, verify_lake
-from tape.pipeline.journal_batches import ask_patiently
+from tape.pipeline.archive_verifier import WINDOW, ArchiveReport, verify_archive
+from tape.pipeline.journal_reader import query_store
 
 QUARANTINE = "_quarantine"
 NUMBER = ("global_seq",)
 
 
-class Repair(msgspec.Struct):
-    """What was done: the entries that were rebuilt, and the files that were replaced."""
+class ArchiveRepair(msgspec.Struct):
+    """The result of a repair: the number of rebuilt entries, and the files that were replaced."""
 
     entries: int
     replaced: list[str]
 
 
-def repair_lake(
-    lake: ArchiveTable, store: str, report: LakeReport, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Repair:
-    """Rebuild from the journal what a report found damaged or missing. Raises ArchiveBeyondRepair, changing nothing."""
+def repair_archive(
+    lake: ArchiveTable,
+    store: str,
+    report: ArchiveReport,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ArchiveRepair:
+    """Rebuild damaged and missing entries from the journal. Raises ArchiveBeyondRepair and changes nothing then."""
     files = lake.files()
     wrong = [finding.global_seq for finding in report.findings if finding.problem == "altered"]
     bad = [file for file in files if file.path in report.damaged or _has_any(lake, file, wrong)]
@@ -42,21 +45,21 @@ def repair_lake(
     missing = _missing(lake, good)
     if not bad and not missing:
         raise ArchiveBeyondRepair(f"The archive at {lake.url} cannot be repaired: {_described(report.findings)}.")
-    oldest = ask_patiently(store, read_head).oldest
+    oldest = query_store(store, read_head).oldest
     if missing and missing[0] < oldest:
-        gone = sum(number < oldest for number in missing)
+        pruned = sum(number < oldest for number in missing)
         raise ArchiveBeyondRepair(
-            f"{gone:,} of {len(missing):,} damaged entries, from {missing[0]} on, are no longer in the journal, which"
+            f"{pruned:,} of {len(missing):,} damaged entries, from {missing[0]} on, are no longer in the journal, which"
             f" begins with {oldest}. Nothing was changed. Restore from a backup: {', '.join(_names(bad))}"
         )
     new: list[ArchiveFile] = []
     try:
         for start in range(0, len(missing), WINDOW):
             new += _rebuild(lake, store, missing[start : start + WINDOW])
-        proof = verify_lake(lake, store, progress, [*good, *new])
+        proof = verify_archive(lake, store, progress, [*good, *new])
         if not proof.ok:
             raise ArchiveBeyondRepair(
-                f"What the journal has does not fit into the archive's chain: {_described(proof.findings)}. Nothing was"
+                f"The journal's entries do not fit into the archive's chain: {_described(proof.findings)}. Nothing was"
                 " changed. See: tape verify"
             )
     except BaseException:
@@ -64,35 +67,35 @@ def repair_lake(
         raise
     try:
         lake.replace(bad, new, "repair")
-    except ArchiveBusy:  # of any other failure nobody knows whether it came before the commit or after
+    except ArchiveBusy:  # after any other failure the commit may have happened, and the files may be in use
         _delete(lake, new)
         raise
     for file in bad:
         if lake.filesystem.get_file_info(file.path).is_file:
             lake.filesystem.create_dir(QUARANTINE, recursive=True)
             lake.filesystem.move(file.path, f"{QUARANTINE}/{file.path.replace('/', ',')}")
-    return Repair(len(missing), _names(bad))
+    return ArchiveRepair(len(missing), _names(bad))
 
 
 def _rebuild(lake: ArchiveTable, store: str, numbers: Sequence[int]) -> list[ArchiveFile]:
-    """New files with these entries, as the journal has them."""
+    """Write these entries of the journal to new files."""
     tables = []
     wanted = pa.array(numbers, pa.int64())
     for start in range(numbers[0] - 1, numbers[-1], WINDOW):
         until = min(start + WINDOW, numbers[-1])
-        rows = ask_patiently(store, lambda reader: read_rows(reader, start, until))  # noqa: B023  (asked at once)
+        rows = query_store(store, lambda reader: read_rows(reader, start, until))  # noqa: B023  (called at once)
         tables.append(rows.filter(pc.is_in(rows.column("global_seq"), wanted)))
     found = pa.concat_tables(tables)
     if found.num_rows != len(numbers):
         raise ArchiveBeyondRepair(
-            f"{len(numbers) - found.num_rows:,} damaged entries went from the journal meanwhile, or are missing there."
-            " Nothing was changed. See: tape verify"
+            f"{len(numbers) - found.num_rows:,} damaged entries were pruned from the journal meanwhile, or are"
+            " missing there. Nothing was changed. See: tape verify"
         )
     return write_files(lake.filesystem, found)
 
 
 def _missing(lake: ArchiveTable, files: Sequence[ArchiveFile]) -> list[int]:
-    """The entries that the archive should have and these files don't, in order."""
+    """Return the global_seqs of the archive's range that are in none of these files, in order."""
     found: list[int] = []
     for after in range(lake.begin - 1, lake.until, WINDOW):
         until = min(after + WINDOW, lake.until)

@@ -1,4 +1,4 @@
-"""Proving the archive: every entry against the hash chain, and its end against the journal."""
+"""Verifies the archive: every entry against the hash chain, and the last entry against the journal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged
 from tape.journal.verifier import ChainWalk, Finding, VerifyReport
 from tape.model.chain import TEXTS
-from tape.pipeline.journal_batches import ask_patiently
+from tape.pipeline.journal_reader import query_store
 from tape.store import Reader
 
 WINDOW = 200_000
 _ORDER = ("global_seq", "seq", "ts_ms", "schema_version", *TEXTS, "chain")
 
 
-class LakeReport(msgspec.Struct):
-    """The outcome of a walk over an archive; `damaged` says of each file that cannot be used why, by its path."""
+class ArchiveReport(msgspec.Struct):
+    """The result of a verification; `damaged` maps the path of each unusable file to the reason."""
 
     oldest: int
     until: int
@@ -31,19 +31,19 @@ class LakeReport(msgspec.Struct):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the archive has no findings and no damaged files."""
         return not self.findings and not self.damaged
 
 
-def verify_lake(
+def verify_archive(
     lake: ArchiveTable,
     store: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
     files: Sequence[ArchiveFile] | None = None,
-) -> LakeReport:
-    """Follow the chain through the archive; with a store, also compare its end with the journal's.
+) -> ArchiveReport:
+    """Follow the hash chain through the archive; with a store, also compare its end with the journal's.
 
-    With `files`, as if the archive had these.
+    `files` replaces the list of files, to verify a repair before it is committed.
     """
     files = lake.files() if files is None else files
     report = VerifyReport(lake.begin, lake.until)
@@ -71,19 +71,19 @@ def verify_lake(
         problem = disagreement(lake, store, walk.chain)
         if problem:
             findings.append(Finding(lake.until, "head", problem))
-    return LakeReport(lake.begin, lake.until, report.entries, len(files), findings, damaged)
+    return ArchiveReport(lake.begin, lake.until, report.entries, len(files), findings, damaged)
 
 
 def _is_explained(finding: Finding, files: Sequence[ArchiveFile], damaged: dict[str, str]) -> bool:
-    """Whether a damaged file is the reason why an entry is missing, or cannot be proven."""
+    """Whether a damaged file explains why an entry is missing or cannot be verified."""
     if finding.problem not in ("missing", "unproven"):
         return False
-    # An entry that follows a hole is the one after the hole's last.
+    # The entry right after a damaged file cannot be verified either.
     return any(file.path in damaged and file.first <= finding.global_seq <= file.last + 1 for file in files)
 
 
 def disagreement(lake: ArchiveTable, store: str, chain: bytes) -> str:
-    """Where the last archived entry and the journal differ; empty if they don't, or can't be compared."""
+    """Describe how the last archived entry and the journal differ; empty if they agree or cannot be compared."""
     until = lake.until
 
     def chain_of(reader: Reader) -> bytes | None:
@@ -92,14 +92,14 @@ def disagreement(lake: ArchiveTable, store: str, chain: bytes) -> str:
             row = reader.one("SELECT anchor FROM tape_head WHERE oldest = ?", until + 1)
         return None if row is None else bytes(row[0])
 
-    there = ask_patiently(store, chain_of)
+    there = query_store(store, chain_of)
     if there is not None and there != chain:
         return f"the archive's chain ends in {chain.hex()}, the journal has {there.hex()}: another journal's archive"
     return ""
 
 
 def last_chain(lake: ArchiveTable) -> bytes:
-    """The chain value of the last archived entry."""
+    """Return the chain value of the last archived entry."""
     for file in lake.files():
         if file.first <= lake.until <= file.last:
             table = lake.read_file(file, lake.until - 1, lake.until)

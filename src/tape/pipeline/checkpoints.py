@@ -1,7 +1,7 @@
-"""Checkpoints: how far a job has come under a name, kept in the store beside what it writes there.
+"""Checkpoints: the position of a named job, kept in the store beside the job's output.
 
-A checkpoint belongs to the options that it was begun with. A job that comes with others is refused, because it would
-go on behind entries that it has never looked at.
+A checkpoint belongs to the options of the job that created it. A job with other options is rejected, because it
+would resume after entries that it has never processed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COLUMNS = ("job", "name", "version", "options", "position", "state", "ts_ms")
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A job under its name: its version and options, the last global_seq that is done, and what else it keeps."""
+    """The version, the options, the last processed global_seq and the state of a named job."""
 
     job: str
     name: str
@@ -33,12 +33,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
     state: dict[str, Any] = {}
 
     def at(self, position: int, state: Mapping[str, Any] | None = None) -> Checkpoint:
-        """The same, further on."""
+        """Return the checkpoint at another position, with another state unless omitted."""
         return msgspec.structs.replace(self, position=position, state=dict(self.state if state is None else state))
 
 
 def find_checkpoint(reader: Reader | Transaction, wanted: Checkpoint) -> Checkpoint | None:
-    """The checkpoint of that job and name, if there is one. Raises CheckpointRefused if it is not of these options."""
+    """Find the checkpoint of a job and name. Raises CheckpointRefused if it belongs to other options."""
     check_id("name", wanted.name)
     row = reader.one(
         f"SELECT {', '.join(_COLUMNS)} FROM tape_checkpoints WHERE job = ? AND name = ?", wanted.job, wanted.name
@@ -52,11 +52,11 @@ def find_checkpoint(reader: Reader | Transaction, wanted: Checkpoint) -> Checkpo
 
 
 def check_same(found: Checkpoint, wanted: Checkpoint, what: str, remedy: str) -> None:
-    """Raise CheckpointRefused unless both are of the same version and options."""
+    """Raise CheckpointRefused unless both have the same version and options."""
     if found.version != wanted.version:
         raise CheckpointRefused(
-            f"{what} is of version {found.version}; this is version {wanted.version}. Finish it with the"
-            f" Tape that began it, or give another {remedy}."
+            f"{what} has version {found.version}; this job has version {wanted.version}. Finish it with the"
+            f" release of Tape that created it, or give another {remedy}."
         )
     if found.options != wanted.options:
         names = sorted(found.options.keys() | wanted.options.keys())
@@ -68,10 +68,10 @@ def check_same(found: Checkpoint, wanted: Checkpoint, what: str, remedy: str) ->
         raise CheckpointRefused(f"{what} has other options: {'; '.join(differences)}. Give another {remedy}.")
 
 
-def begun_with(folder: str, wanted: Checkpoint) -> Checkpoint:
-    """The note in the folder of a stream's checkpoint that says what it is of; written if there is none yet.
+def bind_checkpoint(folder: str, wanted: Checkpoint) -> Checkpoint:
+    """Bind the checkpoint folder of a stream to a job's options, in the file tape.json; return the stored checkpoint.
 
-    Raises CheckpointRefused if the checkpoint is of something else.
+    Raises CheckpointRefused if the folder is bound to other options.
     """
     filesystem = open_filesystem(folder)
     try:
@@ -88,7 +88,7 @@ def begun_with(folder: str, wanted: Checkpoint) -> Checkpoint:
 
 
 def save_checkpoint(tx: Transaction, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint down, in the transaction of what it stands for."""
+    """Save a checkpoint in the transaction that writes the job's output."""
     row = (
         checkpoint.job,
         checkpoint.name,

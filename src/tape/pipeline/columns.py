@@ -1,4 +1,4 @@
-"""The columns that `format("tape")` offers: every field of an entry, its `type`, and its time as a timestamp."""
+"""The columns of `format("tape")`: every field of an entry, its `type`, and its time as a timestamp."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ COLUMNS = tuple(TYPES)
 
 _VERB = {
     "postgres": "split_part(subject, '/', 4)",
-    # What stands between `/tape/<kind>/` and the next slash.
+    # The segment after `/tape/<kind>/`.
     "sqlite": "substr(substr(subject, length(kind) + 8), 1, instr(substr(subject, length(kind) + 8) || '/', '/') - 1)",
 }
 
 
 def full_schema() -> StructType:
-    """All columns as Spark has them, in the order in which they are shown."""
+    """Return the Spark schema of all columns, in their order."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(arrow_schema(COLUMNS))
 
 
 def wanted_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that a user gave to read fewer of them. Raises PipelineInput."""
+    """Return the columns of a schema that a user gave to read only some of them. Raises PipelineInput."""
     known = {field.name: field.dataType for field in full_schema().fields}
     for field in schema.fields:
         wanted = known.get(field.name)
@@ -47,7 +47,7 @@ def wanted_columns(schema: StructType) -> tuple[str, ...]:
 
 
 def select_list(names: Sequence[str], dialect: Dialect) -> str:
-    """The columns as SQL selects them."""
+    """Return the select list of these columns for a SQL dialect."""
     verb = _VERB[dialect]
     derived = {
         "type": f"CASE {verb} WHEN '' THEN kind ELSE kind || '.' || {verb} END AS type",
@@ -58,6 +58,6 @@ def select_list(names: Sequence[str], dialect: Dialect) -> str:
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch as the database gave it, with exactly the columns and types of a schema."""
+    """Cast a batch from the database to exactly the columns and types of a schema."""
     arrays = [batch.column(field.name).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,4 +1,4 @@
-"""Dead letters of a job: in a file, or in the journal under a subject."""
+"""Dead letters of the fan-out job: appended to a file, or to the journal under a subject."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from pathlib import Path
 import msgspec
 
 from tape.model.entry import Draft, checked
-from tape.pipeline.batches import append_batch, stage
+from tape.pipeline.batch_writer import append_batch, stage
 from tape.sinks.policy import write_letters
 
 log = logging.getLogger(__name__)
 
 
-class Letters:
-    """Dead letters in a file, or in the journal under a subject; each once, however often a round is repeated."""
+class DeadLetterWriter:
+    """Writes dead letters to a file or a subject, each once, however often a round is retried."""
 
-    def __init__(self, store: str, name: str, place: str) -> None:
-        self._store, self._name, self._place = store, name, place
+    def __init__(self, store: str, name: str, target: str) -> None:
+        self._store, self._name, self._target = store, name, target
 
-    def write(self, letters: Sequence[tuple[int, str]], after: int) -> None:
-        """Write down what was set aside of the entries after a position; it is durable when this returns."""
-        for _, letter in letters:
-            log.error("set aside: %s", letter)
-        if not self._place or not letters:
+    def write(self, dead_letters: Sequence[tuple[int, str]], after: int) -> None:
+        """Write the dead letters of entries after a global_seq; they are durable when this returns."""
+        for _, text in dead_letters:
+            log.error("dead letter: %s", text)
+        if not self._target or not dead_letters:
             return
-        if self._place.startswith("/tape/"):
-            for number, letter in letters:
-                draft = checked(Draft(subject=self._place, payload_json=letter, run_id=f"dead:{self._name}"[:120]))
+        if self._target.startswith("/tape/"):
+            for number, text in dead_letters:
+                draft = checked(Draft(subject=self._target, payload_json=text, run_id=f"dead:{self._name}"[:120]))
                 append_batch(self._store, f"dead:{self._name}", str(number), [stage(self._store, [draft])])
             return
-        known = self._known(after)
-        write_letters(self._place, [letter for number, letter in letters if number not in known])
+        known = self._find_written(after)
+        write_letters(self._target, [text for number, text in dead_letters if number not in known])
 
-    def _known(self, after: int) -> set[int]:
-        """The letters behind a position that a round has written which was then killed."""
-        path = Path(self._place)
+    def _find_written(self, after: int) -> set[int]:
+        """Find the dead letters after a global_seq that an interrupted round has written to the file."""
+        path = Path(self._target)
         if not path.is_file():
             return set()
         found = set()
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 try:
-                    found.add(msgspec.json.decode(line, type=_Letter).global_seq)
+                    found.add(msgspec.json.decode(line, type=_WrittenDeadLetter).global_seq)
                 except msgspec.MsgspecError:
-                    continue  # half a line of somebody who was killed
+                    continue  # an incomplete line of a process that was killed
         return {number for number in found if number > after}
 
 
-class _Letter(msgspec.Struct):
+class _WrittenDeadLetter(msgspec.Struct):
     global_seq: int

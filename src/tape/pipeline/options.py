@@ -1,4 +1,4 @@
-"""The options of `format("tape")`, checked before anything is read or written."""
+"""The options of `format("tape")`, validated before anything is read or written."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tape.store import Database, open_database
 from tape.store.sqlite import SqliteDatabase
 from tape.store.urls import is_memory
 
-# A place in the journal: an end of it, a global_seq, or a moment.
+# A position in the journal: one of its ends, a global_seq, or a time.
 Offset = Literal["earliest", "latest"] | int | dt.datetime
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    """What to read. Offsets are `global_seq`s: reading begins after the first and ends with the last."""
+    """The options of a reader. Offsets are `global_seq`s: reading begins after `starting` and includes `ending`."""
 
     store: str
     subject: str = ""
@@ -38,7 +38,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
-    """Where to append, and the names under which a repeated batch is recognized."""
+    """The options of a writer: the store, and the producer and batch id that make a retried write idempotent."""
 
     store: str
     producer: str = ""
@@ -58,12 +58,12 @@ _READ = (
     "lake",
 )
 _WRITE = ("store", "producer", "batchId")
-# What Spark itself puts among the options.
+# Options that Spark itself adds.
 _OF_SPARK = {"path", "checkpointlocation", "querynameforstreaming", "queryname"}
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a reader. A stream begins at the latest entry unless told otherwise, as Kafka's does."""
+    """Parse the options of a reader. By default a stream starts at the latest entry, as Kafka's does."""
     options = known_options(given, _READ)
     pattern, where = options.get("subject", ""), options.get("where", "")
     Pattern(pattern)
@@ -76,7 +76,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     ending = _offset(options, "endingOffsets", "latest")
     lake = options.get("lake", "")
     if lake:
-        # The database finds a time among its own entries only; a predicate finds it in the archive, too.
+        # The database resolves a time among its own entries only; a predicate also works on the archive.
         if isinstance(starting, dt.datetime):
             where, starting = _and(f"ts_ms >= {_ms(starting)}", where), "earliest"
         if isinstance(ending, dt.datetime):
@@ -95,7 +95,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a writer."""
+    """Parse the options of a writer."""
     options = known_options(given, _WRITE)
     return WriteOptions(
         store=resolve_store(options.get("store", "")),
@@ -106,12 +106,12 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def shown(url: str) -> str:
-    """A store URL as messages show it: without its password."""
+    """Return a URL without its password, for messages."""
     return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:…@", url)
 
 
 def resolve_store(url: str) -> str:
-    """A store URL that means the same in every process of a cluster. Raises PipelineInput."""
+    """Return a store URL that is valid in every process of a cluster: absolute paths. Raises PipelineInput."""
     if not url:
         raise PipelineInput('The option store is missing. Example: .option("store", "sqlite:tape.db")')
     database = journal_database(url)
@@ -119,10 +119,10 @@ def resolve_store(url: str) -> str:
 
 
 def journal_database(url: str) -> Database:
-    """The database of a store URL, which must exist already: Spark never makes one."""
+    """Open the database of a store URL. Raises PipelineInput if it does not exist: Spark never creates one."""
     if is_memory(url):
         raise PipelineInput(
-            f"The store {url!r} lives in one process; Spark reads from others. Use sqlite: or postgres:."
+            f"The store {url!r} is in the memory of one process; Spark reads from others. Use sqlite: or postgres:."
         )
     database = open_database(url)
     if isinstance(database, SqliteDatabase) and not Path(database.path).is_file():
@@ -131,7 +131,7 @@ def journal_database(url: str) -> Database:
 
 
 def known_options(given: Mapping[str, str], known: tuple[str, ...], form: str = "tape") -> dict[str, str]:
-    """Options by their name in lower case. Raises PipelineInput that names the nearest known one."""
+    """Return the options by lower-case name. Raises PipelineInput, which suggests the nearest known option."""
     by_lower = {name.lower(): name for name in known}
     for name in given:
         if name.lower() not in by_lower and name.lower() not in _OF_SPARK:

@@ -1,7 +1,7 @@
-"""One predicate language: a CEL text as a Spark column where it can be one, as its own closure where it can't.
+"""Translates CEL predicates to Spark columns; what has no translation is evaluated in Python on the executors.
 
-In a column, null stands for an evaluation error: SQL's `AND`, `OR` and `NOT` treat null exactly as CEL's
-`&&`, `||` and `!` treat an error, and an error is no match in the end.
+In a column, null is an evaluation error: SQL's `AND`, `OR` and `NOT` treat null exactly as CEL's `&&`, `||` and `!`
+treat an error, and an error is not a match.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
 from tape.cel import VARIABLES, compile_predicate
 from tape.cel.syntax import Binary, Call, Conditional, Has, Index, ListOf, Literal, Logical, Name, Node, Select, Unary
 from tape.errors import PipelineInput
-from tape.pipeline.selection import Test, conjuncts
+from tape.pipeline.selection import BatchFilter, conjuncts
 
-# Doubles are exact below this: a comparison with a smaller number comes out the same for int, uint and double.
+# Doubles are exact below this: a comparison with a smaller number gives the same for int, uint and double.
 _EXACT = 1 << 53
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMERIC = re.compile(r"^(BIGINT|DOUBLE|FLOAT|DECIMAL\(.*)$").pattern
@@ -28,16 +28,16 @@ _STRINGS = {name for name, of in VARIABLES.items() if of.name == "string"}
 _INTS = {name for name, of in VARIABLES.items() if of.name == "int"}
 _ORDER = {"<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
-# What the names of a predicate are read from in a frame.
+# The columns that a variable of a predicate is computed from.
 SOURCES = {"payload": ("payload_json",), "prev_value_json": ("payload_json",), "type": ("kind", "subject")}
 
 
 class NotAColumn(Exception):
-    """An expression that only the closure can evaluate."""
+    """An expression that has no translation to a column."""
 
 
 def matching(frame: DataFrame, text: str) -> DataFrame:
-    """The rows that a CEL text matches. What can be a column filters first, inside of Spark."""
+    """Return the rows that a CEL predicate matches; Spark itself filters by what translates to columns."""
     predicate = compile_predicate(text)
     needed = {column for name in predicate.variables for column in SOURCES.get(name, (name,))}
     if missing := sorted(needed - set(frame.columns)):
@@ -52,19 +52,19 @@ def matching(frame: DataFrame, text: str) -> DataFrame:
         return frame
 
     def test(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        kept = Test(None, compile_predicate(text))
+        kept = BatchFilter(None, compile_predicate(text))
         return (kept.keep(batch) for batch in batches)
 
     return frame.mapInArrow(test, frame.schema)
 
 
 def column_of(text: str) -> Column:
-    """A CEL text as one column that is true where it matches, else false. Raises NotAColumn."""
+    """Translate a CEL predicate to a column that is true where it matches, else false. Raises NotAColumn."""
     return F.coalesce(_condition(compile_predicate(text).tree), F.lit(False))
 
 
 def _condition(node: Node) -> Column:
-    """A column of true, false and null for an error."""
+    """Translate a node to a column of true, false, and null for an error."""
     match node:
         case Literal(value=bool(value)):
             return F.lit(value)
@@ -102,7 +102,7 @@ def _payload() -> Column:
 
 
 def _path(node: Node) -> str:
-    """The place in the payload that a node reads, as Spark writes it."""
+    """Return the path in the payload that a node reads, in Spark's syntax."""
     match node:
         case Name(name="payload"):
             return "$"
@@ -128,7 +128,7 @@ def _read(path: str, kind: str) -> Column:
 
 
 def _type(path: str) -> Column:
-    """The type of what the payload has at a path; null if it has nothing there, which is an error."""
+    """The type of the payload's value at a path; null if there is none, which is an error."""
     return F.schema_of_variant(_read(path, "variant"))
 
 
@@ -190,7 +190,7 @@ def _compared(symbol: str, left: Column, right: Column) -> Column:
 
 
 def _bound(name: str, value: Any) -> Any:
-    """A literal that a variable can be compared with as it is."""
+    """Return a literal whose type is that of the variable. Raises NotAColumn otherwise."""
     if type(value) is (str if name in _STRINGS else int):
         return value
     raise NotAColumn

@@ -1,4 +1,4 @@
-"""Rows that cannot be entries: kept as JSON lines, one file per task that had some, with the reason for each."""
+"""Rejected rows of an ingest: JSON lines with the reason for each, one file per task that rejected any."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Rejects:
-    """The rejects of one batch, in a folder of its own. Repeating a batch replaces them."""
+    """The folder of one batch's rejected rows. A retried batch replaces them."""
 
     def __init__(self, url: str, batch: str) -> None:
         self._url = url
-        # A batch may be named by a path.
+        # The name of a batch may be a path.
         self._folder = f"batch-{sha256(batch.encode()).hexdigest()[:16]}"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[RejectFile]:
-        """A file for one task; it is not made if there are none."""
+        """Open the file of one task; it is created with the first rejected row."""
         file = RejectFile(open_filesystem(self._url), f"{self._folder}/{uuid.uuid4().hex}.jsonl")
         try:
             yield file
@@ -34,7 +34,7 @@ class Rejects:
             file.close()
 
     def keep(self, files: Sequence[str]) -> None:
-        """Remove files of tasks that were repeated or killed, keep these."""
+        """Keep these files and delete those of retried or killed tasks."""
         filesystem = open_filesystem(self._url)
         selector = pyarrow.fs.FileSelector(self._folder, allow_not_found=True)
         with contextlib.suppress(FileNotFoundError):
@@ -44,7 +44,7 @@ class Rejects:
 
 
 class RejectFile:
-    """Rejects of one task, on their way to a file."""
+    """The file of one task's rejected rows."""
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, path: str) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class RejectFile:
         self._out: IO[Any] | None = None
 
     def add(self, row: str, reason: str) -> None:
-        """Keep a row."""
+        """Write a rejected row."""
         if self._out is None:
             self._filesystem.create_dir(self.path.rpartition("/")[0], recursive=True)
             self._out = self._filesystem.open_output_stream(self.path)
@@ -63,6 +63,6 @@ class RejectFile:
         self._out.write(_encode({"reason": reason, "row": row}) + b"\n")
 
     def close(self) -> None:
-        """Let the file be complete."""
+        """Close the file."""
         if self._out is not None:
             self._out.close()

@@ -1,4 +1,4 @@
-"""From rows of any shape to drafts: fields by SQL expressions or templates over the columns of the input."""
+"""Maps rows of any schema to drafts: fields by SQL expressions or templates over the input columns."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
 from tape.errors import PipelineInput
-from tape.pipeline.sink import FIELDS
+from tape.pipeline.journal_writer import FIELDS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Instead of a subject: what comes after `/tape/<kind>/`.
+# Fields that make up the subject after `/tape/<kind>/`.
 VERB, DIMS = "verb", "dims"
-_PLACE = re.compile(r"\{([^{}]+)\}")
+_COLUMN = re.compile(r"\{([^{}]+)\}")
 
 
 class FieldMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which columns become which fields: `map` by SQL expressions, `template` by texts with `{column}` in them."""
+    """Fields of a draft by SQL expressions (`map`) and by texts with `{column}` in them (`template`)."""
 
     map: dict[str, str] = {}
     template: dict[str, str] = {}
 
     def both(self, other: FieldMapping) -> FieldMapping:
-        """This mapping with another's fields instead of its own where both have them."""
+        """Return the union; where both map a field, the other mapping wins."""
         kept = {name: text for name, text in self.map.items() if name not in other.template}
         texts = {name: text for name, text in self.template.items() if name not in other.map}
         return FieldMapping(kept | other.map, texts | other.template)
 
 
 def read_mapping(path: str) -> FieldMapping:
-    """The mapping that a file of TOML or JSON describes, in the tables `map` and `template`."""
+    """Read a mapping from the tables `map` and `template` of a TOML or JSON file."""
     try:
         content = Path(path).read_bytes()
         given = tomllib.loads(content.decode()) if path.endswith(".toml") else msgspec.json.decode(content)
@@ -46,7 +46,7 @@ def read_mapping(path: str) -> FieldMapping:
 
 
 def fields_of(rows: DataFrame, mapping: FieldMapping) -> dict[str, Column]:
-    """A column for each field that is mapped; the whole row is the payload unless that is. Raises PipelineInput."""
+    """Return a column for each mapped field; by default the whole row is the payload. Raises PipelineInput."""
     columns = {name: _expression(rows, name, text) for name, text in mapping.map.items()}
     columns |= {name: _filled(rows, name, text) for name, text in mapping.template.items()}
     for name in columns:
@@ -59,18 +59,18 @@ def fields_of(rows: DataFrame, mapping: FieldMapping) -> dict[str, Column]:
                 "--map subject=… is missing, for example: --template 'subject=/tape/order/created/{id}'; or give"
                 " kind and verb."
             )
-        # One of them that is null makes the subject null, and the row a reject.
+        # If one of them is null, the subject is null and the row is rejected.
         parts = [F.lit("/tape"), columns["kind"], columns[VERB], *([columns[DIMS]] if DIMS in columns else [])]
         columns["subject"] = F.concat(*(part for one in parts for part in (one, F.lit("/"))))
         columns["subject"] = F.rtrim(columns["subject"], F.lit("/"))
     elif extra := {VERB, DIMS} & set(columns):
-        raise PipelineInput(f"--map {min(extra)}=… and subject=… both say what the subject is; give one.")
+        raise PipelineInput(f"--map {min(extra)}=… and subject=… both define the subject; give one.")
     inputs = [F.col(f"`{name}`") for name in rows.columns if name not in (CORRUPT, WATERMARK)]
     columns.setdefault("payload_json", F.to_json(F.struct(*inputs)) if inputs else F.lit(None))
     return {name: column for name, column in columns.items() if name in FIELDS}
 
 
-# What Spark puts a line into that it cannot read, and what is added to rows of a stream for their time.
+# The column where Spark puts a line that it cannot parse, and the column for the watermark of a stream.
 CORRUPT, WATERMARK = "_corrupt_record", "_tape_watermark"
 
 
@@ -85,7 +85,7 @@ def _expression(rows: DataFrame, name: str, text: str) -> Column:
 
 def _filled(rows: DataFrame, name: str, text: str) -> Column:
     parts: list[Column] = []
-    for index, piece in enumerate(_PLACE.split(text)):
+    for index, piece in enumerate(_COLUMN.split(text)):
         if index % 2:
             parts.append(_expression(rows, name, f"`{piece}`" if piece in rows.columns else piece).cast("string"))
         elif piece:

@@ -1,10 +1,7 @@
-"""What of the journal is wanted, as SQL where the database can tell, and as a test where it can't.
+"""The selection of entries by the options `subject` and `where`: as SQL where possible, else on record batches.
 
-Everything that narrows a read meets here: the options `subject` and `where`. What the database cannot
-decide exactly is decided on the batch.
-
-Spark's own push-down (`DataSourceReader.pushFilters`) is not used: Spark 4.3 keeps the filters of one
-query in the DataFrame and applies them to the next query on it, which then silently lacks rows.
+Spark's own push-down (`DataSourceReader.pushFilters`) is not used: Spark 4.3 keeps the filters of one query in the
+DataFrame and applies them to the next query on it, which then silently lacks rows.
 """
 
 from __future__ import annotations
@@ -20,24 +17,24 @@ from tape.cel.syntax import Binary, Call, Literal, Logical, Name, Node
 from tape.model.entry import Entry
 from tape.model.pattern import Pattern
 
-# Columns that hold the same text in the database, in Spark and in a predicate.
+# Columns with the same text in the database, in Spark and in a predicate.
 TEXTS = {
     name: f'"{name}"' if name == "user" else name
     for name in ("run_id", "kind", "tenant", "user", "session", "trace_id", "subject")
 }
-# More values than this are left to Spark.
+# A predicate with more values than this is not pushed down to the database.
 MAX_VALUES = 200
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A piece of SQL and its parameters."""
+    """A SQL condition and its parameters."""
 
     sql: str
     params: tuple[Any, ...] = ()
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Where in the journal the wanted entries can lie: after, up to, and between two times in ms."""
+    """Bounds of the selected entries: after a global_seq, up to another, and between two times in ms."""
 
     after: int = 0
     until: int | None = None
@@ -45,7 +42,7 @@ class Bounds(msgspec.Struct, frozen=True):
     before_ms: int | None = None
 
     def both(self, other: Bounds) -> Bounds:
-        """What lies within both."""
+        """Return the intersection of both."""
         return Bounds(
             max(self.after, other.after),
             _least(self.until, other.until),
@@ -54,27 +51,27 @@ class Bounds(msgspec.Struct, frozen=True):
         )
 
 
-class Selecting(msgspec.Struct, frozen=True):
-    """The conditions of one reader; picklable, so that executors get them with their part."""
+class EntrySelection(msgspec.Struct, frozen=True):
+    """The subject pattern and the predicate of one reader; picklable, because executors receive it."""
 
     pattern: str = ""
     where: str = ""
 
     @property
-    def is_everything(self) -> bool:
-        """Whether every entry is wanted, so that they can be counted."""
+    def selects_all(self) -> bool:
+        """Whether every entry is selected, so that missing ones can be counted."""
         return not self.where.strip() and Pattern(self.pattern).matches_everything
 
     @property
     def bounds(self) -> Bounds:
-        """Where the predicate lets entries lie."""
+        """The bounds that the predicate implies."""
         found = Bounds()
         for condition in conjuncts(compile_predicate(self.where).tree):
             found = found.both(_bounds(condition))
         return found
 
     def conditions(self) -> list[Condition]:
-        """Everything that SQL is asked to leave out; exact, except for the option `where` and wildcards."""
+        """Return the SQL conditions. They are exact except for the option `where` and for wildcards."""
         found = []
         pattern = Pattern(self.pattern)
         if pattern.is_literal:
@@ -85,38 +82,38 @@ class Selecting(msgspec.Struct, frozen=True):
         found += [condition for key in predicate.index_keys if (condition := _of_key(key)) is not None]
         return found + [prefix for node in conjuncts(predicate.tree) if (prefix := _subject_prefix(node)) is not None]
 
-    def needed(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """The columns to read: those that are shown and those that a test looks at."""
+    def required_columns(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return the columns to read: those of the result and those that the batch filter needs."""
         names = dict.fromkeys(columns)
-        if self._tested_pattern() is not None:
+        if self._inexact_pattern() is not None:
             names["subject"] = None
         if self.where.strip():
             names |= dict.fromkeys(name for name in Entry.__struct_fields__ if name != "chain")
         return tuple(names)
 
-    def test(self, *, decide_all: bool = False) -> Test | None:
-        """What is left to decide on batches, if anything; all of it where no database has looked."""
-        pattern, where = self._tested_pattern(), self.where.strip()
+    def batch_filter(self, *, decide_all: bool = False) -> BatchFilter | None:
+        """Return the filter for what SQL did not decide, or None; with `decide_all`, for everything."""
+        pattern, where = self._inexact_pattern(), self.where.strip()
         if decide_all and not Pattern(self.pattern).matches_everything:
             pattern = Pattern(self.pattern)
-        return Test(pattern, compile_predicate(where) if where else None) if pattern or where else None
+        return BatchFilter(pattern, compile_predicate(where) if where else None) if pattern or where else None
 
-    def _tested_pattern(self) -> Pattern | None:
+    def _inexact_pattern(self) -> Pattern | None:
         pattern = Pattern(self.pattern)
         wild = [segment for segment in pattern.segments if not isinstance(segment, str) or segment == "_"]
         is_exact = pattern.is_literal or (len(wild) == 1 and repr(wild[0]) == "**")
         return None if is_exact else pattern
 
 
-class Test:
-    """Decides about whole batches: a pattern once per distinct subject, a predicate once per entry."""
+class BatchFilter:
+    """Filters record batches: a pattern once per distinct subject, a predicate once per entry."""
 
     def __init__(self, pattern: Pattern | None, predicate: Predicate | None) -> None:
         self._pattern = pattern
         self._predicate = predicate
 
     def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are wanted."""
+        """Return the selected rows of a batch."""
         if self._pattern is not None:
             subjects = batch.column("subject").dictionary_encode()
             fits = pa.array([self._pattern.matches(subject) for subject in subjects.dictionary.to_pylist()], pa.bool_())
@@ -128,7 +125,7 @@ class Test:
 
 
 def entries_of(batch: pa.RecordBatch) -> Iterator[Entry]:
-    """The rows of a batch as entries; a column that was not read is empty."""
+    """Yield the rows of a batch as entries; columns that were not read are empty."""
     fields = []
     for name in Entry.__struct_fields__:
         index = batch.schema.get_field_index(name)
@@ -139,11 +136,11 @@ def entries_of(batch: pa.RecordBatch) -> Iterator[Entry]:
     return map(Entry, *fields)
 
 
-# ── what a predicate demands ─────────────────────────────────────────────────────────────────────
+# ── conditions of a predicate ────────────────────────────────────────────────────────────────────
 
 
 def conjuncts(node: Node) -> Iterator[Node]:
-    """What `&&` joins: if one of them is false or an error, the predicate does not match."""
+    """Yield the operands of `&&`: if one of them is false or an error, the predicate does not match."""
     if isinstance(node, Logical) and node.operator == "&&":
         for operand in node.operands:
             yield from conjuncts(operand)
@@ -155,7 +152,7 @@ _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 
 
 def _bounds(node: Node) -> Bounds:
-    """The bounds that a comparison of a place or a time with a number sets."""
+    """Return the bounds that a comparison of `global_seq` or `ts_ms` with a number sets."""
     if not isinstance(node, Binary) or node.operator not in _MIRRORED:
         return Bounds()
     left, right, symbol = node.left, node.right, node.operator
@@ -164,7 +161,7 @@ def _bounds(node: Node) -> Bounds:
     if not (isinstance(left, Name) and isinstance(right, Literal) and type(right.value) is int):
         return Bounds()
     number = right.value
-    # The first number that is wanted, and the first that no longer is.
+    # The first selected number, and the first after the selected ones.
     first, beyond = {
         "<": (None, number),
         "<=": (None, number + 1),
@@ -196,7 +193,7 @@ def _equals(name: str, values: tuple[str, ...]) -> Condition:
 def _starts_with(prefix: str) -> Condition | None:
     if not prefix:
         return None
-    # Bytes in UTF-8 sort as code points do; the last code point has no next one.
+    # Bytes in UTF-8 sort as code points do; the last code point has no successor.
     last = ord(prefix[-1])
     if last in (0x10FFFF, 0xD7FF):
         return Condition(f"substr(subject, 1, {len(prefix)}) = ?", (prefix,))
@@ -204,14 +201,14 @@ def _starts_with(prefix: str) -> Condition | None:
 
 
 def _below(prefix: str) -> Condition:
-    """A subject and everything below it. The concatenation keeps planners at the journal's own order."""
+    """Select a subject and its descendants. The concatenation makes query planners keep the journal's order."""
     return Condition(
         "((subject || '') = ? OR ((subject || '') >= ? AND (subject || '') < ?))", (prefix, f"{prefix}/", f"{prefix}0")
     )
 
 
 def _of_key(key: IndexKey) -> Condition | None:
-    """What a predicate demands of one column, if the database can look."""
+    """Return the condition of a predicate on one column, if SQL can express it."""
     if len(key.path) != 1 or key.path[0] not in TEXTS or len(key.values) > MAX_VALUES:
         return None
     return _equals(key.path[0], tuple(value for value in key.values if isinstance(value, str)))

@@ -1,4 +1,4 @@
-"""A Spark session for jobs and tests: the right Java, quick to start, Tape's format known."""
+"""Opens a Spark session for jobs and tests, with a suitable Java and Tape's data sources registered."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from tape.errors import MissingExtra
 from tape.pipeline import register
 from tape.pipeline.java import find_java
-from tape.pipeline.scripts import quick_python
+from tape.pipeline.launchers import fast_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A small heap's collector and a quick compiler: for jobs that live seconds the start is shorter.
+# Serial collector and C1 compiler only: a shorter start for jobs that run for seconds.
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 DEFAULT_MASTER = "local[*]"
 
@@ -23,27 +23,27 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # On one machine a shuffle over 200 partitions is 200 tiny tasks.
+    # The default of 200 partitions means 200 tiny tasks on one machine.
     "spark.sql.shuffle.partitions": "4",
-    # A query that is told to stop has this long to end.
+    # How long stop() waits for a streaming query to end.
     "spark.sql.streaming.stopTimeout": "30s",
 }
 
 
 def submitted() -> dict[str, str]:
-    """The settings that spark-submit has given to this process; none if it was started otherwise."""
+    """Return the settings of spark-submit; empty if this process was started otherwise."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # the settings are in the JVM that submits
+    SparkContext._ensure_initialized()  # the settings are in the JVM of spark-submit
     return dict(SparkConf().getAll())
 
 
 def open_session(
     name: str, master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None, *, quick: bool = False
 ) -> SparkSession:
-    """A session that knows `format("tape")`; `quick` starts faster and computes slower.
+    """Open a session with `format("tape")`; `quick` starts faster and computes slower.
 
     Raises MissingExtra without PySpark, JavaMissing without a Java that it can use.
     """
@@ -59,8 +59,8 @@ def open_session(
     else:
         chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.driver.bindAddress"] = "127.0.0.1"
-        # Workers on this machine run where this process runs, also from a virtual environment.
-        os.environ.setdefault("PYSPARK_PYTHON", str(quick_python()))
+        # Local workers use the Python of this process, also from a virtual environment.
+        os.environ.setdefault("PYSPARK_PYTHON", str(fast_python()))
     if quick:
         chosen["spark.driver.extraJavaOptions"] = QUICK_JVM
     for key, value in (chosen | dict(settings or {})).items():

@@ -1,8 +1,7 @@
-"""What began and what ended: effects from pending to settled, runs from their start to their end.
+"""Spans of effects, from pending to settled, and of runs, from start to end.
 
-A span lasts from the first entry that begins it to the first one after that which ends it. That is said of the order
-of the journal alone: however the journal is cut into rounds, the same spans come out, as long as what was open at a
-cut is put in front of the next round.
+A span lasts from the first entry that begins it to the next entry that ends it, in journal order. The spans do not
+depend on how the journal is split into rounds, as long as each round starts with the spans that are still open.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
 from tape.engine.ledgers.histogram import Histogram, bucket_sql
 from tape.engine.ledgers.rollups import DurationRollup, OpenInterval
 from tape.model.subject import decode, encode
 
-# What an entry has to have to be one of a span.
+# The columns that spans are computed from.
 COLUMNS = "global_seq long, ts_ms long, tenant string, run_id string, type string, subject string, payload_json string"
 EFFECT, RUN = "effect", "run"
 BEGINNINGS = {"effect.pending": EFFECT, "run.running": RUN}
@@ -33,7 +32,7 @@ ENDS = {
     "run.stuck": RUN,
 }
 TYPES = (*BEGINNINGS, *ENDS)
-# A name longer than this is kept as its hash: databases do not index long texts.
+# A longer name is replaced by its hash, because databases do not index long texts.
 MAX_NAME = 500
 
 _KEY = ("run_id", "measure", "name")
@@ -41,12 +40,12 @@ _MOMENT = (*_KEY, "global_seq", "ts_ms", "tenant", "tool", "outcome")
 
 
 def marked(entries: DataFrame) -> DataFrame:
-    """Entries as they are counted: their tool, still percent-encoded, their bytes, and what they begin or end.
+    """Add to entries their tool (percent-encoded), the size of the payload, and the span that they begin or end.
 
-    What neither begins nor ends anything has no `measure`; what begins something has no `outcome`.
+    An entry that neither begins nor ends a span has no `measure`; one that begins a span has no `outcome`.
     """
-    # /tape/<kind>/<verb>/<tool>/…, after an empty first part.
-    kind, verb, tool = (F.try_element_at(F.split("subject", "/"), F.lit(place)) for place in (3, 4, 5))
+    # /tape/<kind>/<verb>/<tool>/…; the first element is empty.
+    kind, verb, tool = (F.try_element_at(F.split("subject", "/"), F.lit(index)) for index in (3, 4, 5))
     resolved = F.get_json_object("payload_json", "$.resolved_to")
     found = F.when(resolved == "2", "confirmed").when(resolved == "3", "failed")
     is_beginning, is_end = F.col("type").isin(*BEGINNINGS), F.col("type").isin(*ENDS)
@@ -58,7 +57,7 @@ def marked(entries: DataFrame) -> DataFrame:
         F.coalesce(kind, F.lit("")).alias("kind"),
         F.when(kind.isin("effect", "policy"), F.coalesce(tool, F.lit(""))).otherwise("").alias("tool"),
         F.octet_length("payload_json").cast("long").alias("bytes"),
-        # Somebody may have looked and still not know: neither a beginning nor an end.
+        # A reconciliation without a result neither begins nor ends a span.
         F.when(is_beginning | outcome.isNotNull(), kind).alias("measure"),
         F.when(kind == EFFECT, F.when(is_unwieldy, F.sha2(name, 256)).otherwise(name)).otherwise("").alias("name"),
         outcome.alias("outcome"),
@@ -66,12 +65,12 @@ def marked(entries: DataFrame) -> DataFrame:
 
 
 def moments(entries: DataFrame) -> DataFrame:
-    """The beginnings and ends among marked entries."""
+    """Return the entries that begin or end a span."""
     return entries.where("measure IS NOT NULL").select(*_MOMENT)
 
 
 def with_open(spark: SparkSession, found: DataFrame, still_open: Sequence[OpenInterval]) -> DataFrame:
-    """Moments with the beginnings from before them that have not ended yet."""
+    """Add the beginnings of spans that were open before these moments."""
     if not still_open:
         return found
     rows = [{**msgspec.structs.asdict(one), "tool": encode(one.tool) if one.tool else ""} for one in still_open]
@@ -80,7 +79,7 @@ def with_open(spark: SparkSession, found: DataFrame, still_open: Sequence[OpenIn
 
 
 def spans(found: DataFrame) -> DataFrame:
-    """One row a span: its key, when it `began` and how it `ended`, each null where that is not known (yet)."""
+    """Return one row per span: its key, when it `began` and how it `ended`, each null if unknown."""
     earlier = Window.partitionBy(*_KEY).orderBy("global_seq").rowsBetween(Window.unboundedPreceding, -1)
     ended = F.count("outcome").over(earlier)
     moment = F.struct("global_seq", "ts_ms", "tenant", "tool", "outcome")
@@ -95,13 +94,13 @@ def spans(found: DataFrame) -> DataFrame:
 
 
 def duration_of() -> Column:
-    """How long a span took, in ms; null if that is not known."""
+    """The duration of a span in ms; null if unknown."""
     took = F.col("ended.ts_ms") - F.col("began.ts_ms")
     return F.when(took < 0, 0).otherwise(took)
 
 
 def durations(found: DataFrame, width_ms: int) -> list[DurationRollup]:
-    """How long spans took, by the window in which they ended, and by whose and which they were: as the end says."""
+    """Return the durations of spans, by the window in which they ended, and by tenant, tool and outcome."""
     timed = found.where("ended IS NOT NULL").select("measure", "ended.*", duration_of().alias("ms"))
     timed = timed.withColumn("start_ms", window_of("ts_ms", width_ms)).withColumn("bucket", F.expr(bucket_sql("ms")))
     sums = (F.count("*").alias("n"), F.sum("ms").alias("total"), F.min("ms").alias("least"), F.max("ms").alias("most"))
@@ -117,10 +116,10 @@ def durations(found: DataFrame, width_ms: int) -> list[DurationRollup]:
 
 
 def window_of(column: str, width_ms: int) -> Column:
-    """When the window began that a time in ms falls into."""
+    """The start of the window that contains a time in ms."""
     return (F.floor(F.col(column) / width_ms) * width_ms).cast("long")
 
 
 def tool_of(row: Row) -> str:
-    """The tool of a row, as people call it."""
+    """Return the decoded tool name of a row."""
     return decode(row["tool"]) if row["tool"] else ""

@@ -1,4 +1,4 @@
-"""What streams say about themselves, for the terminal and for Prometheus."""
+"""Progress of streaming queries, reported to the job's terminal and metrics."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from tape.pipeline.job_context import Running
+from tape.pipeline.job_context import JobContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-PATIENCE_S = 10.0
-LOOK_S = 0.1
-# A stream that is told to stop may finish the micro-batch that it is in.
+PROGRESS_TIMEOUT_S = 10.0
+POLL_S = 0.1
+# A stopped stream may finish its current micro-batch within this time.
 GRACE_S = 60.0
 
 
-class Listener(StreamingQueryListener):
-    """Tells a job about each micro-batch of the queries of its session."""
+class ProgressListener(StreamingQueryListener):
+    """Reports each micro-batch of the session's queries to the job."""
 
-    def __init__(self, running: Running, on_progress: Callable[[StreamingQueryProgress], None]) -> None:
-        self._running = running
+    def __init__(self, context: JobContext, on_progress: Callable[[StreamingQueryProgress], None]) -> None:
+        self._context = context
         self._on_progress = on_progress
-        self._heard = -1
-        self._news = threading.Condition()
+        self._last_batch = -1
+        self._changed = threading.Condition()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  (Spark's name)
-        """Nothing to tell yet."""
+        """Nothing to report."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802  (Spark's name)
-        """One micro-batch is done."""
+        """Report a finished micro-batch."""
         progress = event.progress
         if progress.numInputRows:
-            self._running.told_batch(progress.numInputRows, progress.batchId, progress.batchDuration / 1_000)
+            self._context.report_batch(progress.numInputRows, progress.batchId, progress.batchDuration / 1_000)
         self._on_progress(progress)
-        with self._news:
-            self._heard = max(self._heard, progress.batchId)
-            self._news.notify_all()
+        with self._changed:
+            self._last_batch = max(self._last_batch, progress.batchId)
+            self._changed.notify_all()
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802  (Spark's name)
-        """There was nothing new."""
+        """Nothing to report."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802  (Spark's name)
-        """The job itself says how it ended."""
+        """Nothing to report: the job reports how its query ended."""
 
-    def hear_out(self, query: StreamingQuery) -> None:
-        """Wait a moment for what Spark has to tell about a query that has ended: it tells it from another thread."""
+    def wait_for_progress(self, query: StreamingQuery) -> None:
+        """Wait up to 10 s for the last progress of a query that has ended; Spark calls listeners asynchronously."""
         if (last := query.lastProgress) is not None:
-            with self._news:
-                self._news.wait_for(lambda: self._heard >= last["batchId"], PATIENCE_S)
+            with self._changed:
+                self._changed.wait_for(lambda: self._last_batch >= last["batchId"], PROGRESS_TIMEOUT_S)
 
 
 @contextlib.contextmanager
-def listening(
+def listen_to_progress(
     spark: SparkSession,
-    running: Running,
+    context: JobContext,
     on_progress: Callable[[StreamingQueryProgress], None] = lambda progress: None,
-) -> Iterator[Listener]:
-    """Let a job hear of every micro-batch meanwhile."""
-    listener = Listener(running, on_progress)
+) -> Iterator[ProgressListener]:
+    """Report every micro-batch to the job while the block runs."""
+    listener = ProgressListener(context, on_progress)
     spark.streams.addListener(listener)
     try:
         yield listener
@@ -79,13 +79,13 @@ def listening(
         spark.streams.removeListener(listener)
 
 
-def wait_for_end(query: StreamingQuery, running: Running) -> None:
-    """Until a query has ended by itself, or is told to; then the micro-batch that it is in is finished."""
-    while query.isActive and not running.is_stopping:
-        running.wait(LOOK_S)
+def wait_for_end(query: StreamingQuery, context: JobContext) -> None:
+    """Wait until a query ends or the job is stopped; then let it finish its current micro-batch within 60 s."""
+    while query.isActive and not context.is_stopping:
+        context.wait(POLL_S)
     deadline = time.monotonic() + GRACE_S
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     query.stop()
     if (error := query.exception()) is not None:
         raise error

@@ -1,4 +1,4 @@
-"""A subscription on Spark and the server that steers it: its document, where it stands, and what is told about it."""
+"""The connection of a subscription on Spark to its server: document, lifecycle state, offsets, and events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from tape.base.retry import RetryPolicy
 from tape.errors import ApiRefused, InvalidConfig, PlaybookNotFound, ServerUnreachable, TapeError
-from tape.pipeline.job_context import Running
+from tape.pipeline.job_context import JobContext
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.document.spec import Subscription, SubscriptionSpec
 from tape.subscriptions.document.validator import parse_subscription
@@ -22,52 +22,53 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STATE_S = 2.0
-MAX_UNTOLD = 1_000
-PATIENCE = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
+POLL_INTERVAL_S = 2.0
+MAX_UNSENT_EVENTS = 1_000
+SERVER_RETRY = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
 
 
-class Steering:
-    """Knows where a subscription stands, and asks again every two seconds while it is watched.
+class SubscriptionControl:
+    """Follows the state of a subscription, which it polls every 2 s, and emits the subscription's events.
 
-    Set to drain or deactivated, the job is told to stop. A server that is away is waited for if the job `follows`.
+    The job stops when the subscription is draining or deactivated. While the server is unavailable, calls are retried
+    if the job `is_following`, and fail otherwise.
     """
 
-    def __init__(self, control: Control, path: str, running: Running, *, worker_id: str, follows: bool) -> None:
+    def __init__(self, api: Control, path: str, context: JobContext, *, worker_id: str, is_following: bool) -> None:
         self.path = path
         self.state = ""
-        self.about: SubscriptionRef = subscription_ref(path)
-        self._control = control
-        self._running = running
+        self.ref: SubscriptionRef = subscription_ref(path)
+        self._api = api
+        self._context = context
         self._worker_id = worker_id
-        self._follows = follows
-        self._untold: list[SubscriptionEvent] = []
-        self._turn = threading.Lock()
-        self._over = threading.Event()
-        self._watching: threading.Thread | None = None
+        self._is_following = is_following
+        self._unsent: list[SubscriptionEvent] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._watcher: threading.Thread | None = None
 
-    def begin(self) -> Subscription:
-        """Register and activate the subscription; its document. Raises InvalidConfig if it does not run on Spark."""
-        subscription = parse_subscription(self.patiently(lambda: self._control.document(self.path)))
+    def start(self) -> Subscription:
+        """Register and activate the subscription and return it. Raises InvalidConfig unless its target is Spark."""
+        subscription = parse_subscription(self.call_with_retry(lambda: self._api.document(self.path)))
         if subscription.spec.runtime.target != "spark":
             raise InvalidConfig(
                 f"{self.path} has the runtime.target {subscription.spec.runtime.target!r}; this job runs those with"
                 f" 'spark'. Run it with: tape subscription run {self.path}"
             )
         self._expect_playbook(subscription.spec.dispatch.playbook)
-        status = self.patiently(lambda: self._control.register(self.path))
-        self.about = subscription_ref(self.path, int(status["subscription_id"]))
+        status = self.call_with_retry(lambda: self._api.register(self.path))
+        self.ref = subscription_ref(self.path, int(status["subscription_id"]))
         if status["state"] == "REGISTERED":
-            status = self.patiently(lambda: self._control.act(self.about.subscription_id, "activate"))
-        self._moved(status["state"])
-        self._watching = threading.Thread(target=self._watch, name="tape-state", daemon=True)
-        self._watching.start()
+            status = self.call_with_retry(lambda: self._api.act(self.ref.subscription_id, "activate"))
+        self._set_state(status["state"])
+        self._watcher = threading.Thread(target=self._watch, name="tape-state", daemon=True)
+        self._watcher.start()
         return subscription
 
     def _expect_playbook(self, path: str) -> None:
-        """Raise PlaybookNotFound before anything is read: otherwise the whole topic would become dead letters."""
+        """Raise PlaybookNotFound before anything is read; otherwise every message would become a dead letter."""
         try:
-            self.patiently(lambda: self._control.document(path))
+            self.call_with_retry(lambda: self._api.document(path))
         except ApiRefused as error:
             if error.http_status != 404:
                 raise
@@ -76,71 +77,71 @@ class Steering:
                 " Register it with: tape playbooks register FILE"
             ) from error
 
-    def taken(self) -> dict[str, int]:
-        """Of each part that something was taken of, the first offset that was not."""
+    def next_offsets(self) -> dict[str, int]:
+        """Return the first offset that has no execution yet, for each partition that has executions."""
         address = f"/api/taken?{urlencode({'subscription': self.path})}"
-        parts: dict[str, list[list[int]]] = self.patiently(lambda: self._control.call("GET", address))["parts"]
-        return {part: stretches[0][1] for part, stretches in parts.items()}
+        parts: dict[str, list[list[int]]] = self.call_with_retry(lambda: self._api.call("GET", address))["parts"]
+        return {part: ranges[0][1] for part, ranges in parts.items()}
 
-    def options(self, spec: SubscriptionSpec) -> dict[str, Any]:
-        """The connection of a spec, and apart from it everything in it that is secret."""
+    def connection_options(self, spec: SubscriptionSpec) -> dict[str, Any]:
+        """Return the connection settings of a spec, and apart from them its secrets."""
         secrets, credential = asyncio.run(secrets_of(spec, self._reveal))
         held = {"token": credential} if isinstance(credential, str) else dict(credential or {})
         connection = {name: value for name, value in connection_of(spec).items() if name not in secrets}
         return {"connection": connection, "secrets": held | secrets}
 
-    def tell(self, events: Sequence[SubscriptionEvent]) -> None:
-        """Put events on the journal; while the server is away they wait, the oldest of too many are let go."""
-        with self._turn:
-            self._untold += [stamped(event, self._worker_id) for event in events]
+    def emit(self, events: Sequence[SubscriptionEvent]) -> None:
+        """Emit events to the journal; while the server is unavailable, the newest 1,000 are buffered."""
+        with self._lock:
+            self._unsent += [stamped(event, self._worker_id) for event in events]
             try:
-                self._control.post_events(self._untold)
-                self._untold.clear()
+                self._api.post_events(self._unsent)
+                self._unsent.clear()
             except TapeError as error:
-                log.warning("%s: %d events wait to be told: %s", self.path, len(self._untold), error)
-                if len(self._untold) > MAX_UNTOLD:
-                    log.error("%s: %d events are let go", self.path, len(self._untold) - MAX_UNTOLD)
-                    del self._untold[:-MAX_UNTOLD]
+                log.warning("%s: %d events not sent yet, will retry: %s", self.path, len(self._unsent), error)
+                if len(self._unsent) > MAX_UNSENT_EVENTS:
+                    log.error("%s: dropped the %d oldest events", self.path, len(self._unsent) - MAX_UNSENT_EVENTS)
+                    del self._unsent[:-MAX_UNSENT_EVENTS]
 
-    def end(self) -> None:
-        """Stop watching; one that was set to drain has come to its end."""
-        self._over.set()
-        if self._watching is not None:
-            self._watching.join(STATE_S)
-        if self._untold:
-            self.tell([])
+    def close(self) -> None:
+        """Stop polling, send buffered events, and deactivate a subscription that was draining."""
+        self._closed.set()
+        if self._watcher is not None:
+            self._watcher.join(POLL_INTERVAL_S)
+        if self._unsent:
+            self.emit([])
         if self.state == "DRAINING":
             try:
-                self._control.act(self.about.subscription_id, "deactivate")
+                self._api.act(self.ref.subscription_id, "deactivate")
             except TapeError as error:
                 log.warning("%s: not deactivated: %s", self.path, error)
 
-    def patiently(self, call: Callable[[], T]) -> T:
-        """What a call gives; a job that follows waits for a server that is away."""
+    def call_with_retry(self, call: Callable[[], T]) -> T:
+        """Call the server; a job that follows retries while the server is unavailable."""
         attempt = 0
         while True:
             try:
                 return call()
             except ServerUnreachable as error:
                 attempt += 1
-                if not self._follows or self._running.is_stopping:
+                if not self._is_following or self._context.is_stopping:
                     raise
-                self._running.noted("waiting for the server", 1, str(error))
-                self._running.wait(PATIENCE.delay(attempt))
+                self._context.report_count("waiting for the server", 1, str(error))
+                self._context.wait(SERVER_RETRY.delay(attempt))
 
     def _watch(self) -> None:
-        while not self._over.wait(STATE_S):
+        while not self._closed.wait(POLL_INTERVAL_S):
             try:
-                self._moved(self._control.status(self.about.subscription_id)["state"])
-                if self._untold:
-                    self.tell([])
+                self._set_state(self._api.status(self.ref.subscription_id)["state"])
+                if self._unsent:
+                    self.emit([])
             except TapeError as error:
-                log.warning("%s: where it stands cannot be asked, going on: %s", self.path, error)
+                log.warning("%s: state unknown, continuing: %s", self.path, error)
 
-    def _moved(self, state: str) -> None:
+    def _set_state(self, state: str) -> None:
         self.state = state
         if state in ("DRAINING", "DEACTIVATED"):
-            self._running.stop()
+            self._context.stop()
 
     async def _reveal(self, alias: str) -> Any:
-        return self.patiently(lambda: self._control.credential(alias))
+        return self.call_with_retry(lambda: self._api.credential(alias))

@@ -1,6 +1,6 @@
-"""What a task of a subscription on Spark does: rows become envelopes, plans and executions, and are handed over.
+"""The Spark task of a subscription: turns rows of `format("tape-messages")` into executions and writes them.
 
-The rows are those of `format("tape-messages")`, and everything between them and a run is what a live message meets.
+Routing and planning are the code that the live runtime uses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tape.base.retry import RetryPolicy
 from tape.brokers.source import Delivery
 from tape.engine.executions.offsets import OffsetRange
 from tape.errors import TapeError
-from tape.pipeline.outlets import Answer, Offered, Outlet
+from tape.pipeline.record_writers import PendingRecord, RecordWriter, WriteResult
 from tape.subscriptions import events
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER
 from tape.subscriptions.dispatch.request import request_of
@@ -28,16 +28,16 @@ from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.message import SourceMessage, message_fields, message_of
 from tape.subscriptions.routing import Plan, resolve
 
-REPORT = "report string"
-# A record that is refused is tried again after 0.5 s, 1 s, 2 s and 4 s. So long a task waits in all, not each record:
-# of many that are refused, those behind the first become dead letters at once.
-PATIENCE = RetryPolicy(max_attempts=5, initial_interval_s=0.5)
+REPORT_SCHEMA = "report string"
+# A rejected record is retried after 0.5 s, 1 s, 2 s and 4 s. The four retries are per task, not per record: further
+# rejected records become dead letters at once.
+REJECTION_RETRY = RetryPolicy(max_attempts=5, initial_interval_s=0.5)
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Report(msgspec.Struct):
-    """What tasks did. `known` were taken before, by an attempt that was cut short. `stuck` says why one stopped."""
+class TaskReport(msgspec.Struct):
+    """Counts of tasks. An earlier attempt has written the `known` records. `stuck` is why a task stopped."""
 
     received: int = 0
     started: int = 0
@@ -49,46 +49,46 @@ class Report(msgspec.Struct):
     applied: dict[str, int] = {}
     stuck: str = ""
 
-    def add(self, other: Report) -> None:
-        """Count what another has done, too."""
+    def add(self, other: TaskReport) -> None:
+        """Add the counts of another report."""
         for name in ("received", "started", "duplicates", "known", "refusals", "dead", "requests"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.applied = dict(Counter(self.applied) + Counter(other.applied))
         self.stuck = other.stuck or self.stuck
 
 
-class Planned(NamedTuple):
-    """A message on its way: what it is, what it becomes, and that as the request for it."""
+class PlannedExecution(NamedTuple):
+    """A message, its plan, and the request for its execution as JSON."""
 
     offset: int
-    envelope: SourceMessage
+    message: SourceMessage
     plan: Plan
     execution: bytes
 
 
 @dataclass(frozen=True)
-class Taking:
-    """The work of a task. `opener` makes the outlet, in whichever process the task runs."""
+class SubscriptionTask:
+    """The function that Spark runs on each partition. `open_writer` is called on the executor."""
 
     subscription: Subscription
-    about: SubscriptionRef
-    opener: Callable[[], Outlet]
-    pauses: RetryPolicy = PATIENCE
+    ref: SubscriptionRef
+    open_writer: Callable[[], RecordWriter]
+    retry: RetryPolicy = REJECTION_RETRY
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Take the rows of a task; one row that reports it."""
-        report = Report()
-        outlet = self.opener()
+        """Write the rows of a partition; yield one row with the report."""
+        report = TaskReport()
+        writer = self.open_writer()
         try:
-            Task(self, outlet, report).take(row for batch in batches for row in batch.to_pylist())
+            TaskAttempt(self, writer, report).write(row for batch in batches for row in batch.to_pylist())
         except TapeError as error:
             report.stuck = f"{type(error).__name__}: {error}"
         finally:
-            outlet.close()
+            writer.close()
         yield pa.RecordBatch.from_arrays([pa.array([_encode(report).decode()], pa.string())], names=["report"])
 
-    def planned(self, row: dict[str, Any], worker_id: str) -> Planned:
-        """What a row becomes."""
+    def plan(self, row: dict[str, Any], worker_id: str) -> PlannedExecution:
+        """Route a row and build the request for its execution."""
         delivery = Delivery(
             message_id=row["message_id"],
             body=row["body"],
@@ -97,86 +97,93 @@ class Taking:
             metadata=msgspec.json.decode(row["metadata"]),
             ordering_key=row["ordering_key"],
         )
-        envelope = message_of(self.subscription.spec.source, delivery)
-        plan = resolve(self.subscription, envelope)
-        return Planned(row["offset"], envelope, plan, _encode(request_of(self.about, plan, EMITTER, worker_id)))
+        message = message_of(self.subscription.spec.source, delivery)
+        plan = resolve(self.subscription, message)
+        return PlannedExecution(row["offset"], message, plan, _encode(request_of(self.ref, plan, EMITTER, worker_id)))
 
 
-class Task:
-    """One task: gathers records, hands them over in order, and puts aside what is refused for good."""
+class TaskAttempt:
+    """One run of the task: batches records, writes them in order, and dead-letters records that stay rejected."""
 
-    def __init__(self, taking: Taking, outlet: Outlet, report: Report) -> None:
-        self._taking = taking
-        self._outlet = outlet
+    def __init__(self, task: SubscriptionTask, writer: RecordWriter, report: TaskReport) -> None:
+        self._task = task
+        self._writer = writer
         self._report = report
-        self._most = taking.subscription.spec.batch_max
+        self._max_records = task.subscription.spec.batch_max
         self._worker_id = process_name()
-        self._waits = 0
+        self._retries = 0
 
-    def take(self, rows: Iterator[dict[str, Any]]) -> None:
-        """Hand over all rows; those of one stretch come one after the other."""
-        waiting: list[Planned] = []
-        place: tuple[str, int, int] | None = None
+    def write(self, rows: Iterator[dict[str, Any]]) -> None:
+        """Write all rows. The rows of one range of offsets are contiguous."""
+        pending: list[PlannedExecution] = []
+        current: tuple[str, int, int] | None = None
         begin = size = 0
         for row in rows:
-            found = (row["part"], row["stretch_begin"], row["stretch_end"])
-            record = self._taking.planned(row, self._worker_id)
-            if place is not None and found != place:
-                self._hand_over(place[0], begin, place[2], waiting)
-                waiting = []
-            elif place and (len(waiting) >= self._most or size + len(record.execution) > BATCH_BYTES) and waiting:
-                # Offsets in between had no message: they are taken along.
-                self._hand_over(place[0], begin, record.offset, waiting)
-                begin, size, waiting = record.offset, 0, []
-            if found != place:
-                place, begin, size = found, found[1], 0
-            waiting.append(record)
+            found = (row["part"], row["stretch_begin"], row["stretch_end"])  # vocabulary: columns of tape-messages
+            record = self._task.plan(row, self._worker_id)
+            if current is not None and found != current:
+                self._write_range(current[0], begin, current[2], pending)
+                pending = []
+            elif (
+                current
+                and (len(pending) >= self._max_records or size + len(record.execution) > BATCH_BYTES)
+                and pending
+            ):
+                # Offsets without a message, up to this record, belong to the range.
+                self._write_range(current[0], begin, record.offset, pending)
+                begin, size, pending = record.offset, 0, []
+            if found != current:
+                current, begin, size = found, found[1], 0
+            pending.append(record)
             size += len(record.execution)
             self._report.received += 1
-        if place is not None:
-            self._hand_over(place[0], begin, place[2], waiting)
+        if current is not None:
+            self._write_range(current[0], begin, current[2], pending)
 
-    def _hand_over(self, part: str, begin: int, end: int, waiting: list[Planned]) -> None:
-        """Hand over until all is taken; what is refused again and again goes as a dead letter, in its place."""
-        tries: Counter[int] = Counter()
-        letters: dict[int, SubscriptionEvent] = {}
+    def _is_full(self, records: int, size: int) -> bool:
+        return records >= self._max_records or size > BATCH_BYTES
+
+    def _write_range(self, part: str, begin: int, end: int, pending: list[PlannedExecution]) -> None:
+        """Write until the range is complete; a record that stays rejected is replaced by a dead letter."""
+        attempts: Counter[int] = Counter()
+        dead_letters: dict[int, SubscriptionEvent] = {}
         while begin < end:
-            stretch = OffsetRange(self._taking.subscription.path, part, begin, end)
-            offered = [Offered(each.offset, each.execution, letters.get(each.offset)) for each in waiting]
-            answer = self._outlet.take(stretch, offered)
-            self._count(waiting, answer)
-            begin = answer.end
-            waiting = [each for each in waiting if each.offset >= begin]
+            offsets = OffsetRange(self._task.subscription.path, part, begin, end)
+            offered = [PendingRecord(each.offset, each.execution, dead_letters.get(each.offset)) for each in pending]
+            result = self._writer.write(offsets, offered)
+            self._count(pending, result)
+            begin = result.end
+            pending = [each for each in pending if each.offset >= begin]
             if begin == end:
                 return
-            refused = waiting[0]
-            tries[refused.offset] += 1
-            if refused.offset in letters:
-                letters[refused.offset] = self._smaller(refused, letters[refused.offset], answer.reason)
-            elif self._waits < self._taking.pauses.max_attempts - 1:
-                self._waits += 1
-                time.sleep(self._taking.pauses.delay(self._waits))
+            refused = pending[0]
+            attempts[refused.offset] += 1
+            if refused.offset in dead_letters:
+                dead_letters[refused.offset] = self._without_body(refused, dead_letters[refused.offset], result.reason)
+            elif self._retries < self._task.retry.max_attempts - 1:
+                self._retries += 1
+                time.sleep(self._task.retry.delay(self._retries))
             else:
-                letters[refused.offset] = self._letter(refused, tries[refused.offset], answer.reason)
+                dead_letters[refused.offset] = self._dead_letter(refused, attempts[refused.offset], result.reason)
 
-    def _count(self, waiting: list[Planned], answer: Answer) -> None:
+    def _count(self, pending: list[PlannedExecution], result: WriteResult) -> None:
         report = self._report
         report.requests += 1
-        for record, status in zip(waiting, answer.statuses, strict=True):
+        for record, status in zip(pending, result.statuses, strict=True):
             report.started += status == "started"
             report.duplicates += status == "duplicate"
             report.known += status == "taken"
             report.refusals += status == "refused"
-            report.dead += status == "told"
+            report.dead += status == "told"  # vocabulary: a status of the API
             for applied in record.plan.applied if status == "started" else ():
                 report.applied[applied.controls] = report.applied.get(applied.controls, 0) + 1
 
-    def _letter(self, record: Planned, attempts: int, reason: str) -> SubscriptionEvent:
-        headers = self._taking.subscription.spec.headers
-        message = message_fields(record.envelope, headers, record.envelope.data)
+    def _dead_letter(self, record: PlannedExecution, attempts: int, reason: str) -> SubscriptionEvent:
+        headers = self._task.subscription.spec.headers
+        message = message_fields(record.message, headers, record.message.data)
         event = events.dead_lettered(
-            self._taking.about,
-            record.envelope.message_id,
+            self._task.ref,
+            record.message.message_id,
             0,
             "",
             attempts,
@@ -186,18 +193,18 @@ class Task:
         )
         return events.stamped(event, self._worker_id)
 
-    def _smaller(self, record: Planned, letter: SubscriptionEvent, reason: str) -> SubscriptionEvent:
-        """A dead letter without the body, which stays at the source; raises if even that is refused."""
-        message = letter.context["message"]
+    def _without_body(self, record: PlannedExecution, dead_letter: SubscriptionEvent, reason: str) -> SubscriptionEvent:
+        """Remove the body from a rejected dead letter; raise if it has none. The message stays at the source."""
+        message = dead_letter.context["message"]
         if message["data"] is None:
-            raise TapeError(f"message {record.envelope.message_id} cannot even be told as a dead letter: {reason}")
-        kept = {**message, "data": None, "bytes": len(record.envelope.body or b"")}
-        return msgspec.structs.replace(letter, context={**letter.context, "message": kept})
+            raise TapeError(f"message {record.message.message_id} cannot be dead-lettered: {reason}")
+        kept = {**message, "data": None, "bytes": len(record.message.body or b"")}
+        return msgspec.structs.replace(dead_letter, context={**dead_letter.context, "message": kept})
 
 
-def total(reports: list[str]) -> Report:
-    """What all tasks did."""
-    found = Report()
+def sum_reports(reports: list[str]) -> TaskReport:
+    """Sum the reports of all tasks."""
+    found = TaskReport()
     for text in reports:
-        found.add(msgspec.json.decode(text, type=Report))
+        found.add(msgspec.json.decode(text, type=TaskReport))
     return found

@@ -1,4 +1,4 @@
-"""`archive`: the journal into a lake, exactly once, so that old entries can be pruned and still be read."""
+"""`archive`: copies the journal into the archive exactly once, so that pruned entries can still be read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged
 from tape.journal.appender import Head, read_head
 from tape.pipeline.archive_verifier import disagreement, last_chain
-from tape.pipeline.job_context import Running
-from tape.pipeline.journal_batches import ask_patiently
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.journal_reader import query_store
 from tape.pipeline.options import resolve_store
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ROUND_ENTRIES = 500_000
 PAUSE_S = 1.0
-# So many small files of one day and kind are rewritten as one while the job runs.
+# This many small files of one day and kind are compacted while the job runs.
 MANY_FILES = 32
-# What a task tells of the files that it wrote.
+# The schema of the rows in which tasks report the files that they wrote.
 _WRITTEN = (
     "path string, size long, entries long, first long, last long, first_ms long, last_ms long, day string, kind string"
 )
@@ -38,31 +38,31 @@ def archive(
     spark: SparkSession,
     store: str,
     lake_url: str,
-    running: Running,
+    context: JobContext,
     *,
     follow: bool = False,
     round_entries: int = ROUND_ENTRIES,
     options: Mapping[str, str] | None = None,
 ) -> int:
-    """Archive what is not yet; the number of entries that were. With `follow` it goes on until told to stop."""
+    """Archive new entries, with `follow` until stopped; return their number."""
     store, lake_url = resolve_store(store), resolve_url(lake_url)
-    head = ask_patiently(store, read_head)
+    head = query_store(store, read_head)
     lake = ArchiveTable.open_or_create(lake_url, head, options)
     _check_same_journal(lake, store, head)
     done = 0
-    while not running.is_stopping:
-        head = ask_patiently(store, read_head)
+    while not context.is_stopping:
+        head = query_store(store, read_head)
         after, until = lake.until, min(head.global_seq, lake.until + round_entries)
         if after >= until:
             if not follow:
                 break
-            running.wait(PAUSE_S)
+            context.wait(PAUSE_S)
             continue
         started = time.monotonic()
         _archive_round(spark, store, lake, after, until, options)
         done += until - after
         compact(lake, at_least=MANY_FILES)
-        running.told(until - after, until, head.global_seq, time.monotonic() - started)
+        context.report_progress(until - after, until, head.global_seq, time.monotonic() - started)
     return done
 
 

@@ -1,7 +1,7 @@
-"""`backtest`: what a reaction would have done over history: how often it would have fired, when, for whom.
+"""`backtest`: how often a reaction would have fired over history, per hour and tenant.
 
-Executors match as servers do. With a debounce the matches of a subject meet in one task, with a rate all matches do;
-there they are rehearsed in the time of their entries. Nothing is written anywhere.
+Executors run the servers' matcher. With a debounce, one task simulates all matches of a subject; with a rate limit,
+one task simulates all matches. The clock of the simulation is the time of the entries. Nothing is written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCHEMA = ", ".join([*(f"{name} long" for name in _NUMBERS), *(f"{name} string" 
 
 
 class Hour(msgspec.Struct, frozen=True):
-    """How often in one hour (UTC), for one tenant."""
+    """The counts of one hour (UTC) and tenant."""
 
     hour: str
     tenant: str
@@ -42,7 +42,7 @@ class Hour(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """An entry that would have fired."""
+    """An entry on which the reaction would have fired."""
 
     global_seq: int
     subject: str
@@ -50,10 +50,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Backtest(msgspec.Struct, frozen=True):
-    """The outcome: entries looked at, times fired, per hour and tenant, and the first few.
+    """The result of a backtest: entries read, how often the reaction fired, by hour and tenant, and samples.
 
-    `debounced` matches went into a later one of their subject. `queue` tells how a rate would have held things up.
-    On `errors` entries the predicate failed, which is no match.
+    `debounced` matches were merged into a later match of their subject. `queue` describes the waiting caused by a rate
+    limit. On `errors` entries the predicate raised an error, which is not a match.
     """
 
     entries: int
@@ -67,15 +67,15 @@ class Backtest(msgspec.Struct, frozen=True):
 
     @property
     def tenants(self) -> dict[str, int]:
-        """How often it would have fired for each tenant."""
+        """How often the reaction would have fired, by tenant."""
         found: dict[str, int] = defaultdict(int)
         for hour in self.hours:
             found[hour.tenant] += hour.fired
         return dict(sorted(found.items()))
 
 
-def imagined(subject: str, where: str = "", debounce_ms: int = 0, rate_limit_per_s: int = 0) -> Reaction:
-    """A reaction that nobody has registered, to try out."""
+def unregistered_reaction(subject: str, where: str = "", debounce_ms: int = 0, rate_limit_per_s: int = 0) -> Reaction:
+    """Return a reaction that is not registered, for a backtest."""
     wanted = Reaction("backtest", "", subject, where, HandlerKind.TASK)
     limits = {"debounce_ms": debounce_ms, "rate_limit_per_s": rate_limit_per_s}
     return checked(msgspec.structs.replace(wanted, **limits))
@@ -91,7 +91,7 @@ def backtest(
     lake: str = "",
     samples: int = SAMPLES,
 ) -> Backtest:
-    """Match a stretch of the journal, and of its archive, as servers would have, and create nothing."""
+    """Simulate a reaction on a range of the journal and its archive, without creating tasks."""
     store, lake = resolve_store(store), resolve_url(lake) if lake else ""
     found = search(spark, store, reaction, since=since, until=until, lake=lake, columns=LEAN_COLUMNS)
     debounce_ms, rate = reaction.debounce_ms, reaction.rate_limit_per_s
@@ -102,26 +102,26 @@ def backtest(
     if rate or debounce_ms:
         found = found.sortWithinPartitions("global_seq")
 
-    def rehearse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tally = _Tally(debounce_ms, rate, samples)
+    def simulate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tally = _Simulation(debounce_ms, rate, samples)
         for batch in batches:
-            tally.take(batch)
+            tally.add(batch)
         rows = tally.rows()
         columns = {name: [row.get(name, 0) for row in rows] for name in _NUMBERS}
         columns |= {name: [row.get(name, "") for row in rows] for name in _TEXTS}
         arrays = [pa.array(values, pa.string() if name in _TEXTS else pa.int64()) for name, values in columns.items()]
         yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
-    rows = [row.asDict() for row in found.mapInArrow(rehearse, _SCHEMA).collect()]
+    rows = [row.asDict() for row in found.mapInArrow(simulate, _SCHEMA).collect()]
     return _outcome(rows, _samples(spark, store, lake, rows, samples))
 
 
-class _Tally:
-    """Rehearses the matches of one task and counts."""
+class _Simulation:
+    """Simulates the matches of one task and counts."""
 
     def __init__(self, debounce_ms: int, rate: int, samples: int) -> None:
-        # A match is its hour, its tenant and its number.
-        self._rehearsal: Rehearsal[tuple[int, str, int]] = Rehearsal(debounce_ms, rate)
+        # A match is its hour, its tenant and its global_seq.
+        self._simulation: Rehearsal[tuple[int, str, int]] = Rehearsal(debounce_ms, rate)
         self._counting = Counting()
         self._hours: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
         self._wanted = samples
@@ -129,8 +129,8 @@ class _Tally:
         self._counts: dict[str, Any] = {"seen": 0, "errors": 0, "error": ""}
         self._is_plain = not debounce_ms and not rate
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Go through rows of a search, in order."""
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows of a search, in order."""
         names = ("global_seq", "ts_ms", "tenant", "subject", "seen", "errors", "error")
         for number, ts_ms, tenant, subject, seen, errors, error in zip(
             *(batch.column(name).to_pylist() for name in names), strict=True
@@ -144,9 +144,9 @@ class _Tally:
             if self._is_plain:
                 self._fire(hour, number)
                 continue
-            for one in self._rehearsal.add((*hour, number), subject, ts_ms):
-                self._hand_out(one)
-            # Whatever fires of it later was a match of its own: all but those are debounced.
+            for one in self._simulation.add((*hour, number), subject, ts_ms):
+                self._count_fired(one)
+            # A match counts as debounced until it fires.
             self._hours[hour][1] += 1
 
     def _fire(self, hour: tuple[int, str], number: int) -> None:
@@ -154,16 +154,16 @@ class _Tally:
         if len(self._samples) < self._wanted:
             self._samples.append(number)
 
-    def _hand_out(self, one: Fired[tuple[int, str, int]]) -> None:
+    def _count_fired(self, one: Fired[tuple[int, str, int]]) -> None:
         hour, tenant, number = one.newest
         self._fire((hour, tenant), number)
         self._hours[hour, tenant][1] -= 1
         self._counting.see(one.due_ms, one.at_ms)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What was counted."""
-        for one in self._rehearsal.rest():
-            self._hand_out(one)
+        """Return the counts as rows."""
+        for one in self._simulation.rest():
+            self._count_fired(one)
         hours = [
             {"hour_ms": hour, "tenant": tenant, "fired": fired, "debounced": debounced}
             for (hour, tenant), (fired, debounced) in self._hours.items()
@@ -173,7 +173,7 @@ class _Tally:
 
 
 def _samples(spark: SparkSession, store: str, lake: str, rows: list[dict[str, Any]], count: int) -> list[Sample]:
-    """The first entries that would have fired, read again: they are few."""
+    """Read the first entries that would have fired."""
     numbers = sorted(row["sample"] for row in rows if row["sample"])[:count]
     if not numbers:
         return []
@@ -195,14 +195,14 @@ def _outcome(rows: list[dict[str, Any]], samples: list[Sample]) -> Backtest:
             total[0] += row["fired"]
             total[1] += row["debounced"]
     listed = [Hour(_iso(hour), tenant, *total) for (hour, tenant), total in sorted(hours.items())]
-    held = max(rows, key=lambda row: row["waited"], default={})
+    longest = max(rows, key=lambda row: row["waited"], default={})
     return Backtest(
         entries=sum(row["seen"] for row in rows),
         fired=sum(hour.fired for hour in listed),
         debounced=sum(hour.debounced for hour in listed),
         errors=sum(row["errors"] for row in rows),
         last_error=next((row["error"] for row in rows if row["error"]), ""),
-        queue=Queue(**{name: held.get(name, 0) for name in Queue.__struct_fields__}),
+        queue=Queue(**{name: longest.get(name, 0) for name in Queue.__struct_fields__}),
         hours=listed,
         samples=samples,
     )

@@ -1,7 +1,7 @@
-"""`fanout`: entries to a sink from many tasks at once, each run in its own order.
+"""`fanout`: publishes entries to a sink from many tasks in parallel, at least once, each run in order.
 
-At least once: a round that is killed is handed over again, and a receiver that deduplicates on
-`(run_id, seq)` sees each entry once, as with the relay. The position is a checkpoint in the store.
+After a crash, the last round is published again; a receiver that deduplicates on `(run_id, seq)` sees each entry once,
+as with the relay. The position is a checkpoint in the store.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 from tape.errors import FanoutBlocked
 from tape.journal.appender import read_head
-from tape.pipeline.batches import transact
+from tape.pipeline.batch_writer import transact
 from tape.pipeline.checkpoints import Checkpoint, find_checkpoint, save_checkpoint
-from tape.pipeline.dead_letters import Letters
-from tape.pipeline.job_context import Running
-from tape.pipeline.journal_batches import ask_patiently
+from tape.pipeline.dead_letters import DeadLetterWriter
+from tape.pipeline.fanout_task import publish_round
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.journal_reader import query_store
 from tape.pipeline.options import resolve_store, shown
-from tape.pipeline.sink_task import hand_over
 from tape.sinks.names import open_sink
 from tape.sinks.policy import Policy, checked_place
 
@@ -34,8 +34,8 @@ PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 
 
-class FannedOut(msgspec.Struct):
-    """What a name has handed over so far, and what it has left out by its policy."""
+class FanoutTotals(msgspec.Struct):
+    """The totals of a named fan-out since its first start."""
 
     entries: int = 0
     retries: int = 0
@@ -43,13 +43,13 @@ class FannedOut(msgspec.Struct):
     dead_letters: int = 0
 
 
-def sink_named(text: str, *, headers: list[str], secret: str, allow_private: bool) -> Callable[[], Any]:
-    """What opens the sink that a command names, in any process."""
+def sink_opener(text: str, *, headers: list[str], secret: str, allow_private: bool) -> Callable[[], Any]:
+    """Return a picklable function that opens the sink of a URL."""
     return partial(open_sink, text, headers=headers, secret=secret, allow_private=allow_private, concurrency=1)
 
 
 def checked_policy(policy: str, dead_letter: str, subject: str) -> Policy:
-    """The policy, if it goes with its place and the subject. Raises InvalidInput."""
+    """Return the policy if it is valid with this dead-letter target and subject. Raises InvalidInput."""
     checked_place(policy, dead_letter, subject)
     return cast(Policy, policy)
 
@@ -59,7 +59,7 @@ def fanout(
     store: str,
     name: str,
     opener: Callable[[], Any],
-    running: Running,
+    context: JobContext,
     *,
     target: str = "",
     subject: str = "",
@@ -69,61 +69,62 @@ def fanout(
     from_now: bool = False,
     follow: bool = False,
     round_entries: int = ROUND_ENTRIES,
-) -> FannedOut:
-    """Hand over what this name has not yet; what it has handed over in all. `from_now` counts the first time only.
+) -> FanoutTotals:
+    """Publish the entries after the checkpoint of this name; return its totals. `from_now` applies to a new name.
 
-    `opener` is called in every task and must be picklable. With the policy `block` an entry that is not taken is
-    tried again with `follow`, and ends the job without: FanoutBlocked.
+    `opener` is called in every task and must be picklable. With the policy `block`, a rejected entry is retried with
+    `follow`; without it, the job ends with FanoutBlocked.
     """
     store = resolve_store(store)
-    place = checked_place(policy, dead_letter, subject)
+    dead_letter_target = checked_place(policy, dead_letter, subject)
     options = {"sink": shown(target), "subject": subject, "where": where}
-    transact(store, lambda tx: None)  # an old database is told to migrate before anything is read
+    transact(store, lambda tx: None)  # fails before anything is read if the schema is outdated
     wanted = Checkpoint("fanout", name, VERSION, options, 0)
-    checkpoint = ask_patiently(store, lambda reader: find_checkpoint(reader, wanted))
+    checkpoint = query_store(store, lambda reader: find_checkpoint(reader, wanted))
     if checkpoint is None:
-        head = ask_patiently(store, read_head)
+        head = query_store(store, read_head)
         checkpoint = begun = wanted.at(head.global_seq if from_now else head.oldest - 1)
         transact(store, lambda tx: save_checkpoint(tx, begun))
-    state, pause_s = msgspec.convert(checkpoint.state, FannedOut), PAUSE_S
-    letters = Letters(store, name, place)
-    while not running.is_stopping:
+    state, pause_s = msgspec.convert(checkpoint.state, FanoutTotals), PAUSE_S
+    writer = DeadLetterWriter(store, name, dead_letter_target)
+    while not context.is_stopping:
         after = checkpoint.position
-        head = ask_patiently(store, read_head)
+        head = query_store(store, read_head)
         until = min(head.global_seq, after + round_entries)
         if after >= until:
             if not follow:
                 break
-            running.wait(PAUSE_S)
+            context.wait(PAUSE_S)
             continue
         started = time.monotonic()
         reader = spark.read.format("tape").option("store", store).option("subject", subject).option("where", where)
         entries = reader.option("startingOffsets", after).option("endingOffsets", until).load()
-        done = hand_over(entries, opener, policy)
-        # Tasks work in the order of the journal: before the first that is stuck, everything was taken.
+        done = publish_round(entries, opener, policy)
+        # Tasks publish in journal order: everything before the first stuck entry was published.
         position = min([until, *(number - 1 for number, _ in done.stuck)])
-        aside = [(number, letter) for number, letter in done.aside if number <= position]
-        letters.write(aside, after)
-        state.entries += done.given
+        dead_letters = [(number, text) for number, text in done.dead_letters if number <= position]
+        writer.write(dead_letters, after)
+        state.entries += done.published
         state.retries += done.retries
         if policy == "skip":
-            state.skipped += len(aside)
+            state.skipped += len(dead_letters)
         else:
-            state.dead_letters += len(aside)
+            state.dead_letters += len(dead_letters)
         checkpoint = checkpoint.at(position, msgspec.to_builtins(state))
         transact(store, partial(save_checkpoint, checkpoint=checkpoint))
-        running.told(position - after, position, head.global_seq, time.monotonic() - started)
-        running.noted("retries", done.retries)
-        running.noted("skipped" if policy == "skip" else "dead letters", len(aside), aside[-1][1] if aside else "")
+        context.report_progress(position - after, position, head.global_seq, time.monotonic() - started)
+        context.report_count("retries", done.retries)
+        what = "skipped" if policy == "skip" else "dead letters"
+        context.report_count(what, len(dead_letters), dead_letters[-1][1] if dead_letters else "")
         if not done.stuck:
             pause_s = PAUSE_S
             continue
-        running.noted("blocked", len(done.stuck), done.stuck[0][1])
+        context.report_count("blocked", len(done.stuck), done.stuck[0][1])
         if not follow:
             raise FanoutBlocked(
-                f"The sink does not take {done.stuck[0][1].rstrip('.')}. The position stands before it, at {position}."
+                f"The sink rejects {done.stuck[0][1].rstrip('.')}. The checkpoint is before that entry, at {position}."
             )
-        running.wait(pause_s)
+        context.wait(pause_s)
         pause_s = min(pause_s * 2, MAX_PAUSE_S)
     return state
 

@@ -1,7 +1,7 @@
-"""`ingest --stream`: any streaming source of Spark into the journal, each micro-batch once.
+"""`ingest --stream`: appends any streaming source of Spark to the journal, each micro-batch once.
 
-The checkpoint is Spark's, with a note beside it that says which options it was begun with. Duplicates within the
-watermark are dropped by Spark, all others by the store, which remembers ids.
+The checkpoint is Spark's, with the file tape.json that binds it to the job's options. Spark drops duplicates within
+the watermark; the store drops all others by id.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
 from tape.archive.location import resolve_url
 from tape.errors import PipelineInput
-from tape.pipeline.batches import finish_batches
-from tape.pipeline.checkpoints import Checkpoint, begun_with
-from tape.pipeline.job_context import Running
-from tape.pipeline.jobs.ingest import Ingested, Ingesting, readable
+from tape.pipeline.batch_writer import finish_batches
+from tape.pipeline.checkpoints import Checkpoint, bind_checkpoint
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.jobs.ingest import IngestJob, IngestTotals, translate_read_errors
 from tape.pipeline.options import shown
 from tape.pipeline.row_mapping import WATERMARK
-from tape.pipeline.stream_progress import listening, wait_for_end
+from tape.pipeline.stream_progress import listen_to_progress, wait_for_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-class Streaming(msgspec.Struct, frozen=True):
-    """How a source is read: its format, columns and options; `watermark` is a column and how late it may be."""
+class StreamInput(msgspec.Struct, frozen=True):
+    """How to read the source: format, schema and options; `watermark` is a column and its delay."""
 
     source: str = "json"
     schema: str = ""
@@ -39,38 +39,38 @@ class Streaming(msgspec.Struct, frozen=True):
 
 
 def ingest_stream(
-    spark: SparkSession, job: Ingesting, path: str, checkpoint: str, running: Running, how: Streaming
-) -> Ingested:
-    """Append what is there and was not read yet; with `follow`, go on until told to stop. What this run has done."""
+    spark: SparkSession, job: IngestJob, path: str, checkpoint: str, context: JobContext, source_options: StreamInput
+) -> IngestTotals:
+    """Append the rows after the checkpoint, with `follow` until stopped; return the totals of this run."""
     job, checkpoint = job.resolved(), resolve_url(checkpoint)
-    producer = f"{job.producer}/{_stream_id(job, path, checkpoint, how)}"
-    rows = _distinct(_rows(spark, path, how), job.unique, how.watermark)
-    job.prepared(rows)  # a mistake in the mapping is told before the query begins
-    done = Ingested()
+    producer = f"{job.producer}/{_stream_id(job, path, checkpoint, source_options)}"
+    rows = _distinct(_rows(spark, path, source_options), job.unique, source_options.watermark)
+    job.prepared(rows)  # raises an error of the mapping before the query starts
+    done = IngestTotals()
 
     def take(batch: DataFrame, number: int) -> None:
         finish_batches(job.store, producer)
-        one = job.take(batch, producer, str(number), number)
+        one = job.append(batch, producer, str(number), number)
         done.add(one)
-        running.noted("duplicates", one.duplicates)
-        running.noted("rejected", one.rejected, one.reason)
-        running.noted("forgotten", one.forgotten)
+        context.report_count("duplicates", one.duplicates)
+        context.report_count("rejected", one.rejected, one.reason)
+        context.report_count("forgotten", one.forgotten)
 
     writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).queryName(job.producer)
-    with listening(spark, running) as listener:
-        query = (writer if how.follow else writer.trigger(availableNow=True)).start()
-        wait_for_end(query, running)
-        listener.hear_out(query)
+    with listen_to_progress(spark, context) as listener:
+        query = (writer if source_options.follow else writer.trigger(availableNow=True)).start()
+        wait_for_end(query, context)
+        listener.wait_for_progress(query)
     return done
 
 
-def _rows(spark: SparkSession, path: str, how: Streaming) -> DataFrame:
-    with readable(path, how.source):
-        schema = how.schema
+def _rows(spark: SparkSession, path: str, source_options: StreamInput) -> DataFrame:
+    with translate_read_errors(path, source_options.source):
+        schema = source_options.schema
         if not schema and path:
-            found = spark.read.format(how.source).options(**how.options).load(path)
-            schema = found.schema  # type: ignore[assignment]  # Spark takes both
-        reader = spark.readStream.format(how.source).options(**how.options)
+            found = spark.read.format(source_options.source).options(**source_options.options).load(path)
+            schema = found.schema  # type: ignore[assignment]  # Spark accepts both
+        reader = spark.readStream.format(source_options.source).options(**source_options.options)
         reader = reader.schema(schema) if schema else reader
         return reader.load(path) if path else reader.load()
 
@@ -87,10 +87,10 @@ def _distinct(rows: DataFrame, unique: str, watermark: str) -> DataFrame:
     return timed.dropDuplicatesWithinWatermark([unique]).drop(WATERMARK)
 
 
-def _stream_id(job: Ingesting, path: str, checkpoint: str, how: Streaming) -> str:
-    """The id of the stream that a checkpoint is of, made with it. Raises CheckpointRefused if it has other options."""
-    options: dict[str, Any] = {"store": shown(job.store), "path": path, "format": how.source}
-    options |= {"producer": job.producer, "unique": job.unique, "watermark": how.watermark}
+def _stream_id(job: IngestJob, path: str, checkpoint: str, source_options: StreamInput) -> str:
+    """Return the id of the stream, which is stored in its checkpoint. Raises CheckpointRefused for other options."""
+    options: dict[str, Any] = {"store": shown(job.store), "path": path, "format": source_options.source}
+    options |= {"producer": job.producer, "unique": job.unique, "watermark": source_options.watermark}
     options |= {"map": job.mapping.map, "template": job.mapping.template}
     wanted = Checkpoint("ingest", checkpoint, VERSION, options, 0, {"id": uuid.uuid4().hex})
-    return str(begun_with(checkpoint, wanted).state["id"])
+    return str(bind_checkpoint(checkpoint, wanted).state["id"])

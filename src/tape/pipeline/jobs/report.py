@@ -1,4 +1,4 @@
-"""`report`: a page about a window of the journal, for people who would rather look than read."""
+"""`report`: an HTML page with plots about a time window of the journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 def report(
     spark: SparkSession, store: str, page: Path, *, lake: str = "", since: str = "24h", until: str = "now"
 ) -> Facts:
-    """Write the page about a window, and return what it says. The page is there whole or not at all."""
+    """Write the page about a window and return its data. The file is replaced atomically."""
     now = now_ms()
     until_ms = moment_of("--until", until, now)
     since_ms = moment_of("--since", since, until_ms)
@@ -39,7 +39,7 @@ def report(
 
 
 def moment_of(option: str, text: str, now_ms: int) -> int:
-    """A time in ms: `now`, so long ago (`90m`, `24h`, `7d`), or one such as 2026-01-31T12:00Z. Raises PipelineInput."""
+    """Parse a time to ms: `now`, an age (`90m`, `24h`, `7d`), or a time such as 2026-01-31T12:00Z."""
     if text == "now":
         return now_ms
     if ago := re.fullmatch(r"(\d+)([smhd])", text):
@@ -48,7 +48,7 @@ def moment_of(option: str, text: str, now_ms: int) -> int:
         moment = dt.datetime.fromisoformat(text)
     except ValueError:
         raise PipelineInput(
-            f"{option} is {text!r}; use now, so long ago (90m, 24h, 7d), or a time such as 2026-01-31T12:00Z."
+            f"{option} is {text!r}; use now, an age (90m, 24h, 7d), or a time such as 2026-01-31T12:00Z."
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
 

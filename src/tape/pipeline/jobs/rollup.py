@@ -1,4 +1,4 @@
-"""`rollup`: counts, outcomes and durations per minute, hour and day, kept in the store beside the journal."""
+"""`rollup`: counts, outcomes and durations per minute, hour and day, in tables of the journal's store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
 from tape.archive.location import resolve_url
 from tape.archive.table import ArchiveTable
@@ -25,9 +25,9 @@ from tape.engine.ledgers.rollups import (
 )
 from tape.journal.appender import Head, read_head
 from tape.pipeline import spans
-from tape.pipeline.batches import transact
-from tape.pipeline.job_context import Running
-from tape.pipeline.journal_batches import ask_patiently
+from tape.pipeline.batch_writer import transact
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.journal_reader import query_store
 from tape.pipeline.options import resolve_store
 
 if TYPE_CHECKING:
@@ -40,51 +40,51 @@ PAUSE_S = 1.0
 def rollup(
     spark: SparkSession,
     store: str,
-    running: Running,
+    context: JobContext,
     *,
     lake: str = "",
     follow: bool = False,
     round_entries: int = ROUND_ENTRIES,
 ) -> int:
-    """Count what is not counted yet; the number of entries that were. With `follow`, until told to stop.
+    """Count new entries, with `follow` until stopped; return their number.
 
-    With a lake, what was pruned before it was counted is read from there.
+    With `lake`, entries that were pruned before they were counted are read from that archive.
     """
     store, lake = resolve_store(store), resolve_url(lake) if lake else ""
-    transact(store, lambda tx: None)  # an old database is told to migrate before anything is read
+    transact(store, lambda tx: None)  # fails before anything is read if the schema is outdated
     done = 0
-    while not running.is_stopping:
-        head, position = ask_patiently(store, lambda reader: (read_head(reader), read_position(reader)))
+    while not context.is_stopping:
+        head, position = query_store(store, lambda reader: (read_head(reader), read_position(reader)))
         after = position.global_seq or _first(head, lake) - 1
         until = min(head.global_seq, after + round_entries)
         if after >= until:
             if not follow:
                 break
-            running.wait(PAUSE_S)
+            context.wait(PAUSE_S)
             continue
         started = time.monotonic()
-        stretch = read_stretch(spark, store, lake, position, after, until)
-        if transact(store, partial(add_batch, batch=stretch)):
+        batch = read_batch(spark, store, lake, position, after, until)
+        if transact(store, partial(add_batch, batch=batch)):
             done += until - after
-            running.told(until - after, until, head.global_seq, time.monotonic() - started)
+            context.report_progress(until - after, until, head.global_seq, time.monotonic() - started)
     return done
 
 
 def _first(head: Head, lake: str) -> int:
-    """The first entry that can be counted: what was pruned before the first rollup is missing, unless archived."""
+    """Return the first entry that can be counted: the oldest of the archive, or of the journal."""
     return min(ArchiveTable.open(lake).begin, head.oldest) if lake else head.oldest
 
 
-def read_stretch(
+def read_batch(
     spark: SparkSession, store: str, lake: str, before: RollupPosition, after: int, until: int
 ) -> RollupBatch:
-    """Everything that a stretch of the journal adds to the rollups."""
+    """Compute what a range of the journal adds to the rollups."""
     reader = spark.read.format("tape").schema(spans.COLUMNS).option("store", store)
     if lake:
         reader = reader.option("lake", lake)
     reader = reader.option("minPartitions", min(spark.sparkContext.defaultParallelism, -(-(until - after) // 5_000)))
     entries = reader.option("startingOffsets", after).option("endingOffsets", until).load()
-    # Read once: reading is slower than what is kept here is large.
+    # Several aggregations use these rows; reading them again would cost more than keeping them.
     kept = spans.marked(entries).withColumn("start_ms", spans.window_of("ts_ms", MINUTE_MS)).persist()
     try:
         rows = _minutes(kept)
@@ -94,7 +94,7 @@ def read_stretch(
             after=before.global_seq,
             position=RollupPosition(
                 global_seq=until,
-                # The minute in which a pruned journal begins lacks what was pruned of it.
+                # The first minute of a pruned journal is incomplete.
                 since_ms=before.since_ms if before.global_seq or not after else first_ms + MINUTE_MS,
                 watermark_ms=max(before.watermark_ms, *(row["latest_ms"] for row in rows)),
                 late=before.late + _late(spark, kept, rows, before),
@@ -129,7 +129,7 @@ def _minutes(kept: DataFrame) -> list[Row]:
 
 
 def _late(spark: SparkSession, kept: DataFrame, rows: Sequence[Row], before: RollupPosition) -> int:
-    """How many entries came after one of a later minute. On a journal of one clock that is none."""
+    """Count the entries that follow an entry of a later minute. A journal written by one clock has none."""
     firsts: dict[int, int] = {}
     lasts: dict[int, int] = {}
     for row in rows:
@@ -137,25 +137,25 @@ def _late(spark: SparkSession, kept: DataFrame, rows: Sequence[Row], before: Rol
         firsts[minute] = min(row["first"], firsts.get(minute, row["first"]))
         lasts[minute] = max(row["last"], lasts.get(minute, 0))
     closed_at: list[tuple[int, int]] = []
-    # The place from which on an entry of the minute is late: the first one of any later minute.
-    place = 1 << 62
+    # An entry of the minute is late after this global_seq: the first entry of any later minute.
+    late_from = 1 << 62
     for minute in sorted(firsts, reverse=True):
         if before.watermark_ms // MINUTE_MS * MINUTE_MS > minute:
-            place = 0
-        if lasts[minute] > place:
-            closed_at.append((minute, place))
-        place = min(place, firsts[minute])
+            late_from = 0
+        if lasts[minute] > late_from:
+            closed_at.append((minute, late_from))
+        late_from = min(late_from, firsts[minute])
     if not closed_at:
         return 0
-    places = spark.createDataFrame(closed_at, "start_ms long, place long")
-    return kept.join(places, "start_ms").where("global_seq > place").count()
+    late_rows = spark.createDataFrame(closed_at, "start_ms long, late_from long")
+    return kept.join(late_rows, "start_ms").where("global_seq > late_from").count()
 
 
 def _spans(
     spark: SparkSession, store: str, kept: DataFrame, after: int
 ) -> tuple[list[DurationRollup], list[OpenInterval], list[tuple[str, str, str]]]:
-    """How long what has ended took, what is open now, and what was open and is not any more."""
-    still_open = ask_patiently(store, read_open)
+    """Return the durations of ended spans, the spans that opened, and the keys of those that closed."""
+    still_open = query_store(store, read_open)
     found = spans.spans(spans.with_open(spark, spans.moments(kept), still_open)).persist()
     try:
         is_new, has_ended = F.col("began.global_seq") > after, F.col("ended").isNotNull()

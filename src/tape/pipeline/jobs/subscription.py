@@ -1,7 +1,8 @@
-"""`subscription`: the messages of a source as a stream of Spark, each of them one run.
+"""`subscription`: a Spark stream that starts one execution for each message of a source.
 
-Executors read stretches of offsets, plan them as the live runtime does, and hand them over; runs and the memory of what
-was taken are one transaction. So the checkpoint only says where to go on: without it, the store knows that, too.
+Executors read ranges of offsets, route messages as the live runtime does, and write executions. The executions of a
+range and its offsets are one transaction. The checkpoint of Spark is therefore only a cache: without it, the stream
+resumes from the offsets in the store.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from tape.base.owner import process_name
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers.log import Log, open_log
 from tape.errors import OrderNotKept, ServerUnreachable, SourceError, TapeError
-from tape.pipeline.checkpoints import Checkpoint, begun_with
-from tape.pipeline.failures import raised_in
-from tape.pipeline.job_context import Running
-from tape.pipeline.messages import NAME
+from tape.pipeline.checkpoints import Checkpoint, bind_checkpoint
+from tape.pipeline.job_context import JobContext
+from tape.pipeline.message_source import NAME
 from tape.pipeline.options import resolve_store
-from tape.pipeline.outlets import ServerOutlet, StoreOutlet
-from tape.pipeline.stream_progress import listening, wait_for_end
-from tape.pipeline.subscription_control import PATIENCE, Steering
-from tape.pipeline.subscription_task import REPORT, Report, Taking, total
+from tape.pipeline.record_writers import ServerRecordWriter, StoreRecordWriter
+from tape.pipeline.spark_errors import find_tape_error
+from tape.pipeline.stream_progress import listen_to_progress, wait_for_end
+from tape.pipeline.subscription_control import SERVER_RETRY, SubscriptionControl
+from tape.pipeline.subscription_task import REPORT_SCHEMA, SubscriptionTask, TaskReport, sum_reports
 from tape.subscriptions import events
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.document.spec import Subscription
@@ -40,19 +41,16 @@ if TYPE_CHECKING:
 
 VERSION = 1
 BATCH_MESSAGES = 50_000
-# How often a source is asked for news.
-TRIGGER = "250 milliseconds"
-# Without `follow`, a server that is away is given so many tries.
-TRIES = 4
-# Spark gives a Python process ten seconds to start, which on a busy machine is not always enough.
+# Interval between two micro-batches.
+TRIGGER_INTERVAL = "250 milliseconds"
+# Attempts per micro-batch without `follow`; with it, attempts are unlimited.
+MAX_ATTEMPTS = 4
+# Spark waits ten seconds for a Python worker to start, which is too short on a busy machine.
 _NOT_STARTED = "Python worker failed to connect back"
 
 
-class How(msgspec.Struct, frozen=True):
-    """How a subscription runs: where it remembers, how much it reads at once, where its runs are written.
-
-    With `store` executors write into the store itself; otherwise the server does it for them.
-    """
+class StreamOptions(msgspec.Struct, frozen=True):
+    """The options of the job. With `store`, executors write into that store, otherwise through the server."""
 
     checkpoint: str
     follow: bool = False
@@ -61,134 +59,150 @@ class How(msgspec.Struct, frozen=True):
     skip_lost: bool = False
 
 
-class Halted(Exception):
-    """The job was told to stop while a micro-batch waited; the next start takes it again."""
+class JobStopped(Exception):
+    """The job was stopped while a micro-batch waited; the next start processes it."""
 
 
 def run_subscription(
-    spark: SparkSession, url: str, token: str, path: str, running: Running, how: How, metrics: Metrics | None = None
-) -> Report:
-    """Make runs of what a source has, and with `follow` of what comes, until told to stop; what was done."""
-    control = Control(url, token)
+    spark: SparkSession,
+    url: str,
+    token: str,
+    path: str,
+    context: JobContext,
+    options: StreamOptions,
+    metrics: Metrics | None = None,
+) -> TaskReport:
+    """Start executions for the messages of a source, with `follow` until stopped; return the totals."""
+    api = Control(url, token)
     worker_id = process_name()
-    steering = Steering(control, path, running, worker_id=worker_id, follows=how.follow)
-    opener = partial(StoreOutlet, resolve_store(how.store)) if how.store else partial(ServerOutlet, url, token)
+    control = SubscriptionControl(api, path, context, worker_id=worker_id, is_following=options.follow)
+    open_writer = (
+        partial(StoreRecordWriter, resolve_store(options.store))
+        if options.store
+        else partial(ServerRecordWriter, url, token)
+    )
     try:
-        subscription = steering.begin()
-        taking = Taking(subscription, steering.about, opener)
-        return Streamed(spark, subscription, steering, taking, running, how, metrics or Metrics(running.registry)).run()
+        subscription = control.start()
+        task = SubscriptionTask(subscription, control.ref, open_writer)
+        return SubscriptionStream(
+            spark, subscription, control, task, context, options, metrics or Metrics(context.registry)
+        ).run()
     finally:
-        steering.end()
         control.close()
+        api.close()
 
 
-class Streamed:
-    """One subscription at work. Outages of its broker and of its server are waited for, and told."""
+class SubscriptionStream:
+    """The streaming query of one subscription, restarted after outages of its broker or server."""
 
     def __init__(
         self,
         spark: SparkSession,
         subscription: Subscription,
-        steering: Steering,
-        taking: Taking,
-        running: Running,
-        how: How,
+        control: SubscriptionControl,
+        task: SubscriptionTask,
+        context: JobContext,
+        options: StreamOptions,
         metrics: Metrics,
     ) -> None:
         self._spark = spark
         self._subscription = subscription
         self._spec = spec = subscription.spec
-        self._steering = steering
-        self._taking = taking
-        self._running = running
-        self._how = how
+        self._control = control
+        self._task = task
+        self._context = context
+        self._options = options
         self._metrics = metrics
-        self._governor = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
-        limits = (how.batch_messages, spec.max_in_flight, spec.limits.max_dispatch_per_sec)
-        self._at_once = min(limit for limit in limits if limit is not None)
-        self._done = Report()
+        self._limiter = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        limits = (options.batch_messages, spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        self._batch_limit = min(limit for limit in limits if limit is not None)
+        self._totals = TaskReport()
         self._failure: TapeError | None = None
         self._log: Log | None = None
         self._lost_at: float | None = None
         self._is_slowed = False
 
-    def run(self) -> Report:
-        """Stream until the end, or until told to stop."""
-        checkpoint, attempt, starts = resolve_url(self._how.checkpoint), 0, 0
+    def run(self) -> TaskReport:
+        """Run the query to its end, or until the job is stopped."""
+        checkpoint, attempt, starts = resolve_url(self._options.checkpoint), 0, 0
         source, topic = self._spec.source, self._spec.topic or self._spec.stream
-        begun_with(
+        bind_checkpoint(
             checkpoint,
-            Checkpoint("subscription", "", VERSION, {"path": self._steering.path, "source": source, "reads": topic}, 0),
+            Checkpoint("subscription", "", VERSION, {"path": self._control.path, "source": source, "reads": topic}, 0),
         )
-        while not self._running.is_stopping:
+        while not self._context.is_stopping:
             try:
                 self._stream(checkpoint)
                 break
             except SourceError as error:
-                if not error.retryable or not self._how.follow:
+                if not error.retryable or not self._options.follow:
                     raise
                 attempt = 1 if self._lost_at is None else attempt + 1
-                self._say_lost(error)
-                self._running.wait(PATIENCE.delay(attempt))
+                self._emit_source_lost(error)
+                self._context.wait(SERVER_RETRY.delay(attempt))
             except PySparkException as error:
                 starts += 1
-                if _NOT_STARTED not in str(error) or starts == TRIES:
+                if _NOT_STARTED not in str(error) or starts == MAX_ATTEMPTS:
                     raise
-                self._running.noted("times that Spark's Python did not start", 1)
-        return self._done
+                self._context.report_count("Python worker start failures", 1)
+        return self._totals
 
     def _stream(self, checkpoint: str) -> None:
-        held = self._steering.options(self._spec)
-        self._log = open_log(self._spec.source, held["connection"], held["secrets"])
+        connection = self._control.connection_options(self._spec)
+        self._log = open_log(self._spec.source, connection["connection"], connection["secrets"])
         try:
             self._check_order()
-            writer = self._writer(held, checkpoint)
-            with listening(self._spark, self._running, self._heard) as listener:
+            writer = self._writer(connection, checkpoint)
+            with listen_to_progress(self._spark, self._context, self._on_progress) as listener:
                 query = writer.start()
                 try:
-                    wait_for_end(query, self._running)
+                    wait_for_end(query, self._context)
                 except PySparkException as error:
-                    self._explain(error, query)
-                listener.hear_out(query)
+                    self._raise_failure(error, query)
+                listener.wait_for_progress(query)
         finally:
             self._log.close()
 
-    def _writer(self, held: dict[str, Any], checkpoint: str) -> DataStreamWriter:
-        options = {name: _text(value) for name, value in held["connection"].items()}
+    def _writer(self, connection: dict[str, Any], checkpoint: str) -> DataStreamWriter:
+        options = {name: _text(value) for name, value in connection["connection"].items()}
         options |= {
             "source": self._spec.source,
-            "secretSettings": msgspec.json.encode(held["secrets"]).decode(),
-            "startingOffsets": msgspec.json.encode(self._steering.taken()).decode(),
-            "maxOffsetsPerTrigger": str(self._at_once),
-            "failOnDataLoss": str(not self._how.skip_lost).lower(),
+            "secretSettings": msgspec.json.encode(connection["secrets"]).decode(),
+            "startingOffsets": msgspec.json.encode(self._control.next_offsets()).decode(),
+            "maxOffsetsPerTrigger": str(self._batch_limit),
+            "failOnDataLoss": str(not self._options.skip_lost).lower(),
         }
         if self._spec.spool.ordering == "none":
             options["minPartitions"] = str(self._spark.sparkContext.defaultParallelism)
         rows = self._spark.readStream.format(NAME).options(**options).load()
-        writer = rows.writeStream.foreachBatch(self._take).option("checkpointLocation", checkpoint)
-        writer = writer.queryName(self._steering.path)
-        return writer.trigger(processingTime=TRIGGER) if self._how.follow else writer.trigger(availableNow=True)
+        writer = rows.writeStream.foreachBatch(self._write_batch).option("checkpointLocation", checkpoint)
+        writer = writer.queryName(self._control.path)
+        return (
+            writer.trigger(processingTime=TRIGGER_INTERVAL)
+            if self._options.follow
+            else writer.trigger(availableNow=True)
+        )
 
     def _check_order(self) -> None:
         assert self._log is not None
         parts = self._log.extents()
         if self._spec.spool.ordering == "global" and len(parts) > 1:
             raise OrderNotKept(
-                f"{self._steering.path}: spool.ordering is 'global', and topic {self._spec.topic!r} has {len(parts)}"
+                f"{self._control.path}: spool.ordering is 'global', and topic {self._spec.topic!r} has {len(parts)}"
                 " partitions, between which there is no order. Use 'per_key', or a topic with one partition."
             )
 
-    def _explain(self, error: PySparkException, query: StreamingQuery) -> None:
-        """Raise what a query ended with, unless it was told to stop."""
+    def _raise_failure(self, error: PySparkException, query: StreamingQuery) -> None:
+        """Raise the error that ended a query, unless the job was stopped."""
         failure, self._failure = self._failure, None
-        if failure is None and self._running.is_stopping and Halted.__name__ in str(error):
+        if failure is None and self._context.is_stopping and JobStopped.__name__ in str(error):
             return
-        raise failure or raised_in(error) or error
+        raise failure or find_tape_error(error) or error
 
     # ── one micro-batch ──────────────────────────────────────────────────────────────────────────
 
-    def _take(self, batch: DataFrame, number: int) -> None:
-        self._hold()
+    def _write_batch(self, batch: DataFrame, number: int) -> None:
+        self._wait_until_allowed()
         attempt = 0
         while True:
             report = self._attempt(batch)
@@ -196,47 +210,47 @@ class Streamed:
             if not report.stuck:
                 return
             attempt += 1
-            self._running.noted("times waiting", 1, report.stuck)
-            if not self._how.follow and attempt == TRIES:
-                self._failure = ServerUnreachable(f"Nothing more can be handed over: {report.stuck}")
+            self._context.report_count("waits", 1, report.stuck)
+            if not self._options.follow and attempt == MAX_ATTEMPTS:
+                self._failure = ServerUnreachable(f"Executions cannot be written: {report.stuck}")
                 raise self._failure
-            self._running.wait(PATIENCE.delay(attempt))
-            if self._running.is_stopping:
-                raise Halted
+            self._context.wait(SERVER_RETRY.delay(attempt))
+            if self._context.is_stopping:
+                raise JobStopped
 
-    def _attempt(self, batch: DataFrame) -> Report:
+    def _attempt(self, batch: DataFrame) -> TaskReport:
         try:
-            found = total([row.report for row in batch.mapInArrow(self._taking, REPORT).collect()])
+            found = sum_reports([row.report for row in batch.mapInArrow(self._task, REPORT_SCHEMA).collect()])
         except PySparkException as error:
-            self._failure = raised_in(error)
+            self._failure = find_tape_error(error)
             raise
-        self._say_restored()
+        self._emit_source_restored()
         return found
 
-    def _hold(self) -> None:
-        """Wait while the subscription is paused, and until its rate allows a micro-batch."""
-        while self._steering.state == "PAUSED" and not self._running.is_stopping:
-            if not self._how.follow:
-                self._running.noted("times paused", 1, "nothing is read until it is resumed")
-                self._running.stop()
-            self._running.wait(0.25)
+    def _wait_until_allowed(self) -> None:
+        """Wait while the subscription is paused, and until its rate limit allows a micro-batch."""
+        while self._control.state == "PAUSED" and not self._context.is_stopping:
+            if not self._options.follow:
+                self._context.report_count("pauses", 1, "no messages are read until the subscription is resumed")
+                self._context.stop()
+            self._context.wait(0.25)
         has_waited = False
-        while not self._running.is_stopping:
-            allowance = self._governor.allow(self._at_once)
-            if allowance.batch == self._at_once:
+        while not self._context.is_stopping:
+            allowance = self._limiter.allow(self._batch_limit)
+            if allowance.batch == self._batch_limit:
                 self._is_slowed = has_waited
                 return
             if not has_waited and not self._is_slowed:
-                self._say_limited(allowance.reason or "")
+                self._emit_rate_limited(allowance.reason or "")
             has_waited = True
-            self._running.wait(max(allowance.wait_s or 0.0, MIN_WAIT_S))
-        raise Halted
+            self._context.wait(max(allowance.wait_s or 0.0, MIN_WAIT_S))
+        raise JobStopped
 
-    def _count(self, report: Report) -> None:
-        self._governor.received(report.started)
-        self._governor.settled(report.started)
-        self._done.add(report)
-        self._done.stuck = ""
+    def _count(self, report: TaskReport) -> None:
+        self._limiter.received(report.started)
+        self._limiter.settled(report.started)
+        self._totals.add(report)
+        self._totals.stuck = ""
         metrics, source = self._metrics, self._spec.source
         metrics.messages_received.labels(source).inc(report.received)
         metrics.message_executions.labels(source, "dispatched").inc(report.started + report.duplicates)
@@ -246,47 +260,49 @@ class Streamed:
         metrics.batch_messages.labels(source).inc(report.received)
         for controls, count in report.applied.items():
             metrics.directives_applied.labels(controls).inc(count)
-        self._running.noted("duplicates", report.duplicates)
-        self._running.noted("taken before", report.known)
-        self._running.noted("refusals", report.refusals)
-        self._running.noted("dead letters", report.dead)
+        self._context.report_count("duplicates", report.duplicates)
+        self._context.report_count("written before", report.known)
+        self._context.report_count("rejections", report.refusals)
+        self._context.report_count("dead letters", report.dead)
 
-    # ── saying ───────────────────────────────────────────────────────────────────────────────────
+    # ── progress and events ──────────────────────────────────────────────────────────────────────
 
-    def _heard(self, progress: StreamingQueryProgress) -> None:
-        """After a micro-batch: let the broker's tools see how far we are, and Prometheus how much is left."""
-        self._say_restored()
+    def _on_progress(self, progress: StreamingQueryProgress) -> None:
+        """After a micro-batch, commit the offsets to the broker for its tools, and set the lag metric."""
+        self._emit_source_restored()
         (source,) = progress.sources
         done, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
         if latest:
-            self._metrics.source_lag.labels(self._steering.path).set(sum(latest.values()) - sum(done.values()))
+            self._metrics.source_lag.labels(self._control.path).set(sum(latest.values()) - sum(done.values()))
         try:
             if progress.numInputRows and self._log is not None:
                 self._log.commit(done)
         except SourceError as error:
-            self._running.noted("times that the group's place is not shown", 1, str(error))
+            self._context.report_count("offset commits failed", 1, str(error))
 
-    def _say_lost(self, error: SourceError) -> None:
-        self._running.noted("times waiting for the source", 1, str(error))
+    def _emit_source_lost(self, error: SourceError) -> None:
+        self._context.report_count("waits for the source", 1, str(error))
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-            self._steering.tell([events.source_lost(self._steering.about, self._spec.source, str(error))])
+            self._control.emit([events.source_lost(self._control.ref, self._spec.source, str(error))])
 
-    def _say_restored(self) -> None:
+    def _emit_source_restored(self) -> None:
         lost_at, self._lost_at = self._lost_at, None
         if lost_at is not None:
             outage_ms = int((time.monotonic() - lost_at) * 1_000)
-            self._steering.tell([events.source_restored(self._steering.about, self._spec.source, outage_ms)])
+            self._control.emit([events.source_restored(self._control.ref, self._spec.source, outage_ms)])
 
-    def _say_limited(self, reason: str) -> None:
+    def _emit_rate_limited(self, reason: str) -> None:
         self._metrics.rate_limited.labels(self._spec.source, reason).inc()
-        limits = self._governor
-        told = events.rate_limited(self._steering.about, reason, limits.max_in_flight, limits.max_dispatch_per_sec)
-        self._steering.tell([told])
+        limits = self._limiter
+        report_progress = events.rate_limited(
+            self._control.ref, reason, limits.max_in_flight, limits.max_dispatch_per_sec
+        )
+        self._control.emit([report_progress])
 
 
 def _offsets(text: str | None) -> dict[str, int]:
-    """Offsets of a progress report, which says `None` or nothing where there are none."""
+    """Parse the offsets of a progress report; without offsets, Spark reports `None` or an empty text."""
     return msgspec.json.decode(text, type=dict[str, int]) if text and text.startswith("{") else {}
 
 

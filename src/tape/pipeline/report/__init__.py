@@ -1,1 +1,1 @@
-"""The report: what happened within a window, as a page that people can look at."""
+"""The HTML report about a time window of the journal."""

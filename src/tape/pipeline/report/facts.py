@@ -1,4 +1,4 @@
-"""What a report says, before anybody draws it: plain numbers over one window."""
+"""The data of a report: counts and durations of one time window."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import msgspec
 from tape.engine.ledgers.histogram import Histogram
 from tape.engine.ledgers.rollups import DurationRollup
 
-# What went wrong, of all that ended.
+# The outcomes that count as failures.
 FAILED = frozenset({"failed", "stuck"})
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-# The widths of bars: those that people think in.
+# The widths of bars in ms, from one second to a year.
 WIDTHS = (
     *(1_000, 5_000, 15_000, MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, 30 * MINUTE_MS),
     *(HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, DAY_MS, 7 * DAY_MS, 28 * DAY_MS, 91 * DAY_MS, 364 * DAY_MS),
@@ -29,8 +29,8 @@ class Volume(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Step(msgspec.Struct, frozen=True):
-    """An effect of a slow run; without an end it was under way when the window ended."""
+class EffectSpan(msgspec.Struct, frozen=True):
+    """An effect of a slow run; without an end it was still open when the window ended."""
 
     tool: str
     began_ms: int
@@ -39,23 +39,23 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class SlowRun(msgspec.Struct, frozen=True):
-    """One of the runs that took longest, and what it did."""
+    """One of the slowest runs, with its effects."""
 
     run_id: str
     tenant: str
     began_ms: int
     ended_ms: int
     outcome: str
-    steps: list[Step]
+    steps: list[EffectSpan]
 
     @property
     def took_ms(self) -> int:
-        """From its start to its end."""
+        """The duration of the run in ms."""
         return self.ended_ms - self.began_ms
 
 
-class Open(msgspec.Struct, frozen=True):
-    """What had begun and not ended when the window ended."""
+class OpenSpans(msgspec.Struct, frozen=True):
+    """The spans of one measure and tool that were open when the window ended."""
 
     measure: str
     tool: str
@@ -63,18 +63,18 @@ class Open(msgspec.Struct, frozen=True):
     oldest_ms: int
 
 
-class Letters(msgspec.Struct, frozen=True):
-    """The dead letters of one reaction whose entries lie in the window; the newest one's error."""
+class DeadLetterGroup(msgspec.Struct, frozen=True):
+    """The dead letters of one reaction whose entries are in the window, and the error of the newest one."""
 
     reaction_id: str
-    letters: int
+    dead_letters: int
     first_ms: int
     last_ms: int
     last_error: str
 
 
-class Reader(msgspec.Struct, frozen=True):
-    """Somebody who reads the journal: how far it is, and how old the first entry is that it has not read."""
+class ReaderLag(msgspec.Struct, frozen=True):
+    """A reader of the journal: its position, its lag in entries, and the age of its next entry."""
 
     name: str
     position: int
@@ -83,7 +83,7 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Everything on the page."""
+    """Everything that the page shows."""
 
     store: str
     lake: str
@@ -95,56 +95,56 @@ class Facts(msgspec.Struct, frozen=True):
     oldest: int
     looked_back_ms: int
     volume: list[Volume]
-    took: list[DurationRollup]
+    durations: list[DurationRollup]
     slow: list[SlowRun]
-    open: list[Open]
-    letters: list[Letters]
-    readers: list[Reader]
+    open: list[OpenSpans]
+    dead_letters: list[DeadLetterGroup]
+    readers: list[ReaderLag]
 
     @property
     def entries(self) -> int:
-        """All entries of the window."""
+        """The number of entries in the window."""
         return sum(one.entries for one in self.volume)
 
     @property
     def starts(self) -> list[int]:
-        """Where the bars begin, also those without anything."""
+        """The start of each bar, including empty ones."""
         return list(range(self.since_ms // self.width_ms * self.width_ms, self.until_ms, self.width_ms))
 
     @property
     def unpaired(self) -> int:
-        """Ends whose beginning was not found."""
-        return sum(one.unpaired for one in self.took)
+        """The number of ended spans whose beginning was not found."""
+        return sum(one.unpaired for one in self.durations)
 
     def histogram(self, measure: str, tool: str | None = None, start_ms: int | None = None) -> Histogram:
-        """The durations of effects or runs: of all of them, of one tool, of one bar."""
+        """Return the durations of effects or runs: of all, of one tool, or of one bar."""
         found = Histogram()
         for one in self.ended(measure, tool, start_ms):
             found.add(one.histogram)
         return found
 
     def ended(self, measure: str, tool: str | None = None, start_ms: int | None = None) -> list[DurationRollup]:
-        """What has ended: of all effects or runs, of one tool, in one bar."""
+        """Return the ended effects or runs: all, of one tool, or of one bar."""
         return [
             one
-            for one in self.took
+            for one in self.durations
             if one.measure == measure
             and (tool is None or one.tool == tool)
             and (start_ms is None or one.start_ms == start_ms)
         ]
 
     def failures(self, measure: str, tool: str | None = None, start_ms: int | None = None) -> tuple[int, int]:
-        """How many failed, of how many that ended."""
+        """Return the number of failed and of all ended effects or runs."""
         rows = self.ended(measure, tool, start_ms)
         ends = [(one.outcome, one.histogram.entries + one.unpaired) for one in rows]
         return sum(count for outcome, count in ends if outcome in FAILED), sum(count for _, count in ends)
 
     @property
     def tools(self) -> list[str]:
-        """The tools whose effects ended in the window, by name."""
-        return sorted({one.tool for one in self.took if one.measure == "effect"})
+        """The names of the tools whose effects ended in the window."""
+        return sorted({one.tool for one in self.durations if one.measure == "effect"})
 
 
 def width_for(window_ms: int) -> int:
-    """How wide a bar is, so that a window has a readable number of them."""
+    """Return the bar width that splits a window into at most 120 bars."""
     return next((width for width in WIDTHS if window_ms / width <= MOST_BARS), WIDTHS[-1])

@@ -1,11 +1,10 @@
-"""The page: facts as one HTML file that needs nothing else, readable by eyes, screen readers and printers."""
+"""Renders the report as one self-contained HTML file that works with screen readers and printers."""
 
 from __future__ import annotations
 
 from importlib import resources
 
-from tape.pipeline.report.facts import Facts, SlowRun
-from tape.pipeline.report.pieces import (
+from tape.pipeline.report.elements import (
     COLOURS,
     REST,
     details,
@@ -20,17 +19,18 @@ from tape.pipeline.report.pieces import (
     sums,
     table,
 )
+from tape.pipeline.report.facts import Facts, SlowRun
+from tape.pipeline.report.formats import duration, moment, percent, size, text
 from tape.pipeline.report.plots import Series, Span, bar, duration_lines, stacked_bars, timeline
-from tape.pipeline.report.words import duration, moment, percent, size, text
 
 PERCENTS = (50, 90, 99)
 
 
 def render(facts: Facts) -> str:
-    """The whole page."""
+    """Render the page."""
     title = f"{moment(facts.since_ms, seconds=False)} to {moment(facts.until_ms, seconds=False)}"
     style = resources.files("tape.pipeline.report").joinpath("style.css").read_text(encoding="utf-8")
-    parts = (_volume, _latency, _failures, _slow_runs, _letters, _lag)
+    parts = (_volume, _latency, _failures, _slow_runs, _dead_letters, _lag)
     return "\n".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -47,7 +47,7 @@ def render(facts: Facts) -> str:
 
 def _source(facts: Facts) -> str:
     archive = f" and its archive <code>{text(facts.lake)}</code>" if facts.lake else ""
-    pruned = f" It begins at {facts.oldest:,}; what was before is not on this page." if facts.oldest > 1 else ""
+    pruned = f" The oldest entry is {facts.oldest:,}; older entries are not in this report." if facts.oldest > 1 else ""
     return f"The journal <code>{text(facts.store)}</code>{archive}, entries up to {facts.head:,}.{pruned}"
 
 
@@ -58,7 +58,7 @@ def _tiles(facts: Facts) -> str:
     effects, runs = facts.histogram("effect"), facts.histogram("run")
     failed_effects, all_effects = facts.failures("effect")
     failed_runs, all_runs = facts.failures("run")
-    letters = sum(one.letters for one in facts.letters)
+    failed_tasks = sum(one.dead_letters for one in facts.dead_letters)
     behind = max(facts.readers, key=lambda one: one.behind, default=None)
     seconds = max((facts.until_ms - facts.since_ms) / 1000, 1)
     tiles = [
@@ -72,10 +72,15 @@ def _tiles(facts: Facts) -> str:
             False,
         ),
         ("A run takes", duration(runs.percentile(50)), f"99 of 100 within {duration(runs.percentile(99))}", False),
-        ("Dead letters", f"{letters:,}", "wait for somebody" if letters else "none in this window", letters > 0),
+        (
+            "Dead letters",
+            f"{failed_tasks:,}",
+            "to be redriven" if failed_tasks else "none in this window",
+            failed_tasks > 0,
+        ),
     ]
     if behind is not None:
-        note = f"{behind.name}, {duration(behind.age_ms)} old" if behind.behind else "everybody is at the head"
+        note = f"{behind.name}, {duration(behind.age_ms)} old" if behind.behind else "all readers are at the head"
         tiles.append(("Furthest behind", f"{behind.behind:,}", note, False))
     return listed(
         "tiles",
@@ -242,34 +247,34 @@ def _under_way(facts: Facts) -> str:
     )
 
 
-def _letters(facts: Facts) -> str:
+def _dead_letters(facts: Facts) -> str:
     about = (
-        "Tasks that were given up after their last attempt, of entries in this window."
-        " They wait for <code>tape tasks redrive</code>."
+        "Tasks of entries in this window that failed their last attempt."
+        " To run them again: <code>tape tasks redrive</code>."
     )
-    if not facts.letters:
+    if not facts.dead_letters:
         return section("Dead letters", about, empty("None."))
     shown = table(
         "By reaction",
-        ("Reaction", "#Letters", "From", "To", "Last error"),
+        ("Reaction", "#Dead letters", "From", "To", "Last error"),
         (
             (
                 text(one.reaction_id),
-                f"{one.letters:,}",
+                f"{one.dead_letters:,}",
                 moment(one.first_ms),
                 moment(one.last_ms),
                 text(one.last_error or "–"),
             )
-            for one in facts.letters
+            for one in facts.dead_letters
         ),
     )
     return section("Dead letters", about, f'<div class="scroll">{shown}</div>')
 
 
 def _lag(facts: Facts) -> str:
-    about = f"How far those who read the journal are from its head ({facts.head:,}), at {moment(facts.made_ms)}."
+    about = f"The distance of each reader from the journal's head ({facts.head:,}), at {moment(facts.made_ms)}."
     if not facts.readers:
-        return section("Lag", about, empty("Nobody keeps a place in this store."))
+        return section("Lag", about, empty("No reader has a position in this store."))
     most = max((one.behind for one in facts.readers), default=0) or 1
     shown = table(
         "Entries still to be read",

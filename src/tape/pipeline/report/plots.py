@@ -1,4 +1,4 @@
-"""Plots as SVG: drawn here, coloured by the page's style sheet, with a title on everything that can be pointed at."""
+"""Plots as SVG, coloured by the style sheet of the page, with a tooltip on every element."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tape.pipeline.report.words import count_marks, duration, duration_marks, moment, text, time_marks
+from tape.pipeline.report.formats import count_marks, duration, duration_marks, moment, text, time_marks
 
 WIDTH, HEIGHT = 1000, 264
 LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 34
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One name of a legend and its values, one per bar; None where there is none."""
+    """One series of a plot: a value per bar, or None."""
 
     name: str
     colour: str
@@ -22,7 +22,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """The time that a plot shows: where its bars begin, and how wide they are."""
+    """The time axis of a plot: the start and the width of its bars."""
 
     starts: Sequence[int]
     width_ms: int
@@ -35,13 +35,13 @@ class Span(msgspec.Struct, frozen=True):
     def until_ms(self) -> int:
         return self.starts[-1] + self.width_ms
 
-    def place(self, ms: float) -> float:
-        """Where a time is, from left to right."""
+    def x_of(self, ms: float) -> float:
+        """Return the x coordinate of a time in ms."""
         return LEFT + (ms - self.since_ms) / (self.until_ms - self.since_ms) * (WIDTH - LEFT - RIGHT)
 
 
 def stacked_bars(identity: str, title: str, unit: str, span: Span, series: Sequence[Series]) -> str:
-    """Counts over time, one on top of the other."""
+    """Plot counts over time as stacked bars."""
     totals = [sum(one.values[index] or 0 for one in series) for index in range(len(span.starts))]
     marks = count_marks(max(totals, default=0))
     step = (WIDTH - LEFT - RIGHT) / len(span.starts)
@@ -57,7 +57,7 @@ def stacked_bars(identity: str, title: str, unit: str, span: Span, series: Seque
             top, bottom = _height(below + value, marks[-1]), _height(below, marks[-1])
             below += value
             parts.append(
-                f'<rect class="{one.colour}" x="{span.place(start) + gap / 2:.1f}" y="{top:.1f}"'
+                f'<rect class="{one.colour}" x="{span.x_of(start) + gap / 2:.1f}" y="{top:.1f}"'
                 f' width="{max(step - gap, 0.5):.1f}" height="{bottom - top:.1f}">'
                 f"<title>{text(one.name)}: {value:,.0f} {text(unit)}, {when}</title></rect>"
             )
@@ -65,7 +65,7 @@ def stacked_bars(identity: str, title: str, unit: str, span: Span, series: Seque
 
 
 def duration_lines(identity: str, title: str, span: Span, series: Sequence[Series]) -> str:
-    """Durations over time on a logarithmic axis; where there were none, a line has a gap."""
+    """Plot durations over time on a logarithmic axis; lines have a gap where there are no values."""
     values = [max(value, 1) for one in series for value in one.values if value is not None]
     marks = duration_marks(min(values), max(values))
     low, high = math.log(marks[0]), math.log(marks[-1])
@@ -77,29 +77,29 @@ def duration_lines(identity: str, title: str, span: Span, series: Sequence[Serie
     parts = [line for mark in marks for line in _level(height(mark), duration(mark))] + _time_axis(span)
     for one in series:
         points = [
-            None if value is None else (span.place(start + span.width_ms / 2), height(value))
+            None if value is None else (span.x_of(start + span.width_ms / 2), height(value))
             for start, value in zip(span.starts, one.values, strict=True)
         ]
         parts.append(f'<path class="line {one.colour}" d="{_path(points)}"/>')
         for start, value, point in zip(span.starts, one.values, points, strict=True):
             if value is not None and point is not None:
-                said = f"{text(one.name)}: {duration(value)}, {moment(start, seconds=False)}"
+                label = f"{text(one.name)}: {duration(value)}, {moment(start, seconds=False)}"
                 parts.append(
                     f'<circle class="{one.colour}" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="2.4">'
-                    f"<title>{said}</title></circle>"
+                    f"<title>{label}</title></circle>"
                 )
     return _svg(identity, title, HEIGHT, parts)
 
 
 def timeline(title: str, total_ms: int, took_ms: int, steps: Sequence[tuple[int, int, str, str]]) -> str:
-    """A run as a line as long as it took, with its steps on it: each from, until, colour and what it says."""
+    """Plot a run as a line with its effects on it: start, end, colour and label of each."""
     width, height = 420, 18
     scale = width / max(total_ms, 1)
     parts = [f'<rect class="rail" x="0" y="7" width="{max(took_ms * scale, 1):.1f}" height="4" rx="2"/>']
-    for begin, end, colour, said in steps:
+    for begin, end, colour, label in steps:
         parts.append(
             f'<rect class="{colour}" x="{begin * scale:.1f}" y="2" width="{max((end - begin) * scale, 2):.1f}"'
-            f' height="14" rx="1.5"><title>{text(said)}</title></rect>'
+            f' height="14" rx="1.5"><title>{text(label)}</title></rect>'
         )
     return (
         f'<svg class="timeline" viewBox="0 0 {width} {height}" role="img" aria-label="{text(title)}">'
@@ -108,7 +108,7 @@ def timeline(title: str, total_ms: int, took_ms: int, steps: Sequence[tuple[int,
 
 
 def bar(share: float, colour: str) -> str:
-    """A bar within a table; the number stands beside it."""
+    """Return a bar for a table cell."""
     fill = f'<span class="fill {colour}" style="width:{100 * share:.1f}%"></span>'
     return f'<span class="track" aria-hidden="true">{fill}</span>'
 
@@ -133,7 +133,7 @@ def _time_axis(span: Span) -> list[str]:
     base = HEIGHT - BOTTOM
     parts = [f'<line class="base" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
     for at, label in time_marks(span.since_ms, span.until_ms):
-        x = span.place(at)
+        x = span.x_of(at)
         anchor = "start" if x < LEFT + 20 else "end" if x > WIDTH - RIGHT - 20 else "middle"
         parts.append(f'<line class="base" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
         parts.append(f'<text x="{x:.1f}" y="{base + 19}" text-anchor="{anchor}">{text(label)}</text>')

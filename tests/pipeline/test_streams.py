@@ -19,13 +19,13 @@ from tape.errors import JournalDataLost, PipelineInput
 from tape.journal.appender import read_head
 from tape.journal.retention import prune
 from tape.journal.verifier import verify
-from tape.pipeline.journal_batches import ask
+from tape.pipeline.journal_reader import query_store_once
+from tape.pipeline.journal_source import JournalStreamReader
+from tape.pipeline.journal_writer import query_id
 from tape.pipeline.options import read_options
-from tape.pipeline.sink import query_id
-from tape.pipeline.source import JournalStreamReader
 from tape.store import open_database
 from tests.pipeline.conftest import fill, order
-from tests.pipeline.test_reading import entries_in, numbers, read
+from tests.pipeline.test_journal_source import entries_in, numbers, read
 from tests.services import Postgres, wait_for
 
 
@@ -67,7 +67,7 @@ def test_a_stream_copies_a_journal_in_bounded_batches_and_goes_on_where_it_stopp
     originals = entries_in(orders)
     assert [entry.payload_json for entry in copies] == [entry.payload_json for entry in originals]
     assert [(entry.run_id, entry.seq) for entry in copies] == [(entry.run_id, entry.seq) for entry in originals]
-    assert ask(target, verify).ok
+    assert query_store_once(target, verify).ok
 
 
 def test_a_stream_begins_at_the_latest_entry_and_hears_what_comes(
@@ -135,7 +135,7 @@ def test_a_frame_is_appended_and_a_repeated_one_is_not(spark: SparkSession, stor
         named = frame.write.format("tape").mode("append").option("store", store_url)
         named.option("producer", "nightly").option("batchId", "2026-01-31").save()
     assert len(entries_in(store_url)) == 100
-    assert ask(store_url, verify).ok
+    assert query_store_once(store_url, verify).ok
     assert numbers(read(spark, store_url)) == list(range(1, 101))
 
 
@@ -171,7 +171,7 @@ _COPYING = """
 import sys
 from tape.pipeline.session import open_session
 from tests.pipeline.conftest import SETTINGS
-from tests.pipeline.test_streaming import copy_available, follow
+from tests.pipeline.test_streams import copy_available, follow
 source, target, checkpoint = sys.argv[1:]
 spark = open_session("copy", "local[2]", SETTINGS, quick=True)
 copy_available(follow(spark, source, startingOffsets="earliest", maxOffsetsPerTrigger=300), target, checkpoint)
@@ -185,7 +185,9 @@ def test_a_stream_killed_between_batches_appends_each_entry_once(sqlite_url: str
     copying = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_for(
-            lambda: ask(target, read_head).global_seq >= 600 or copying.poll() is not None, "two batches of copies", 300
+            lambda: query_store_once(target, read_head).global_seq >= 600 or copying.poll() is not None,
+            "two batches of copies",
+            300,
         )
     finally:
         os.killpg(copying.pid, signal.SIGKILL)  # the driver, its JVM and its workers, and nobody else
@@ -193,4 +195,4 @@ def test_a_stream_killed_between_batches_appends_each_entry_once(sqlite_url: str
     assert copying.returncode == -signal.SIGKILL
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     assert [entry.subject for entry in entries_in(target)] == [f"/tape/copy/made/{n}" for n in range(1, 3001)]
-    assert ask(target, verify).ok
+    assert query_store_once(target, verify).ok

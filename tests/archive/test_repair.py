@@ -22,9 +22,9 @@ from tape.archive.table import ArchiveTable
 from tape.cli.main import app
 from tape.errors import ArchiveBeyondRepair, ArchiveBusy, ArchiveDamaged
 from tape.journal.history import EntryFilter
-from tape.pipeline.archive_repair import repair_lake
-from tape.pipeline.archive_verifier import verify_lake
-from tape.pipeline.journal_batches import ask
+from tape.pipeline.archive_repair import repair_archive
+from tape.pipeline.archive_verifier import verify_archive
+from tape.pipeline.journal_reader import query_store_once
 from tape.store import open_database
 from tests.archive.conftest import content, forget, prepare
 
@@ -92,10 +92,10 @@ def test_an_altered_entry_and_one_that_was_taken_out_are_put_right(lake: Archive
     forged = table.set_column(column, "payload_json", pa.array(payloads)).drop_columns(["kind"])
     wrong = write_file(lake.filesystem, [forged], forged, forged, altered.day, altered.kind)
     lake.replace([altered, taken], [wrong], "a forgery")
-    report = verify_lake(lake, store_url)
+    report = verify_archive(lake, store_url)
     assert "altered" in {finding.problem for finding in report.findings}
     assert sum(finding.problem == "missing" for finding in report.findings) == taken.entries
-    done = repair_lake(lake, store_url, report)
+    done = repair_archive(lake, store_url, report)
     assert (done.entries, done.replaced) == (altered.entries + taken.entries, [wrong.path])
     assert content(lake) == whole
 
@@ -122,8 +122,8 @@ def test_a_journal_that_was_altered_too_repairs_nothing(sqlite_url: str, tmp_pat
     connection.execute("UPDATE tape_journal SET payload_json = '{}' WHERE global_seq = ?", victim.first)
     connection.close()
     files = set(Path(lake.url).rglob("*"))
-    with pytest.raises(ArchiveBeyondRepair, match="does not fit into the archive's chain"):
-        repair_lake(lake, sqlite_url, verify_lake(lake, sqlite_url))
+    with pytest.raises(ArchiveBeyondRepair, match="do not fit into the archive's chain"):
+        repair_archive(lake, sqlite_url, verify_archive(lake, sqlite_url))
     assert set(Path(lake.url).rglob("*")) == files
 
 
@@ -139,7 +139,7 @@ def test_small_files_become_large_ones_and_readers_do_not_notice(lake: ArchiveTa
         groups = pq.ParquetFile(Path(lake.url, file.path))
         assert groups.schema_arrow.metadata[b"tape.last_chain"].decode()[:16] == file.path.split("-")[-2]
     assert content(lake) == whole
-    assert verify_lake(lake, store_url).ok
+    assert verify_archive(lake, store_url).ok
     table = DeltaTable(lake.url)
     assert len(table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)) == len(old)
     reader._tables.clear()
@@ -164,7 +164,7 @@ def test_whoever_compacts_second_changes_nothing(lake: ArchiveTable, monkeypatch
 def test_two_jobs_that_archive_the_same_entries_add_them_once(sqlite_url: str, tmp_path: Path) -> None:
     prepare(sqlite_url, str(tmp_path / "lake"), ENTRIES, (100,))
     one, other = ArchiveTable.open(str(tmp_path / "lake")), ArchiveTable.open(str(tmp_path / "lake"))
-    rows = ask(sqlite_url, lambda reader: read_rows(reader, 100, ENTRIES))
+    rows = query_store_once(sqlite_url, lambda reader: read_rows(reader, 100, ENTRIES))
     one.add(write_files(one.filesystem, rows), ENTRIES)
     with pytest.raises(ArchiveBusy):
         other.add(write_files(other.filesystem, rows), ENTRIES)

@@ -1,4 +1,4 @@
-"""Errors of Tape that come back from Spark as text, with the trace of the process that they were raised in."""
+"""Finds Tape errors in Spark exceptions, which carry the traceback of the executor as text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tape.errors import TapeError
 _RAISED = re.compile(r"^\s*tape\.errors\.(\w+): (.+)$", re.MULTILINE)
 
 
-def raised_in(error: BaseException) -> TapeError | None:
-    """The error of Tape that a failure of Spark is about: what was raised last in its trace; None if there is none."""
+def find_tape_error(error: BaseException) -> TapeError | None:
+    """Return the last Tape error in the traceback of a Spark exception, or None."""
     if isinstance(error, TapeError):
         return error
     for name, text in reversed(_RAISED.findall(str(error))):

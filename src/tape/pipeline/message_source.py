@@ -2,7 +2,7 @@
 
 spark.readStream.format("tape-messages").option("source", "kafka").option("brokers", …).option("topic", …).load()
 
-Nothing is acknowledged: how far a stream has read is in its checkpoint. Tasks read stretches of offsets in parallel.
+The stream acknowledges nothing; its position is in its checkpoint. Tasks read ranges of offsets in parallel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tape.subscriptions.document.spec import CONNECTION_KEYS
 log = logging.getLogger(__name__)
 
 NAME = "tape-messages"
-# A part that is read in several stretches is not cut into smaller ones than this.
-LEAST_STRETCH = 500
+# The smallest range that a partition of the source is split into.
+MIN_RANGE_OFFSETS = 500
 _OWN = ("source", "secretSettings", "startingOffsets", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss")
 _CONNECTION = tuple(key for key, sources in CONNECTION_KEYS.items() if {*sources} & {*LOGS} and key != "create")
 _MAPPINGS = ("tls", "options")
@@ -41,9 +41,9 @@ SCHEMA = pa.schema(
         ("headers", pa.list_(_HEADER)),
         ("body", pa.binary()),
         ("metadata", pa.string()),
-        # The stretch that the message was read with: whoever has all of its rows has all there is between these.
-        ("stretch_begin", pa.int64()),
-        ("stretch_end", pa.int64()),
+        # The range of offsets that the task read: its rows are all the messages between these two.
+        ("stretch_begin", pa.int64()),  # vocabulary: a released column
+        ("stretch_end", pa.int64()),  # vocabulary: a released column
     ]
 )
 
@@ -51,7 +51,7 @@ Offsets = dict[str, int]
 
 
 class MessageOptions(msgspec.Struct, frozen=True):
-    """What to read. `starting` is where a stream without a checkpoint begins."""
+    """The options of a reader. `starting` is where a stream without a checkpoint starts."""
 
     source: str
     connection: dict[str, Any]
@@ -63,7 +63,7 @@ class MessageOptions(msgspec.Struct, frozen=True):
 
 
 def message_options(given: Mapping[str, str]) -> MessageOptions:
-    """The options of `format("tape-messages")`. Raises PipelineInput."""
+    """Parse the options of `format("tape-messages")`. Raises PipelineInput."""
     options = known_options(given, (*_OWN, *_CONNECTION), NAME)
     if "source" not in options:
         raise PipelineInput('The option source is missing: .option("source", "kafka") or "nats".')
@@ -83,36 +83,36 @@ def message_options(given: Mapping[str, str]) -> MessageOptions:
 
 
 class MessageSource(DataSource):
-    """The messages of one source."""
+    """The data source of one topic or stream."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(dict(options))
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(…)`."""
+        """The name for `format(…)`."""
         return NAME
 
     def schema(self) -> StructType:
-        """The columns, always all of them."""
+        """All columns."""
         return from_arrow_schema(SCHEMA)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        """A reader of what is there and of what comes."""
+        """Return a reader that follows the source."""
         if schema != self.schema():
-            raise PipelineInput(f'format("{NAME}") has a schema of its own; select the columns you want behind it.')
+            raise PipelineInput(f'format("{NAME}") has a fixed schema; select the columns you need after load().')
         return MessageReader(message_options(self.options))
 
 
-class Part(InputPartition):
-    """A stretch for one task: the part, where it begins, and where it ends."""
+class MessagePartition(InputPartition):
+    """A range of offsets for one task: a partition of the source, the first offset, and the end (exclusive)."""
 
     def __init__(self, part: str, begin: int, end: int) -> None:
         super().__init__((part, begin, end))
 
 
 class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a log. The offset of a stream is the next offset of every part."""
+    """Follows a log. The offset of a stream is the next offset of every partition of the source."""
 
     def __init__(self, options: MessageOptions) -> None:
         self._options = options
@@ -120,56 +120,56 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_at: Offsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": None}  # a task opens a connection of its own
+        return self.__dict__ | {"_open": None}  # a task opens its own connection
 
     def initialOffset(self) -> Offsets:  # noqa: N802  (Spark's name)
-        """Where a stream without a checkpoint begins: where told, else where the group or consumer stands.
+        """Return where a stream without a checkpoint starts: the option, or the committed offsets if they are higher.
 
-        Spark asks again when the first micro-batch was cut short, so nothing that moves by itself can be meant.
+        Spark asks again after an interrupted first micro-batch, so `latest` is not supported: it would have moved.
         """
         extents, starting = self._log.extents(), self._options.starting
         if starting == "earliest":
             return {part: there.begin for part, there in extents.items()}
-        told = starting if isinstance(starting, dict) else {}
+        requested = starting if isinstance(starting, dict) else {}
         standing = self._log.standing()
-        first = {part: max(told.get(part, 0), standing.get(part, 0)) for part in extents}
+        first = {part: max(requested.get(part, 0), standing.get(part, 0)) for part in extents}
         return {part: first[part] or there.begin for part, there in extents.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  (Spark's name)
-        """`maxOffsetsPerTrigger`, if it was given."""
+        """Return the limit of the option `maxOffsetsPerTrigger`."""
         limit = self._options.max_per_trigger
         return ReadMaxRows(limit) if limit else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  (Spark's name)
-        """Remember where the log ends now; the stream ends there."""
+        """Record the end of the log; the stream ends there."""
         self._stop_at = {part: there.end for part, there in self._log.extents().items()}
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802  (Spark's name)
-        """How far the next micro-batch reads. Raises SourceReplaced when the source is not what it was."""
+        """Return the end of the next micro-batch. Raises SourceReplaced if the source was recreated."""
         ends = self._stop_at or {part: there.end for part, there in self._log.extents().items()}
-        check_same(start, ends)
-        return advanced(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        check_same_source(start, ends)
+        return next_offsets(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802  (Spark's name)
-        """Where the log ends, so that progress reports show how far the stream is behind."""
+        """Return the end of the log, for the lag in progress reports."""
         return {part: there.end for part, there in self._log.extents().items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """One micro-batch in stretches. What is gone from the source is an error here already."""
+        """Split one micro-batch into ranges of offsets. Raises if the source has deleted messages of it."""
         extents = self._log.extents()
-        check_same(end, {part: there.end for part, there in extents.items()})
+        check_same_source(end, {part: there.end for part, there in extents.items()})
         wanted: dict[str, Extent] = {}
         for part, until in end.items():
             fail = self._options.fail_on_data_loss
             begin = there_from(part, start.get(part, 0), until, extents[part], self._options.source, fail_on_loss=fail)
             if begin < until:
                 wanted[part] = Extent(begin, until)
-        return [Part(part, *piece) for part, piece in stretches(wanted, self._options.min_partitions)]
+        return [MessagePartition(part, *piece) for part, piece in split_ranges(wanted, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one stretch, on an executor."""
+        """Read the messages of one range, on an executor."""
         if partition.value is None:
-            return  # Spark's stand-in where there are no parts
+            return  # Spark's placeholder if there are no partitions
         part, begin, end = partition.value
         opened = open_log(self._options.source, self._options.connection, self._options.secrets)
         try:
@@ -180,7 +180,7 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             opened.close()
 
     def stop(self) -> None:
-        """The stream has ended."""
+        """Close the connection when the stream has ended."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -192,8 +192,8 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open
 
 
-def rows_of(placed: Sequence[Placed], part: str, stretch: Extent) -> pa.RecordBatch:
-    """Messages as rows."""
+def rows_of(placed: Sequence[Placed], part: str, offsets: Extent) -> pa.RecordBatch:
+    """Convert messages to rows."""
     encode = msgspec.json.Encoder().encode
     columns: list[Sequence[Any]] = [
         [each.delivery.message_id for each in placed],
@@ -203,27 +203,27 @@ def rows_of(placed: Sequence[Placed], part: str, stretch: Extent) -> pa.RecordBa
         [[{"name": name, "value": value} for name, value in each.delivery.headers] for each in placed],
         [each.delivery.body for each in placed],
         [encode(each.delivery.metadata).decode() for each in placed],
-        [stretch.begin] * len(placed),
-        [stretch.end] * len(placed),
+        [offsets.begin] * len(placed),
+        [offsets.end] * len(placed),
     ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def check_same(start: Offsets, ends: Offsets) -> None:
-    """Raise SourceReplaced unless every part that was read is still there and reaches as far."""
+def check_same_source(start: Offsets, ends: Offsets) -> None:
+    """Raise SourceReplaced unless every partition that was read still exists and is as long."""
     for part, at in start.items():
         if part not in ends:
             raise SourceReplaced(
-                f"{part} was read up to {at} and is not there any more; there is {', '.join(ends) or 'nothing'}."
-                " Begin with a new checkpoint, and another path for the subscription."
+                f"{part} was read up to {at} and no longer exists; the source has {', '.join(ends) or 'nothing'}."
+                " Start with a new checkpoint, and another path for the subscription."
             )
         if at > ends[part]:
             there_from(part, at, at, Extent(0, ends[part]), "the stream")
 
 
-def advanced(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
-    """The next offsets of every part: the ends, or so that they have `limit` offsets in all, each part its share."""
+def next_offsets(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
+    """Return the next offset of every partition: its end, or its share of `limit` offsets in all."""
     waiting = {part: end - start.get(part, 0) for part, end in ends.items()}
     total = sum(waiting.values())
     if limit is None or total <= limit:
@@ -237,14 +237,14 @@ def advanced(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
     return {part: start.get(part, 0) + share for part, share in shares.items()}
 
 
-def stretches(wanted: Mapping[str, Extent], at_least: int) -> list[tuple[str, Extent]]:
-    """What each task reads: a part, or if there are fewer parts than wanted, a piece of one of about the same size."""
+def split_ranges(wanted: Mapping[str, Extent], at_least: int) -> list[tuple[str, Extent]]:
+    """Split the source's partitions into ranges for tasks, at least so many if the ranges are large enough."""
     total = sum(there.end - there.begin for there in wanted.values())
     found = []
     for part, (begin, end) in wanted.items():
         pieces = 1
         if at_least > len(wanted):
-            pieces = max(1, min(round(at_least * (end - begin) / total), (end - begin) // LEAST_STRETCH))
+            pieces = max(1, min(round(at_least * (end - begin) / total), (end - begin) // MIN_RANGE_OFFSETS))
         edges = [begin + (end - begin) * number // pieces for number in range(pieces + 1)]
         found += [(part, Extent(*edges[number : number + 2])) for number in range(pieces)]
     return found
@@ -264,5 +264,5 @@ def _starting(text: str) -> str | Offsets:
         return msgspec.json.decode(text, type=Offsets)
     except msgspec.MsgspecError:
         raise PipelineInput(
-            f"startingOffsets is {text!r}; use committed, earliest, or a JSON object of parts and offsets."
+            f"startingOffsets is {text!r}; use committed, earliest, or a JSON object of partitions and offsets."
         ) from None

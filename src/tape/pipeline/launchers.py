@@ -1,4 +1,4 @@
-"""Small programs that Spark is started with, kept in the user's cache."""
+"""Shell scripts that start Java and Python for Spark, kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PYTHONPATH=$kept exec %s "$@"
 
 
 def script(name: str, text: str) -> Path:
-    """A program of that name and text below the cache of Tape."""
+    """Write an executable script below the cache folder of Tape unless it is there; return its path."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = cache / "tape" / name
     if not (path.is_file() and path.read_text(encoding="utf-8") == text):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may be starting it: it is replaced, never written to.
+        # Another process may be executing the file, so it is replaced and never overwritten.
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as written:
             written.write(text)
         Path(written.name).chmod(0o755)
@@ -35,19 +35,19 @@ def script(name: str, text: str) -> Path:
     return path
 
 
-def quick_python() -> Path:
-    """This Python for Spark's workers, without the zipped PySpark that Spark puts before the installed one.
+def fast_python() -> Path:
+    """Return a script that starts this Python for Spark's workers without Spark's zipped PySpark on the path.
 
-    What is in a zip file is compiled at every start: a worker then takes three times as long to begin, and Spark waits
-    ten seconds for it at most.
+    Modules in a zip file are compiled at every start: a worker then needs three times as long, and Spark waits at most
+    ten seconds for it.
     """
     import pyspark
 
     if not Path(pyspark.__file__).is_file():
-        return Path(sys.executable)  # there is only the zipped one
-    # One for each Python that uses this cache.
+        return Path(sys.executable)  # only the zipped PySpark is installed
+    # One script for each Python that uses this cache.
     name = f"python/{zlib.crc32(sys.executable.encode()):08x}/python"
     try:
         return script(name, _PYTHON % shlex.quote(sys.executable))
     except OSError:
-        return Path(sys.executable)  # a home that cannot be written to: slower, and right
+        return Path(sys.executable)  # the cache is not writable: slower, but correct

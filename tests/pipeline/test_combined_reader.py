@@ -18,19 +18,19 @@ from tape.journal.appender import read_head
 from tape.journal.retention import prune
 from tape.model.pattern import Pattern
 from tape.pipeline.columns import COLUMNS
-from tape.pipeline.journal_batches import ask, read_part
+from tape.pipeline.journal_reader import query_store_once, read_journal_range
+from tape.pipeline.journal_source import JournalStreamReader
 from tape.pipeline.options import read_options
-from tape.pipeline.selection import Selecting
-from tape.pipeline.source import JournalStreamReader
+from tape.pipeline.selection import EntrySelection
 from tape.store import open_database
 from tests.pipeline.conftest import fill, order
-from tests.pipeline.test_reading import entries_in, selected
+from tests.pipeline.test_journal_source import entries_in, selected
 
 
 def archive_up_to(store: str, url: str, until: int) -> ArchiveTable:
     """What a round of the job does, without Spark around it."""
-    lake = ArchiveTable.open_or_create(url, ask(store, read_head))
-    batches = read_part(store, COLUMNS, Selecting(), lake.until, until, fail_on_data_loss=True)
+    lake = ArchiveTable.open_or_create(url, query_store_once(store, read_head))
+    batches = read_journal_range(store, COLUMNS, EntrySelection(), lake.until, until, fail_on_data_loss=True)
     lake.add(write_files(lake.filesystem, pa.Table.from_batches(batches, arrow_schema(COLUMNS))), until)
     return lake
 

@@ -1,4 +1,4 @@
-"""A server and agents in processes of their own, in a folder that is removed afterwards."""
+"""The processes of a demonstration: a server and agents, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tape.demo.bank import Bank
 from tape.errors import RpcFailed
 
 
-class Stage:
-    """Where a demonstration takes place."""
+class DemoEnvironment:
+    """A running server, a bank, and the folder of their files."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -30,15 +30,15 @@ class Stage:
 
 
 @contextmanager
-def open_stage() -> Iterator[Stage]:
-    """A server on a database of its own, on a free port, for as long as the block lasts."""
+def open_environment() -> Iterator[DemoEnvironment]:
+    """Run a server with its own database on a free port while the block runs."""
     with tempfile.TemporaryDirectory(prefix="tape-demo-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "tape", "serve", "--store", f"sqlite:{folder / 'tape.db'}"]
         ports = ["--listen", "127.0.0.1:0", "--http-listen", "", "--log-level", "warning"]
         server = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own program
         try:
-            yield Stage(folder, _address(server))
+            yield DemoEnvironment(folder, _address(server))
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait()

@@ -1,10 +1,10 @@
-"""Appending batches exactly once, whatever is killed and repeated.
+"""Appends batches to the journal exactly once, across restarts of tasks and drivers.
 
-Tasks check their rows and *stage* them in the store, each under a name of its own. When all tasks are
-done, the driver *seals* the batch: one row that names the producer, the batch and its stages. Then it
-appends step by step, each step in the same transaction as the count of steps. A batch that comes again
-finds its seal: what was sealed first is finished, what was staged again is thrown away. So the content of
-a batch is decided once, even if the source would give another the second time.
+Tasks validate their rows and *stage* them in the store, each task under a unique name. When all tasks are done, the
+driver *seals* the batch: one row that names the producer, the batch and its staged drafts. Then it appends them in
+steps; each step and the number of finished steps are one transaction. A retried batch finds its seal: the driver
+finishes what was sealed first and discards what was staged again. So the content of a batch is decided once, even if
+the source returns other rows on the second attempt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tape.base.clock import now_ms
 from tape.errors import BatchOutOfOrder, PipelineInput, StoreBusy, StoreUnavailable
 from tape.journal.appender import Appender, append
 from tape.model.entry import Draft
-from tape.pipeline.journal_batches import PATIENCE_S, PAUSE_S, ask_patiently
+from tape.pipeline.journal_reader import OUTAGE_TIMEOUT_S, RETRY_INTERVAL_S, query_store
 from tape.pipeline.options import journal_database, shown
 from tape.store import Reader, Transaction
 from tape.store.connection import DatabaseConnection
@@ -30,31 +30,31 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Entries that are staged in one row and appended in one transaction: other writers wait that long only.
+# Entries staged in one row and appended in one transaction. Other writers wait for one step at most.
 STEP_ENTRIES = 2_000
 STEP_BYTES = 8 << 20
-# A stage that no batch has asked for by now belongs to a task or driver that was killed.
-FORGOTTEN_AFTER_MS = 24 * 3600 * 1000
-# A stream repeats its last batch at most; a few more are kept for people to look at.
+# Staged drafts that no batch has used for this long belong to a task or driver that was killed.
+STAGED_TTL_MS = 24 * 3600 * 1000
+# A stream retries its last batch only; more are kept for diagnosis.
 KEPT_BATCHES = 100
-# Ids that are forgotten in one transaction.
-FORGOTTEN_IDS = 10_000
+# Ids that one transaction deletes.
+EXPIRED_IDS_PER_STEP = 10_000
 
 
 class _Step(msgspec.Struct, array_like=True):
-    """Drafts that go in together; with ids, those whose id `memory` knows are left out."""
+    """Drafts that are appended together; with ids, those whose id `dedup_scope` has seen are skipped."""
 
     drafts: list[Draft]
     ids: list[str] = []
-    memory: str = ""
+    dedup_scope: str = ""
 
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_Step).decode
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """What one task has handed over."""
+class StagedDrafts(msgspec.Struct, frozen=True):
+    """The drafts that one task has staged in the store."""
 
     name: str
     steps: int
@@ -62,15 +62,15 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """A batch that is in the journal; `is_repeated` if it was before. Duplicates by id are not among the entries."""
+    """A batch in the journal; `is_repeated` if it was there before. `entries` does not count duplicates by id."""
 
     entries: int
     is_repeated: bool
 
 
 def transact(store: str, operation: Callable[[Transaction], T]) -> T:
-    """Run one operation on a journal's database in a transaction of its own; a busy database is waited for."""
-    connection = _begun(store)
+    """Run an operation in one transaction of a journal's database; retry its begin for up to 60 s."""
+    connection = _begin(store)
     try:
         try:
             tx = Transaction(connection)
@@ -84,9 +84,9 @@ def transact(store: str, operation: Callable[[Transaction], T]) -> T:
         connection.close()
 
 
-def _begun(store: str) -> DatabaseConnection:
-    """A connection with a transaction begun: until here nothing was done, so it can be tried again."""
-    deadline = time.monotonic() + PATIENCE_S
+def _begin(store: str) -> DatabaseConnection:
+    """Open a connection and begin a transaction. Nothing was written yet, so both can be retried."""
+    deadline = time.monotonic() + OUTAGE_TIMEOUT_S
     while True:
         connection = None
         try:
@@ -100,60 +100,62 @@ def _begun(store: str) -> DatabaseConnection:
                 connection.close()
             if time.monotonic() > deadline:
                 raise
-            log.warning("the journal cannot be written to, trying again: %s", error)
-            time.sleep(PAUSE_S)
+            log.warning("journal not writable, retrying: %s", error)
+            time.sleep(RETRY_INTERVAL_S)
         except BaseException:
             if connection is not None:
                 connection.close()
             raise
 
 
-def stage(store: str, drafts: Iterable[Draft]) -> Stage:
-    """Hand over checked drafts. Nothing stays behind if the drafts cannot all be had."""
-    return stage_known(store, ((draft, "") for draft in drafts), "")
+def stage(store: str, drafts: Iterable[Draft]) -> StagedDrafts:
+    """Stage validated drafts; if the iterable raises, what was staged is discarded."""
+    return stage_unique(store, ((draft, "") for draft in drafts), "")
 
 
-def stage_known(store: str, drafts: Iterable[tuple[Draft, str]], memory: str) -> Stage:
-    """Hand over checked drafts with their ids: of those that the memory of that name knows, none is appended again."""
+def stage_unique(store: str, drafts: Iterable[tuple[Draft, str]], dedup_scope: str) -> StagedDrafts:
+    """Stage validated drafts with their ids; a draft whose id the scope has seen is not appended again."""
     name, steps, entries, size = uuid.uuid4().hex, 0, 0, 0
-    waiting: list[Draft] = []
+    pending: list[Draft] = []
     ids: list[str] = []
 
-    def put() -> None:
+    def write_step() -> None:
         nonlocal steps, entries, size
-        row = (name, steps, _pack(_Step(waiting, ids, memory)), now_ms())
+        row = (name, steps, _pack(_Step(pending, ids, dedup_scope)), now_ms())
         transact(store, lambda tx: tx.insert("tape_staged", ("stage", "step", "drafts", "ts_ms"), [row]))
         steps += 1
-        entries += len(waiting)
+        entries += len(pending)
         size = 0
-        waiting.clear()
+        pending.clear()
         ids.clear()
 
     try:
         for draft, row_id in drafts:
-            waiting.append(draft)
-            if memory:
+            pending.append(draft)
+            if dedup_scope:
                 ids.append(row_id)
             size += len(draft.payload_json)
-            if len(waiting) == STEP_ENTRIES or size >= STEP_BYTES:
-                put()
-        if waiting:
-            put()
+            if len(pending) == STEP_ENTRIES or size >= STEP_BYTES:
+                write_step()
+        if pending:
+            write_step()
     except BaseException:
         if steps:
             discard(store, [name])
         raise
-    return Stage(name, steps, entries)
+    return StagedDrafts(name, steps, entries)
 
 
 def discard(store: str, stages: Sequence[str]) -> None:
-    """Throw away what was staged."""
+    """Delete staged drafts by their names."""
     if stages:
         transact(store, lambda tx: _discard(tx, stages))
 
 
-def append_batch(store: str, producer: str, batch: str, stages: Sequence[Stage], *, number: int = -1) -> Appended:
-    """Append what was staged, unless this batch of this producer already is. `number` orders a stream's batches."""
+def append_batch(
+    store: str, producer: str, batch: str, stages: Sequence[StagedDrafts], *, number: int = -1
+) -> Appended:
+    """Append staged drafts unless this batch of this producer was appended. `number` orders a stream's batches."""
     seal, is_new = transact(store, lambda tx: _seal(tx, producer, batch, number, stages))
     while not seal.is_done:
         seal = transact(store, lambda tx: _append_step(tx, producer, batch))
@@ -161,8 +163,8 @@ def append_batch(store: str, producer: str, batch: str, stages: Sequence[Stage],
 
 
 def finish_batches(store: str, producer: str) -> int:
-    """Append what is left of batches of a producer that was killed; how many there were."""
-    rows = ask_patiently(
+    """Finish the sealed batches of a producer that was killed; return their number."""
+    rows = query_store(
         store,
         lambda reader: reader.query("SELECT batch FROM tape_batches WHERE producer = ? AND is_done = 0", producer),
     )
@@ -172,15 +174,15 @@ def finish_batches(store: str, producer: str) -> int:
 
 
 def find_batch(reader: Reader | Transaction, producer: str, batch: str) -> Appended | None:
-    """A batch that is in the journal already, or None."""
+    """Find a batch that was appended before."""
     row = reader.one(
         "SELECT entries FROM tape_batches WHERE producer = ? AND batch = ? AND is_done = 1", producer, batch
     )
     return None if row is None else Appended(row[0], is_repeated=True)
 
 
-def append_once(store: str, stages: Sequence[Stage]) -> Appended:
-    """Append what was staged as a batch without a name; it cannot be repeated, so nothing remembers it."""
+def append_once(store: str, stages: Sequence[StagedDrafts]) -> Appended:
+    """Append staged drafts as an anonymous batch. It cannot be retried, so no record of it stays."""
     batch = uuid.uuid4().hex
     appended = append_batch(store, "", batch, stages)
     transact(store, lambda tx: tx.execute("DELETE FROM tape_batches WHERE producer = '' AND batch = ?", batch))
@@ -188,21 +190,23 @@ def append_once(store: str, stages: Sequence[Stage]) -> Appended:
 
 
 def last_number(reader: Reader | Transaction, producer: str) -> int | None:
-    """The number of a producer's last batch; None if it has none yet."""
+    """Return the number of a producer's last batch, or None."""
     row = reader.one("SELECT MAX(number) FROM tape_batches WHERE producer = ? AND number >= 0", producer)
     return None if row is None or row[0] is None else int(row[0])
 
 
 class _Seal(msgspec.Struct, frozen=True):
-    stages: list[Stage]
+    stages: list[StagedDrafts]
     steps: int
     is_done: bool
     entries: int
 
 
-def _seal(tx: Transaction, producer: str, batch: str, number: int, stages: Sequence[Stage]) -> tuple[_Seal, bool]:
+def _seal(
+    tx: Transaction, producer: str, batch: str, number: int, stages: Sequence[StagedDrafts]
+) -> tuple[_Seal, bool]:
     now = now_ms()
-    _forget_stages(tx, now - FORGOTTEN_AFTER_MS)
+    _delete_abandoned(tx, now - STAGED_TTL_MS)
     found = _find(tx, producer, batch)
     if found is not None:
         sealed = {one.name for one in found.stages}
@@ -216,8 +220,8 @@ def _seal(tx: Transaction, producer: str, batch: str, number: int, stages: Seque
     return _Seal(list(stages), 0, entries == 0, entries), True
 
 
-def _forget_stages(tx: Transaction, before_ms: int) -> None:
-    """Drop what killed tasks left; while a sealed batch is unfinished, its stages may be among the old ones."""
+def _delete_abandoned(tx: Transaction, before_ms: int) -> None:
+    """Delete drafts that killed tasks staged, unless an unfinished batch may still need them."""
     tx.execute(
         "DELETE FROM tape_staged WHERE ts_ms < ? AND stage NOT IN (SELECT stage FROM tape_staged WHERE ts_ms >= ?)"
         " AND NOT EXISTS (SELECT 1 FROM tape_batches WHERE is_done = 0)",
@@ -230,8 +234,8 @@ def _check_order(tx: Transaction, producer: str, number: int) -> None:
     last = last_number(tx, producer)
     if last is not None and number <= last:
         raise BatchOutOfOrder(
-            f"The producer {producer!r} has appended its batch {last} already, and now batch {number} comes that it"
-            " never appended: it belongs to another checkpoint. Give the new stream a producer name of its own."
+            f"The producer {producer!r} has appended batch {last} already; batch {number} is older and was never"
+            " appended, so it belongs to another checkpoint. Give the new stream a producer name of its own."
         )
     tx.execute(
         "DELETE FROM tape_batches WHERE producer = ? AND number >= 0 AND number < ?", producer, number - KEPT_BATCHES
@@ -239,23 +243,23 @@ def _check_order(tx: Transaction, producer: str, number: int) -> None:
 
 
 def _append_step(tx: Transaction, producer: str, batch: str) -> _Seal:
-    """Append the next staged step of a batch and count it."""
+    """Append the next staged step of a batch and record it."""
     seal = _find(tx, producer, batch)
     assert seal is not None, "the batch was sealed"
-    places = [(one.name, step) for one in seal.stages for step in range(one.steps)]
+    positions = [(one.name, step) for one in seal.stages for step in range(one.steps)]
     if seal.is_done:
         return seal
-    name, step = places[seal.steps]
+    name, step = positions[seal.steps]
     row = tx.one("SELECT drafts FROM tape_staged WHERE stage = ? AND step = ?", name, step)
     if row is None:
         raise PipelineInput(
-            f"Step {step} of the stage {name} of batch {batch!r} of {producer!r} is gone from the store."
+            f"Step {step} of the staged drafts {name} of batch {batch!r} of {producer!r} is missing in the store."
         )
-    handed = _unpack(row[0])
-    drafts = _unseen(tx, handed) if handed.memory else handed.drafts
+    staged = _unpack(row[0])
+    drafts = _unseen(tx, staged) if staged.dedup_scope else staged.drafts
     append(tx, drafts)
-    steps, is_done = seal.steps + 1, seal.steps + 1 == len(places)
-    entries = seal.entries - (len(handed.drafts) - len(drafts))
+    steps, is_done = seal.steps + 1, seal.steps + 1 == len(positions)
+    entries = seal.entries - (len(staged.drafts) - len(drafts))
     tx.execute(
         "UPDATE tape_batches SET steps = ?, is_done = ?, entries = ?, ts_ms = ? WHERE producer = ? AND batch = ?",
         steps,
@@ -270,37 +274,37 @@ def _append_step(tx: Transaction, producer: str, batch: str) -> _Seal:
 
 
 def _unseen(tx: Transaction, step: _Step) -> list[Draft]:
-    """The drafts whose ids are new to the memory, which knows them from now on; of equal ids the first."""
+    """Return the drafts whose ids are new, the first of equal ids, and record these ids."""
     condition, ids = tx.is_any("row_id", step.ids)
-    rows = tx.query(f"SELECT row_id FROM tape_ingested WHERE producer = ? AND {condition}", step.memory, ids)
+    rows = tx.query(f"SELECT row_id FROM tape_ingested WHERE producer = ? AND {condition}", step.dedup_scope, ids)
     known = {row[0] for row in rows}
     new: dict[str, Draft] = {}
     for draft, row_id in zip(step.drafts, step.ids, strict=True):
         if row_id not in known:
             new.setdefault(row_id, draft)
     now = now_ms()
-    tx.insert("tape_ingested", ("producer", "row_id", "ts_ms"), [(step.memory, row_id, now) for row_id in new])
+    tx.insert("tape_ingested", ("producer", "row_id", "ts_ms"), [(step.dedup_scope, row_id, now) for row_id in new])
     return list(new.values())
 
 
-def forget_ids(store: str, memory: str, before_ms: int) -> int:
-    """Forget the ids that a memory has learnt before a time, some at a time; how many."""
-    forgotten = 0
+def expire_ids(store: str, dedup_scope: str, before_ms: int) -> int:
+    """Delete the ids of a scope that were recorded before a time, 10,000 per transaction; return their number."""
+    expired = 0
     while True:
-        count = transact(store, lambda tx: _forget_some(tx, memory, before_ms))
-        forgotten += count
-        if count < FORGOTTEN_IDS:
-            return forgotten
+        count = transact(store, lambda tx: _expire_some(tx, dedup_scope, before_ms))
+        expired += count
+        if count < EXPIRED_IDS_PER_STEP:
+            return expired
 
 
-def _forget_some(tx: Transaction, memory: str, before_ms: int) -> int:
+def _expire_some(tx: Transaction, dedup_scope: str, before_ms: int) -> int:
     return tx.execute(
         "DELETE FROM tape_ingested WHERE producer = ? AND row_id IN"
         " (SELECT row_id FROM tape_ingested WHERE producer = ? AND ts_ms < ? ORDER BY ts_ms LIMIT ?)",
-        memory,
-        memory,
+        dedup_scope,
+        dedup_scope,
         before_ms,
-        FORGOTTEN_IDS,
+        EXPIRED_IDS_PER_STEP,
     )
 
 
@@ -310,7 +314,7 @@ def _find(tx: Transaction, producer: str, batch: str) -> _Seal | None:
     )
     if row is None:
         return None
-    return _Seal(msgspec.json.decode(row[0], type=list[Stage]), row[1], bool(row[2]), row[3])
+    return _Seal(msgspec.json.decode(row[0], type=list[StagedDrafts]), row[1], bool(row[2]), row[3])
 
 
 def _discard(tx: Transaction, stages: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Numbers, times and durations as people read them, and their places on an axis."""
+"""Formats numbers, times and durations, and computes the marks of an axis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from html import escape
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
-# Durations that a logarithmic axis marks.
+# The marks of a logarithmic axis, in ms.
 _MARKS = (1, 10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 10 * HOUR, 4 * DAY, 40 * DAY, 400 * DAY)
 _TIME_STEPS = (
     *(SECOND, 5 * SECOND, 15 * SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE),
@@ -16,12 +16,12 @@ _TIME_STEPS = (
 
 
 def text(value: object) -> str:
-    """Anything as text of a page."""
+    """Escape a value for HTML."""
     return escape(str(value), quote=True)
 
 
 def duration(ms: float | None) -> str:
-    """A duration in the unit that suits it."""
+    """Format a duration in ms with a suitable unit."""
     if ms is None:
         return "–"
     if ms < SECOND:
@@ -40,7 +40,7 @@ def duration(ms: float | None) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share; small ones keep a digit that says something."""
+    """Format a share; below 1 % with two decimals."""
     if not whole:
         return "–"
     share = 100 * part / whole
@@ -48,7 +48,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in the unit that suits them."""
+    """Format a number of bytes with a suitable unit."""
     value = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -58,13 +58,13 @@ def size(count: int) -> str:
 
 
 def moment(ms: int, *, seconds: bool = True) -> str:
-    """A time, in UTC."""
+    """Format a time in UTC."""
     at = dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
     return at.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
 
 
 def time_marks(since_ms: int, until_ms: int, most: int = 9) -> list[tuple[int, str]]:
-    """Where a time axis is marked, and with what."""
+    """Return the marks of a time axis with their labels."""
     span = max(until_ms - since_ms, 1)
     step = next((one for one in _TIME_STEPS if span / one <= most), _TIME_STEPS[-1])
     form = "%H:%M:%S" if step < MINUTE else "%H:%M" if step < DAY else "%-d %b" if step < 91 * DAY else "%b %Y"
@@ -77,7 +77,7 @@ def time_marks(since_ms: int, until_ms: int, most: int = 9) -> list[tuple[int, s
 
 
 def count_marks(most: float, wanted: int = 4) -> list[int]:
-    """Where an axis of counts is marked: round numbers from zero to at least the most."""
+    """Return the marks of an axis of counts: round numbers from zero to at least the maximum."""
     raw = max(most, 1) / wanted
     power = 10 ** math.floor(math.log10(raw)) if raw >= 1 else 1
     step = next(int(factor * power) for factor in (1, 2, 5, 10) if factor * power >= raw)
@@ -85,7 +85,7 @@ def count_marks(most: float, wanted: int = 4) -> list[int]:
 
 
 def duration_marks(least: float, most: float) -> list[int]:
-    """Where a logarithmic axis of durations is marked: from at most the least to at least the most."""
+    """Return the marks of a logarithmic axis of durations that covers minimum and maximum."""
     low = max((mark for mark in _MARKS if mark <= least), default=_MARKS[0])
     high = min((mark for mark in _MARKS if mark >= most), default=_MARKS[-1])
     return [mark for mark in _MARKS if low <= mark <= max(high, low * 10)]

@@ -1,9 +1,9 @@
-"""The journal in its database, read as Arrow record batches by whoever has a part of it to read.
+"""Reads the journal's database: short queries, and ranges of entries as Arrow record batches.
 
-Batches come through ADBC, straight from the database's own buffers. For SQLite that is a second SQLite
-library beside apsw, and two of them on one file drop each other's locks when one closes it. So a process
-has only one of them open at a time: every connection here is closed before the next one is opened, and
-ADBC opens the file read-only, so that it never touches the write-ahead log's content.
+Record batches come through ADBC, without a detour over Python objects. For SQLite, ADBC brings a second SQLite
+library beside apsw, and two libraries in one process drop each other's file locks when one of them closes the file.
+Therefore a process has only one of them open at a time: every connection here is closed before the next one is
+opened. ADBC opens the file read-only and never changes the write-ahead log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tape.journal.appender import Head, read_head
 from tape.journal.reader import position_before
 from tape.pipeline.columns import arrow_schema, select_list, shaped
 from tape.pipeline.options import Offset, journal_database, shown
-from tape.pipeline.selection import Bounds, Condition, Selecting
+from tape.pipeline.selection import Bounds, Condition, EntrySelection
 from tape.store import Reader
 from tape.store.sqlite import SqliteDatabase
 
@@ -36,41 +36,41 @@ T = TypeVar("T")
 
 BATCH_ROWS = 10_000
 POSTGRES_BATCH_BYTES = 4 << 20
-# How long a reader waits for a database that is gone, before Spark is told.
-PATIENCE_S = 60.0
-PAUSE_S = 0.5
+# How long a query is retried while the database is unavailable, and the interval between attempts.
+OUTAGE_TIMEOUT_S = 60.0
+RETRY_INTERVAL_S = 0.5
 BUSY_MS = 5_000
 
 
-def ask(store: str, question: Callable[[Reader], T]) -> T:
-    """The answer of a journal's database to a question; one connection, closed at once."""
+def query_store_once(store: str, query: Callable[[Reader], T]) -> T:
+    """Run a query on the journal's database over a connection of its own, without retries."""
     database = journal_database(store)
     connection = database.connect(read_only=True)
     try:
         if not connection.has_table("tape_head"):
             raise PipelineInput(
-                f"{shown(store)} is a database without a journal. Make one with: tape migrate --store …"
+                f"{shown(store)} is a database without a journal. Create one with: tape migrate --store …"
             )
-        return question(connection)
+        return query(connection)
     finally:
         connection.close()
 
 
-def ask_patiently(store: str, question: Callable[[Reader], T], patience_s: float = PATIENCE_S) -> T:
-    """The same, waiting for a database that is gone for a while."""
-    deadline = time.monotonic() + patience_s
+def query_store(store: str, query: Callable[[Reader], T], timeout_s: float = OUTAGE_TIMEOUT_S) -> T:
+    """Run a query on the journal's database; retry for up to 60 s while the database is unavailable."""
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return ask(store, question)
+            return query_store_once(store, query)
         except (StoreUnavailable, StoreBusy) as error:
             if time.monotonic() > deadline:
                 raise
-            log.warning("the journal does not answer, trying again: %s", error)
-            time.sleep(PAUSE_S)
+            log.warning("journal unavailable, retrying: %s", error)
+            time.sleep(RETRY_INTERVAL_S)
 
 
 def position_of(reader: Reader, offset: Offset, head: Head, oldest: int) -> int:
-    """The cursor that an offset stands for: what lies after it is read, or up to it."""
+    """Resolve an offset to a global_seq: reading begins after it, or ends with it."""
     match offset:
         case "earliest":
             return oldest - 1
@@ -82,14 +82,14 @@ def position_of(reader: Reader, offset: Offset, head: Head, oldest: int) -> int:
             return offset
 
 
-def narrowed(reader: Reader, after: int, until: int, bounds: Bounds) -> tuple[int, int]:
-    """A stretch of the journal without what lies outside of the bounds."""
+def narrow_range(reader: Reader, after: int, until: int, bounds: Bounds) -> tuple[int, int]:
+    """Narrow a range of global_seqs to the bounds of a selection."""
     oldest = read_head(reader).oldest
     after = max(after, bounds.after)
     if bounds.until is not None:
         until = min(until, bounds.until)
     if bounds.from_ms is not None:
-        # The oldest entry here says nothing about the times of those before it, which an archive may have.
+        # Entries before the oldest one may be in an archive, and the database does not know their times.
         found = position_before(reader, bounds.from_ms)
         after = max(after, found) if found >= oldest else after
     if bounds.before_ms is not None:
@@ -97,39 +97,41 @@ def narrowed(reader: Reader, after: int, until: int, bounds: Bounds) -> tuple[in
     return after, max(until, after)
 
 
-def read_part(
-    store: str, columns: Sequence[str], selecting: Selecting, after: int, until: int, *, fail_on_data_loss: bool
+def read_journal_range(
+    store: str, columns: Sequence[str], selection: EntrySelection, after: int, until: int, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The wanted entries after one global_seq up to another, in order.
+    """Read the selected entries after one global_seq up to and including another, in order.
 
-    A database that goes away meanwhile is waited for, and reading goes on where it stopped. Entries that
-    are no longer there are an error, or a warning with their number.
+    If the database becomes unavailable, reading resumes after the last entry for up to 60 s. Missing entries are an
+    error, or with `fail_on_data_loss=False` a warning that gives their number.
     """
-    names = selecting.needed(("global_seq", *columns))
+    names = selection.required_columns(("global_seq", *columns))
     schema = arrow_schema(names)
-    test = selecting.test()
-    position, seen, deadline = after, 0, time.monotonic() + PATIENCE_S
+    batch_filter = selection.batch_filter()
+    position, seen, deadline = after, 0, time.monotonic() + OUTAGE_TIMEOUT_S
     while True:
         try:
-            for raw in _query(store, names, selecting.conditions(), position, until):
+            for raw in _query(store, names, selection.conditions(), position, until):
                 batch = shaped(raw, schema)
                 position = batch.column("global_seq")[-1].as_py()
                 seen += batch.num_rows
-                deadline = time.monotonic() + PATIENCE_S
-                kept = test.keep(batch) if test else batch
+                deadline = time.monotonic() + OUTAGE_TIMEOUT_S
+                kept = batch_filter.keep(batch) if batch_filter else batch
                 if kept.num_rows:
                     yield kept.select(list(columns))
             break
-        except _Gone as error:
+        except _ConnectionLost as error:
             if time.monotonic() > deadline:
-                raise StoreUnavailable(f"The journal could not be read for {PATIENCE_S:.0f} s: {error}") from error
-            log.warning("the journal does not answer, trying again after %d: %s", position, error)
-            time.sleep(PAUSE_S)
-    _check_complete(store, selecting, after, until, seen, fail_on_data_loss)
+                raise StoreUnavailable(
+                    f"The journal could not be read for {OUTAGE_TIMEOUT_S:.0f} s: {error}"
+                ) from error
+            log.warning("journal unavailable, retrying after entry %d: %s", position, error)
+            time.sleep(RETRY_INTERVAL_S)
+    _check_complete(store, selection, after, until, seen, fail_on_data_loss)
 
 
-def lost(after: int, oldest: int, fail_on_data_loss: bool) -> None:
-    """Speak of entries that retention removed before they were read."""
+def report_data_loss(after: int, oldest: int, fail_on_data_loss: bool) -> None:
+    """Raise JournalDataLost, or log a warning, if retention removed entries before they were read."""
     if after >= oldest - 1:
         return
     if fail_on_data_loss:
@@ -137,23 +139,23 @@ def lost(after: int, oldest: int, fail_on_data_loss: bool) -> None:
             f"Entries {after + 1} to {oldest - 1} were pruned before they were read. To go on with {oldest},"
             " set failOnDataLoss to false; to read them from an archive, set lake."
         )
-    log.warning("entries %d to %d were pruned before they were read; going on with %d", after + 1, oldest - 1, oldest)
+    log.warning("entries %d to %d were pruned before they were read; continuing with %d", after + 1, oldest - 1, oldest)
 
 
-def _check_complete(store: str, selecting: Selecting, after: int, until: int, seen: int, fail: bool) -> None:
-    if selecting.is_everything and seen == until - after:
+def _check_complete(store: str, selection: EntrySelection, after: int, until: int, seen: int, fail: bool) -> None:
+    if selection.selects_all and seen == until - after:
         return
-    head = ask_patiently(store, read_head)
-    lost(after, min(head.oldest, until + 1), fail)
+    head = query_store(store, read_head)
+    report_data_loss(after, min(head.oldest, until + 1), fail)
     missing = until - max(after, head.oldest - 1) - seen
-    if selecting.is_everything and missing > 0:
-        told = f"{missing} entries between {after + 1} and {until} are missing. Run: tape verify"
+    if selection.selects_all and missing > 0:
+        message = f"{missing} entries between {after + 1} and {until} are missing. Run: tape verify"
         if fail:
-            raise JournalDataLost(told)
-        log.warning("%s", told)
+            raise JournalDataLost(message)
+        log.warning("%s", message)
 
 
-class _Gone(Exception):
+class _ConnectionLost(Exception):
     """The connection to the database was lost."""
 
 
@@ -183,9 +185,9 @@ def _query_sqlite(database: SqliteDatabase, sql: str, params: list[Any]) -> Iter
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             yield from _batches(cursor, sql, params)
         except adbc.Error as error:
-            # Whoever closes the file last removes its write-ahead log, and nobody gets in meanwhile.
+            # The last connection to close removes the write-ahead log and holds an exclusive lock meanwhile.
             if "database is locked" in str(error):
-                raise _Gone(error) from error
+                raise _ConnectionLost(error) from error
             raise
 
 
@@ -197,13 +199,13 @@ def _query_postgres(database: PostgresDatabase, sql: str, params: list[Any]) -> 
     try:
         connection = adbc.connect(database.conninfo)
     except adbc.Error as error:
-        raise _Gone(error) from error
+        raise _ConnectionLost(error) from error
     with contextlib.closing(connection), contextlib.closing(connection.cursor()) as cursor:
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(POSTGRES_BATCH_BYTES)})
         try:
             yield from _batches(cursor, sql, params)
         except adbc.OperationalError as error:
-            raise _Gone(error) from error
+            raise _ConnectionLost(error) from error
 
 
 def _batches(cursor: Any, sql: str, params: list[Any]) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from tape.model.entry import Draft
 from tape.pipeline.predicate_columns import NotAColumn, column_of, matching
 from tests.cel.generator import Generator
 from tests.pipeline.conftest import fill
-from tests.pipeline.test_reading import entries_in, numbers, read, selected
+from tests.pipeline.test_journal_source import entries_in, numbers, read, selected
 
 PATHS = ("payload.i", "payload.d", "payload.s", "payload.t", "payload.n", "payload.m.k", "payload.l[0]", 'payload["s"]')
 LITERALS = ('"abc"', '""', '"effect"', '"v"', "0", "1", "42", "-5", "1.5", "100.5", "true", "false", "null", "2.5")

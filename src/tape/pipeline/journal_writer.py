@@ -1,4 +1,4 @@
-"""Writing to `format("tape")`: rows become drafts on the executors and are appended exactly once."""
+"""The writers of `format("tape")`: executors turn rows into drafts, the driver appends them exactly once."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, Stru
 from tape.errors import InvalidInput, PipelineInput
 from tape.model.entry import Draft, check_id, checked
 from tape.model.reserved import refuse_reserved
-from tape.pipeline.batches import Stage, append_batch, append_once, discard, stage
+from tape.pipeline.batch_writer import StagedDrafts, append_batch, append_once, discard, stage
 from tape.pipeline.columns import COLUMNS
 from tape.pipeline.options import WriteOptions
 
 FIELDS = Draft.__struct_fields__
-_GIVEN_OUT = set(COLUMNS) - set(FIELDS)
+_ASSIGNED = set(COLUMNS) - set(FIELDS)
 
 
-class Staged(WriterCommitMessage):
-    """What a task tells the driver: the stage that holds its rows."""
+class StagedCommit(WriterCommitMessage):
+    """The commit message of a task: the name under which its drafts are staged."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: StagedDrafts) -> None:
         self.stage = stage
 
 
 def check_columns(schema: StructType) -> None:
-    """Raise PipelineInput unless rows of this schema can become entries."""
+    """Raise PipelineInput unless rows of this schema can be entries."""
     for field in schema.fields:
-        if field.name in _GIVEN_OUT:
-            raise PipelineInput(f"The column {field.name!r} is given out by the journal: drop it before writing.")
+        if field.name in _ASSIGNED:
+            raise PipelineInput(f"The column {field.name!r} is assigned by the journal: drop it before writing.")
         if field.name not in FIELDS:
             raise PipelineInput(f"The journal has no column {field.name!r}; it takes {', '.join(FIELDS)}.")
         is_number = field.name == "schema_version"
@@ -46,7 +46,7 @@ def check_columns(schema: StructType) -> None:
 
 
 def drafts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Draft]:
-    """The rows as checked drafts; null stands for a field's default."""
+    """Yield the rows as validated drafts; null is the default of a field."""
     position = 0
     for batch in batches:
         for row in batch.to_pylist():
@@ -62,34 +62,34 @@ def drafts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Draft]:
                 raise type(error)(f"Row {position} of the task: {error}") from error
 
 
-class _Staging:
-    """What the batch writer and the stream writer share."""
+class _StagingWriter:
+    """The base of the batch writer and the stream writer."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Check and stage the rows of one task, on an executor."""
-        return Staged(stage(self._options.store, drafts_of(iterator)))
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedCommit:
+        """Validate and stage the rows of one task, on an executor."""
+        return StagedCommit(stage(self._options.store, drafts_of(iterator)))
 
-    def _throw_away(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         discard(self._options.store, [one.name for one in stages_of(messages)])
 
 
-class JournalWriter(_Staging, DataSourceArrowWriter):
-    """Appends a DataFrame as one batch. With `producer` and `batchId` a repetition appends nothing."""
+class JournalWriter(_StagingWriter, DataSourceArrowWriter):
+    """Appends a DataFrame as one batch. With `producer` and `batchId`, a retried write appends nothing."""
 
     def __init__(self, options: WriteOptions) -> None:
         super().__init__(options)
         if bool(options.producer) != bool(options.batch_id):
             raise PipelineInput(
-                "producer and batchId go together: give both to make a repeated write harmless, or none."
+                "producer and batchId go together: give both to make a retried write idempotent, or none."
             )
         check_id("producer", options.producer)
         check_id("batchId", options.batch_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what the tasks have staged."""
+        """Append the drafts that the tasks have staged."""
         options, stages = self._options, stages_of(messages)
         if options.producer:
             append_batch(options.store, options.producer, options.batch_id, stages)
@@ -97,30 +97,30 @@ class JournalWriter(_Staging, DataSourceArrowWriter):
             append_once(options.store, stages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Throw it away."""
-        self._throw_away(messages)
+        """Discard the staged drafts."""
+        self._discard(messages)
 
 
-class JournalStreamWriter(_Staging, DataSourceStreamArrowWriter):
-    """Appends micro-batches, each once. The producer is the query's id unless it was named."""
+class JournalStreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
+    """Appends micro-batches, each once. By default the producer is the id of the query."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
-        """Append what the tasks have staged; Spark may ask for the same batch again after a crash."""
+        """Append the drafts that the tasks have staged; after a crash Spark may commit the same batch again."""
         producer = self._options.producer or f"spark-{query_id(self._options.checkpoint)}"
         append_batch(self._options.store, producer, str(batchId), stages_of(messages), number=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
-        """Throw it away; the batch will come again."""
-        self._throw_away(messages)
+        """Discard the staged drafts; Spark retries the batch."""
+        self._discard(messages)
 
 
-def stages_of(messages: Sequence[WriterCommitMessage | None]) -> list[Stage]:
-    """The stages that tasks report; a task without a message had nothing or failed."""
-    return [message.stage for message in messages if isinstance(message, Staged)]
+def stages_of(messages: Sequence[WriterCommitMessage | None]) -> list[StagedDrafts]:
+    """Return what the tasks have staged; a task without a message had no rows or failed."""
+    return [message.stage for message in messages if isinstance(message, StagedCommit)]
 
 
 def query_id(checkpoint: str) -> str:
-    """The id of the query that a checkpoint belongs to: it outlives restarts and never comes twice."""
+    """Return the id of the query that a checkpoint belongs to: unique, and stable across restarts."""
     address = urlsplit(checkpoint)
     path = Path(unquote(address.path) if address.scheme == "file" else checkpoint, "metadata")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
 from tape.cel import compile_predicate
 from tape.errors import JournalDataLost, TapeError
@@ -19,10 +19,10 @@ from tape.journal.retention import prune
 from tape.model.entry import Draft, Entry
 from tape.model.pattern import Pattern
 from tape.pipeline import with_payload
-from tape.pipeline.journal_batches import ask
+from tape.pipeline.journal_reader import query_store_once
+from tape.pipeline.journal_source import JournalReader
 from tape.pipeline.options import read_options, shown
-from tape.pipeline.selection import Bounds, Selecting
-from tape.pipeline.source import JournalReader
+from tape.pipeline.selection import Bounds, EntrySelection
 from tape.store import Reader, open_database
 from tests.pipeline.conftest import fill, order
 
@@ -37,7 +37,7 @@ def entries_in(store: str) -> list[Entry]:
                 return found
             position = piece.position
 
-    return ask(store, everything)
+    return query_store_once(store, everything)
 
 
 def read(spark: SparkSession, store: str, **options: object) -> DataFrame:
@@ -159,10 +159,10 @@ def test_predicates_narrow_what_the_database_reads_and_never_the_result(orders: 
 
 
 def test_predicates_reach_the_database() -> None:
-    selecting = Selecting("/tape/order/*/5", 'kind == "order" && global_seq > 9 && ts_ms <= 70 && payload.n == 2')
-    assert selecting.bounds == Bounds(after=9, before_ms=71)
-    assert [condition.sql.partition(" ")[0] for condition in selecting.conditions()] == ["((subject", "kind"]
-    assert not Selecting("", 'kind == "a" || tenant == "b"').conditions()
+    selection = EntrySelection("/tape/order/*/5", 'kind == "order" && global_seq > 9 && ts_ms <= 70 && payload.n == 2')
+    assert selection.bounds == Bounds(after=9, before_ms=71)
+    assert [condition.sql.partition(" ")[0] for condition in selection.conditions()] == ["((subject", "kind"]
+    assert not EntrySelection("", 'kind == "a" || tenant == "b"').conditions()
 
 
 def test_a_frame_can_be_asked_several_questions(spark: SparkSession, orders: str) -> None:
@@ -191,7 +191,7 @@ def test_pruned_entries_are_an_error_unless_the_reader_may_lose_them(orders: str
         ({"stor": "x"}, "no option 'stor' here. Did you mean store"),
         ({"colour": "x"}, "Known are store, subject, where, startingOffsets"),
         ({}, "The option store is missing"),
-        ({"store": "memory"}, "lives in one process"),
+        ({"store": "memory"}, "is in the memory of one process"),
         ({"store": "sqlite:/nowhere/tape.db"}, "There is no journal at /nowhere/tape.db"),
         ({"store": "mysql://x"}, "unknown scheme 'mysql'"),
         ({"where": "kind =="}, "line 1, column"),

@@ -1,14 +1,14 @@
-"""The pieces that a page is put together from: sections, tables, legends, and the numbers behind a plot."""
+"""HTML elements of the report: sections, tables, legends, and the numbers of a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from tape.pipeline.report.formats import moment, text
 from tape.pipeline.report.plots import Series
-from tape.pipeline.report.words import moment, text
 
-# What names are drawn in; more names than these share the last one, as "all others".
+# The colours of series; further series share the last one, as "all others".
 COLOURS = tuple(f"c{number}" for number in range(6))
 REST = "c6"
 
@@ -16,7 +16,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def section(title: str, about: str, *parts: str) -> str:
-    """A part of the page with its heading; `about` may have markup."""
+    """Return a section with its heading; `about` may contain markup."""
     body = "\n".join(part for part in parts if part)
     name = title.lower().replace(" ", "-")
     return (
@@ -25,19 +25,19 @@ def section(title: str, about: str, *parts: str) -> str:
     )
 
 
-def empty(said: str) -> str:
-    """What stands where there is nothing to draw."""
-    return f'<div class="empty">{text(said)}</div>'
+def empty(message: str) -> str:
+    """Return the text for a plot without data."""
+    return f'<div class="empty">{text(message)}</div>'
 
 
 def figure(plot: str, series: Sequence[Series]) -> str:
-    """A plot with its legend."""
+    """Return a plot with its legend."""
     names = legend([(one.name, one.colour) for one in series])
     return f'<figure>\n<div class="scroll">{plot}</div>\n<figcaption>{names}</figcaption>\n</figure>'
 
 
 def legend(names: Iterable[tuple[str, str]]) -> str:
-    """Which colour is what."""
+    """Return a legend of names and colours."""
     return listed(
         "legend",
         (f'<li><span class="dot {colour}" aria-hidden="true"></span>{text(name)}</li>' for name, colour in names),
@@ -45,12 +45,12 @@ def legend(names: Iterable[tuple[str, str]]) -> str:
 
 
 def listed(name: str, items: Iterable[str]) -> str:
-    """A list of a class."""
+    """Return a list with a CSS class."""
     return f'<ul class="{name}">{"".join(items)}</ul>'
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: bool = False) -> str:
-    """Rows of markup under names; a name that begins with # is of numbers. A wide last column is drawn on."""
+    """Return a table of markup; a column name with # has numbers. With `wide`, the last column holds a plot."""
     numeric = [name.startswith("#") for name in columns]
     head = "".join(
         f'<th scope="col"{_number(is_number)}>{text(name.lstrip("#"))}</th>'
@@ -70,12 +70,12 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *
 
 
 def details(summary: str, body: str) -> str:
-    """Something that is shown when asked for."""
+    """Return a collapsed element."""
     return f'<details><summary>{text(summary)}</summary><div class="scroll">{body}</div></details>'
 
 
 def numbers(starts: Sequence[int], series: Sequence[Series], form: Callable[[float], str]) -> str:
-    """The numbers behind a plot over time, without the bars that have none."""
+    """Return the numbers of a plot over time as a table, without empty bars."""
     rows = [
         (
             moment(start, seconds=False),
@@ -88,7 +88,7 @@ def numbers(starts: Sequence[int], series: Sequence[Series], form: Callable[[flo
 
 
 def series_of(starts: Sequence[int], points: Sequence[tuple[int, str, int]]) -> list[Series]:
-    """Counts by bar and name: the largest names with colours of their own, the rest as one."""
+    """Return counts by bar and name: the six largest names, and the rest as one series."""
     totals = sums((name, count, 0) for _, name, count in points)
     order = sorted(totals, key=lambda name: (-totals[name][0], name))
     named = order[: len(COLOURS)]
@@ -103,7 +103,7 @@ def series_of(starts: Sequence[int], points: Sequence[tuple[int, str, int]]) -> 
 
 
 def sums(rows: Iterable[tuple[K, int, int]]) -> dict[K, tuple[int, int]]:
-    """Both numbers added up by key."""
+    """Sum both numbers by key."""
     found: dict[K, tuple[int, int]] = {}
     for key, one, other in rows:
         before = found.get(key, (0, 0))
@@ -112,7 +112,7 @@ def sums(rows: Iterable[tuple[K, int, int]]) -> dict[K, tuple[int, int]]:
 
 
 def short(name: str, most: int = 13) -> str:
-    """A long id as far as people need it."""
+    """Shorten a long id for display."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
