@@ -18,12 +18,12 @@ from tape.archive.files import write_files
 from tape.archive.table import ArchiveTable
 from tape.archive.rows import read_rows
 from tape.journal.appender import read_head
-from tape.pipeline.journal_reader import query_store_once
+from tape.pipeline.journal_reader import query_store
 
 store, url, dies = sys.argv[1:]
-lake = ArchiveTable.open_or_create(url, query_store_once(store, read_head))
+lake = ArchiveTable.open_or_create(url, query_store(store, read_head))
 while lake.until < 300:
-    files = write_files(lake.filesystem, query_store_once(store, lambda reader: read_rows(reader, lake.until, lake.until + 100)))
+    files = write_files(lake.filesystem, query_store(store, lambda reader: read_rows(reader, lake.until, lake.until + 100)))
     if dies == "yes" and lake.until == 100:
         os.kill(os.getpid(), signal.SIGKILL)
     lake.add(files, lake.until + 100)

@@ -96,7 +96,8 @@ def transact(store, operation):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 batch_writer.transact = transact
-batch_writer.append_batch(store, "p", "0", [batch_writer.stage(store, drafts(2 * batch_writer.STEP_ENTRIES + 1))], number=0)
+staged = batch_writer.stage(store, drafts(2 * batch_writer.STEP_ENTRIES + 1))
+batch_writer.append_batch(store, "p", "0", [staged], number=0)
 """
 
 

@@ -256,13 +256,13 @@ def test_what_was_pruned_before_it_was_counted_is_counted_from_the_archive(
 KILLED = """
 import os, signal, sys
 import msgspec
-from tape.engine.ledgers.rollups import Stretch, add_stretch
+from tape.engine.ledgers.rollups import RollupBatch, add_batch
 from tape.pipeline.batch_writer import transact
 
-stretch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Stretch)
+batch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RollupBatch)
 
 def write_and_die(tx):
-    assert add_stretch(tx, stretch)
+    assert add_batch(tx, batch)
     print("written", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
