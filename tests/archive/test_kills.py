@@ -23,7 +23,8 @@ from tape.pipeline.journal_reader import query_store
 store, url, dies = sys.argv[1:]
 lake = ArchiveTable.open_or_create(url, query_store(store, read_head))
 while lake.until < 300:
-    files = write_files(lake.filesystem, query_store(store, lambda reader: read_rows(reader, lake.until, lake.until + 100)))
+    rows = query_store(store, lambda reader: read_rows(reader, lake.until, lake.until + 100))
+    files = write_files(lake.filesystem, rows)
     if dies == "yes" and lake.until == 100:
         os.kill(os.getpid(), signal.SIGKILL)
     lake.add(files, lake.until + 100)

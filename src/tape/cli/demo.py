@@ -50,7 +50,8 @@ def crash_resume() -> None:
         repeated = len(environment.bank.requests) - len(environment.bank.book)
         console.print(
             f"\nThe model was asked once. The bank was asked {len(environment.bank.requests)} times and moved money"
-            f" {len(environment.bank.book)} times: {repeated} request was a duplicate with the same key, and was recognised."
+            f" {len(environment.bank.book)} times: {repeated} request was a duplicate with the same key, and was"
+            " recognised."
         )
 
 
