@@ -243,7 +243,7 @@ def test_a_subscription_that_nobody_knows_is_told_with_where_they_are_listed(sho
 
 def test_a_server_that_is_away_and_a_token_that_is_wrong_are_told(known: list[str]) -> None:
     away = refused("ls", "subscriptions/orders", "--server", "http://127.0.0.1:9", env=OURS)
-    assert "http://127.0.0.1:9 cannot be reached" in away
+    assert "http://127.0.0.1:9/api/catalog/resource cannot be reached" in away
     assert "Name another server with --server" in away
     wrong = refused("drain", *known, env={"TAPE_INTERNAL_API_TOKEN": "wrong"})
     assert "rejected the request" in wrong

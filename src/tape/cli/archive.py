@@ -29,7 +29,7 @@ def verify(lake: str, store: str, output: Output, *, repair: bool = False) -> No
         outcome = {"ok": report.ok or repaired is not None, "repaired": msgspec.to_builtins(repaired)}
         typer.echo(msgspec.json.encode({**outcome, **msgspec.to_builtins(report)}).decode())
     elif report.ok:
-        typer.echo(f"✓ {extent} match what was written.")
+        typer.echo(f"✓ {extent} are exactly what was written.")
     else:
         _show(report, extent)
         if repaired is not None:

@@ -29,7 +29,7 @@ def headline(story: RunStory, now_ms: int) -> Table:
         if run.ended_at_ms
         else "",
         "lease": lease(run, now_ms),
-        "waiting at": run.waiting_on_gate,
+        "waits at": run.waiting_on_gate,
         "tenant": run.tenant_id,
         "actor": run.actor,
         "agent": run.agent_id,

@@ -70,7 +70,7 @@ def list_runs(
                 each.invocation_id,
                 f"{age(now - each.started_at_ms)} ago",
                 age((each.ended_at_ms or now) - each.started_at_ms),
-                f"waiting at {each.waiting_on_gate}" if each.waiting_on_gate else lease(each, now),
+                f"waits at {each.waiting_on_gate}" if each.waiting_on_gate else lease(each, now),
             )
             for each in found
         ),

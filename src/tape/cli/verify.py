@@ -54,7 +54,7 @@ def _show(report: VerifyReport) -> None:
     console = Console()
     extent = f"{report.entries:,} entries ({report.oldest} to {report.head})"
     if report.ok:
-        console.print(f"[green]✓[/green] {extent} match what was written.")
+        console.print(f"[green]✓[/green] {extent} are exactly what was written.")
         return
     table = Table("global_seq", "problem", "detail")
     for finding in report.findings[:MAX_SHOWN]:
