@@ -1,4 +1,4 @@
-"""The archive of `tape verify --lake` and `tape prune --archived`: verify and repair."""
+"""The archive of `tape verify --archive` and `tape prune --archived`: verify and repair."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def proven_until(lake: str, store: str) -> int:
     """The last archived entry, after verifying the archive. Raises ArchiveDamaged."""
     report = _verify(lake, store)
     if not report.ok:
-        raise ArchiveDamaged(f"The archive is damaged, so nothing is pruned. See: tape verify --lake {lake}")
+        raise ArchiveDamaged(f"The archive is damaged, so nothing is pruned. See: tape verify --archive {lake}")
     return report.until
 
 

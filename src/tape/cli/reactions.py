@@ -194,7 +194,7 @@ def backtest_reaction(
     store: command.Store = command.DEFAULT_STORE,
     since: command.Since = "earliest",
     until: Annotated[str, typer.Option("--to", help="End: latest, a global_seq or a time.")] = "latest",
-    lake: Annotated[str, typer.Option(help="Archive to read pruned entries from.")] = "",
+    lake: Annotated[str, typer.Option("--archive", "--lake", help="Archive to read pruned entries from.")] = "",
     samples: Annotated[int, typer.Option(min=0, help="Entries to show that would have matched.")] = 5,
     master: command.Master = command.DEFAULT_MASTER,
     conf: command.Conf = None,

@@ -120,7 +120,12 @@ def serve(
         typer.Option(help="Master key of the wallet: a file or gcp-kms://… [default: beside the database file]"),
     ] = None,
     lake: Annotated[
-        str | None, typer.Option(help="Archive to read pruned entries from: a folder, s3://… or gs://… [default: none]")
+        str | None,
+        typer.Option(
+            "--archive",
+            "--lake",
+            help="Archive to read pruned entries from: a folder, s3://… or gs://… [default: none]",
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(envvar="TAPE_CONFIG", help="Settings file. [default: tape.toml]")

@@ -295,9 +295,7 @@ def _resolve(which: str, server: str, folder: Path | None = None) -> tuple[Subsc
             ) from error
         raise
     except ServerUnreachable as error:
-        raise ServerUnreachable(
-            f"{error} Is `tape serve` running there? Name another server with --server."
-        ) from error
+        raise ServerUnreachable(f"{error} Is `tape serve` running there? Name another server with --server.") from error
     return parse_subscription(content), control
 
 

@@ -22,8 +22,10 @@ MAX_SHOWN = 100
 
 def verify(
     store: StoreOption = DEFAULT_STORE,
-    lake: Annotated[str, typer.Option(help="Verify this archive against the journal instead.")] = "",
-    repair: Annotated[bool, typer.Option(help="With --lake: rebuild damaged files from the journal.")] = False,
+    lake: Annotated[
+        str, typer.Option("--archive", "--lake", help="Verify this archive against the journal instead.")
+    ] = "",
+    repair: Annotated[bool, typer.Option(help="With --archive: rebuild damaged files from the journal.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Verify every entry against the hash chain, and list altered, missing and unreadable entries.
@@ -34,7 +36,9 @@ def verify(
         archive.verify(lake, store, output, repair=repair)
         return
     if repair:
-        raise InvalidInput("--repair needs --lake: an archive is rebuilt from the journal, the journal from a backup.")
+        raise InvalidInput(
+            "--repair needs --archive: an archive is rebuilt from the journal, the journal from a backup."
+        )
     report = run(_verify(store))
     if output is Output.json:
         typer.echo(msgspec.json.encode({"ok": report.ok, **msgspec.to_builtins(report)}).decode())
