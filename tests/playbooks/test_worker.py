@@ -281,7 +281,7 @@ async def test_a_worker_that_is_there_before_its_server_waits_for_it(
 
     listen = f"127.0.0.1:{free_port()}"
     async with AsyncTapeClient(f"tape://{listen}") as client, working(client):
-        while "waiting for the server" not in caplog.text:
+        while "server unavailable" not in caplog.text:
             await asyncio.sleep(0.02)
         async with Server(settings_for(sqlite_url, listen=listen)):
             while True:

@@ -64,6 +64,9 @@ def with_jitter(seconds: float, jitter: float) -> float:
     return seconds * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311 - not a secret
 
 
+WHILE_UNAVAILABLE = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.05, max_interval_s=1.0, jitter=0.25)
+"""For calls to a server or a database that is unavailable: 0.05 s, 0.1 s, … 1 s, each ± 25 %."""
+
 RECONNECT = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.1, max_interval_s=2.0, jitter=0.25)
 """For streams that a client opens again when the connection is lost: 0.1 s, 0.2 s, … 2 s, each ± 25 %."""
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
-from tape.base.retry import UNLIMITED, RetryPolicy, is_retryable, retry, retry_async
+from tape.base.retry import WHILE_UNAVAILABLE, is_retryable, retry, retry_async
 from tape.errors import LeaseHeld
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
-POLICY = RetryPolicy(
-    max_attempts=UNLIMITED,
-    initial_interval_s=0.05,
-    max_interval_s=1.0,
-    jitter=0.25,
-    non_retryable=(LeaseHeld,),
-)
+POLICY = replace(WHILE_UNAVAILABLE, non_retryable=(LeaseHeld,))
 
 
 def call_with_retry(call: Callable[..., Any], /, **arguments: Any) -> Any:

@@ -15,6 +15,7 @@ import msgspec
 
 from tape.base.owner import new_owner
 from tape.base.process import run_async, stop_on_event, stop_on_signal
+from tape.base.retry import RECONNECT, is_retryable, retry_async
 from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
 from tape.durable.server_retry import call_with_retry_async
@@ -57,7 +58,6 @@ RUN_LEASE_SHARE = 0.8
 MAX_THREADS = 1_000
 # Runs that are prepared while others act, as long as those are quick: leased, and their first step on record.
 AHEAD = 64
-SERVER_LOOK_S = 1.0
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -149,18 +149,16 @@ async def work(
 
 async def _introduce(client: AsyncTapeClient, pool: str, *, announce: bool, waits: bool) -> None:
     """Tell the server of the pool and of this worker's playbooks; one that `waits` does so until there is a server."""
-    while True:
-        try:
-            if announce:
-                await announce_playbooks(client, pool)
-            await client.register_reaction(**reaction_fields(pool), handler_kind=pb.HANDLER_KIND_TASK)
-        except TapeError as error:
-            if not (waits and error.retryable):
-                raise
-            log.warning("waiting for the server: %s", error)
-            await asyncio.sleep(SERVER_LOOK_S)
-        else:
-            return
+
+    async def register() -> None:
+        if announce:
+            await announce_playbooks(client, pool)
+        await client.register_reaction(**reaction_fields(pool), handler_kind=pb.HANDLER_KIND_TASK)
+
+    def log_retry(error: Exception, attempt: int, delay_s: float) -> None:
+        log.warning("server unavailable, retrying in %.1f s: %s", delay_s, error)
+
+    await retry_async(register, RECONNECT, can_retry=lambda error: waits and is_retryable(error), on_retry=log_retry)
 
 
 async def announce_playbooks(client: AsyncTapeClient, pool: str) -> list[pb.Resource]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import lru_cache, wraps
@@ -10,6 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.errors import (
     MissingExtra,
     StoreBusy,
@@ -38,7 +38,6 @@ WRITE_LOCK = 0x74617065
 CONNECT_TIMEOUT_S = 5
 # Wake-ups come by NOTIFY; this poll only covers proxies that swallow them.
 POLL_S = 1.0
-RECONNECT_PAUSE_S = 0.2
 # From this many rows on, COPY beats a row at a time.
 COPY_FROM_ROWS = 4
 
@@ -247,6 +246,7 @@ class PostgresDatabase(Database):
 
         What this process commits needs no wake-up: it reaches the hub from memory.
         """
+        backoff = Backoff(WHILE_UNAVAILABLE)
         while True:
             try:
                 connection = await psycopg.AsyncConnection.connect(
@@ -256,11 +256,12 @@ class PostgresDatabase(Database):
                     application_name="tape-listen",
                 )
             except psycopg.Error as error:
-                log.warning("cannot listen for changes, trying again: %s", error)
-                await asyncio.sleep(RECONNECT_PAUSE_S)
+                log.warning("LISTEN failed, retrying: %s", error)
+                await backoff.wait_async()
                 continue
             try:
                 await connection.execute(f"LISTEN {channel}")
+                backoff.reset()
                 while True:
                     yield
                     async for notice in connection.notifies(timeout=POLL_S):

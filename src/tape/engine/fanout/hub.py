@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.base.telemetry.metrics import Metrics
 from tape.cel import EntryView, Predicate
 from tape.engine.fanout.ring import Ring
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 RING_ENTRIES = 16_384
 RING_BYTES = 32 << 20
-RETRY_S = 0.2
 
 
 class Follower(Protocol):
@@ -181,18 +181,20 @@ class Hub:
             self._stale.set()
 
     async def _catch_up(self) -> None:
+        backoff = Backoff(WHILE_UNAVAILABLE)
         while True:
             await self._stale.wait()
             self._stale.clear()
             try:
                 while await self._read_on():
                     pass
+                backoff.reset()
             except CursorExpired as error:
                 self._restart_at(error.oldest - 1)
             except StoreError as error:
-                log.warning("following the journal failed, trying again: %s", error)
+                log.warning("following the journal failed, retrying: %s", error)
                 self.metrics.read_retries.inc()
-                await asyncio.sleep(RETRY_S)
+                await backoff.wait_async()
                 self._stale.set()
 
     async def _read_on(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.cel import Predicate
 from tape.errors import CursorExpired, StoreError, TapeError
 from tape.journal.appender import Head
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 4_096
 MAX_PENDING_BYTES = 8 << 20
 RING_STEP = 2_048
-FIRST_RETRY_S = 0.05
-LAST_RETRY_S = 1.0
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -146,7 +145,7 @@ class JournalSubscription:
         if recent:
             wanted = [entry for entry in recent if self.selection.matches(entry)]
             return Slice(self._filter_by_predicate(wanted), recent[-1].global_seq, self._hub.head)
-        pause = FIRST_RETRY_S
+        backoff = Backoff(WHILE_UNAVAILABLE)
         while True:
             try:
                 return await self._hub.database.read(self._read_journal)
@@ -156,9 +155,9 @@ class JournalSubscription:
                 if not error.retryable or self._error is not None:
                     raise
                 self._hub.metrics.read_retries.inc()
-                log.warning("reading the journal failed, trying again in %.2f s: %s", pause, error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LAST_RETRY_S)
+                delay = backoff.next_delay()
+                log.warning("reading the journal failed, retrying in %.2f s: %s", delay, error)
+            await asyncio.sleep(delay)
 
     def _read_journal(self, reader: Reader) -> Slice:
         found = self._cursor.read(reader, self.position)

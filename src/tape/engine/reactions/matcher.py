@@ -16,6 +16,7 @@ from collections.abc import Sequence, Set
 
 from tape.base.clock import now_ms
 from tape.base.owner import new_owner
+from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import JournalSubscription
 from tape.engine.reactions import agent_tasks, matcher_partitions, matcher_steps, registry
@@ -40,7 +41,6 @@ FLUSH_S = 0.25
 TEND_S = matcher_partitions.LEASE_MS / 3_000
 # Somebody else may register the first reaction of all.
 LOOK_S = 1.0
-RETRY_S = 0.2
 CLOSE_S = 5.0
 # How often the rows of shards that had nothing to do are brought up to date for those who look at them.
 TIDY_S = 60.0
@@ -55,6 +55,7 @@ class Matcher:
 
     def __init__(self, hub: Hub, board: Board) -> None:
         self.owner = new_owner()
+        self._backoff = Backoff(WHILE_UNAVAILABLE)
         self.catalog = Catalog()
         self._hub = hub
         self._database = hub.database
@@ -144,11 +145,11 @@ class Matcher:
                     return
                 log.warning("matching reactions failed, trying again: %s", error)
                 self._lanes = {}  # nobody knows what was written last: read everything anew
-                await asyncio.sleep(RETRY_S)
+                await self._backoff.wait_async()
             except Exception:
                 log.exception("matching reactions failed, trying again")
                 self._lanes = {}
-                await asyncio.sleep(1.0)
+                await self._backoff.wait_async()
             self._metrics.matcher_restarts.inc()
 
     async def _look(self) -> None:
@@ -220,6 +221,7 @@ class Matcher:
                     self._sweeps.append(sweep := self._sweeps.pop(0))
                     await self._sweep(sweep)
                 await self._keep_up()
+                self._backoff.reset()
         finally:
             self._subscription = None
             subscription.close()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Set
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.reactions import claims, tasks
 from tape.engine.reactions.claims import ANY_SHARD, MAX_AT_ONCE, Claimed, Want
 from tape.engine.reactions.enqueue import CHANNEL
@@ -24,7 +25,6 @@ from tape.store import Database, Transaction
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.2
 MAX_WINDOW = 10_000
 
 
@@ -115,6 +115,7 @@ class Board:
         self._database = database
         self._metrics = database.metrics
         self._seats: list[Seat] = []
+        self._backoff = Backoff(WHILE_UNAVAILABLE)
         self._ready: dict[str, None] = {}
         self._again_at_ms: dict[str, int] = {}
         self._wake = asyncio.Event()
@@ -217,12 +218,13 @@ class Board:
         except TapeError as error:
             log.warning("handing out tasks failed, trying again: %s", error)
             self._take_back(turn)
-            await asyncio.sleep(RETRY_S)
+            await self._backoff.wait_async()
         except Exception:
             log.exception("handing out tasks failed, trying again")
             self._take_back(turn)
-            await asyncio.sleep(1.0)
+            await self._backoff.wait_async()
         else:
+            self._backoff.reset()
             self._finish(turn)
 
     def _patience(self) -> float | None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tape.base.retry import RetryPolicy
+from tape.base.retry import UNLIMITED, RetryPolicy, retry_async
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import ApiRefused, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
 from tape.subscriptions.api_client import Control
@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STATE_S = 2.0
-SERVER_RETRY = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
+SERVER_RETRY = RetryPolicy(
+    max_attempts=UNLIMITED, initial_interval_s=0.5, max_interval_s=10.0, retry_on=(ServerUnreachable,)
+)
 
 
 class RemoteRuntime:
@@ -142,17 +144,9 @@ class RemoteRuntime:
             raise
 
     async def _call_until_reachable(self, call: Callable[[], T]) -> T:
-        """The result of a call; retried while the server is unavailable, until `stop`."""
-        attempt = 0
-        while True:
-            try:
-                return await asyncio.to_thread(call)
-            except ServerUnreachable as error:
-                attempt += 1
-                log.warning("%s: waiting for the server: %s", self.path, error)
-                if self._stopping.is_set():
-                    raise
-                try:
-                    await asyncio.wait_for(self._stopping.wait(), SERVER_RETRY.delay(attempt))
-                except TimeoutError:
-                    pass
+        """Return what a call returns, retried while the server is unreachable and until `stop` is called."""
+
+        def log_retry(error: Exception, attempt: int, delay_s: float) -> None:
+            log.warning("%s: server unreachable, retrying in %.1f s: %s", self.path, delay_s, error)
+
+        return await retry_async(lambda: asyncio.to_thread(call), SERVER_RETRY, stop=self._stopping, on_retry=log_retry)

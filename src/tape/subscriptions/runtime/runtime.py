@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tape.base.retry import RetryPolicy
+from tape.base.process import sleep_until_set
+from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers import Delivery, Source
 from tape.errors import (
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 # A message that is rejected on so many deliveries is dead-lettered. Without an answer it is retried without limit.
 MAX_DELIVERIES = 5
 # Backoff of redeliveries and of reconnects: 0.5 s, 1 s, 2 s … 30 s.
-BACKOFF = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=30.0, jitter=0.2)
+BACKOFF = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.5, max_interval_s=30.0, jitter=0.2)
 IDLE_S = 0.25
 SHORT_S = 0.005
 FINISH_S = 1.0
@@ -162,15 +163,14 @@ class Runtime:
 
     async def _open_spool(self) -> bool:
         """Open the spool, retrying until it is available: its messages go first. False if stopped before that."""
-        attempt = 0
+        backoff = Backoff(self._backoff)
         while not self._is_ending:
             try:
                 await self._forwarder.start()
                 return True
             except SpoolUnavailable as error:
-                attempt += 1
-                log.warning("%s: waiting for the spool: %s", self.subscription.path, error)
-                await self._sleep(self._backoff.delay(attempt))
+                log.warning("%s: spool unavailable, retrying: %s", self.subscription.path, error)
+                await backoff.wait_async(stop=self._stopping)
         return False
 
     # ── fetching ─────────────────────────────────────────────────────────────────────────────────
@@ -191,7 +191,7 @@ class Runtime:
             return
         batch = min(self.subscription.spec.runtime.batch, self._left())
         if batch == 0:
-            await self._sleep(IDLE_S / 10)
+            await sleep_until_set(IDLE_S / 10, self._stopping)
             return
         allowance = self.limiter.allow(batch if wanted is None else min(wanted, batch))
         if allowance.has_begun:
@@ -212,7 +212,7 @@ class Runtime:
             return
         if not found:
             await self._reporter.flush()
-            await self._sleep(SHORT_S)  # avoids a busy loop with a source that does not wait
+            await sleep_until_set(SHORT_S, self._stopping)  # avoids a busy loop with a source that does not wait
             if self._until_empty and self.limiter.in_flight == 0:
                 self.stop()
             return
@@ -230,7 +230,7 @@ class Runtime:
         except SourceError as error:
             await self._connect(error)
             return
-        await self._sleep(IDLE_S)
+        await sleep_until_set(IDLE_S, self._stopping)
 
     def _left(self) -> int:
         """How many more messages may be fetched; failed ones count."""
@@ -254,16 +254,17 @@ class Runtime:
 
     async def _connect(self, lost: SourceError | None) -> bool:
         """Open the source, retrying until it is available. Emits events for the first failure and for the recovery."""
-        began, attempt, source = time.monotonic(), 0, self.subscription.spec.source
+        began, source, backoff = time.monotonic(), self.subscription.spec.source, Backoff(self._backoff)
         error = lost
         self.is_connected = False
         while not self._is_ending:
             if error is not None:
-                attempt += 1
+                delay = backoff.next_delay(error)
                 log.warning("%s: %s", self.subscription.path, error)
-                if attempt == 1:
+                if backoff.failures == 1:
                     await self._reporter.emit([events.source_lost(self.ref, source, str(error))])
-                await self._sleep(self._backoff.delay(attempt) if attempt > 1 or lost is None else 0.0)
+                is_just_lost = error is lost and backoff.failures == 1
+                await sleep_until_set(0.0 if is_just_lost else delay, self._stopping)
             try:
                 await self._source.open()
             except SourceMisconfigured:
@@ -431,9 +432,6 @@ class Runtime:
     @property
     def _is_ending(self) -> bool:
         return self._stopping.is_set() or self._state() in ("DRAINING", "DEACTIVATED")
-
-    async def _sleep(self, seconds: float) -> None:
-        await self._wait_or_stop(asyncio.sleep(seconds))
 
     async def _wait_or_stop(self, work: Awaitable[Any]) -> None:
         waiting = {asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())}

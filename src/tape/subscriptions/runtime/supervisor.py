@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tape.base.clock import now_ms
-from tape.base.retry import RetryPolicy
+from tape.base.retry import UNLIMITED, RetryPolicy
 from tape.engine.catalog import fetch_id
 from tape.errors import InvalidDocument, TapeError
 from tape.journal.journal import Journal
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 LEASE_MS = 15_000
-RESTART = RetryPolicy(max_attempts=1_000_000, initial_interval_s=1.0, max_interval_s=60.0)
+RESTART = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=1.0, max_interval_s=60.0)
 
 
 class LiveRegistration(NamedTuple):
