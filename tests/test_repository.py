@@ -1,10 +1,15 @@
-"""The habits of the repository: what is generated is current, what is documented exists."""
+"""Rules of the repository: generated files are current, names are unique, the documentation matches the code."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,20 @@ import pytest
 from tape.errors import all_errors
 
 ROOT = Path(__file__).parent.parent
+
+# Classes of one name that are not two things: the reason why they share it.
+SHARED_CLASS_NAMES: dict[str, str] = {
+    "Delivery": "to be renamed",
+    "Dispatcher": "to be renamed",
+    "Done": "to be renamed",
+    "Extent": "to be renamed",
+    "Filter": "to be renamed",
+    "Place": "to be renamed",
+    "Settings": "to be renamed",
+    "Source": "to be renamed",
+}
+# Words that end in -ing and name a thing.
+NOUNS = {"ring", "routing", "screening", "tracing"}
 
 
 def test_every_error_has_its_own_code_and_a_paragraph_in_the_docs() -> None:
@@ -83,3 +102,68 @@ def test_the_answers_to_where_is_name_files_that_exist() -> None:
     assert len(answers) >= 36
     missing = [path for path in answers if not (ROOT / "src/tape" / path).is_file()]
     assert not missing
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    modules: dict[str, list[str]] = defaultdict(list)
+    for path in _sources():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(str(path.relative_to(ROOT)))
+    shared = {name: paths for name, paths in modules.items() if len(paths) > 1}
+    assert {name: paths for name, paths in shared.items() if name not in SHARED_CLASS_NAMES} == {}
+    assert set(SHARED_CLASS_NAMES) <= set(shared), "remove names that are unique by now"
+
+
+def test_modules_are_named_by_nouns_not_by_gerunds() -> None:
+    gerunds = {path.stem for path in _sources() if re.fullmatch(r"[a-z]+ing", path.stem)}
+    assert gerunds - NOUNS == set()
+    assert gerunds == NOUNS, "remove names that no module has"
+
+
+def test_the_architecture_page_lists_the_layers_of_the_import_contract() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    block = re.search(r"^```layers\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    if block is None:
+        pytest.skip("docs/architecture.md has no block ```layers yet")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    assert block[1].splitlines() == layers
+
+
+def test_programs_in_strings_of_tests_import_names_that_exist() -> None:
+    missing = []
+    for folder in ("tests", "bench"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for module, name in _embedded_imports(path.read_text(encoding="utf-8")):
+                if not _exists(module, name):
+                    missing.append(f"{path.relative_to(ROOT)}: from {module} import {name}")
+    assert missing == []
+
+
+def _sources() -> list[Path]:
+    return [path for path in (ROOT / "src").rglob("*.py") if "_pb2" not in path.name]
+
+
+def _embedded_imports(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the imports from Tape in string literals that are Python programs."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "from tape" in node.value:
+            try:
+                program = ast.parse(node.value)
+            except SyntaxError:
+                continue
+            for line in ast.walk(program):
+                if isinstance(line, ast.ImportFrom) and (line.module or "").split(".")[0] == "tape":
+                    yield from ((line.module or "", alias.name) for alias in line.names)
+
+
+def _exists(module: str, name: str) -> bool:
+    try:
+        if hasattr(importlib.import_module(module), name):
+            return True
+        importlib.import_module(f"{module}.{name}")
+    except ImportError:
+        return False
+    return True
