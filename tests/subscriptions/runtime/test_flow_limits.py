@@ -82,7 +82,7 @@ def test_each_series_of_limited_answers_begins_once() -> None:
 
 
 def test_settling_what_was_never_received_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="only 0 are outstanding"):
+    with pytest.raises(ValueError, match="only 0 are in flight"):
         FlowLimiter().settled()
 
 
