@@ -131,24 +131,23 @@ class Node:
         """One of these texts."""
         if self.value in allowed and isinstance(self.value, str):
             return self.value
-        self.wrong(f"must be one of {', '.join(allowed)}" + nearest(self.value, allowed, listed=False))
+        self.wrong(choice_rule(self.value, allowed))
         return allowed[0]
 
     def whole(self, least: int = 0, most: int | None = None) -> int:
         """A whole number within bounds."""
-        bounds = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
         good = (
             isinstance(self.value, int)
             and not isinstance(self.value, bool)
             and self.value >= least
             and (most is None or self.value <= most)
         )
-        return self._typed(lambda _: good, f"must be {bounds}", least)
+        return self._typed(lambda _: good, whole_rule(least, most), least)
 
     def number(self, least: float = 0.0) -> float:
         """A number of at least so much."""
         good = isinstance(self.value, int | float) and not isinstance(self.value, bool) and self.value >= least
-        return float(self._typed(lambda _: good, f"must be a number of at least {least:g}", least))
+        return float(self._typed(lambda _: good, number_rule(least), least))
 
     def flag(self) -> bool:
         """true or false."""
@@ -261,6 +260,25 @@ def nearest(given: Any, known: Sequence[str], *, listed: bool = True) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known here are {', '.join(known)}" if listed else ""
+
+
+def choice_rule(value: Any, allowed: Sequence[str]) -> str:
+    """The rule of a choice, with the nearest allowed value."""
+    return f"must be one of {', '.join(allowed)}" + nearest(value, allowed, listed=False)
+
+
+def whole_rule(least: int, most: int | None) -> str:
+    """The rule of a whole number."""
+    return (
+        f"must be a whole number of at least {least}"
+        if most is None
+        else (f"must be a whole number from {least} to {most}")
+    )
+
+
+def number_rule(least: float) -> str:
+    """The rule of a number."""
+    return f"must be a number of at least {least:g}"
 
 
 def to_json(value: Any) -> str:

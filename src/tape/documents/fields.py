@@ -1,4 +1,10 @@
-"""The schema as data: what the declarations in `spec` say about each field."""
+"""Field declarations: what a block of a document may contain, read from the annotations of a msgspec struct.
+
+A declaration is a struct whose fields are annotated with `Meta`. The reader, the JSON Schema and the reference tables
+of the docs are made from it. `Meta(extra=...)` may have: `alias` (a second name), `means` (the pattern in words),
+`more` (a function that returns further choices), `form` (`size`, `commas` or `expression`) and `schema` (a JSON Schema,
+or a function that returns one, instead of the derived schema).
+"""
 
 from __future__ import annotations
 
@@ -10,25 +16,46 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 import msgspec
 from msgspec import Meta
 
-Kind: TypeAlias = Literal["text", "choice", "whole", "flag", "block", "list", "table", "size", "commas"]
+Kind: TypeAlias = Literal[
+    "any",
+    "block",
+    "choice",
+    "commas",
+    "either",
+    "expression",
+    "flag",
+    "list",
+    "number",
+    "size",
+    "table",
+    "text",
+    "whole",
+]
+Schema: TypeAlias = dict[str, Any]
 
 
 class Shape(NamedTuple):
-    """What a value must be. `block` declares the fields of a mapping, `item` is the shape of a list's or a table's."""
+    """What a value must be.
+
+    `block` declares the fields of a mapping, `item` the items of a list or the values of a table, `options` the
+    alternatives of `either`. `least` and `most` are bounds of a number; for a list `least` is its minimum length.
+    """
 
     kind: Kind
     choices: tuple[str, ...] = ()
     more: Callable[[], tuple[str, ...]] = tuple  # further choices of this process
-    least: int | None = None
-    most: int | None = None
+    least: float | None = None
+    most: float | None = None
     pattern: str = ""
     means: str = ""
     block: type[msgspec.Struct] | None = None
     item: Shape | None = None
+    options: tuple[Shape, ...] = ()
+    schema: Schema | Callable[[], Schema] | None = None
 
 
 class Field(NamedTuple):
-    """A key of a mapping: its shape, what it has when it is not given, and what it is for."""
+    """A key of a mapping: its shape, its default, and its description. `attribute` is its name in the struct."""
 
     name: str
     shape: Shape
@@ -36,6 +63,7 @@ class Field(NamedTuple):
     is_required: bool
     default: Any
     alias: str = ""
+    attribute: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,7 +73,7 @@ class Field(NamedTuple):
 
 @cache
 def fields_of(block: type[msgspec.Struct]) -> Mapping[str, Field]:
-    """The fields of a declaration, in its order."""
+    """The fields of a declaration by name, in its order."""
     hints = get_type_hints(block, include_extras=True)
     found = {}
     for declared in msgspec.structs.fields(block):
@@ -54,19 +82,20 @@ def fields_of(block: type[msgspec.Struct]) -> Mapping[str, Field]:
         default = declared.default
         if declared.default_factory is not msgspec.NODEFAULT:
             default = declared.default_factory()
-        found[declared.name] = Field(
-            name=declared.name,
+        found[declared.encode_name] = Field(
+            name=declared.encode_name,
             shape=_shape(hint, {}),
             description=meta.get("description", ""),
             is_required=declared.required,
             default=None if declared.required else default,
             alias=meta.get("alias", ""),
+            attribute=declared.name,
         )
     return found
 
 
 def _meta(hint: Any) -> dict[str, Any]:
-    """What is said beside a type, the outer words last."""
+    """The metadata of an annotated type; outer metadata overrides inner metadata."""
     found: dict[str, Any] = {}
     for meta in hint.__metadata__ if get_origin(hint) is Annotated else ():
         assert isinstance(meta, Meta)
@@ -78,22 +107,35 @@ def _meta(hint: Any) -> dict[str, Any]:
 def _shape(hint: Any, said: dict[str, Any]) -> Shape:
     if get_origin(hint) is Annotated:
         return _shape(get_args(hint)[0], _meta(hint) | said)
-    if get_origin(hint) in (Union, types.UnionType):
-        inner = next(each for each in get_args(hint) if each is not type(None))
-        return _shape(inner, said)
-    if get_origin(hint) is Literal:
-        return Shape("choice", choices=get_args(hint), more=said.get("more", tuple))
-    if said.get("form") == "size":
+    return _plain_shape(hint, said)._replace(schema=said.get("schema"))
+
+
+def _plain_shape(hint: Any, said: dict[str, Any]) -> Shape:
+    form = said.get("form")
+    if form == "expression":
+        return Shape("expression")
+    if form == "size":
         return Shape("size", least=1)
-    if get_origin(hint) is tuple:
-        return Shape("commas" if said.get("form") == "commas" else "list", item=_shape(get_args(hint)[0], {}))
-    if get_origin(hint) is dict:
-        return Shape("table", item=_shape(get_args(hint)[1], {}))
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        options = [each for each in arguments if each is not type(None)]
+        if len(options) > 1:
+            return Shape("either", options=tuple(_shape(each, {}) for each in options))
+        return _shape(options[0], {name: value for name, value in said.items() if name != "schema"})
+    if origin is Literal:
+        return Shape("choice", choices=arguments, more=said.get("more", tuple))
+    if origin is tuple:
+        item = _shape(arguments[0], {})
+        return Shape("commas" if form == "commas" else "list", item=item, least=said.get("min_length"))
+    if origin is dict:
+        return Shape("table", item=_shape(arguments[1], {}))
     if hint is bool:
         return Shape("flag")
-    if hint is int:
-        return Shape("whole", least=said.get("ge"), most=said.get("le"))
+    if hint is int or hint is float:
+        return Shape("whole" if hint is int else "number", least=said.get("ge"), most=said.get("le"))
     if hint is str:
         return Shape("text", pattern=said.get("pattern", ""), means=said.get("means", ""))
+    if hint is Any:
+        return Shape("any")
     assert issubclass(hint, msgspec.Struct), hint
     return Shape("block", block=hint)

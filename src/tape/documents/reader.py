@@ -1,125 +1,169 @@
-"""Reads a block of a document by its declaration: every value is checked, whatever is wrong is noted."""
+"""Reads a block of a document by its declaration: checks every value and records all problems."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from tape.documents.document import Node, nearest
-from tape.documents.fields import Shape, fields_of
-from tape.documents.yaml import render
+from tape.documents.document import Node, choice_rule, number_rule, whole_rule
+from tape.documents.fields import Field, Shape, fields_of
 
 SIZE = r"^([1-9][0-9]{0,14})(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _SIZE = re.compile(SIZE.strip("^$"))
-_UNITS = {letter: 1_000**power for power, letter in enumerate(("", "k", "M", "G", "T", "P"))} | {
-    f"{letter}i": 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))
+_UNITS = {prefix: 1_000**power for power, prefix in enumerate(("", "k", "M", "G", "T", "P"))} | {
+    f"{prefix}i": 1 << (10 * power) for power, prefix in enumerate(("", "K", "M", "G", "T", "P"))
 }
 
-# Where a sentence of its own says more than the rule does. `[]` stands for any item of a list.
-_MISSING = {
-    "source": "subscription spec requires 'source'",
-    "mode": "subscription spec requires 'mode' (pull | push)",
-    "dispatch": "subscription spec requires a 'dispatch' block",
-    "headers.directives[].header": "subscription '{parent}' requires 'header' and 'controls'",
-    "headers.directives[].controls": "subscription '{parent}' requires 'header' and 'controls'",
-    "ingress.gateway_path": "subscription 'ingress.gateway_path' is required for push",
-    "ingress.verify": "subscription 'ingress' requires a 'verify' block (push always verifies)",
-    "spool.circuit.downstream[].name": "spool.circuit.downstream[].name is required",
-}
-_WRONG = {
-    "mode": "subscription 'mode' must be 'pull' or 'push', got {value}",
-    "dispatch.playbook": "subscription 'dispatch.playbook' is required",
-    "ingress.gateway_path": "subscription 'ingress.gateway_path' must be an absolute path starting with '/' whose last"
-    " segment has letters, digits and . _ ~ - only, got {value}",
-    "spool.circuit.downstream[].name": "spool.circuit.downstream[].name must be non-empty",
-}
-_ALSO = {"ingress.verify.type": " ('none' is not allowed — push ingress always verifies)"}
+B = TypeVar("B", bound=msgspec.Struct)
 
 
-def read_block(node: Node, block: type[msgspec.Struct]) -> Any:
-    """The block at a place; None if something necessary is missing, which was noted then."""
-    fields = fields_of(block)
+class Wording:
+    """The texts of problems. A kind of document can override them."""
+
+    text = "must be a text"
+    flag = "must be true or false"
+    mapping = "must be a mapping"
+    list = "must be a list"
+    commas = "must be a list, or a text with commas"
+    size = "must be a positive integer or a size like 50Gi (k M G T P, Ki Mi Gi Ti Pi)"
+
+    def missing(self, node: Node) -> None:
+        """Record that a required key is missing."""
+        node.document.wrong(node.path, "is missing; it is required")
+
+    def wrong(self, node: Node, rule: str) -> None:
+        """Record that a value breaks a rule."""
+        node.wrong(rule)
+
+    def choice(self, node: Node, choices: Sequence[str]) -> str:
+        """The rule of a choice."""
+        return choice_rule(node.value, choices)
+
+    def whole(self, node: Node, shape: Shape) -> str:
+        """The rule of a whole number."""
+        return whole_rule(int(shape.least or 0), None if shape.most is None else int(shape.most))
+
+    def number(self, node: Node, shape: Shape) -> str:
+        """The rule of a number."""
+        return number_rule(shape.least or 0.0)
+
+    def pattern(self, node: Node, shape: Shape) -> str:
+        """The rule of a text with a pattern."""
+        return shape.means if shape.means.startswith("must ") else f"must be {shape.means}"
+
+
+PLAIN = Wording()
+
+
+def read_block(node: Node, block: type[B], wording: Wording = PLAIN) -> B:
+    """The block at a node. Wrong and missing values are recorded, and replaced by values of the right type."""
     if not isinstance(node.value, dict):
-        _wrong(node, "must be a mapping")
-        return None
-    node.mapping(*(name for field in fields.values() for name in field.names))
+        wording.wrong(node, wording.mapping)
+        return _empty(block)
+    node.mapping(*(name for field in fields_of(block).values() for name in field.names))
+    return read_fields(node, block, wording)
+
+
+def read_fields(node: Node, block: type[B], wording: Wording = PLAIN) -> B:
+    """The fields of a block in a mapping that can have other keys too."""
     values: dict[str, Any] = {}
-    is_whole = True
-    for field in fields.values():
+    for field in fields_of(block).values():
         given = [name for name in field.names if name in node.value]
         if len(given) > 1:
             key_at(node, given[1]).wrong(f"is another name of {given[0]!r}, which is given too; keep one of them")
         if given:
-            values[field.name] = _read(key_at(node, given[0]), field.shape)
-        elif field.is_required:
-            is_whole = False
-            _missing(key_at(node, field.name))
-        else:
-            values[field.name] = field.default
-    return block(**values) if is_whole else None
+            values[field.attribute] = read_value(key_at(node, given[0]), field.shape, wording)
+            continue
+        if field.is_required:
+            wording.missing(key_at(node, field.name))
+        values[field.attribute] = _default(field)
+    return block(**values)
 
 
 def key_at(node: Node, key: str) -> Node:
-    """The place of a key of a mapping, also of one that is missing."""
+    """The node of a key of a mapping, also of a missing one."""
     return Node(node.document, node.value.get(key), (*node.path, key))
 
 
-def _read(node: Node, shape: Shape) -> Any:
+def read_value(node: Node, shape: Shape, wording: Wording = PLAIN) -> Any:
+    """The value of a node. A wrong value is recorded, and replaced by a value of the right type."""
     value = node.value
     match shape.kind:
+        case "any":
+            return value
         case "block":
             assert shape.block is not None
-            return read_block(node, shape.block)
+            return read_block(node, shape.block, wording)
         case "list" | "commas":
             if shape.kind == "commas" and isinstance(value, str):
                 texts = tuple(filter(None, map(str.strip, value.split(","))))
-                return texts if texts else _wrong(node, "must be a list, or a text with commas")
+                return texts or _wrong(node, shape, wording, wording.commas)
             if not isinstance(value, list):
-                return _wrong(node, "must be a list")
+                return _wrong(node, shape, wording, wording.list)
             assert shape.item is not None
-            return tuple(_read(item, shape.item) for item in node.items())
+            return tuple(read_value(item, shape.item, wording) for item in node.items())
         case "table":
             if not isinstance(value, dict):
-                return _wrong(node, "must be a mapping")
+                return _wrong(node, shape, wording, wording.mapping)
             assert shape.item is not None
-            return {key: _read(key_at(node, key), shape.item) for key in value}
+            return {key: read_value(key_at(node, key), shape.item, wording) for key in value}
+        case "either":
+            return read_value(node, _option(value, shape.options), wording)
+        case _:
+            rule = _broken_rule(node, shape, wording)
+            if rule:
+                return _wrong(node, shape, wording, rule)
+            return _size(value) if shape.kind == "size" else float(value) if shape.kind == "number" else value
+
+
+def _broken_rule(node: Node, shape: Shape, wording: Wording) -> str:
+    """The rule that a scalar breaks; empty if it is right."""
+    value = node.value
+    is_text = isinstance(value, str) and value != ""
+    match shape.kind:
         case "flag":
-            return value if isinstance(value, bool) else _wrong(node, "must be a boolean")
+            return "" if isinstance(value, bool) else wording.flag
         case "choice":
-            if isinstance(value, str) and (value in shape.choices or value in shape.more()):
-                return value
-            quoted = ", ".join(f'"{choice}"' for choice in (*shape.choices, *shape.more()))
-            return _wrong(
-                node, f"must be one of [{quoted}], got {_quoted(value)}", nearest(value, shape.choices, listed=False)
-            )
+            choices = (*shape.choices, *shape.more())
+            return "" if isinstance(value, str) and value in choices else wording.choice(node, choices)
         case "whole":
-            return value if _is_whole(value, shape) else _wrong(node, _bounds(value, shape))
+            return "" if isinstance(value, int) and _is_within(value, shape) else wording.whole(node, shape)
+        case "number":
+            is_number = isinstance(value, int | float) and _is_within(value, shape)
+            return "" if is_number else wording.number(node, shape)
         case "size":
-            size = _size(value)
-            return size or _wrong(node, "must be a positive integer or a size like 50Gi (k M G T P, Ki Mi Gi Ti Pi)")
-        case "text":
-            if not isinstance(value, str) or not value:
-                return _wrong(node, "must be a non-empty string")
-            if shape.pattern and not re.fullmatch(shape.pattern, value):
-                return _wrong(node, f"must be {shape.means}, got {_quoted(value)}")
-            return value
+            return "" if _size(value) else wording.size
+        case "expression":
+            return "" if is_text or isinstance(value, bool) else wording.text
+        case _:
+            if not is_text:
+                return wording.text
+            return wording.pattern(node, shape) if shape.pattern and not re.fullmatch(shape.pattern, value) else ""
 
 
-def _is_whole(value: Any, shape: Shape) -> bool:
+def _option(value: Any, options: Sequence[Shape]) -> Shape:
+    """The option for a value: the first that accepts its type, else the last, whose rule is reported."""
+    by_type: dict[type, tuple[str, ...]] = {
+        str: ("text", "choice", "expression"),
+        bool: ("flag", "whole", "expression"),
+        int: ("whole", "number"),
+        float: ("number",),
+        dict: ("block", "table"),
+        list: ("list",),
+    }
+    kinds = by_type.get(type(value), ())
+    return next((option for option in options if option.kind in kinds), options[-1])
+
+
+def _is_within(value: float, shape: Shape) -> bool:
     return (
-        isinstance(value, int)
-        and not isinstance(value, bool)
+        not isinstance(value, bool)
         and (shape.least is None or value >= shape.least)
         and (shape.most is None or value <= shape.most)
     )
-
-
-def _bounds(value: Any, shape: Shape) -> str:
-    if shape.most is not None and isinstance(value, int) and not isinstance(value, bool) and value > shape.most:
-        return f"must be <= {shape.most} (the server batch cap)"
-    return "must be a positive integer" if shape.least == 1 else "must be a whole number of at least 0"
 
 
 def _size(value: Any) -> int | None:
@@ -129,25 +173,40 @@ def _size(value: Any) -> int | None:
     return None if match is None else int(match[1]) * _UNITS[match[2] or ""]
 
 
-def _missing(node: Node) -> None:
-    name, parent = _names(node)
-    text = _MISSING.get(re.sub(r"\[\d+\]", "[]", name), f"subscription '{name}' is required")
-    node.document.wrong(node.path, text.replace("{parent}", parent))
+def _wrong(node: Node, shape: Shape, wording: Wording, rule: str) -> Any:
+    wording.wrong(node, rule)
+    return _substitute(shape)
 
 
-def _wrong(node: Node, rule: str, hint: str = "") -> Any:
-    """Note what is wrong; the value is None then, which nobody uses, as the document is refused."""
-    name, _ = _names(node)
-    general = re.sub(r"\[\d+\]", "[]", name)
-    text = _WRONG.get(general, f"subscription '{name}' {rule}").replace("{value}", _quoted(node.value))
-    node.wrong(text + _ALSO.get(general, "") + hint)
+def _empty(block: type[B]) -> B:
+    return block(**{field.attribute: _default(field) for field in fields_of(block).values()})
 
 
-def _names(node: Node) -> tuple[str, str]:
-    """A place and what it is in, as paths within the spec."""
-    path = node.path[1:]
-    return render(path), render(path[:-1])
+def _default(field: Field) -> Any:
+    return _substitute(field.shape) if field.is_required else field.default
 
 
-def _quoted(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else repr(value)
+def _substitute(shape: Shape) -> Any:
+    """A value of the right type, so that checks that follow can go on."""
+    match shape.kind:
+        case "block":
+            assert shape.block is not None
+            return _empty(shape.block)
+        case "list" | "commas":
+            return ()
+        case "table":
+            return {}
+        case "choice":
+            return shape.choices[0]
+        case "whole" | "size":
+            return int(shape.least or 0)
+        case "number":
+            return float(shape.least or 0.0)
+        case "flag":
+            return False
+        case "either":
+            return _substitute(shape.options[-1])
+        case "any":
+            return None
+        case "text" | "expression":
+            return ""

@@ -16,6 +16,7 @@ from tape.playbooks.pools import POOL_RULE, is_pool
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Subscription, SubscriptionSpec
 from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES
+from tape.subscriptions.document.wording import SubscriptionWording
 
 KIND = "subscription"
 PUSHING = ("webhook", "pubsub")
@@ -56,7 +57,7 @@ def read_subscription(document: Document) -> Subscription:
         document.wrong(("spec",), "kind: Subscription requires a 'spec' block")
     else:
         node = fields.at("spec")
-        spec = read_block(node, SubscriptionSpec)
+        spec = read_block(node, SubscriptionSpec, SubscriptionWording())
         if isinstance(node.value, dict):
             for rule in RULES:
                 rule(node)
