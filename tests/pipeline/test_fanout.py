@@ -24,7 +24,7 @@ from tape.pipeline.fanout_task import RejectedEntries, publish_with_retry
 from tape.pipeline.job_context import JobContext
 from tape.pipeline.jobs.fanout import fanout, sink_opener
 from tape.pipeline.session import QUICK_JVM
-from tape.sinks.handover import HandOver
+from tape.sinks.batch_publisher import BatchPublisher
 from tape.sinks.metrics import RelayMetrics
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.test_journal_source import entries_in
@@ -165,7 +165,7 @@ def test_a_sink_that_fails_for_a_while_gets_each_entry_once_and_in_order(sqlite_
     entries, flaky, failing = entries_in(sqlite_url), FlakySink(2), FlakySink(9)
     metrics = RelayMetrics()
     assert publish_with_retry(
-        HandOver(flaky, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0, 0)
+        BatchPublisher(flaky, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0, 0)
     ) == (
         None,
         [],
@@ -173,7 +173,7 @@ def test_a_sink_that_fails_for_a_while_gets_each_entry_once_and_in_order(sqlite_
     assert flaky.taken == [1, 2, 3, 4]
     assert metrics.status.retries == 2
     reason, left = publish_with_retry(
-        HandOver(failing, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0)
+        BatchPublisher(failing, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0)
     )
     assert isinstance(reason, SinkUnavailable)
     assert left == entries[1:]

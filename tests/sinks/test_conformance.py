@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tape.sinks import BatchSink, Sink
-from tape.sinks.handover import HandOver
+from tape.sinks.batch_publisher import BatchPublisher
+from tape.sinks.dead_letters import DeadLetterPolicy
 from tape.sinks.metrics import RelayMetrics
-from tape.sinks.policy import SettingAside
 from tests.sinks.conftest import SPAN_ID, TRACE_ID, Target, entry
 
 
@@ -39,8 +39,8 @@ def test_an_entry_arrives_with_its_id_and_the_fields_of_the_body(target: Target)
 
 def test_each_run_arrives_in_its_order_whole(target: Target) -> None:
     entries = [entry(number, f"run-{number % 3}") for number in range(1, 61)]
-    aside = SettingAside("block", "", "", "")
-    error, left = HandOver(target.sink, aside, RelayMetrics()).give(entries)
+    dead_letters = DeadLetterPolicy("block", "", "", "")
+    error, left = BatchPublisher(target.sink, dead_letters, RelayMetrics()).publish(entries)
     assert (error, left) == (None, [])
     got = target.received(60)
     for run in range(3):

@@ -213,8 +213,8 @@ def test_skip_goes_on_and_counts(client: TapeClient, http: HttpReceiver, caplog:
     with caplog.at_level(logging.ERROR):
         run_outbox_relay(client.url, sink, once=True, policy="skip", metrics=metrics)
     assert len(http.received) == 9
-    assert metrics.status.set_aside == 1
-    assert "run-3/2 is set aside (skip)" in caplog.text
+    assert metrics.status.rejected == 1
+    assert "run-3/2 was rejected (policy skip)" in caplog.text
     assert metrics.registry.get_sample_value("tape_relay_skipped_total") == 1
     sink.close()
 

@@ -13,9 +13,9 @@ from tape.cli.options import DEFAULT_URL, HttpAllowOption, MetricsOption, UrlOpt
 from tape.cli.telemetry import serve_metrics
 from tape.errors import InvalidInput
 from tape.model.message import check_body_format
+from tape.sinks.dead_letters import Policy
 from tape.sinks.metrics import RelayMetrics, RelayStatus
 from tape.sinks.names import open_sink
-from tape.sinks.policy import Policy
 from tape.sinks.relay import run_outbox_relay
 
 EVERY_LINE_S = 10

@@ -10,7 +10,7 @@ import msgspec
 
 from tape.model.entry import Draft, checked
 from tape.pipeline.batch_writer import append_batch, stage
-from tape.sinks.policy import write_letters
+from tape.sinks.dead_letters import write_dead_letters
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class DeadLetterWriter:
                 append_batch(self._store, f"dead:{self._name}", str(number), [stage(self._store, [draft])])
             return
         known = self._find_written(after)
-        write_letters(self._target, [text for number, text in dead_letters if number not in known])
+        write_dead_letters(self._target, [text for number, text in dead_letters if number not in known])
 
     def _find_written(self, after: int) -> set[int]:
         """Find the dead letters after a global_seq that an interrupted round has written to the file."""

@@ -13,9 +13,9 @@ from tape.errors import SinkRejected
 from tape.model.entry import Entry
 from tape.model.message import event_id_of
 from tape.pipeline.selection import entries_of
-from tape.sinks.handover import HandOver
+from tape.sinks.batch_publisher import BatchPublisher
+from tape.sinks.dead_letters import Policy, dead_letter_of
 from tape.sinks.metrics import RelayMetrics
-from tape.sinks.policy import Policy, letter_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,9 +38,9 @@ class RejectedEntries:
         """Whether a rejected entry blocks the entries after it."""
         return self.policy == "block"
 
-    def take(self, entry: Any, error: Exception) -> None:
+    def dead_letter(self, entry: Any, error: Exception) -> None:
         """Collect a rejected entry."""
-        self.dead_letters.append((entry.global_seq, letter_of(entry, error)))
+        self.dead_letters.append((entry.global_seq, dead_letter_of(entry, error)))
 
 
 class RoundResult(msgspec.Struct):
@@ -60,7 +60,7 @@ def publish_round(entries: DataFrame, open_sink: Callable[[], Any], policy: Poli
         stuck = ""
         left: list[Entry] = []
         try:
-            delivery = HandOver(sink, rejected, metrics)
+            delivery = BatchPublisher(sink, rejected, metrics)
             for batch in batches:
                 found = list(entries_of(batch))
                 for start in range(0, len(found), MAX_BATCH):
@@ -90,14 +90,14 @@ def publish_round(entries: DataFrame, open_sink: Callable[[], Any], policy: Poli
 
 
 def publish_with_retry(
-    delivery: HandOver, entries: list[Entry], metrics: RelayMetrics, pauses_s: Sequence[float] = RETRY_PAUSES_S
+    delivery: BatchPublisher, entries: list[Entry], metrics: RelayMetrics, pauses_s: Sequence[float] = RETRY_PAUSES_S
 ) -> tuple[Exception | None, list[Entry]]:
     """Publish entries, with retries; return the last error, or None, and the entries that are left, in order."""
     left = entries
     for pause_s in (*pauses_s, None):
-        reason, left = delivery.give(left)
+        reason, left = delivery.publish(left)
         if reason is None or isinstance(reason, SinkRejected) or pause_s is None:
             return reason, left
-        metrics.was_retried(reason)
+        metrics.count_retry(reason)
         time.sleep(pause_s)
     raise AssertionError("the last pause returns")

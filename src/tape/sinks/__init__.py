@@ -1,4 +1,4 @@
-"""Where the journal goes: sinks, and the relay that hands them every entry.
+"""Sinks, and the relay that publishes every entry of the journal to one.
 
 from tape.sinks import WebhookSink
 from tape.sinks.relay import run_outbox_relay

@@ -1,4 +1,4 @@
-"""Where a relay is, kept in a file that is always whole."""
+"""The cursor of a relay, in a file that is replaced atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tape.errors import CursorFileInUse, InvalidCursorFile, TapeFileUnusable
 
 
 class OldCursor(NamedTuple):
-    """A cursor as relays kept it that went by time: everything up to this entry was published."""
+    """A cursor of older relays, by time: everything up to this entry was published."""
 
     from_ts_ms: int
     last_run_id: str
@@ -25,7 +25,7 @@ class OldCursor(NamedTuple):
 
 
 class CursorFile:
-    """`{"last_global_seq": N}` in a file that one relay holds. Without a path it is kept in memory."""
+    """`{"last_global_seq": N}` in a file that one relay has locked. Without a path it is in memory only."""
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         self.path = Path(path) if os.fspath(path) else None
@@ -35,7 +35,7 @@ class CursorFile:
         self._lock = -1
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._hold(self.path)
+            self._lock_exclusively(self.path)
             try:
                 self._load(self.path)
             except BaseException:
@@ -43,7 +43,7 @@ class CursorFile:
                 raise
 
     def save(self, position: int) -> None:
-        """Keep a position; it is on the disk when this returns."""
+        """Save a position; it is on the disk on return."""
         if self.path is not None and (position != self.position or self._is_old):
             scratch = self.path.with_name(f"{self.path.name}.tmp")
             try:
@@ -53,22 +53,22 @@ class CursorFile:
                     os.fsync(file.fileno())
                 scratch.replace(self.path)
             except OSError as error:
-                raise TapeFileUnusable(f"The cursor cannot be kept in {self.path}: {error}.") from error
+                raise TapeFileUnusable(f"The cursor cannot be written to {self.path}: {error}.") from error
         self.position = position
         self._is_old = False
 
     async def convert(self, client: AsyncTapeClient) -> None:
-        """Find the place of a cursor that went by time. The entries of its last millisecond are compared one by one."""
+        """Convert a cursor by time to a position. The entries of its last millisecond are compared one by one."""
         if self.old is not None:
             self.position = await position_before(client, self.old.from_ts_ms)
 
     def close(self) -> None:
-        """Let another relay have the file."""
+        """Unlock the file."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
-    def _hold(self, path: Path) -> None:
+    def _lock_exclusively(self, path: Path) -> None:
         self._lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             lock_file(self._lock)
@@ -88,7 +88,7 @@ class CursorFile:
         numbers = {name: found.get(name, 0) for name in ("last_global_seq", "from_ts_ms", "last_seq")}
         for name, value in numbers.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InvalidCursorFile(f"{path} has {name} {value!r}, which is no whole number from 0. {_REMEDY}")
+                raise InvalidCursorFile(f"{path} has {name} {value!r}, which is not an integer from 0. {_REMEDY}")
         if "last_global_seq" in found:
             self.position = numbers["last_global_seq"]
         else:
@@ -96,15 +96,15 @@ class CursorFile:
             self.old = OldCursor(numbers["from_ts_ms"], str(found.get("last_run_id", "")), numbers["last_seq"])
 
 
-_REMEDY = 'Restore it, write {"last_global_seq": N}, or remove it to begin with the oldest entry.'
+_REMEDY = 'Restore it, write {"last_global_seq": N}, or remove it to start from the oldest entry.'
 
 
 async def position_before(client: AsyncTapeClient, ts_ms: int) -> int:
-    """The global_seq after which the entries from a time on begin."""
+    """The global_seq before the first entry from a time on."""
     head = await client.head()
     if ts_ms <= 0 or head.global_seq == 0:
         return 0
-    # Times never go back along the journal, so the newest entry says whether there is any to wait for.
+    # Times never decrease along the journal, so the newest entry shows whether any entry is that late.
     newest = await _first(client.subscribe_by_subject(subject_pattern="", from_global_seq=head.global_seq - 1))
     if newest.ts_ms < ts_ms:
         return int(head.global_seq)

@@ -13,8 +13,8 @@ class FnSink:
         self._fn = fn
 
     def publish(self, entry: Any) -> None:
-        """Call it."""
+        """Call the function."""
         self._fn(entry)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""

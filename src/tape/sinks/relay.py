@@ -1,7 +1,7 @@
-"""The relay: hands every entry of the journal to a sink, and moves its cursor only after the sink has it.
+"""The relay: publishes every entry of the journal to a sink, and moves its cursor after the sink has accepted it.
 
-A relay that dies in between hands the same entries over again: at least once, in the order of each run. A receiver
-that deduplicates on `(run_id, seq)` sees each entry once.
+A relay that dies in between publishes the same entries again: at least once, in the order of each run. A receiver
+that deduplicates on `(run_id, seq)` processes each entry once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tape.base.process import sleep_until_set
 from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
 from tape.errors import InvalidInput, RefusedAddress
+from tape.sinks.batch_publisher import BatchPublisher
 from tape.sinks.cursor import CursorFile, OldCursor, position_before
-from tape.sinks.handover import HandOver
+from tape.sinks.dead_letters import DeadLetterPolicy, Policy
 from tape.sinks.metrics import RelayMetrics, RelayStatus
-from tape.sinks.policy import Policy, SettingAside
 from tape.sinks.sink import Sink
 
 log = logging.getLogger(__name__)
@@ -53,25 +53,25 @@ def run_outbox_relay(
     on_status: Callable[[RelayStatus], object] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Relay without end, or with `once` up to the entries that are there now.
+    """Relay until `stop` is set, or with `once` up to the head of the journal at the start.
 
-    While the target is away it tries again after `interval_s`, then after longer pauses up to 30 s. An entry that the
-    target will never take is kept in its place (`block`), left out (`skip`), or written to the file or subject
-    `dead_letter`. Of several relays with the same `shards` each takes the runs of its own `shard`. `on_status` is
-    called about once a second; setting `stop` ends it after what is on its way.
+    While the target is unavailable it retries after `interval_s` (1 s), then with exponential backoff up to 30 s. An
+    entry that the target rejects for good is retried while later ones wait (`block`), skipped (`skip`), or stored in
+    the file or subject `dead_letter`. Of several relays with the same `shards` each relays the runs of its own `shard`.
+    `on_status` is called about once a second; after `stop` the batch in flight is finished.
     """
     relay = _Relay(
         url,
         sink,
         _Selection(subject_pattern, run_id, kind, predicate_cel, shard, shards),
-        SettingAside(policy, dead_letter, url, subject_pattern),
+        DeadLetterPolicy(policy, dead_letter, url, subject_pattern),
         metrics or RelayMetrics(),
         cursor_path,
         batch_limit,
         interval_s,
     )
     if not cursor_path and not once:
-        log.warning("The relay has no cursor_path: after a restart it begins with the oldest entry again.")
+        log.warning("The relay has no cursor_path: after a restart it starts from the oldest entry.")
     _run(relay.run(once=once, on_status=on_status, stop=stop))
 
 
@@ -93,9 +93,9 @@ def outbox_relay_tick(
     shards: int = 1,
     metrics: RelayMetrics | None = None,
 ) -> int:
-    """Relay up to `batch_limit` entries that are there now; how many. What the sink refuses is raised, once.
+    """Relay up to `batch_limit` entries; how many were published. An error of the sink is raised without a retry.
 
-    It ends at the head of the journal, and after `idle_window_s` without a word from the server. With a `client`, its
+    It ends at the head of the journal, or after `idle_window_s` without a message from the server. With a `client`, its
     server is used.
     """
     url = client.url if client is not None else url
@@ -103,7 +103,7 @@ def outbox_relay_tick(
         url,
         sink,
         _Selection(subject_pattern, run_id, kind, predicate_cel, shard, shards),
-        SettingAside(policy, dead_letter, url, subject_pattern),
+        DeadLetterPolicy(policy, dead_letter, url, subject_pattern),
         metrics or RelayMetrics(),
         cursor_path,
         batch_limit,
@@ -122,9 +122,9 @@ def run_event_fanout(
     predicate_cel: str = "",
     stop: threading.Event | None = None,
 ) -> None:
-    """Call a function, or publish to a sink, with every entry from a time on, live and without end. Keeps no cursor.
+    """Call a function, or publish to a sink, with every entry from a time on, until `stop` is set. Stores no cursor.
 
-    It reconnects by itself and repeats nothing. What the function raises ends it.
+    It reconnects on its own and repeats no entry. An exception of the function ends it.
     """
     publish: Callable[[Any], object] = sink.publish if isinstance(sink, Sink) else sink
 
@@ -144,7 +144,7 @@ def run_event_fanout(
 
 @dataclass(frozen=True)
 class _Selection:
-    """Which entries are relayed."""
+    """The entries that are relayed."""
 
     subject_pattern: str
     run_id: str
@@ -155,10 +155,10 @@ class _Selection:
 
     def __post_init__(self) -> None:
         if self.shards < 1 or not 0 <= self.shard < self.shards:
-            raise InvalidInput(f"shard {self.shard} of {self.shards}: shards count from 0 to one less than there are.")
+            raise InvalidInput(f"shard {self.shard} of {self.shards}: shard must lie between 0 and shards - 1.")
 
     def follow(self, client: AsyncTapeClient, after: int) -> Any:
-        """The batches after a position; other shards are among them."""
+        """The batches after a position, with the entries of all shards."""
         return client.follow_batches(
             self.subject_pattern,
             from_global_seq=after,
@@ -168,7 +168,7 @@ class _Selection:
         )
 
     def mine(self, entries: Sequence[Any], old: OldCursor | None) -> list[Any]:
-        """The entries of our shard that were not published by a relay that went by time."""
+        """The entries of this shard that an older relay with a cursor by time has not published."""
         if self.shards == 1 and old is None:
             return list(entries)
         return [
@@ -184,7 +184,7 @@ class _Relay:
         url: str,
         sink: Any,
         selection: _Selection,
-        aside: SettingAside,
+        dead_letters: DeadLetterPolicy,
         metrics: RelayMetrics,
         cursor_path: str,
         batch_limit: int,
@@ -196,11 +196,11 @@ class _Relay:
             raise InvalidInput(f"interval_s {interval_s!r} must be more than 0.")
         self._url = url
         self._selection = selection
-        self._aside = aside
+        self._dead_letters = dead_letters
         self._metrics = metrics
         self._batch_limit = batch_limit
         self._interval = interval_s
-        self._hands = HandOver(sink, aside, metrics)
+        self._publisher = BatchPublisher(sink, dead_letters, metrics)
         self._cursor = CursorFile(cursor_path)
         self._saved_at = 0.0
 
@@ -228,7 +228,7 @@ class _Relay:
                 await asyncio.gather(reporting, return_exceptions=True)
             if on_status is not None:
                 on_status(self._metrics.status)
-            self._aside.close()
+            self._dead_letters.close()
             self._cursor.close()
 
     async def tick(self, idle_window_s: float) -> int:
@@ -246,7 +246,7 @@ class _Relay:
                             break
                         mine = self._selection.mine(batch.entries, self._cursor.old)
                         part = mine[: self._batch_limit - done]
-                        error, left = await asyncio.to_thread(self._hands.give, part)
+                        error, left = await asyncio.to_thread(self._publisher.publish, part)
                         done += len(part) - len(left)
                         if left:
                             position = left[0].global_seq - 1
@@ -257,16 +257,16 @@ class _Relay:
                             raise error
                         is_over = done >= self._batch_limit or batch.position >= head
         finally:
-            self._aside.close()
+            self._dead_letters.close()
             self._cursor.close()
         return done
 
     async def _relay(self, batch: Any, stop: threading.Event | None) -> bool:
-        """Hand a batch over and move the cursor behind it; False if stopped before that."""
+        """Publish a batch and move the cursor after it; False if stopped before that."""
         entries = self._selection.mine(batch.entries, self._cursor.old)
         for start in range(0, len(entries), self._batch_limit):
             part = entries[start : start + self._batch_limit]
-            if not await self._insist(part, stop):
+            if not await self._publish_with_retries(part, stop):
                 return False
             is_last = start + self._batch_limit >= len(entries)
             self._move(batch.position if is_last else part[-1].global_seq, batch.head, has_published=True)
@@ -274,11 +274,11 @@ class _Relay:
             self._move(batch.position, batch.head, has_published=False)
         return True
 
-    async def _insist(self, entries: list[Any], stop: threading.Event | None) -> bool:
-        """Hand entries over, again and again until the sink has them; False if stopped before that."""
+    async def _publish_with_retries(self, entries: list[Any], stop: threading.Event | None) -> bool:
+        """Publish entries, with retries until the sink has accepted them; False if stopped before that."""
         backoff = Backoff(replace(RETRY, initial_interval_s=self._interval))
         while True:
-            error, left = await asyncio.to_thread(self._hands.give, entries)
+            error, left = await asyncio.to_thread(self._publisher.publish, entries)
             if error is None:
                 return True
             if isinstance(error, RefusedAddress):
@@ -287,21 +287,21 @@ class _Relay:
             if len(left) < len(entries):
                 backoff.reset()
             entries = left
-            # What is done before the first that is left is done for good, also if we die while waiting.
+            # Everything before the first entry left is published, also if the process dies during the backoff.
             self._cursor.save(max(left[0].global_seq - 1, self._cursor.position))
-            self._metrics.was_retried(error)
+            self._metrics.count_retry(error)
             delay = backoff.next_delay(error)
             log.warning("retrying %d entries in %.1f s: %s", len(left), delay, error)
             if await sleep_until_set(delay, stop):
                 return False
 
     def _move(self, position: int, head: int, *, has_published: bool) -> None:
-        """Keep the cursor; where nothing was published, once a second is enough."""
+        """Save the cursor; if nothing was published, at most once a second."""
         now = time.monotonic()
         if position > self._cursor.position and (has_published or now - self._saved_at >= IDLE_SAVE_S):
             self._cursor.save(position)
             self._saved_at = now
-        self._metrics.has_moved(max(position, self._cursor.position), head)
+        self._metrics.set_position(max(position, self._cursor.position), head)
 
     async def _report(self, on_status: Callable[[RelayStatus], object]) -> None:
         while True:
@@ -310,7 +310,7 @@ class _Relay:
 
 
 def shard_of(run_id: str, shards: int) -> int:
-    """The shard of a run: FNV-1a over its UTF-8 bytes, as the reactions of the server have it."""
+    """The shard of a run: FNV-1a over its UTF-8 bytes, as in the reactions of the server."""
     value = 0x811C9DC5
     for byte in run_id.encode():
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -318,7 +318,7 @@ def shard_of(run_id: str, shards: int) -> int:
 
 
 async def _until(stream: Any, stop: threading.Event | None) -> AsyncGenerator[Any, None]:
-    """A stream, up to the moment when somebody sets `stop`."""
+    """The batches of a stream until `stop` is set."""
     following: asyncio.Task[Any] | None = None
     try:
         while stop is None or not stop.is_set():

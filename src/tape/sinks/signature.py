@@ -1,4 +1,4 @@
-"""Standard Webhooks signatures: a receiver can tell that a body is ours, whole and fresh."""
+"""Standard Webhooks signatures: a receiver verifies origin, integrity and age of a body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "whsec_"
 
 
 class Signer:
-    """Signs bodies with one secret, or with an old and a new one while receivers change over."""
+    """Signs bodies with one secret, or with several while receivers change over."""
 
     def __init__(self, secrets: str | Sequence[str]) -> None:
         given = [secrets] if isinstance(secrets, str) else list(secrets)

@@ -22,8 +22,8 @@ from tape.pipeline.fanout_task import publish_round
 from tape.pipeline.job_context import JobContext
 from tape.pipeline.journal_reader import query_store
 from tape.pipeline.options import resolve_store, shown
+from tape.sinks.dead_letters import Policy, check_location
 from tape.sinks.names import open_sink
-from tape.sinks.policy import Policy, checked_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ def sink_opener(text: str, *, headers: list[str], secret: str, allow_private: bo
 
 def checked_policy(policy: str, dead_letter: str, subject: str) -> Policy:
     """Return the policy if it is valid with this dead-letter target and subject. Raises InvalidInput."""
-    checked_place(policy, dead_letter, subject)
+    check_location(policy, dead_letter, subject)
     return cast(Policy, policy)
 
 
@@ -76,7 +76,7 @@ def fanout(
     `follow`; without it, the job ends with FanoutBlocked.
     """
     store = resolve_store(store)
-    dead_letter_target = checked_place(policy, dead_letter, subject)
+    dead_letter_target = check_location(policy, dead_letter, subject)
     options = {"sink": shown(target), "subject": subject, "where": where}
     transact(store, lambda tx: None)  # fails before anything is read if the schema is outdated
     wanted = Checkpoint("fanout", name, VERSION, options, 0)
