@@ -153,7 +153,6 @@ async def test_following_without_reconnecting_raises(server: Server, client: Asy
     stream = client.follow(reconnect=False)
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0.05)
     await server.stop()
     with pytest.raises(Exception, match=r"shutting down|cannot be reached"):
         await waiting

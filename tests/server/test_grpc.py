@@ -200,10 +200,12 @@ async def test_subscribe_run_follows_one_run_from_a_seq(client: AsyncTapeClient)
     assert [(e.seq, e.global_seq) for e in await waiting] == [(4, 7)]
 
 
-async def test_subscribe_run_can_wait_for_a_seq_to_come(client: AsyncTapeClient) -> None:
+async def test_subscribe_run_can_wait_for_a_seq_to_come(server: Server, client: AsyncTapeClient) -> None:
     await client.append("/tape/a/b", run_id="r1")
     waiting = asyncio.create_task(take(client.subscribe_run(run_id="r1", from_seq=3), 1))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(120):
+        while not server.hub._open:
+            await asyncio.sleep(0.005)
     await client.append_many([Draft(subject="/tape/a/b", run_id="r1")] * 2)
     assert [e.seq for e in await waiting] == [3]
 

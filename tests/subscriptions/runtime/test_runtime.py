@@ -60,9 +60,19 @@ class Stage:
             forwarder_of(self.subscription, ref, self._dispatch, reporter.emit, metrics=self.metrics),
             reporter=reporter,
             metrics=self.metrics,
-            state=lambda: self.state,
+            state=self._look,
             backoff=SOON,
         )
+        self.looks = self.connects = 0
+        self._open, self.source.open = self.source.open, self._connect  # type: ignore[method-assign]
+
+    def _look(self) -> str:
+        self.looks += 1
+        return self.state
+
+    async def _connect(self) -> None:
+        self.connects += 1
+        await self._open()
 
     async def _write(self, emitted: Sequence[SubscriptionEvent]) -> None:
         if not self.can_tell:
@@ -241,7 +251,8 @@ async def test_an_outage_of_the_source_is_told_once_and_nothing_is_lost() -> Non
         stage.source.is_down = True
         stage.source.publish(b"2")
         await until(lambda: stage.verbs.count("source.lost") == 2)
-        await asyncio.sleep(0.05)  # more attempts fail meanwhile; they are not told
+        failed = stage.connects
+        await until(lambda: stage.connects >= failed + 2)  # further failed attempts emit no event
         stage.source.is_down = False
         await until(lambda: stage.source.unsettled == 0)
     assert stage.verbs == ["source.lost", "source.restored"] * 2
@@ -283,7 +294,8 @@ async def test_a_pause_stops_fetching_and_a_resume_goes_on() -> None:
     stage.source.publish(b"1")
     async with playing(stage):
         await until(lambda: stage.runtime.is_connected)
-        await asyncio.sleep(0.3)
+        looked = stage.looks
+        await until(lambda: stage.looks >= looked + 3)
         assert stage.plans == []
         stage.state = "ACTIVE"
         await until(lambda: stage.source.unsettled == 0)

@@ -89,6 +89,22 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def called_twice(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Wait until an asynchronous method has returned twice: the second call began after this one."""
+    method, calls = getattr(owner, name), asyncio.Semaphore(0)
+
+    async def counted() -> Any:
+        result = await method()
+        calls.release()
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, counted)
+        async with asyncio.timeout(120):
+            await calls.acquire()
+            await calls.acquire()
+
+
 async def count(server: Server, number: int) -> bool:
     return len(await commands(server)) >= number
 
@@ -151,7 +167,7 @@ async def test_the_lifecycle_is_honoured(server: Server, rig: Rig, monkeypatch: 
     await act(server, subscription_id, "pause")
     await is_paused.wait()
     await rig.feed(b'{"n": 2}')
-    await asyncio.sleep(0.5)
+    await called_twice(monkeypatch, runtime, "_idle")
     assert len(await commands(server)) == 1
     await act(server, subscription_id, "resume")
     await until(lambda: count(server, 2))
@@ -207,7 +223,7 @@ async def test_a_scheduled_subscription_drains_when_it_is_due_and_no_sooner(
 
     await until(is_released)
     await rig.feed(b'{"n": 6}')
-    await asyncio.sleep(1.2)  # another look: it is not due
+    await called_twice(monkeypatch, server.hosting, "_poll_once")
     assert len(await commands(server)) == 5
 
 
