@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gzip
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tape
 from tape.base.addresses import OPERATOR, PUBLIC_ONLY
 from tape.base.http import HttpClient, Response, parse_retry_after, shown
 from tape.errors import (
@@ -445,3 +448,29 @@ def test_a_full_pool_is_waited_for_no_longer_than_the_time_limit(server: Scripte
         client.request("GET", server.url, timeout_s=0.1)
     release.set()
     waiting.join()
+
+
+# ── the code base ────────────────────────────────────────────────────────────────────────────────
+
+CLIENTS = {"aiohttp", "http.client", "httpx", "requests", "urllib.request", "urllib3"}
+
+
+def test_no_other_module_imports_an_http_client() -> None:
+    source = Path(tape.__file__).parent
+    for file in sorted(source.rglob("*.py")):
+        found = {name for name in imported(ast.parse(file.read_text())) if name in CLIENTS}
+        if file != source / "base/http.py":
+            assert not found, f"{file.relative_to(source)} imports {found}; send requests through tape.base.http"
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The modules that a module imports, and the packages that they are in."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))

@@ -33,20 +33,20 @@ REF_FIELDS = ("id", "external_ref", "reference")
 class HttpConnector:
     """Sends an effect's request as JSON, with an `Idempotency-Key`: the business key, else the idempotency key.
 
-    | answer | means |
+    | response | result |
     |---|---|
-    | 2xx | confirmed; `external_ref` is the field `ref_field` of the answer, else its `Location` |
-    | 425, 429, no connection | failed, and sent again after `Retry-After`, else a second |
-    | 408, 409, 5xx, a timeout, a broken connection | unknown; `Retry-After` says when to try again |
-    | any other 4xx, and 3xx: a request is not sent elsewhere | failed for good |
+    | 2xx | confirmed; `external_ref` is the field `ref_field` of the body, else the header `Location` |
+    | 425, 429, no connection | failed, and retried after `Retry-After`, else after 1 s |
+    | 408, 409, 5xx, a timeout, a broken connection | unknown; `Retry-After` sets the time of the retry |
+    | any other 4xx, and 3xx, because redirects are not followed | failed for good |
 
-    409 is `unknown` because a server answers so while it works on the first request with that key; say
-    `conflict="failed"` for one that means "no". `url`, `status_url` and `compensate_url` may have blanks such as
-    `{business_key}`, `{external_ref}`, `{run_id}` or `{order_id}`, a field of the request.
+    409 is `unknown` because servers answer it while they process the first request with that key; pass
+    `conflict="failed"` for a server that rejects the request with it. `url`, `status_url` and `compensate_url` may have
+    placeholders such as `{business_key}`, `{external_ref}`, `{run_id}` or `{order_id}`, a field of the request.
 
-    `status_url` is asked by GET: 2xx is confirmed, 404 absent, anything else stuck; `read_status` gets the answer's
-    content and may say otherwise. Without one nothing can be observed. `compensate_url` is called like `url` with the
-    obligation's payload and a key of its own; 2xx means undone.
+    `observe` sends GET to `status_url`: 2xx is confirmed, 404 absent, anything else stuck; `read_status` gets the body
+    and may return another result. Without `status_url` nothing can be observed. `compensate` calls `compensate_url`
+    with the obligation's payload and a key of its own; 2xx means compensated.
 
     The URLs may lead to public addresses and to what `http_allow` lists; `timeout_s` limits a whole request. A `client`
     of your own, for example an `httpx.Client`, is used as it is, with its own limits and without that check.

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"})
 MAX_BYTES = 1 << 20
 FETCH_S = 5.0
-# An unknown key id makes us look again, but not more often than this: anybody can send one.
+# An unknown key id reloads the keys at most this often, because any caller can send one.
 MIN_RELOAD_S = 5.0
 
 _CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}

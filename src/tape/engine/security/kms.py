@@ -6,7 +6,6 @@ import base64
 import binascii
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,9 @@ import msgspec
 
 from tape.base.addresses import OPERATOR
 from tape.base.http import HttpClient, Response
-from tape.base.retry import RetryPolicy
+from tape.base.retry import RetryPolicy, retry
 from tape.errors import (
-    HttpInterrupted,
     HttpRequestFailed,
-    HttpUnreachable,
     InvalidConfig,
     KeyServiceUnavailable,
     MissingExtra,
@@ -29,7 +26,8 @@ from tape.errors import (
 ENDPOINT = "https://cloudkms.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/cloudkms"
 TIMEOUT_S = 10.0
-RETRY = RetryPolicy(4, 0.2, retry_on=(HttpUnreachable, HttpInterrupted))
+# Wrapping and unwrapping may be repeated.
+RETRY = RetryPolicy(4, 0.2, retry_on=(KeyServiceUnavailable,))
 MAX_SHOWN = 200
 
 _RESOURCE = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
@@ -81,30 +79,27 @@ class GoogleKms:
 
     def _call(self, verb: str, body: dict[str, str]) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {self._token()}", "content-type": "application/json"}
-        response = self._post(f"{self._url}:{verb}", msgspec.json.encode(body), headers)
+        content = msgspec.json.encode(body)
+        response = retry(lambda: self._post(verb, content, headers), RETRY)
         if response.status == 200:
             return _object(response.body)
-        reason = str(_object(response.body).get("error", {}).get("message", ""))[:MAX_SHOWN]
-        message = f"{self.name} answered {response.status} to {verb}: {reason}"
-        if response.is_retryable:
-            raise KeyServiceUnavailable(message)
+        message = self._message(verb, response)
         if response.status == 400 and verb == "decrypt":
             raise SecretDamaged(f"A sealed secret does not open, it was changed or moved: {message}")
         raise WalletLocked(f"{message} (the account needs roles/cloudkms.cryptoKeyEncrypterDecrypter on the key)")
 
-    def _post(self, url: str, body: bytes, headers: dict[str, str]) -> Response:
-        """Send a request, with retries: wrapping and unwrapping may be repeated."""
-        attempt = 1
-        while True:
-            try:
-                response = self._http.request("POST", url, body=body, headers=headers)
-                if not response.is_retryable or attempt == RETRY.max_attempts:
-                    return response
-            except HttpRequestFailed as error:
-                if not RETRY.should_retry(error, attempt):
-                    raise KeyServiceUnavailable(f"{self.name} cannot be reached: {error}") from None
-            time.sleep(RETRY.delay(attempt))
-            attempt += 1
+    def _post(self, verb: str, body: bytes, headers: dict[str, str]) -> Response:
+        try:
+            response = self._http.request("POST", f"{self._url}:{verb}", body=body, headers=headers)
+        except HttpRequestFailed as error:
+            raise KeyServiceUnavailable(f"{self.name} cannot be reached: {error}") from None
+        if response.is_retryable:
+            raise KeyServiceUnavailable(self._message(verb, response))
+        return response
+
+    def _message(self, verb: str, response: Response) -> str:
+        reason = str(_object(response.body).get("error", {}).get("message", ""))[:MAX_SHOWN]
+        return f"{self.name} answered {response.status} to {verb}: {reason}"
 
     def _bytes(self, answer: dict[str, Any], field: str) -> bytes:
         try:
