@@ -18,11 +18,11 @@ from tape.model.task_pacing import pace
 from tape.proto import tape_pb2 as pb
 from tape.reactions import Envelope, ReactionDef, run_dispatcher
 from tape.reactions import consumer as line_module
-from tape.reactions.consumer import GiveBack, Line
+from tape.reactions.consumer import ReleaseTask, TaskConsumer
 from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import dispatch
-from tape.reactions.invocation import Caller
-from tape.reactions.slots import leave_place, take_place
+from tape.reactions.invocation import HandlerInvoker
+from tape.reactions.slots import acquire_slot, release_slot
 from tape.reactions.threads import Threads
 from tape.server.grpc.tasks import TasksService
 from tape.server.server import Server
@@ -255,7 +255,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(
     assert ended == ["cancelled"]
 
 
-async def test_a_function_that_hangs_on_its_thread_keeps_its_place_and_no_other(
+async def test_a_function_that_hangs_on_its_thread_keeps_its_slot_and_no_other(
     server: Server, client: AsyncTapeClient
 ) -> None:
     release = threading.Event()
@@ -443,16 +443,16 @@ async def test_stopping_finishes_what_runs_and_gives_back_the_rest_untried(
 async def test_a_task_that_comes_just_before_the_stop_is_given_back_too() -> None:
     called: list[Envelope] = []
     tally = Tally()
-    line = Line("r", Caller(called.append, "r", Threads(1)), tally, max_concurrency=5)
-    line.take([pb.Task(task_id="before", subject="/tape/a/b")])
-    line.stop()
-    line.take([pb.Task(task_id="after", subject="/tape/a/b")])
+    consumer = TaskConsumer("r", HandlerInvoker(called.append, "r", Threads(1)), tally, max_concurrency=5)
+    consumer.accept([pb.Task(task_id="before", subject="/tape/a/b")])
+    consumer.stop()
+    consumer.accept([pb.Task(task_id="after", subject="/tape/a/b")])
     await asyncio.sleep(0)
-    assert line.reports().released == ["before", "after"]
-    assert (called, tally.in_flight, line.held) == ([], 0, {})
+    assert consumer.reports().released == ["before", "after"]
+    assert (called, tally.in_flight, consumer.in_flight) == ([], 0, {})
 
 
-# ── places, and what is fetched ahead ────────────────────────────────────────────────────────────
+# ── slots and prefetching ────────────────────────────────────────────────────────────────────────
 
 
 def some(count: int) -> list[pb.Task]:
@@ -465,42 +465,42 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_is_fetched_ahead_is_prepared_and_acts_when_it_has_a_place() -> None:
+async def test_a_prefetched_task_is_prepared_and_runs_when_it_has_a_slot() -> None:
     prepared, acting, done = [], [], []
     go = asyncio.Event()
 
     async def handler(envelope: Envelope) -> None:
         prepared.append(envelope.task_id)
-        await asyncio.gather(take_place(), take_place())  # what one handler does at once has one place together
+        await asyncio.gather(acquire_slot(), acquire_slot())  # the concurrent steps of a handler share one slot
         acting.append(envelope.task_id)
         await go.wait()
-        leave_place()
-        leave_place()
+        release_slot()
+        release_slot()
         done.append(envelope.task_id)
 
-    line = Line("r", Caller(handler, "r", Threads(1)), Tally(), max_concurrency=2, ahead=3)
-    line.take(some(5))
+    consumer = TaskConsumer("r", HandlerInvoker(handler, "r", Threads(1)), Tally(), max_concurrency=2, prefetch=3)
+    consumer.accept(some(5))
     await settled()
     assert (prepared, acting) == (["0", "1", "2", "3", "4"], ["0", "1"])
     go.set()
     await settled()
     assert done == prepared
-    assert line.reports().completed == prepared
+    assert consumer.reports().completed == prepared
 
 
 @pytest.mark.parametrize(
     ("seconds", "window"), [(0.0001, 2 + 64), (0.01, 2 + 20), (0.05, 2 + 4), (1.0, 2), (0.1, 2 + 2)]
 )
-async def test_the_quicker_the_work_the_more_is_fetched_ahead(seconds: float, window: int) -> None:
-    line = Line("r", Caller(print, "r", Threads(1)), Tally(), max_concurrency=2, ahead=64)
-    assert line.window == 2  # nobody knows yet
-    line.took(seconds)
-    assert line.window == window
-    line.stop()
-    assert line.window == 0
+async def test_the_faster_the_handlers_the_more_tasks_are_prefetched(seconds: float, window: int) -> None:
+    consumer = TaskConsumer("r", HandlerInvoker(print, "r", Threads(1)), Tally(), max_concurrency=2, prefetch=64)
+    assert consumer.window == 2  # no duration is known yet
+    consumer.record_duration(seconds)
+    assert consumer.window == window
+    consumer.stop()
+    assert consumer.window == 0
 
 
-async def test_what_waits_for_a_place_behind_work_that_takes_long_is_given_back(
+async def test_a_prefetched_task_that_waits_long_for_a_slot_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(line_module, "MAX_WAIT_S", 0.0)
@@ -508,30 +508,30 @@ async def test_what_waits_for_a_place_behind_work_that_takes_long_is_given_back(
 
     async def handler(envelope: Envelope) -> None:
         if envelope.task_id == "2":
-            await go.wait()  # it waits for something else than a place
-        await take_place()
+            await go.wait()  # it waits for something other than a slot
+        await acquire_slot()
         await go.wait()
 
-    line = Line("r", Caller(handler, "r", Threads(1)), Tally(), max_concurrency=1, ahead=8)
-    line.took(0.001)
-    line.take(some(3))
+    consumer = TaskConsumer("r", HandlerInvoker(handler, "r", Threads(1)), Tally(), max_concurrency=1, prefetch=8)
+    consumer.record_duration(0.001)
+    consumer.accept(some(3))
     await settled()
-    line.give_back()
+    consumer.release_waiting()
     await settled()
-    assert line.reports().released == ["1"]
+    assert consumer.reports().released == ["1"]
     go.set()
     await settled()
-    assert sorted(line.reports().completed) == ["0", "2"]
+    assert sorted(consumer.reports().completed) == ["0", "2"]
 
 
 async def test_a_handler_that_cannot_begin_gives_its_task_back() -> None:
     async def handler(envelope: Envelope) -> None:
-        raise GiveBack("not here")
+        raise ReleaseTask("not here")
 
-    line = Line("r", Caller(handler, "r", Threads(1)), Tally())
-    line.take(some(1))
+    consumer = TaskConsumer("r", HandlerInvoker(handler, "r", Threads(1)), Tally())
+    consumer.accept(some(1))
     await settled()
-    assert line.reports().released == ["0"]
+    assert consumer.reports().released == ["0"]
 
 
 async def test_what_does_not_finish_in_time_is_cut_short(server: Server, client: AsyncTapeClient) -> None:

@@ -42,11 +42,11 @@ from tape.playbooks.run_leases import Leases
 from tape.playbooks.runner import run_playbook
 from tape.playbooks.worker_host import RemoteHost
 from tape.proto import tape_pb2 as pb
-from tape.reactions.consumer import GiveBack
+from tape.reactions.consumer import ReleaseTask
 from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import DRAIN_S, Dispatcher
 from tape.reactions.envelope import Envelope
-from tape.reactions.slots import leave_place, take_place
+from tape.reactions.slots import acquire_slot, release_slot
 
 __all__ = ["run_worker", "work"]
 
@@ -57,7 +57,7 @@ TASK_LEASE_MS = 30_000
 RUN_LEASE_SHARE = 0.8
 MAX_THREADS = 1_000
 # Runs that are prepared while others act, as long as those are quick: leased, and their first step on record.
-AHEAD = 64
+PREFETCH = 64
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ async def work(
             dispatcher = Dispatcher(client, owner=owner, claim_max=concurrency, lease_ms=lease_ms, **options)
             worker = Worker(client, blocking, owner, int(lease_ms * RUN_LEASE_SHARE), dispatcher.fail)
             dispatcher.add(
-                reaction_id(pool), worker.handle, name=f"pool {pool}", max_concurrency=concurrency, ahead=AHEAD
+                reaction_id(pool), worker.handle, name=f"pool {pool}", max_concurrency=concurrency, prefetch=PREFETCH
             )
             async with worker.leases:
                 with stop_on_signal(dispatcher.stop), stop_on_event(dispatcher.stop, stop):
@@ -217,7 +217,7 @@ class Worker:
             self._give_up(error)
             with contextlib.suppress(TapeError):
                 await host.let_go()
-            raise GiveBack(str(error)) from error
+            raise ReleaseTask(str(error)) from error
         except BaseException:
             try:
                 await asyncio.shield(host.let_go())
@@ -229,10 +229,10 @@ class Worker:
         try:
             playbook = await self._playbook(command.catalog_id)
             if playbook.python:
-                await take_place()
+                await acquire_slot()
                 await host.advance()  # a function is not called by somebody who does not have the run
             output = await run_playbook(playbook, command.payload, run, host)
-            leave_place()  # what is left is to record the end, together with those of others
+            release_slot()  # what is left is to record the end, together with those of others
             await host.end(pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
         except Exception as error:
             if is_interruption(error):

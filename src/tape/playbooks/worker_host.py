@@ -22,7 +22,7 @@ from tape.playbooks.document import Playbook
 from tape.playbooks.host import Act, RunInfo, is_interruption
 from tape.playbooks.pools import APP
 from tape.proto import tape_pb2 as pb
-from tape.reactions.slots import take_place
+from tape.reactions.slots import acquire_slot
 
 # A child that was started for a step is the same one for as long as a run may reasonably take.
 CHILD_WINDOW_S = 30 * 24 * 3600
@@ -64,7 +64,7 @@ class RemoteHost:
         begun = (await self.advance(begin=begin)).begun
         if begun.status != pb.EFFECT_STATUS_PENDING:
             return _outcome(step, key, begun)
-        await take_place()
+        await acquire_slot()
         try:
             result = _plain(await act())
         except Exception as error:

@@ -1,7 +1,6 @@
-"""What entries trigger: reactions are matched against the journal and become tasks and runs.
+"""Reactions in a client process: decorators, the dispatcher that runs handlers, and bridges to brokers.
 
-The modules that the server uses need the store; those for handlers (`decorators`, `dispatcher`, `bridges`)
-need the client. The names below are loaded when first used, so that neither pulls in the other.
+The names below are imported when they are first used.
 """
 
 from __future__ import annotations

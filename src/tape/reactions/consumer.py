@@ -1,6 +1,6 @@
-"""One reaction as a dispatcher serves it: the tasks it holds, what runs, and what is to be reported.
+"""The consumer of one reaction in a dispatcher: its in-flight tasks and the reports to be sent.
 
-A feed brings tasks and takes the reports; a line runs the handlers, within the limits of its reaction.
+A feed delivers tasks and sends the reports; the consumer runs the handlers within the limits of its reaction.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from tape.errors import HandlerTimedOut, NeverRetry
 from tape.model.task_pacing import pace
 from tape.proto import tape_pb2 as pb
 from tape.reactions.counters import Tally
-from tape.reactions.invocation import Caller, StillRunning, describe
-from tape.reactions.slots import Place, current_place
+from tape.reactions.invocation import HandlerInvoker, StillRunning, describe
+from tape.reactions.slots import Slot, current_slot
 
 log = logging.getLogger(__name__)
 
 # A lease is renewed when a third of it is over: two attempts may fail.
 RENEWALS_PER_LEASE = 3
-# A line that fetches ahead holds what its places get through in this time, and not more than it was told.
-AHEAD_S = 0.1
-# What has waited so long for a place is given back: somebody else may have one.
+# A consumer that prefetches holds the tasks that its slots finish in this time, up to `prefetch` of them.
+PREFETCH_S = 0.1
+# A task that has waited this long for a slot is released: another dispatcher may have a free one.
 MAX_WAIT_S = 0.5
 
 
 class Outcome(Enum):
-    """What is reported of a task that did not fail."""
+    """The report of a task that did not fail."""
 
     DONE = "done"
-    RELEASED = "given back unbegun"
+    RELEASED = "released before it began"
 
 
-Report = Outcome | pb.TaskFailure
+TaskReport = Outcome | pb.TaskFailure
 
 
-class GiveBack(Exception):
-    """For a handler that cannot begin: its task goes back, and no attempt is counted."""
+class ReleaseTask(Exception):
+    """Raised by a handler that cannot begin: its task is released, and no attempt is counted."""
 
 
-class Held:
-    """A task that is ours for now."""
+class InFlightTask:
+    """A task that this process has leased."""
 
     __slots__ = ("has_begun", "is_lost", "is_running", "leased_at", "since", "task", "waits_since", "work")
 
     def __init__(self, task: pb.Task) -> None:
         self.task = task
         self.since = self.leased_at = time.monotonic()
-        self.has_begun = False  # to wait for its turn
-        self.waits_since = 0.0  # for a place; 0: it does not
+        self.has_begun = False  # to wait for its slot
+        self.waits_since = 0.0  # when it began to wait for a slot; 0 while it does not
         self.is_running = False
         self.is_lost = False
         self.work: asyncio.Task[None] | None = None
 
 
-class Reports(NamedTuple):
-    """What is to be sent: tasks by their ids, and failures."""
+class PendingReports(NamedTuple):
+    """The reports to be sent: tasks by their ids, and failures."""
 
     completed: list[str]
     failed: list[pb.TaskFailure]
@@ -67,78 +67,79 @@ class Reports(NamedTuple):
     renew: list[str]
 
 
-class Line:
-    """Runs the tasks of one reaction. It never holds more than its window, nor runs more than its limits allow.
+class TaskConsumer:
+    """Runs the tasks of one reaction. It never leases more than its window, nor runs more than its limits allow.
 
-    With `ahead`, handlers begin at once and take their place themselves: up to so many more are prepared meanwhile.
+    With `prefetch`, handlers begin at once and acquire their slot themselves; up to that many more tasks are prepared
+    meanwhile.
     """
 
     def __init__(
         self,
         reaction_id: str,
-        call: Caller,
+        invoke: HandlerInvoker,
         tally: Tally,
         *,
         max_concurrency: int = 1,
         rate_limit_per_s: int = 0,
         claim_max: int = 16,
         lease_ms: int = 60_000,
-        ahead: int = 0,
+        prefetch: int = 0,
     ) -> None:
         self.reaction_id = reaction_id
         self.lease_ms = lease_ms
         self.is_stopping = False
-        self.held: dict[str, Held] = {}
-        self.unsettled: dict[str, Report] = {}  # reported, not yet confirmed by the server
+        self.in_flight: dict[str, InFlightTask] = {}
+        self.unsettled: dict[str, TaskReport] = {}  # reported, not yet confirmed by the server
         self.fresh: list[str] = []  # reported, not yet sent
         self.renewals: list[str] = []
-        self.news = asyncio.Event()  # there is something to send, or room for more
-        self._call = call
+        self.changed = asyncio.Event()  # there are reports to send, or capacity for more tasks
+        self._invoke = invoke
         self._tally = tally
-        self.places = asyncio.Semaphore(max_concurrency)
+        self.slots = asyncio.Semaphore(max_concurrency)
         self._rate = rate_limit_per_s
         self._next_us = 0
         self._full_window = max(min(claim_max, max_concurrency), 1)
-        self._ahead = ahead
-        self._usual_s = 0.0  # how long a place is taken, lately; 0 until one was
+        self._prefetch = prefetch
+        self._mean_duration_s = 0.0  # moving average of the time that a slot is in use; 0 before the first
         self._stuck = 0
 
     @property
     def window(self) -> int:
-        """How many tasks it takes at most. A handler that hangs on its thread keeps its place."""
+        """The number of tasks it leases at most. A handler that hangs on its thread keeps its slot."""
         if self.is_stopping:
             return 0
-        ahead = min(self._ahead, int(self._full_window * AHEAD_S / self._usual_s)) if self._usual_s else 0
-        return max(self._full_window - self._stuck, 0) + ahead
+        fetch = int(self._full_window * PREFETCH_S / self._mean_duration_s) if self._mean_duration_s else 0
+        return max(self._full_window - self._stuck, 0) + min(self._prefetch, fetch)
 
     @property
-    def room(self) -> int:
-        """How many more it takes now."""
-        return max(self.window - len(self.held), 0)
+    def capacity(self) -> int:
+        """The number of tasks it accepts now."""
+        return max(self.window - len(self.in_flight), 0)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it holds nothing and owes no report."""
-        return not self.held and not self.unsettled
+        """Whether no task is in flight and no report is unconfirmed."""
+        return not self.in_flight and not self.unsettled
 
-    # ── what a feed brings ───────────────────────────────────────────────────────────────────────
+    # ── input from the feed ──────────────────────────────────────────────────────────────────────
 
-    def take(self, tasks: Iterable[pb.Task]) -> None:
-        """Run these, in this order, as far as the limits allow."""
+    def accept(self, tasks: Iterable[pb.Task]) -> None:
+        """Run these tasks in this order, within the limits."""
         for task in tasks:
-            if self.is_stopping:  # it was on its way when we said that we want no more
+            if self.is_stopping:  # it was sent before the server knew that the window is 0
                 self._report(task.task_id, Outcome.RELEASED)
                 continue
-            held = Held(task)
-            before = self.held.get(task.task_id)
-            if before is not None:  # our lease ran out unnoticed, and the task came to us again
-                self._lose(before)
-            self.held[task.task_id] = held
+            item = InFlightTask(task)
+            earlier = self.in_flight.get(task.task_id)
+            if earlier is not None:  # the lease expired unnoticed, and the task was redelivered
+                self._lose(earlier)
+            self.in_flight[task.task_id] = item
             self._tally.in_flight += 1
-            held.work = asyncio.create_task(self._work(held))
+            item.work = asyncio.create_task(self._run(item))
 
-    def settled(self, tasks: Iterable[pb.Task]) -> None:
-        """The server has written these reports down."""
+    def confirm(self, tasks: Iterable[pb.Task]) -> None:
+        """The server has recorded the reports of these tasks."""
         for task in tasks:
             report = self.unsettled.pop(task.task_id, None)
             if report is None:
@@ -152,28 +153,28 @@ class Line:
                 if task.status == pb.TASK_STATUS_DLQ:
                     self._tally.dead += 1
                     log.error("task %s of %s is a dead letter: %s", task.task_id, self.reaction_id, task.last_error)
-        self.news.set()
+        self.changed.set()
 
-    def refused(self, task_id: str, reason: str) -> None:
-        """The server says that a task is not ours: somebody else has it, or it is settled."""
+    def reject(self, task_id: str, reason: str) -> None:
+        """The server has rejected a report or a renewal: another dispatcher has the task, or it is settled."""
         if task_id in self.unsettled:
             del self.unsettled[task_id]
-        elif task_id not in self.held:
+        elif task_id not in self.in_flight:
             return
         self._tally.lost += 1
-        log.warning("task %s of %s is not ours any more: %s", task_id, self.reaction_id, reason)
-        held = self.held.get(task_id)
-        if held is not None:
-            self._lose(held)
-        self.news.set()
+        log.warning("lost the lease of task %s of %s: %s", task_id, self.reaction_id, reason)
+        item = self.in_flight.get(task_id)
+        if item is not None:
+            self._lose(item)
+        self.changed.set()
 
-    # ── what a feed takes ────────────────────────────────────────────────────────────────────────
+    # ── output for the feed ──────────────────────────────────────────────────────────────────────
 
-    def reports(self) -> Reports:
-        """What is to be sent."""
+    def reports(self) -> PendingReports:
+        """Take the reports that were not sent yet."""
         fresh, self.fresh = self.fresh, []
         renewals, self.renewals = self.renewals, []
-        reports = Reports([], [], [], [task_id for task_id in renewals if task_id in self.held])
+        reports = PendingReports([], [], [], [task_id for task_id in renewals if task_id in self.in_flight])
         for task_id in fresh:
             match self.unsettled.get(task_id):
                 case Outcome.DONE:
@@ -185,45 +186,45 @@ class Line:
         return reports
 
     def resend(self) -> None:
-        """Nobody knows whether what was sent has arrived: all that is not confirmed goes out again."""
+        """Send everything that is not confirmed again, after a lost connection."""
         self.fresh = list(self.unsettled)
-        self.renewals = list(self.held)
-        self.news.set()
+        self.renewals = list(self.in_flight)
+        self.changed.set()
 
     def renew_leases(self) -> None:
-        """Ask for more time for what has been held for a while."""
+        """Renew leases of which a third has passed."""
         now = time.monotonic()
         lease_s = self.lease_ms / 1_000
-        for task_id, held in self.held.items():
-            if now - held.leased_at >= lease_s / RENEWALS_PER_LEASE:
-                held.leased_at = now
+        for task_id, item in self.in_flight.items():
+            if now - item.leased_at >= lease_s / RENEWALS_PER_LEASE:
+                item.leased_at = now
                 self.renewals.append(task_id)
-                if held.is_running and now - held.since >= lease_s:
+                if item.is_running and now - item.since >= lease_s:
                     log.warning(
-                        "the handler of %s has been at task %s for %.0f s; its lease goes on",
+                        "the handler of %s has run task %s for %.0f s; renewing its lease",
                         self.reaction_id,
                         task_id,
-                        now - held.since,
+                        now - item.since,
                     )
         if self.renewals:
-            self.news.set()
+            self.changed.set()
 
-    def give_back(self) -> None:
-        """Give back what was fetched ahead and waits behind work that turned out to take long."""
+    def release_waiting(self) -> None:
+        """Release prefetched tasks that have waited for a slot for more than MAX_WAIT_S."""
         now = time.monotonic()
-        for held in list(self.held.values()) if self._ahead else ():
-            if held.waits_since and now - held.waits_since >= MAX_WAIT_S:
-                self._usual_s = max(self._usual_s, MAX_WAIT_S)
-                self._cancel(held)
+        for item in list(self.in_flight.values()) if self._prefetch else ():
+            if item.waits_since and now - item.waits_since >= MAX_WAIT_S:
+                self._mean_duration_s = max(self._mean_duration_s, MAX_WAIT_S)
+                self._cancel(item)
 
-    # ── what a handler's place tells ─────────────────────────────────────────────────────────────
+    # ── called by slots ──────────────────────────────────────────────────────────────────────────
 
-    def took(self, seconds: float) -> None:
-        """A place was taken for so long."""
-        self._usual_s += (seconds - self._usual_s) / 8 if self._usual_s else max(seconds, 1e-6)
+    def record_duration(self, seconds: float) -> None:
+        """Add the time that a slot was in use to the moving average."""
+        self._mean_duration_s += (seconds - self._mean_duration_s) / 8 if self._mean_duration_s else max(seconds, 1e-6)
 
-    async def keep_pace(self) -> None:
-        """Wait for a token of the bucket; the numbers are those of the server."""
+    async def wait_for_rate(self) -> None:
+        """Wait for a token of the token bucket, which computes as the server does."""
         while self._rate:
             now_us = time.time_ns() // 1_000
             allowed, self._next_us, again_us = pace(self._rate, self._next_us, now_us, 1)
@@ -234,90 +235,90 @@ class Line:
     # ── stopping ─────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """Take nothing more and give back what has not begun."""
+        """Accept no more tasks and release those that have not begun."""
         self.is_stopping = True
-        for held in list(self.held.values()):
-            if not held.is_running:
-                self._cancel(held)
-        self.news.set()
+        for item in list(self.in_flight.values()):
+            if not item.is_running:
+                self._cancel(item)
+        self.changed.set()
 
     def abandon(self) -> None:
-        """Give back what still runs: it has had its time."""
-        for held in list(self.held.values()):
-            self._cancel(held)
+        """Cancel the tasks that still run."""
+        for item in list(self.in_flight.values()):
+            self._cancel(item)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
-    async def _work(self, held: Held) -> None:
-        task = held.task
-        held.has_begun = True
-        place = Place(self, held)
-        current_place.set(place)
-        report: Report = Outcome.DONE
+    async def _run(self, item: InFlightTask) -> None:
+        task = item.task
+        item.has_begun = True
+        slot = Slot(self, item)
+        current_slot.set(slot)
+        report: TaskReport = Outcome.DONE
         try:
-            if not self._ahead:
-                await place.take()
-            await self._call(task)
+            if not self._prefetch:
+                await slot.acquire()
+            await self._invoke(task)
         except asyncio.CancelledError:
-            report = _cut_short(task) if held.is_running else Outcome.RELEASED
-        except GiveBack as error:
-            log.info("task %s of %s is given back: %s", task.task_id, self.reaction_id, error)
+            report = _cancelled(task) if item.is_running else Outcome.RELEASED
+        except ReleaseTask as error:
+            log.info("releasing task %s of %s: %s", task.task_id, self.reaction_id, error)
             report = Outcome.RELEASED
         except NeverRetry as error:
             report = pb.TaskFailure(task_id=task.task_id, error=str(error), permanent=True)
         except StillRunning as error:
-            place.keep()  # until the handler is really over
+            slot.detach()  # the thread keeps it until the handler returns
             self._wait_for(error.ended)
             report = self._failure(task, HandlerTimedOut(str(error)))
         except (Exception, SystemExit) as error:
             report = self._failure(task, error)
         finally:
-            place.leave()
-        self._conclude(held, report)
+            slot.release()
+        self._finish(item, report)
 
-    def _cancel(self, held: Held) -> None:
-        assert held.work is not None
-        held.work.cancel()
-        if not held.has_begun:  # what is cancelled before its first step never takes one, and reports nothing
-            held.has_begun = True
-            self._conclude(held, Outcome.RELEASED)
+    def _cancel(self, item: InFlightTask) -> None:
+        assert item.work is not None
+        item.work.cancel()
+        if not item.has_begun:  # a coroutine that is cancelled before its first step never runs, and reports nothing
+            item.has_begun = True
+            self._finish(item, Outcome.RELEASED)
 
-    def _conclude(self, held: Held, report: Report) -> None:
+    def _finish(self, item: InFlightTask, report: TaskReport) -> None:
         self._tally.in_flight -= 1
-        if not held.is_lost:
-            del self.held[held.task.task_id]
-            self._report(held.task.task_id, report)
+        if not item.is_lost:
+            del self.in_flight[item.task.task_id]
+            self._report(item.task.task_id, report)
 
-    def _report(self, task_id: str, report: Report) -> None:
+    def _report(self, task_id: str, report: TaskReport) -> None:
         self.unsettled[task_id] = report
         self.fresh.append(task_id)
-        self.news.set()
+        self.changed.set()
 
     def _failure(self, task: pb.Task, error: BaseException) -> pb.TaskFailure:
         text = describe(error)
         log.warning("task %s of %s failed (attempt %d): %s", task.task_id, self.reaction_id, task.attempts, text)
-        log.debug("where it failed", exc_info=error)
+        log.debug("traceback of the failure", exc_info=error)
         return pb.TaskFailure(task_id=task.task_id, error=text)
 
-    def _lose(self, held: Held) -> None:
-        held.is_lost = True
-        self.held.pop(held.task.task_id, None)
-        if self._call.is_async or not held.is_running:
-            self._cancel(held)  # a thread cannot be stopped: its result is of no interest, and its place stays taken
+    def _lose(self, item: InFlightTask) -> None:
+        item.is_lost = True
+        self.in_flight.pop(item.task.task_id, None)
+        if self._invoke.is_async or not item.is_running:
+            self._cancel(item)  # a thread cannot be cancelled: its result is ignored, and it keeps its slot
 
     def _wait_for(self, ended: asyncio.Future[object]) -> None:
         self._stuck += 1
         self._tally.stuck += 1
 
-        def is_over(future: asyncio.Future[object]) -> None:
-            future.cancelled() or future.exception()  # whatever it is, the attempt was reported as failed
+        def free_slot(future: asyncio.Future[object]) -> None:
+            future.cancelled() or future.exception()  # the attempt was reported as failed, whatever the result is
             self._stuck -= 1
             self._tally.stuck -= 1
-            self.places.release()
-            self.news.set()
+            self.slots.release()
+            self.changed.set()
 
-        ended.add_done_callback(is_over)
+        ended.add_done_callback(free_slot)
 
 
-def _cut_short(task: pb.Task) -> pb.TaskFailure:
+def _cancelled(task: pb.Task) -> pb.TaskFailure:
     return pb.TaskFailure(task_id=task.task_id, error="the handler was cancelled before it was done")

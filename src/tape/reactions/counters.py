@@ -1,4 +1,4 @@
-"""What a dispatcher counts."""
+"""Counters of a dispatcher."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WINDOW_S = 5.0
 class Tally:
     """Counts over all reactions of one dispatcher.
 
-    `failed` is attempts that did not succeed, `dead` those of them that made a dead letter; `lost` is tasks that
-    somebody else got because a lease ran out; `released` is tasks given back untried.
+    `failed` counts failed attempts, `dead` those of them that made a dead letter, `lost` tasks whose lease expired,
+    `released` tasks released before they began.
     """
 
     in_flight: int = 0
@@ -30,7 +30,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Tasks done a second, over the last few seconds; call it about once a second."""
+        """Tasks done per second, over the last 5 seconds; call it about once a second."""
         now = time.monotonic()
         self._recent.append((now, self.done))
         while len(self._recent) > 2 and now - self._recent[0][0] > WINDOW_S:

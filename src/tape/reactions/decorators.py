@@ -144,7 +144,7 @@ def on_effect_failed(tool: str = "*", **kwargs: Any) -> Callable[[F], F]:
 
 
 def on_effect_unknown(tool: str = "*", **kwargs: Any) -> Callable[[F], F]:
-    """React when nobody knows whether an effect has happened."""
+    """React when the outcome of an effect is unknown."""
     return on(_pattern("effect", "unknown", tool, "*"), **kwargs)
 
 
@@ -188,7 +188,7 @@ def _pattern(kind: str, verb: str, *keys: str) -> str:
 
 
 def _add(new: ReactionDef) -> None:
-    for place, known in enumerate(_registry):
+    for index, known in enumerate(_registry):
         if known.reaction_id != new.reaction_id:
             continue
         if not _is_newer_edition(new.handler, known.handler):
@@ -196,7 +196,7 @@ def _add(new: ReactionDef) -> None:
                 f"The reaction id {new.reaction_id!r} is declared twice, by {_where(known.handler)} and by"
                 f" {_where(new.handler)}; give one of them another reaction_id."
             )
-        _registry[place] = new
+        _registry[index] = new
         return
     _registry.append(new)
 

@@ -1,6 +1,6 @@
 """The dispatcher: runs the handlers of this process on the tasks of a server.
 
-Tasks are pushed by the server the moment that there are any; several dispatchers share them.
+The server pushes tasks as soon as they are due; several dispatchers share them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient
 from tape.errors import InvalidInput, NothingToDispatch, NotServed, TapeError
 from tape.model.message import BodyFormat
-from tape.reactions.consumer import MAX_WAIT_S, RENEWALS_PER_LEASE, Line
+from tape.reactions.consumer import MAX_WAIT_S, RENEWALS_PER_LEASE, TaskConsumer
 from tape.reactions.counters import Tally
 from tape.reactions.decorators import TASK, ReactionDef, get_registry
 from tape.reactions.feeds import Feed, poll
-from tape.reactions.invocation import Caller, Handler
+from tape.reactions.invocation import Handler, HandlerInvoker
 from tape.reactions.registration import id_of
 from tape.reactions.registration import register as register_reactions
 from tape.reactions.threads import Threads
@@ -51,15 +51,15 @@ def run_dispatcher(
     tally: Tally | None = None,
     bridge_body: BodyFormat = "standard",
 ) -> None:
-    """Run the declared handlers until SIGTERM or SIGINT, or (`once`) until nothing is due any more.
+    """Run the declared handlers until SIGTERM or SIGINT, or (`once`) until no task is due.
 
-    `register` registers the reactions first; `prefix` is put before their ids. At most `claim_max` tasks of a
-    reaction are held at a time, in the name of `owner` (host, process and chance if empty), each under a lease of
-    `lease_ms` that is renewed while its handler runs. `poll_interval_s` is how often a server is asked that does
-    not push. When told to stop, it takes nothing more, gives back what has not begun, and lets what runs finish
-    within `drain_s` seconds; a second signal ends it at once. `stop` does the same from another thread. With
-    `bridges`, publish reactions are served too, with the body `bridge_body` (see `run_bridge`). Spans are exported if
-    OpenTelemetry's standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) are set.
+    `register` registers the reactions first; `prefix` is prepended to their ids. At most `claim_max` tasks of a
+    reaction are leased at a time by `owner` (default `<host>-<pid>-<random>`), each for `lease_ms`, renewed while its
+    handler runs. `poll_interval_s` is the poll interval for a server that does not push. On a stop signal it accepts
+    no more tasks, releases those that have not begun, and waits up to `drain_s` seconds for running handlers; a second
+    signal ends it at once. `stop` does the same from another thread. With `bridges`, publish reactions are served too,
+    with the body `bridge_body` (see `run_bridge`). Spans are exported if OpenTelemetry's standard variables
+    (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) are set.
     """
     start_export("tape-dispatcher")
     wanted = get_registry() if reactions is None else reactions
@@ -126,7 +126,7 @@ async def dispatch(
 
 
 class Dispatcher:
-    """Serves any number of reactions over one connection. Add them, then `run`; `stop` may come at any time."""
+    """Serves any number of reactions over one connection. Add them, then `run`; `stop` may be called at any time."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Dispatcher:
                 raise InvalidInput(f"{name} {value} must be larger than 0.")
         self.owner = owner or new_owner()
         self.tally = tally if tally is not None else Tally()
-        self.lines: dict[str, Line] = {}
+        self.consumers: dict[str, TaskConsumer] = {}
         self._feed = Feed(client, self.owner, self.tally, poll_interval_s)
         self.once = once
         self._claim_max = claim_max
@@ -167,34 +167,34 @@ class Dispatcher:
         max_concurrency: int = 1,
         rate_limit_per_s: int = 0,
         timeout_s: float = 0.0,
-        ahead: int = 0,
+        prefetch: int = 0,
     ) -> None:
         """Serve a reaction too; one that is served already stays as it is.
 
-        While its handlers are quick, up to `ahead` tasks beyond those that run are held, so that none is waited for.
+        While its handlers are fast, up to `prefetch` tasks beyond the running ones are leased in advance.
         """
-        if reaction_id in self.lines or self._is_stopping:
+        if reaction_id in self.consumers or self._is_stopping:
             return
-        line = self.lines[reaction_id] = Line(
+        consumer = self.consumers[reaction_id] = TaskConsumer(
             reaction_id,
-            Caller(handler, name or reaction_id, self._threads, timeout_s),
+            HandlerInvoker(handler, name or reaction_id, self._threads, timeout_s),
             self.tally,
             max_concurrency=max_concurrency,
             rate_limit_per_s=rate_limit_per_s,
             claim_max=self._claim_max,
             lease_ms=self._lease_ms,
-            ahead=ahead,
+            prefetch=prefetch,
         )
         if self._is_running:
-            self._serve(line)
+            self._serve(consumer)
 
     async def run(self, *, idles: bool = False) -> None:
         """Serve until stopped, or (`once`) until nothing is due. With `idles`, also while there is nothing to serve."""
         self._is_running = True
         renewing = asyncio.create_task(self._renew())
         try:
-            for line in self.lines.values():
-                self._serve(line)
+            for consumer in self.consumers.values():
+                self._serve(consumer)
             while (self._serving or idles) and not self._is_stopping and self._failed is None:
                 self._changed.clear()
                 await self._changed.wait()
@@ -210,11 +210,11 @@ class Dispatcher:
             raise self._failed
 
     def stop(self) -> None:
-        """Take nothing more, give back what has not begun, and let what runs finish."""
+        """Accept no more tasks, release those that have not begun, and let running handlers finish."""
         if not self._is_stopping:
             self._is_stopping = True
-            for line in self.lines.values():
-                line.stop()
+            for consumer in self.consumers.values():
+                consumer.stop()
             self._changed.set()
             log.info("stopping: waiting up to %g s for running tasks", self._drain_s)
 
@@ -225,27 +225,27 @@ class Dispatcher:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
-    def _serve(self, line: Line) -> None:
-        task = asyncio.create_task(self._serve_once(line) if self.once else self._feed.serve(line))
+    def _serve(self, consumer: TaskConsumer) -> None:
+        task = asyncio.create_task(self._serve_once(consumer) if self.once else self._feed.serve(consumer))
         self._serving.add(task)
         task.add_done_callback(self._is_served)
 
-    async def _serve_once(self, line: Line) -> None:
-        await self._wait_for_the_matcher(line)
-        await poll(self._feed, line, once=True)
+    async def _serve_once(self, consumer: TaskConsumer) -> None:
+        await self._wait_for_matcher(consumer)
+        await poll(self._feed, consumer, once=True)
 
-    async def _wait_for_the_matcher(self, line: Line) -> None:
-        """What is in the journal now counts as due, also if it is not matched yet."""
+    async def _wait_for_matcher(self, consumer: TaskConsumer) -> None:
+        """Wait until the entries that are in the journal now have been matched."""
         client = self._feed.client
         try:
             head = (await client.head()).global_seq
-            while not line.is_stopping:
-                stats = (await client.get_reaction_stats(line.reaction_id)).stats
+            while not consumer.is_stopping:
+                stats = (await client.get_reaction_stats(consumer.reaction_id)).stats
                 if not stats or stats[0].position >= head:
                     return
                 await asyncio.sleep(CATCH_UP_S)
         except NotServed:
-            log.debug("this server tells nothing of how far it has matched: what it hands out is what is due")
+            log.debug("this server has no reaction stats: entries that are not matched yet are not waited for")
 
     def _is_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
@@ -264,13 +264,13 @@ class Dispatcher:
             await asyncio.wait(self._serving, timeout=self._drain_s)
         if self._serving:
             log.warning("%d handlers did not finish within %.3g s", self.tally.in_flight, self._drain_s)
-            for line in self.lines.values():
-                line.abandon()
+            for consumer in self.consumers.values():
+                consumer.abandon()
             await asyncio.wait(self._serving, timeout=1.0)
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(min(self._lease_ms / 1_000 / RENEWALS_PER_LEASE, MAX_WAIT_S) / 2)
-            for line in self.lines.values():
-                line.renew_leases()
-                line.give_back()
+            for consumer in self.consumers.values():
+                consumer.renew_leases()
+                consumer.release_waiting()

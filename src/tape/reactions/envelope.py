@@ -1,4 +1,4 @@
-"""What a handler is given: the entry that triggered it, and the task that it is."""
+"""The argument of a handler: the entry that triggered it, and its task."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tape.proto import tape_pb2 as pb
 class Envelope(msgspec.Struct, frozen=True):
     """An entry as predicates see it (`global_seq` to `trace_id`, its payload parsed), and its task.
 
-    Fields can be read as attributes or by name: `envelope.subject` is `envelope["subject"]`. The same entry may
-    come more than once: `event_id` is the same each time, in every reaction.
+    Fields can be read as attributes or by name: `envelope.subject` is `envelope["subject"]`. An entry may be
+    redelivered: `event_id` is the same each time, in every reaction.
     """
 
     global_seq: int
@@ -38,7 +38,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
     @property
     def event_id(self) -> str:
-        """`<run_id>/<seq>`: what names the entry outside of this journal."""
+        """`<run_id>/<seq>`: identifies the entry outside of this journal."""
         return f"{self.run_id}/{self.seq}"
 
     def __getitem__(self, name: str) -> Any:
@@ -48,7 +48,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 def open_envelope(task: pb.Task) -> Envelope:
-    """The envelope of a task. A payload that cannot be parsed will not parse the next time either."""
+    """The envelope of a task. Raises NeverRetry if the payload cannot be parsed."""
     try:
         payload = msgspec.json.decode(task.payload_json) if task.payload_json else None
     except (msgspec.DecodeError, RecursionError) as error:

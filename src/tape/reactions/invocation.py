@@ -1,4 +1,4 @@
-"""Calling a handler: in its span, on the loop or on a thread, and not for ever."""
+"""Invokes a handler in its span, on the event loop or on a thread, with a timeout."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Handler = Callable[[Envelope], Any]
 
 
 class StillRunning(Exception):
-    """A handler on a thread has used up its time and cannot be stopped; `ended` tells when it is over."""
+    """A handler on a thread has timed out and cannot be cancelled; `ended` is done when it returns."""
 
     def __init__(self, limit: float, ended: asyncio.Future[Any]) -> None:
         super().__init__(f"the handler took longer than timeout_s {limit}; it is still running")
         self.ended = ended
 
 
-class Caller:
-    """Runs a handler on a task's envelope and raises what it raises. Only an `async def` can be cancelled."""
+class HandlerInvoker:
+    """Runs a handler with the envelope of a task; its exceptions propagate. Only an `async def` can be cancelled."""
 
     def __init__(self, handler: Handler, name: str, threads: Threads, timeout_s: float = 0.0) -> None:
         self.is_async = any(map(inspect.iscoroutinefunction, (handler, getattr(handler, "__call__", None))))  # noqa: B004
@@ -91,7 +91,7 @@ def _attributes(task: pb.Task) -> dict[str, Any]:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, with the place in the handler where it arose."""
+    """An error in one line, with the file, line and function that raised it."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else text

@@ -1,4 +1,4 @@
-"""Telling a server which reactions there are."""
+"""Registration of declared reactions with a server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tape.reactions.decorators import ReactionDef, get_registry, stable_id
 
 
 def register_all(url: str = DEFAULT_URL, *, prefix: str = "") -> list[pb.Reaction]:
-    """Register every declared reaction, and what the server has made of them.
+    """Register every declared reaction; the registered reactions.
 
-    `prefix` is put before each id: the same code can be registered several times, for example once a tenant.
+    `prefix` is prepended to each id: the same code can be registered several times, for example once per tenant.
     """
     with TapeClient(url) as client:
         return [_keep(known, client.register_reaction(**fields(known, prefix))) for known in get_registry()]
@@ -25,7 +25,7 @@ async def register(client: AsyncTapeClient, known: Sequence[ReactionDef], prefix
 
 
 def fields(known: ReactionDef, prefix: str = "") -> dict[str, Any]:
-    """What is sent of a declared reaction."""
+    """The fields of the registration request of a declared reaction."""
     return {
         "reaction_id": prefix + id_of(known),
         "name": known.name,
@@ -49,7 +49,7 @@ def fields(known: ReactionDef, prefix: str = "") -> dict[str, Any]:
 
 
 def id_of(known: ReactionDef) -> str:
-    """The id of a reaction, given or made; one that has neither id nor function gets one from the server."""
+    """The id of a reaction, given or derived from its handler; without both, the server assigns one."""
     if known.reaction_id or known.handler is None:
         return known.reaction_id
     return stable_id(known.handler, known.subject_pattern)

@@ -1,4 +1,4 @@
-"""Places: who may act. A handler that takes its place itself can prepare before it, and write down after it."""
+"""Slots: a handler that acquires its slot itself can prepare before it, and record its result after it."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tape.reactions.consumer import Held, Line
+    from tape.reactions.consumer import InFlightTask, TaskConsumer
 
 
-class Place:
-    """The right to act on one task: as many have it at a time as the reaction allows."""
+class Slot:
+    """The right to run one task; a reaction has `max_concurrency` of them."""
 
-    def __init__(self, line: Line, held: Held) -> None:
-        self._line = line
-        self._held = held
-        self._since = 0.0
-        self._is_taken = False
-        self._taking: asyncio.Lock | None = None
+    def __init__(self, consumer: TaskConsumer, task: InFlightTask) -> None:
+        self._consumer = consumer
+        self._task = task
+        self._acquired_at = 0.0
+        self._is_acquired = False
+        self._acquiring: asyncio.Lock | None = None
 
-    async def take(self) -> None:
-        """Wait for it."""
-        self._held.waits_since = time.monotonic()
-        await self._line.places.acquire()
-        self._is_taken = True
-        self._since = time.monotonic()
-        await self._line.keep_pace()
-        self._held.waits_since = 0.0
-        self._held.is_running = True
+    async def acquire(self) -> None:
+        """Wait for the slot, then for the rate limit."""
+        self._task.waits_since = time.monotonic()
+        await self._consumer.slots.acquire()
+        self._is_acquired = True
+        self._acquired_at = time.monotonic()
+        await self._consumer.wait_for_rate()
+        self._task.waits_since = 0.0
+        self._task.is_running = True
 
-    async def take_once(self) -> None:
-        """Wait for it, or go on: what a handler does at the same time has one place all together."""
-        if not self._held.is_running:
-            self._taking = self._taking or asyncio.Lock()
-            async with self._taking:
-                if not self._is_taken:
-                    await self.take()
+    async def acquire_once(self) -> None:
+        """Acquire the slot unless this handler has it: the concurrent steps of a handler share one slot."""
+        if not self._task.is_running:
+            self._acquiring = self._acquiring or asyncio.Lock()
+            async with self._acquiring:
+                if not self._is_acquired:
+                    await self.acquire()
 
-    def leave(self) -> None:
-        """Let the next one act."""
-        if self._is_taken:
-            self._is_taken = False
-            self._line.places.release()
-            self._line.took(time.monotonic() - self._since)
+    def release(self) -> None:
+        """Release the slot, if it is acquired."""
+        if self._is_acquired:
+            self._is_acquired = False
+            self._consumer.slots.release()
+            self._consumer.record_duration(time.monotonic() - self._acquired_at)
 
-    def keep(self) -> None:
-        """Never let go of it: whoever it is kept for releases the line's place."""
-        self._is_taken = False
-
-
-current_place: ContextVar[Place | None] = ContextVar("tape_place", default=None)
+    def detach(self) -> None:
+        """Make `release` do nothing; the owner of the slot releases it in the consumer."""
+        self._is_acquired = False
 
 
-async def take_place() -> None:
-    """For the handler of a line that fetches ahead: wait for the right to act. What only prepares needs none."""
-    place = current_place.get()
-    if place is not None:
-        await place.take_once()
+current_slot: ContextVar[Slot | None] = ContextVar("tape_slot", default=None)
 
 
-def leave_place() -> None:
-    """For a handler that has acted: what is left is to write that down, and needs no place."""
-    place = current_place.get()
-    if place is not None:
-        place.leave()
+async def acquire_slot() -> None:
+    """Wait for the slot of this task: for handlers of a consumer that prefetches. Preparing a task needs no slot."""
+    slot = current_slot.get()
+    if slot is not None:
+        await slot.acquire_once()
+
+
+def release_slot() -> None:
+    """Release the slot of this task: recording the result needs no slot."""
+    slot = current_slot.get()
+    if slot is not None:
+        slot.release()

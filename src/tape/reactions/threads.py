@@ -11,9 +11,9 @@ from typing import Any
 
 
 class Threads:
-    """Runs calls on threads, each made when no other is idle.
+    """Runs calls on threads; a new one is started when none is idle.
 
-    They are daemons: a handler that hangs cannot keep a process alive that was told to stop.
+    They are daemon threads: a handler that hangs cannot keep a stopping process alive.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,7 +38,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Let idle threads end; those at work end when they are done."""
+        """Let idle threads end; busy ones end after their call."""
         for _ in range(self._made):
             self._calls.put(None)
 
@@ -51,7 +51,7 @@ class Threads:
                 result, error = None, raised
             with self._lock:
                 self._idle += 1
-            with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits for the result any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the result has no receiver
                 self._loop.call_soon_threadsafe(_resolve, future, result, error)
             del call, future, result, error, item
 

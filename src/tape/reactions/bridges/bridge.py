@@ -17,7 +17,7 @@ from tape.reactions.bridges.publishers import open_publisher, topic_of
 from tape.reactions.bridges.target import PublishTarget, parse_target
 from tape.reactions.dispatcher import Dispatcher
 from tape.reactions.envelope import Envelope
-from tape.reactions.feeds import is_passing
+from tape.reactions.feeds import is_transient
 from tape.reactions.invocation import Handler
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ async def serve_bridges(
                     rejected.add(reaction.reaction_id)
                     log.error("the reaction %s cannot be served: %s", reaction.reaction_id, error)
                 continue
-            if target is None or reaction.reaction_id in dispatcher.lines:
+            if target is None or reaction.reaction_id in dispatcher.consumers:
                 continue
             broker = (target.scheme, "" if target.scheme == "pubsub" else target.broker)
             if broker not in publishers:
@@ -92,7 +92,7 @@ async def serve_bridges(
             try:
                 await discover()
             except TapeError as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     log.error("listing publish reactions failed: %s", error)
 
     await discover()
