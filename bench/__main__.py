@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
                     lab,
                     arguments.quick,
                     stores,
-                    tell=status.update,
+                    report=status.update,
                     minutes=arguments.minutes,
                     rate=arguments.rate,
                 )

@@ -1,4 +1,4 @@
-"""How fast a day is counted in 96 buckets: from rollups, from slots, and entry by entry here and elsewhere."""
+"""How fast a day is counted in 96 buckets: from rollups, from slots, and entry by entry in Tape and in DuckDB."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(options: Options) -> list[Table]:
 
     entries, runs = options.scaled(ENTRIES, QUICK_ENTRIES), options.scaled(RUNS, QUICK_RUNS)
     end_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
-    # Buckets that begin with a quarter of an hour, and those of somebody who asks at any moment.
+    # Buckets that begin with a quarter of an hour, and buckets that begin at any time.
     windows = [Window((end_ms - 24 * HOUR_MS - off) * 1_000_000, QUARTER_NS, 96) for off in (0, 12_345)]
     spark = open_session("bench", "local[2]", {"spark.driver.memory": "2g"})
     try:
@@ -67,12 +67,12 @@ def _measure(
     from tape.pipeline.jobs.rollup import rollup
 
     name, store = NAMES[kind], options.lab.fresh_store(kind)
-    options.tell(f"{TITLE}: filling {name} with {entries:,} entries")
+    options.report(f"{TITLE}: filling {name} with {entries:,} entries")
     fill(store, entries, end_ms)
     asyncio.run(_fold_all(store))
     slots = [_ask(store, runs, lambda reader, window=window: _counted(reader, window)) for window in windows]
     plain = [_ask(store, runs, lambda reader, window=window: _plainly(reader, window)) for window in windows]
-    options.tell(f"{TITLE}: rolling up {name}")
+    options.report(f"{TITLE}: rolling up {name}")
     began = time.perf_counter()
     assert rollup(spark, store, JobContext("rollup", quiet=True)) == entries
     rolled_up_s = time.perf_counter() - began
@@ -82,12 +82,12 @@ def _measure(
     rows = {"rollups": rolled, "slots of ten seconds": slots, "GROUP BY over the journal": plain}
     if PEERS_PYTHON.exists():
         lake = options.lab.fresh_folder() / "lake"
-        options.tell(f"{TITLE}: archiving {name}")
+        options.report(f"{TITLE}: archiving {name}")
         archive(spark, store, str(lake), JobContext("archive", quiet=True))
         rows["DuckDB over the archive"] = [_duckdb(lake, window, runs) for window in windows]
         assert [found[1] for found in rows["DuckDB over the archive"]] == [found[1] for found in rolled]
     else:
-        options.tell("DuckDB is not measured: .venv-bench is not there (make bench makes it)")
+        options.report("DuckDB is not measured: .venv-bench is not there (make bench makes it)")
     table = []
     for what, found in rows.items():
         figures = [
@@ -96,7 +96,7 @@ def _measure(
             for text in (milliseconds(one[0] * 1000), NOTHING if found is rolled else ratio(one[0], base[0]))
         ]
         table.append([f"{name}: {what}", *figures])
-    options.tell(f"{TITLE}: {name} rolled up {count(entries / rolled_up_s)} entries/s")
+    options.report(f"{TITLE}: {name} rolled up {count(entries / rolled_up_s)} entries/s")
     table.append([f"{name}: the rollup itself, entries/s", count(entries / rolled_up_s), NOTHING, NOTHING, NOTHING])
     return table
 
@@ -133,8 +133,8 @@ def _duckdb(lake: Path, window: Window, runs: int) -> tuple[float, Answer]:
     start_ms, bucket_ms = window.start_ns // 1_000_000, window.bucket_ns // 1_000_000
     command = [PEERS_PYTHON, "-m", "bench.peers.duckdb_counts", lake, start_ms, bucket_ms, 96, runs]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    return told["seconds"], {(bucket, kind, tenant): number for bucket, kind, tenant, number in told["rows"]}
+    output = json.loads(done.stdout)
+    return output["seconds"], {(bucket, kind, tenant): number for bucket, kind, tenant, number in output["rows"]}
 
 
 async def _fold_all(store: str) -> None:
@@ -160,7 +160,7 @@ def fill(store: str, entries: int, end_ms: int) -> None:
 
 def _fill_chunk(connection: DatabaseConnection, start: int, end: int, entries: int, end_ms: int) -> None:
     run, tool, step = "'run-' || (i / 4)", f"'tool-' || (i / 4 % {TOOLS})", "i % 4"
-    key = f"""'{{"tool":"' || {tool} || '","idempotency_key":"' || {run} || '/0","status":"told"}}'"""
+    key = f"""'{{"tool":"' || {tool} || '","idempotency_key":"' || {run} || '/0","status":"confirmed"}}'"""
     kinds = ("'order'", "'effect'", "'effect'", "'event'")
     subjects = (
         f"'/tape/order/created/' || {run}",

@@ -43,13 +43,13 @@ def run(options: Options) -> list[Table]:
     missing: dict[str, str] = {}
     for number in range(1, options.scaled(3, 1) + 1):
         for kind in options.stores:
-            options.tell(f"{TITLE}: round {number}, {NAMES[kind]}")
+            options.report(f"{TITLE}: round {number}, {NAMES[kind]}")
             ours, raw = measure_store(options, kind, bounds)
             answers.setdefault(_tape(kind), []).append(ours)
             answers.setdefault(_raw(kind), []).append(raw)
         for name, measure_peer in PEERS.items():
             if name not in missing:
-                options.tell(f"{TITLE}: round {number}, {name}")
+                options.report(f"{TITLE}: round {number}, {name}")
                 try:
                     outcome = measure_peer(options.lab.fresh_folder(), bounds, options.warm_up.seconds)
                     answers.setdefault(name, []).append(Answer(outcome))

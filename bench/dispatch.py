@@ -34,14 +34,14 @@ def run(options: Options) -> list[Table]:
         for kind in options.stores:
             for is_async in (True, False):
                 name = f"Tape on {NAMES[kind]}, {'async def' if is_async else 'def, on threads'}"
-                options.tell(f"{TITLE}: round {number}, {name}")
+                options.report(f"{TITLE}: round {number}, {name}")
                 with TapeServer(options.lab.fresh_store(kind)) as server:
                     figures = options.lab.run(_measure(server.url, jobs, probes, is_async))
                 measured.setdefault(name, []).append(figures)
         for name, module in PEERS.items() if "postgres" in options.stores else ():
             if name in missing:
                 continue
-            options.tell(f"{TITLE}: round {number}, {name}")
+            options.report(f"{TITLE}: round {number}, {name}")
             try:
                 figures = library(module, options.lab.fresh_store("postgres"), jobs, probes)
             except NotInstalled as error:

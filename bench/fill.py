@@ -34,7 +34,7 @@ def run_id(number: int, rows: int) -> str:
     return f"{number * _step(rows):08x}-0000-4000-8000-{number:012d}"
 
 
-def place(number: int) -> dict[str, str]:
+def session_ids(number: int) -> dict[str, str]:
     """Whose a filled run is."""
     return {
         "app_name": APP,
@@ -78,7 +78,7 @@ def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int,
     payload = f"""'{{"run_id":"' || {run} || '","app":"{APP}","user":"' || {_USER} || '","status":"running"}}'"""
     when = f"{began_ms} + i"
     columns = {
-        # Heads before runs: the trigger that tells a run how far its journal goes finds nobody to tell yet.
+        # Heads before runs: the trigger that updates a run's last sequence number then finds no run.
         "tape_run_heads": {"run_id": run, "seq": "1"},
         "tape_runs": {
             "run_id": run,
@@ -95,8 +95,8 @@ def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int,
             "run_id": run,
             "seq": "1",
             "decision_index": "0",
-            "tool_name": "'sweep'",
-            "idempotency_key": f"{run} || '/decision-0/sweep/0'",
+            "tool_name": "'transfer'",
+            "idempotency_key": f"{run} || '/decision-0/transfer/0'",
             "status": "2",
             "request_json": """'{"amount":100,"currency":"EUR"}'""",
             "response_json": """'{"reference":"t-1"}'""",

@@ -94,7 +94,7 @@ def _deliveries(options: Options) -> Table:
             http, pids = int(server.http_url.rpartition(":")[2]), [server.pid]
             headers = {"X-Route": "domain/ingest_order", "X-Pool": "shared", "traceparent": _TRACE}
             forged = _request("/ingress/orders", BODY, {"X-Signature": "00" * 32})
-            options.tell(f"{name}: begun without verification, then with it")
+            options.report(f"{name}: begun without verification, then with it")
             rows.append(
                 (f"{name}: POST /api/execute, no verification", _measure(options, load, http, pids, _execute()))
             )
@@ -105,7 +105,7 @@ def _deliveries(options: Options) -> Table:
             rows.append((f"{name}: POST /ingress, forged", _measure(options, load, http, pids, forged)))
             _register(server, PUSH)
             with _gateway(server.http_url) as (port, more):
-                options.tell(f"{name}: through a gateway")
+                options.report(f"{name}: through a gateway")
                 rows.append((f"{name}: through a gateway", _measure(options, load, port, [*pids, *more], _signed())))
     return Table(
         TITLE,

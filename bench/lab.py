@@ -1,4 +1,4 @@
-"""The place where things are measured: temporary folders, databases and servers, gone afterwards."""
+"""The environment of a benchmark: temporary folders, databases and servers, removed afterwards."""
 
 from __future__ import annotations
 

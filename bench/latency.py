@@ -1,4 +1,4 @@
-"""What one caller waits for one durable entry when nobody else is there."""
+"""The latency of one durable append when there is no other client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(options: Options) -> list[Table]:
     for kind in options.stores:
         measured: dict[str, list[Outcome]] = {}
         for number in range(1, rounds + 1):
-            options.tell(f"{TITLE}: {NAMES[kind]}, round {number}")
+            options.report(f"{TITLE}: {NAMES[kind]}, round {number}")
             for name, outcome in measure_store(options, kind, bounds).items():
                 measured.setdefault(name, []).append(outcome)
         bare = median(outcome.p50_ms for outcome in measured[f"{NAMES[kind]}: INSERT, COMMIT"])

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from bench.fill import NAMESPACE, fill, place, run_id, value_key
+from bench.fill import NAMESPACE, fill, run_id, session_ids, value_key
 from bench.lab import TapeServer
 from bench.load import CALLERS, Bounds, Outcome, run_callers
 from bench.options import NAMES, Options
@@ -41,7 +41,7 @@ def run(options: Options) -> list[Table]:
         called, said = [], []
         for _ in range(rounds):
             called.append(_through_rpc(options, kind, few, bounds))
-            options.tell(f"{TITLE}: {NAMES[kind]}, bare transactions")
+            options.report(f"{TITLE}: {NAMES[kind]}, bare transactions")
             said.append(_bare(options, kind, few, bounds))
         small, bare = _middle(called), _middle(said)
         large = _through_rpc(options, kind, many, bounds, rounds)
@@ -115,10 +115,10 @@ def _callers(number: int) -> str:
 
 
 def _through_rpc(options: Options, kind: str, rows: int, bounds: Bounds, rounds: int = 1) -> Measured:
-    options.tell(f"{TITLE}: filling {NAMES[kind]} with {rows:,} rows a table")
+    options.report(f"{TITLE}: filling {NAMES[kind]} with {rows:,} rows a table")
     store = options.lab.fresh_store(kind)
     fill(open_database(store), rows)
-    options.tell(f"{TITLE}: {NAMES[kind]} with {rows:,} rows a table")
+    options.report(f"{TITLE}: {NAMES[kind]} with {rows:,} rows a table")
     with TapeServer(store) as server:
         return options.lab.run(_call(server.url, rows, options.warm_up, bounds, rounds))
 
@@ -127,11 +127,13 @@ async def _call(url: str, rows: int, warm_up: Bounds, bounds: Bounds, rounds: in
     async with AsyncTapeClient(url) as client:
 
         async def begin_run(number: int) -> object:
-            return await client.begin_run(**place(spread(number, rows)), invocation_id=f"new-{number}")
+            return await client.begin_run(**session_ids(spread(number, rows)), invocation_id=f"new-{number}")
 
         async def effect(number: int) -> object:
             run = running(number, rows)
-            begun = await client.begin_effect(run_id=run, decision_index=number, tool_name="sweep", request_json="{}")
+            begun = await client.begin_effect(
+                run_id=run, decision_index=number, tool_name="transfer", request_json="{}"
+            )
             return await client.complete_effect(
                 run_id=run, idempotency_key=begun.idempotency_key, status=CONFIRMED, response_json="{}"
             )
@@ -201,15 +203,15 @@ async def _operate(database: Database, name: str, callers: int, rows: int, bound
 
 def _operations(name: str, number: int, rows: int) -> list[Callable[[Transaction], Any]]:
     if name == "BeginRun":
-        ids = place(spread(number, rows))
+        ids = session_ids(spread(number, rows))
         wanted = Run(run_id="", **ids, invocation_id=f"new-{number}", status=RunStatus.RUNNING)
         return [lambda tx: runs.begin(tx, wanted, owner="", lease_ms=0)]
     if name == "WriteValue":
         key = value_key(spread(number, rows))
         return [lambda tx: values.write(tx, NAMESPACE, key, f"{number}")]
     run = running(number, rows)
-    key = effects.key_of(run, number, "sweep", 0)
-    pending = Effect(run, 0, number, "sweep", key, EffectStatus.PENDING, "{}")
+    key = effects.key_of(run, number, "transfer", 0)
+    pending = Effect(run, 0, number, "transfer", key, EffectStatus.PENDING, "{}")
     return [
         lambda tx: effects.begin(tx, pending),
         lambda tx: effects.complete(tx, run, key, CONFIRMED, response_json="{}"),

@@ -36,7 +36,7 @@ def run(options: Options) -> list[Table]:
     entries = RATE * options.scaled(15, 1)
     rows = []
     for subscribers in SUBSCRIBERS:
-        options.tell(f"{TITLE}: {subscribers} subscribers")
+        options.report(f"{TITLE}: {subscribers} subscribers")
         with TapeServer(options.lab.fresh_store("sqlite")) as server:
             stream = measure(options.lab, server.url, subscribers, entries)
         received = stream.received

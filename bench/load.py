@@ -19,7 +19,7 @@ PREPARED = 10_000
 
 
 class Event(NamedTuple):
-    """One entry of the load, before it is anybody's message."""
+    """One entry of the load, before it is encoded for a system."""
 
     subject: str
     run_id: str
@@ -52,14 +52,14 @@ class Outcome:
 def event(number: int) -> Event:
     """The entry of that number: a subject among a thousand, a run among 64, a payload of about 200 bytes."""
     return Event(
-        f"/tape/order/placed/{number % SUBJECTS:04d}",
+        f"/tape/order/created/{number % SUBJECTS:04d}",
         f"checkout-{number % CALLERS:02d}",
         {
             "order": f"order-{number:012d}",
             "customer": f"customer-{number % 977:06d}",
             "amount": {"value": number % 100_000, "currency": "EUR"},
             "lines": [{"sku": f"sku-{number % 313:05d}", "quantity": 1 + number % 5}],
-            "note": "leave it with the neighbours if nobody opens",
+            "note": "leave it with the neighbours if there is no answer",
         },
     )
 

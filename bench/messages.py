@@ -29,8 +29,8 @@ PROCESS = "`tape subscription run` over HTTP, batch dispatch"
 # What differs between the contenders on Spark: the order that is kept, and who writes the runs.
 WAYS = {
     "Spark, in the order of the stream, over HTTP": ("per_key", False),
-    "Spark, in parallel stretches, over HTTP": ("none", False),
-    "Spark, in parallel stretches, into the store": ("none", True),
+    "Spark, in parallel ranges, over HTTP": ("none", False),
+    "Spark, in parallel ranges, into the store": ("none", True),
 }
 
 
@@ -43,10 +43,10 @@ def run(options: Options) -> list[Table]:
     try:
         with nats_server(options.lab.fresh_folder()) as url:
             options.lab.run(fill(url, messages))
-            options.tell(f"{TITLE}: warming up")
+            options.report(f"{TITLE}: warming up")
             _on_spark(options, spark, options.stores[0], url, "none", into_store=False)
             for number in range(1, rounds + 1):
-                options.tell(f"{TITLE}: round {number} of {rounds}")
+                options.report(f"{TITLE}: round {number} of {rounds}")
                 for store in options.stores:
                     with TapeServer(options.lab.fresh_store(store), "--log-level", "error") as server:
                         rate = options.lab.run(measure(server, url, messages, True, "dedicated-pool"))
@@ -71,8 +71,8 @@ def run(options: Options) -> list[Table]:
 
 def _on_spark(options: Options, spark: SparkSession, store: str, url: str, ordering: str, *, into_store: bool) -> float:
     """Seconds that all messages take."""
-    place = options.lab.fresh_store(store)
-    with TapeServer(place, "--log-level", "error") as server:
+    store_url = options.lab.fresh_store(store)
+    with TapeServer(store_url, "--log-level", "error") as server:
         control = Control(server.http_url)
         control.register_document(PLAYBOOK)
         spec = {
@@ -86,9 +86,9 @@ def _on_spark(options: Options, spark: SparkSession, store: str, url: str, order
         }
         control.register_document(json.dumps({"kind": "Subscription", "metadata": {"path": PATH}, "spec": spec}))
         checkpoint = Path(options.lab.fresh_folder(), "checkpoint")
-        how = StreamOptions(str(checkpoint), store=place if into_store else "")
+        stream_options = StreamOptions(str(checkpoint), store=store_url if into_store else "")
         began = time.perf_counter()
-        done = run_subscription(spark, server.http_url, "", PATH, JobContext("bench", quiet=True), how)
+        done = run_subscription(spark, server.http_url, "", PATH, JobContext("bench", quiet=True), stream_options)
         took = time.perf_counter() - began
         assert done.started == done.received > 0, done
         return took

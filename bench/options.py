@@ -22,7 +22,7 @@ class Options:
     lab: Lab
     is_quick: bool = False
     stores: tuple[str, ...] = STORES
-    tell: Callable[[str], None] = lambda text: None
+    report: Callable[[str], None] = lambda text: None
     minutes: float | None = None
     rate: int | None = None
 

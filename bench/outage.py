@@ -1,4 +1,4 @@
-"""Does a runtime's memory stay where it is while messages wait? Its server is away, and everything goes to a folder."""
+"""The memory of a runtime during an outage of its server, while messages go to a spool in a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.options import Options
 from bench.table import NOTHING, Table, count
 from tape.subscriptions.api_client import Control
 
-TITLE = "Outage: the memory of a runtime while its server is away"
+TITLE = "Outage: the memory of a runtime while its server is unavailable"
 
 PATH = "subscriptions/readings"
 DEVICES = 1_000
@@ -83,7 +83,7 @@ async def _measure(options: Options) -> list[Table]:
             sending = asyncio.create_task(_send(broker, rate))
             flowing_s = options.scaled(FLOWING_S, 1.0)
             await _while(watch, "all is well", options, lambda since: since < flowing_s)
-        await _while(watch, "the server is away", options, lambda since: since < outage_s)
+        await _while(watch, "the server is unavailable", options, lambda since: since < outage_s)
         sending.cancel()
         sent = await sending
         with TapeServer(store, http_listen=http):
@@ -118,7 +118,7 @@ async def _while(watch: Watch, phase: str, options: Options, goes_on: Callable[[
     while True:
         await asyncio.to_thread(watch.look, phase)
         last = watch.samples[-1]
-        options.tell(f"{TITLE}: {phase}, {last.waiting:,.0f} wait, {last.resident / MEGABYTE:.1f} MB")
+        options.report(f"{TITLE}: {phase}, {last.waiting:,.0f} wait, {last.resident / MEGABYTE:.1f} MB")
         if not goes_on(time.perf_counter() - began):
             return
         await asyncio.sleep(0.5)

@@ -29,9 +29,9 @@ def run(options: Options) -> list[Table]:
     try:
         rows = []
         for kind in options.stores:
-            options.tell(f"{TITLE}: filling {NAMES[kind]} with {entries:,} entries")
+            options.report(f"{TITLE}: filling {NAMES[kind]} with {entries:,} entries")
             store = options.lab.filled_store(kind, entries)
-            options.tell(f"{TITLE}: {NAMES[kind]}")
+            options.report(f"{TITLE}: {NAMES[kind]}")
             rows += _measure(spark, NAMES[kind], store, entries, runs)
         return [
             Table(

@@ -27,8 +27,8 @@ workflow:
   - {step: double, tool: {kind: value, value: "{{ n * 2 }}"}}
 """
 QUIET = "nothing else"
-WAITING = "a backlog on pool iot, nobody works on it"
-PACED = "a flood on pool iot, its worker with one place"
+WAITING = "a backlog on pool iot, without a worker"
+PACED = "a flood on pool iot, its worker with one slot"
 WORKING = "a flood on pool iot, its worker at full speed"
 SAME = "the same flood on pool shared"
 CALLERS = 64
@@ -42,7 +42,7 @@ def run(options: Options) -> list[Table]:
         measured: dict[str, list[float]] = {}
         speeds: dict[str, list[float]] = {}
         for number in range(1, options.scaled(2, 1) + 1):
-            options.tell(f"{TITLE}: {NAMES[kind]}, round {number}")
+            options.report(f"{TITLE}: {NAMES[kind]}, round {number}")
             with TapeServer(options.lab.fresh_store(kind)) as server:
                 waits, speed = options.lab.run(_measure(server.url, flood, probes))
             for name, found in waits.items():
@@ -55,7 +55,7 @@ def run(options: Options) -> list[Table]:
             latencies.append([f"{NAMES[kind]}: {name}", milliseconds(median(found)), times])
         rates += [[f"{NAMES[kind]}: {name}", count(median(found))] for name, found in speeds.items()]
     notes = [
-        f"one step that computes; {CONCURRENCY} places in each worker; the flood is {flood:,} executions",
+        f"one step that computes; {CONCURRENCY} slots in each worker; the flood is {flood:,} executions",
         f"from the call of execute to the end of the run as a follower sees it; median of {probes}, one at a time",
         "behind a flood on its own pool: one probe, until it has had its turn",
         "server, workers and caller share the machine: at full speed the flood's work takes its share of it",
@@ -102,7 +102,7 @@ async def _measure(url: str, flood: int, probes: int) -> tuple[dict[str, list[fl
         bare = await _bare(client, size)
     return waits, {
         f"begun, {BATCH:,} a call": begun,
-        f"run to their end by one worker with {CONCURRENCY} places": alone,
+        f"run to their end by one worker with {CONCURRENCY} slots": alone,
         "the same beside the probes": done,
         "bare calls a second": bare,
     }
@@ -131,8 +131,8 @@ async def _bare(client: AsyncTapeClient, calls: int) -> float:
 
 
 @contextlib.contextmanager
-def _worker(url: str, pool: str, places: int = CONCURRENCY) -> Iterator[None]:
-    command = [TAPE, "worker", "--pool", pool, "-c", str(places), "--url", url, "--log-level", "error"]
+def _worker(url: str, pool: str, slots: int = CONCURRENCY) -> Iterator[None]:
+    command = [TAPE, "worker", "--pool", pool, "-c", str(slots), "--url", url, "--log-level", "error"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield

@@ -137,7 +137,7 @@ def table(measure: str, best: dict[str, list[dict[str, Any]]], notes: list[str])
 
 def run(options: Options) -> list[Table]:
     """Three tables; the last one says so if implementations disagree or are missing."""
-    options.tell(TITLE)
+    options.report(TITLE)
     best = measured(rounds=options.scaled(3, 1), seconds=options.scaled(0.2, 0.01))
     notes = ["in brackets: how many times faster Tape is", *_disagreements(best)]
     notes += [f"{name} is not installed: make .venv/.bench" for name in CONTENDERS if name not in best]

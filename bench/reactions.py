@@ -54,7 +54,7 @@ def _matching(options: Options) -> Table:
     rows = []
     for kind in options.stores:
         for number in counts:
-            options.tell(f"{TITLE}: {NAMES[kind]}, {number:,} reactions")
+            options.report(f"{TITLE}: {NAMES[kind]}, {number:,} reactions")
             rounds = [
                 options.lab.run(_match(options.lab.fresh_store(kind), number, entries))
                 for _ in range(options.scaled(2, 1))
@@ -71,7 +71,7 @@ def _matching(options: Options) -> Table:
 
 
 async def _match(store: str, reactions: int, entries: int) -> tuple[float, float, float]:
-    """Entries a second that nobody wants, entries a second that somebody wants, and predicates evaluated for one."""
+    """Entries per second without a match, with a match, and predicates evaluated per entry."""
 
     def register(tx: Transaction) -> None:
         for number in range(reactions):
@@ -105,9 +105,9 @@ async def _match(store: str, reactions: int, entries: int) -> tuple[float, float
 
 
 def _order(number: int, is_wanted: bool, reactions: int) -> Draft:
-    """An entry of the load, of a customer that a reaction waits for, or of one that nobody knows."""
+    """An entry of the load: of a customer that a reaction matches, or of an unknown one."""
     subject, run_id, payload = event(number)
-    customer = f"customer-{number % reactions:06d}" if is_wanted else "nobody"
+    customer = f"customer-{number % reactions:06d}" if is_wanted else "unknown"
     return Draft(subject=subject, run_id=run_id, payload_json=to_json({**payload, "customer": customer}))
 
 
@@ -121,7 +121,7 @@ def _queues(options: Options) -> list[Table]:
     missing: dict[str, str] = {}
     for number in range(1, rounds + 1):
         for kind in options.stores:
-            options.tell(f"{TITLE}: queues, round {number}, {NAMES[kind]}")
+            options.report(f"{TITLE}: queues, round {number}, {NAMES[kind]}")
             figures = _tape(options, kind, jobs, probes, LIMITS["no limit"])
             measured.setdefault(f"Tape on {NAMES[kind]}", []).append(figures)
         if "postgres" not in options.stores:
@@ -129,7 +129,7 @@ def _queues(options: Options) -> list[Table]:
         for name, module in PEERS.items():
             if name in missing:
                 continue
-            options.tell(f"{TITLE}: queues, round {number}, {name}")
+            options.report(f"{TITLE}: queues, round {number}, {name}")
             try:
                 figures = library(module, options.lab.fresh_store("postgres"), jobs, probes)
                 measured.setdefault(name, []).append(figures)
@@ -192,7 +192,7 @@ def _limits(options: Options) -> Table:
         rates: dict[str, list[float]] = {}
         for number in range(1, rounds + 1):
             for name, fields in LIMITS.items():
-                options.tell(f"{TITLE}: limits, round {number}, {NAMES[kind]}, {name}")
+                options.report(f"{TITLE}: limits, round {number}, {NAMES[kind]}, {name}")
                 rates.setdefault(name, []).append(_tape(options, kind, jobs, 0, fields)["drain"])
         free = median(rates["no limit"])
         for name, each in rates.items():

@@ -14,7 +14,7 @@ from bench.lab import Lab, stop
 from bench.peers.servers import NotInstalled
 
 SOURCES = Path(__file__).parent / "c"
-PATIENCE_MS = 15_000
+READ_TIMEOUT_MS = 15_000
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def reading(lab: Lab, port: int, path: str, connections: int, events: int) -> It
     request = lab.fresh_folder() / "request"
     head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: text/event-stream\r\n\r\n"
     request.write_text(head, newline="")
-    command = [str(build(lab)), str(port), str(request), str(connections), str(events), str(PATIENCE_MS)]
+    command = [str(build(lab)), str(port), str(request), str(connections), str(events), str(READ_TIMEOUT_MS)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

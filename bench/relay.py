@@ -66,7 +66,7 @@ def run(options: Options) -> list[Table]:
             folder = options.lab.fresh_folder()
 
             def measure(name: str, make: Callable[[], Any], publish: Callable[[Any, list[Any]], None]) -> None:
-                options.tell(f"{TITLE}: {name}")
+                options.report(f"{TITLE}: {name}")
                 rates: list[tuple[float, float]] = []
                 for number in range(ROUNDS):  # in turns, so that both meet the same noise
                     cursor = folder / f"{name}-{number}.json"

@@ -33,12 +33,12 @@ def run(options: Options) -> list[Table]:
     rounds = options.scaled(3, 1)
     rows = []
     for kind in options.stores:
-        options.tell(f"{TITLE}: filling {NAMES[kind]} with {entries:,} entries")
+        options.report(f"{TITLE}: filling {NAMES[kind]} with {entries:,} entries")
         store = options.lab.filled_store(kind, entries)
         selected = median(_select(store) for _ in range(rounds))
         with TapeServer(store) as server:
             for name, read, wanted, aim in ways:
-                options.tell(f"{TITLE}: {NAMES[kind]}, {name}")
+                options.report(f"{TITLE}: {NAMES[kind]}, {name}")
                 rate = median(options.lab.run(_measure(server.url, read, wanted)) for _ in range(rounds))
                 rows.append([f"{NAMES[kind]}: {name}", count(wanted), count(rate), ratio(rate, selected), aim])
         rows.append([f"{NAMES[kind]}: SELECT through the driver", count(entries), count(selected), NOTHING, NOTHING])

@@ -47,7 +47,7 @@ def _cores(options: Options) -> Table:
     store = _Growing(options.lab.fresh_store("sqlite")).grown_to(entries)
     seconds = {}
     for cores in (1, 2):
-        options.tell(f"{TITLE}: a backtest on {cores} cores")
+        options.report(f"{TITLE}: a backtest on {cores} cores")
         with _session(cores) as spark:
             work = partial(backtest, spark, store, unregistered_reaction("/tape/**", WHERE))
             work()  # the first one starts Python
@@ -69,7 +69,7 @@ def _growth(options: Options) -> Table:
         for work in _jobs(spark, journal.grown_to(sizes[0] // 10)).values():
             work()  # the first ones start Python
         for size in sizes:
-            options.tell(f"{TITLE}: {size:,} entries")
+            options.report(f"{TITLE}: {size:,} entries")
             store = journal.grown_to(size)
             took = {name: _timed(work) for name, work in _jobs(spark, store).items()}
             figures.append(took)
@@ -119,7 +119,7 @@ def _lag(options: Options) -> Table:
             "fanout": lambda store, now: fanout(spark, store, "bench", sink, now, follow=True),
         }
         for name, job in jobs.items():
-            options.tell(f"{TITLE}: {name} behind {per_s:,} entries/s")
+            options.report(f"{TITLE}: {name} behind {per_s:,} entries/s")
             lags, sent = _followed(options.lab.fresh_store("sqlite"), job, per_s, seconds)
             rows.append([name, count(sent / seconds), *(f"{value:.1f}" for value in lags)])
     notes = [f"seconds between an entry's append and the end of the round that handled it; {seconds} s; {_machine()}"]

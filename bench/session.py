@@ -58,14 +58,14 @@ def _recording(options: Options) -> Table:
     found: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(ROUNDS):  # in turns, so that all meet the same noise
         for name, (make, share) in subjects.items():
-            options.tell(f"{TITLE}: {name}")
+            options.report(f"{TITLE}: {name}")
             tape = make()
             found[name].append(_rate(tape.record, int(entries * share)))
             getattr(tape, "close", lambda: None)()
     rates = {name: statistics.median(each) for name, each in found.items()}
     with TapeServer(options.lab.fresh_store("sqlite")) as server:
         name = "the tape, ServerBackend, until all is durable"
-        options.tell(f"{TITLE}: {name}")
+        options.report(f"{TITLE}: {name}")
         rates[name] = _mirrored_rate(server.url, options.scaled(20_000, 500))
     against = {
         "the tape, no backend": ("the obvious way, in memory", "≥ 2×"),
@@ -162,7 +162,7 @@ def _following(options: Options) -> Table:
     rows = []
     for history in HISTORIES:
         history = options.scaled(history, history // 100)
-        options.tell(f"{TITLE}: following with {history:,} entries of history")
+        options.report(f"{TITLE}: following with {history:,} entries of history")
         few = max(entries // (1 + history // 500), 20)
         rates = [
             (
@@ -236,7 +236,7 @@ def _loading(options: Options) -> Table:
         ("SessionTape(max_events=1000, backend=JsonlBackend(…))", open_end),
         ("the lines of the raw file, counted", raw),
     ):
-        options.tell(f"{TITLE}: {name}")
+        options.report(f"{TITLE}: {name}")
         began = time.perf_counter()
         assert work() == lines
         seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What store-and-forward costs: writing to the spool, draining it, and having one that nobody needs."""
+"""The cost of store-and-forward: writing to the spool, draining it, and an idle spool."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ BODY = {"device": "d-17", "reading": 21.5, "text": "x" * 200}
 
 
 def run(options: Options) -> list[Table]:
-    """Three tables: by place, by order, and idle."""
+    """Three tables: by backend, by ordering, and idle."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return [
-            runner.run(_places(options)),
+            runner.run(_backends(options)),
             runner.run(_orders(options)),
             runner.run(_idle(options)),
         ]
 
 
 async def _emit(events: Sequence[SubscriptionEvent]) -> None:
-    """Nobody listens: the journal's own speed is another question."""
+    """Discard events: the speed of the journal is not measured here."""
 
 
 def _arrivals(number: int) -> list[Arrival]:
@@ -73,8 +73,8 @@ def _arrivals(number: int) -> list[Arrival]:
     ]
 
 
-def _spool(place: SpoolBackend, **rules: Any) -> Spool:
-    return Spool(REF, "nats", place, SpoolRules(max_bytes=None, **rules), emit=_emit, now_ms=now_ms)
+def _spool(backend: SpoolBackend, **rules: Any) -> Spool:
+    return Spool(REF, "nats", backend, SpoolRules(max_bytes=None, **rules), emit=_emit, now_ms=now_ms)
 
 
 class Receiver:
@@ -99,48 +99,48 @@ async def _fill(spool: Spool, arrivals: list[Arrival]) -> None:
         await spool.append(arrivals[start : start + TAKEN_AT_ONCE])
 
 
-async def _bare_write(place: SpoolBackend, objects: list[tuple[str, bytes]]) -> None:
+async def _bare_write(backend: SpoolBackend, objects: list[tuple[str, bytes]]) -> None:
     """The same objects, as many at once, by the client alone."""
     for start in range(0, len(objects), TAKEN_AT_ONCE):
-        await place.put(Area.CONTROL, objects[start : start + TAKEN_AT_ONCE])
+        await backend.put(Area.CONTROL, objects[start : start + TAKEN_AT_ONCE])
 
 
-async def _bare_read(place: SpoolBackend, objects: list[tuple[str, bytes]]) -> None:
+async def _bare_read(backend: SpoolBackend, objects: list[tuple[str, bytes]]) -> None:
     for start in range(0, len(objects), 250):
         some = [key for key, _ in objects[start : start + 250]]
-        await place.get_many(Area.CONTROL, some)
-        await place.delete(Area.CONTROL, some)
+        await backend.get_many(Area.CONTROL, some)
+        await backend.delete(Area.CONTROL, some)
 
 
 @asynccontextmanager
 async def _opened(name: str, options: Options) -> AsyncIterator[SpoolBackend]:
     async with AsyncExitStack() as stack:
-        place: SpoolBackend
+        backend: SpoolBackend
         match name:
             case "folder, synced":
-                place = DiskBackend(options.lab.fresh_folder())
+                backend = DiskBackend(options.lab.fresh_folder())
             case "memory":
                 from obstore.store import MemoryStore
 
-                place = BucketBackend(MemoryStore(), "bench", "memory")
+                backend = BucketBackend(MemoryStore(), "bench", "memory")
             case "S3 (SeaweedFS)":
                 server = stack.enter_context(S3Server())
-                place = BucketBackend(server.store("spool"), "bench", "s3://spool")
+                backend = BucketBackend(server.store("spool"), "bench", "s3://spool")
             case _:
                 broker = stack.enter_context(NatsServer())
-                place = NatsBackend("bench", servers=f"nats://{broker.address}")
-        yield place
-        await place.close()
+                backend = NatsBackend("bench", servers=f"nats://{broker.address}")
+        yield backend
+        await backend.close()
 
 
-async def _places(options: Options) -> Table:
+async def _backends(options: Options) -> Table:
     rows = []
     for name in ("folder, synced", "memory", "S3 (SeaweedFS)", "NATS object store"):
-        options.tell(f"{TITLE}: {name}")
+        options.report(f"{TITLE}: {name}")
         number = options.scaled(20_000 if name in ("folder, synced", "memory") else 5_000, 200)
         arrivals = _arrivals(number)
-        async with _opened(name, options) as place:
-            spool = _spool(place, ordering="none")
+        async with _opened(name, options) as backend:
+            spool = _spool(backend, ordering="none")
             written = await _rate(number, _fill, spool, arrivals)
             drained = await _rate(number, drain, spool, Receiver())
             item = SpoolItem(
@@ -149,8 +149,8 @@ async def _places(options: Options) -> Table:
                 message=arrivals[0].message, plan=arrivals[0].plan,
             )  # fmt: skip
             objects = [(f"{n:020}-m{n}", item.encode()) for n in range(number)]
-            bare_write = await _rate(number, _bare_write, place, objects)
-            bare_read = await _rate(number, _bare_read, place, objects)
+            bare_write = await _rate(number, _bare_write, backend, objects)
+            bare_read = await _rate(number, _bare_read, backend, objects)
         rows.append(
             [
                 name,
@@ -163,8 +163,8 @@ async def _places(options: Options) -> Table:
             ]
         )
     return Table(
-        "Spool: messages per second, by place",
-        ["place", "taken", "bare writes", "of bare", "drained", "bare reads", "of bare"],
+        "Spool: messages per second, by backend",
+        ["backend", "appended", "bare writes", "of bare", "drained", "bare reads", "of bare"],
         rows,
         [
             f"Messages of {len(str(BODY))} bytes, {TAKEN_AT_ONCE} taken at once; bare is the same client writing, and"
@@ -178,9 +178,9 @@ async def _orders(options: Options) -> Table:
     number = options.scaled(100_000, 300)
     rows = []
     for ordering in ("none", "per_key", "global"):
-        options.tell(f"{TITLE}: {number:,} in order {ordering}")
-        async with _opened("folder, synced", options) as place:
-            spool = _spool(place, ordering=ordering)
+        options.report(f"{TITLE}: {number:,} in order {ordering}")
+        async with _opened("folder, synced", options) as backend:
+            spool = _spool(backend, ordering=ordering)
             await _fill(spool, _arrivals(number))
             receiver = Receiver()
             rate = await _rate(number, drain, spool, receiver)
@@ -206,8 +206,8 @@ async def _idle(options: Options) -> Table:
         for _ in range(0, number, TAKEN_AT_ONCE):
             await dispatch([plan] * TAKEN_AT_ONCE)
 
-    async with _opened("memory", options) as place:
-        forwarder = Forwarder(subscription, REF, dispatch, spool=_spool(place), emit=_emit)
+    async with _opened("memory", options) as backend:
+        forwarder = Forwarder(subscription, REF, dispatch, spool=_spool(backend), emit=_emit)
 
         async def forwarded() -> None:
             for _ in range(0, number, TAKEN_AT_ONCE):

@@ -56,7 +56,7 @@ def _fan_out(options: Options) -> Table:
         events = options.scaled({100: 20_000, 1_000: 4_000}, {10: 200})[readers]
         found: dict[str, Received | str] = {}
         for name, (open_, share) in CONTENDERS.items():
-            options.tell(f"{TITLE}: {name}, {readers} readers")
+            options.report(f"{TITLE}: {name}, {readers} readers")
             try:
                 with open_(options.lab) as contender:
                     found[name] = _flood(options.lab, contender, readers, int(events * share))
@@ -192,14 +192,14 @@ def _alone(options: Options) -> Table:
     with TapeServer(lab.fresh_store("sqlite"), *FLAGS) as server:
         contender = _tape_contender(server)
         for readers in options.scaled((1, 100), (1,)):
-            options.tell(f"{TITLE}: {RATE} events/s, {readers} readers")
+            options.report(f"{TITLE}: {RATE} events/s, {readers} readers")
             seen = _steady(lab, contender, readers, RATE * options.scaled(10, 1))
             figures = f"p50 {milliseconds(seen.p50_ms)} ms, p99 {milliseconds(seen.p99_ms)} ms"
             rows.append([f"publish to receipt at {RATE:,} events/s, {readers} readers", figures])
-    options.tell(f"{TITLE}: replay")
+    options.report(f"{TITLE}: replay")
     events = options.scaled(1_000_000, 5_000)
     rows.append([f"replay of {events:,} events to one reader", f"{count(_replay(lab, events))} events/s"])
-    options.tell(f"{TITLE}: what a reader costs")
+    options.report(f"{TITLE}: what a reader costs")
     rows += _costs(options)
     notes = [
         "latency from just before the append to the frame at the reader, the append made durable in between",

@@ -17,7 +17,7 @@ PATTERNS = (10, 1_000, 10_000)
 SUBJECTS = 50_000
 KINDS = 20
 SORTS = 4
-VERBS = ("placed", "paid", "shipped", "returned")
+VERBS = ("created", "paid", "shipped", "returned")
 CHUNK = 20
 
 
@@ -26,7 +26,7 @@ def run(options: Options) -> list[Table]:
     seconds = options.scaled(3.0, 0.1)
     rows = []
     for size in PATTERNS:
-        options.tell(f"{TITLE}: {size:,} patterns")
+        options.report(f"{TITLE}: {size:,} patterns")
         subjects = [subject(number, size) for number in range(SUBJECTS)]
         patterns = [Pattern(pattern_text(number)) for number in range(size)]
         trie = PatternSet(zip(patterns, range(size), strict=True))

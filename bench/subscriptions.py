@@ -45,7 +45,7 @@ def run(options: Options) -> list[Table]:
     with nats_server(options.lab.fresh_folder()) as url:
         options.lab.run(fill(url, messages))
         for number in range(1, rounds + 1):
-            options.tell(f"{TITLE}: round {number} of {rounds}")
+            options.report(f"{TITLE}: round {number} of {rounds}")
             rates.setdefault(BARE, []).append(options.lab.run(_bare(url, messages)))
             for store in options.stores:
                 for label, measured in _contenders(options, store, url, messages):
@@ -55,7 +55,7 @@ def run(options: Options) -> list[Table]:
     notes = [
         f"{messages:,} messages of {len(BODY)} bytes, {BATCH} a fetch; median of {rounds} rounds",
         "begun: the run and its command are durable, and the message is acknowledged",
-        "completed: a worker with 8 places has run its one step, recorded before and after, and ended it",
+        "completed: a worker with 8 slots has run its one step, recorded before and after, and ended it",
     ]
     return [Table(TITLE, ("", "messages/s", "÷ bare"), rows, notes)]
 
@@ -68,12 +68,12 @@ def _contenders(options: Options, store: str, url: str, messages: int) -> Iterat
             with TapeServer(options.lab.fresh_store(store), "--log-level", "error") as server:
                 return options.lab.run(measure(server, url, messages, is_batched, "local"))
 
-        def elsewhere(is_batched: bool = is_batched) -> float:
+        def remote(is_batched: bool = is_batched) -> float:
             with TapeServer(options.lab.fresh_store(store), "--log-level", "error") as server:
                 return options.lab.run(measure(server, url, messages, is_batched, "dedicated-pool"))
 
         yield f"begun, in the server, {kind} dispatch", inside
-        yield f"begun, `tape subscription run` over HTTP, {kind} dispatch", elsewhere
+        yield f"begun, `tape subscription run` over HTTP, {kind} dispatch", remote
 
     def completed() -> float:
         with TapeServer(options.lab.fresh_store(store), "--log-level", "error") as server, _worker(server.url):

@@ -20,9 +20,9 @@ def run(options: Options) -> list[Table]:
     entries = options.scaled(ENTRIES, QUICK_ENTRIES)
     rows = []
     for kind in options.stores:
-        options.tell(f"{TITLE}: filling {NAMES[kind]} with {entries:,} entries")
+        options.report(f"{TITLE}: filling {NAMES[kind]} with {entries:,} entries")
         store = options.lab.filled_store(kind, entries)
-        options.tell(f"{TITLE}: {NAMES[kind]}")
+        options.report(f"{TITLE}: {NAMES[kind]}")
         command = [TAPE, "verify", "--store", store, "--output", "json"]
         began = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)

@@ -45,7 +45,7 @@ def main() -> None:
     except tape.EffectFailed as failed:
         print(failed)
 
-    # Whoever runs the reactors (`tape reactors`) does this, also if the process above is long gone.
+    # The process of `tape reactors` does this, also after the process above has ended.
     while compensate_once(URL):
         pass
 

@@ -40,7 +40,7 @@ def main() -> None:
     with tape.durable_run("payables", url=URL, scopes=["bank"]):
         print("queued:", wire(invoice, 99.50)["status"])
 
-    # Whoever runs the dispatcher (`tape-outbox`) does this.
+    # The dispatcher process (`tape-outbox`) does this.
     for report in outbox_dispatch_once(URL, connector="bank"):
         print("dispatched:", report["outcome"])
 

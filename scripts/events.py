@@ -18,7 +18,7 @@ PAGE = Path(__file__).parent.parent / "docs/events.md"
 HEAD = """# Events
 
 Generated from the catalogue in `src/tape/model/event_types.py` by `make docs`; edit that, not this page. These are the
-types that Tape itself writes; every other `<kind>.<verb>` on a journal is its users'. How they arrive is told in
+types that Tape itself writes; every other `<kind>.<verb>` on a journal is its users'. How they arrive is described in
 [stream.md](stream.md).
 
 A *safe* payload is stored as it is. Payloads of users are *redacted* first, unless their type is named in `safe_types`.

@@ -90,7 +90,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
-        """Nobody wants to read it."""
+        """Log nothing."""
 
 
 class Stage:
@@ -128,7 +128,7 @@ class Stage:
         return found
 
     def outages(self) -> list[Outage]:
-        """What the journal tells of them."""
+        """The outages in the journal."""
         return read_outages(self.client, PATH)
 
     async def _stream(self) -> None:
@@ -226,9 +226,9 @@ def main() -> None:
         console.print(
             f"   {3 * count} sent, {len(begun)} runs, {'in order, each once' if is_whole else 'NOT as sent'}.\n"
         )
-        until(lambda: all(each.ended_ms for each in stage.outages()), "the journal to tell the end")
+        until(lambda: all(each.ended_ms for each in stage.outages()), "the end of the outages in the journal")
 
-        console.print("[bold]What the journal tells[/bold] (tape subscriptions outage subscriptions/orders):\n")
+        console.print("[bold]The outages in the journal[/bold] (tape subscriptions outage subscriptions/orders):\n")
         for each in stage.outages():
             show_outage(each)
         if not is_whole:

@@ -22,13 +22,13 @@ from tape import AsyncTapeClient, TapeClient
 
 ROOT = Path(__file__).parent.parent
 PROTO = "tape/proto/tape.proto"
-# Numbers of fields in the descriptors: a place in a proto is a path of them.
+# Field numbers in the descriptors: a location in a proto is a path of them.
 MESSAGES, ENUMS, SERVICES, FIELDS, METHODS = 4, 5, 6, 2, 2
 
 HEAD = """# Reference
 
 Generated from `tape.proto` and the docstrings of the clients by `make docs`; edit those, not this page. What the
-calls mean together is told in [runs.md](runs.md) and [journal.md](journal.md), what can go wrong in
+calls mean together is described in [runs.md](runs.md) and [journal.md](journal.md), what can go wrong in
 [errors.md](errors.md).
 """
 
@@ -110,18 +110,18 @@ class Proto:
             self.file = pb.FileDescriptorSet.FromString(target.read_bytes()).file[0]
         self.service = self.file.service[0]
         self._messages = {message.name: (index, message) for index, message in enumerate(self.file.message_type)}
-        self._comments = {tuple(place.path): place for place in self.file.source_code_info.location}
+        self._comments = {tuple(location.path): location for location in self.file.source_code_info.location}
         self._uses = self._count_uses()
 
     def calls(self) -> Iterator[str]:
         """Every RPC under the heading of its group, with the fields of its request and response."""
         for index, method in enumerate(self.service.method):
-            place = self._comments[SERVICES, 0, METHODS, index]
-            for group in place.leading_detached_comments or self._first_group(index):
+            location = self._comments[SERVICES, 0, METHODS, index]
+            for group in location.leading_detached_comments or self._first_group(index):
                 title, _, rest = _one_line(group).partition(": ")
                 yield from (f"### {title.rstrip('.')}", "", *([_sentence(rest), ""] if rest else []))
             request, response = _short(method.input_type), _short(method.output_type)
-            yield from (f"#### {method.name}", "", _one_line(place.leading_comments), "")
+            yield from (f"#### {method.name}", "", _one_line(location.leading_comments), "")
             sends = f"stream of `{request}`" if method.client_streaming else f"`{request}`"
             gets = f"stream of `{response}`" if method.server_streaming else f"`{response}`"
             yield from (f"{sends} → {gets}", "")
@@ -150,8 +150,8 @@ class Proto:
         index, message = self._messages[name]
         yield from (f"| {role} | number | type | |", "|---|---:|---|---|")
         for position, field in enumerate(message.field):
-            place = self._comments.get((MESSAGES, index, FIELDS, position))
-            comment = _one_line(place.trailing_comments or place.leading_comments) if place else ""
+            location = self._comments.get((MESSAGES, index, FIELDS, position))
+            comment = _one_line(location.trailing_comments or location.leading_comments) if location else ""
             yield f"| `{field.name}` | {field.number} | {self._type(message, field)} | {_cell(comment)} |"
         yield ""
 

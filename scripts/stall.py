@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/stall.py .venv/bin/python -m pytest tests/system -n 3
 
-What passes quietly and fails here depends on time: a lease that is too short, an order that nobody promised.
+What passes quietly and fails here depends on time: a lease that is too short, an order that is not guaranteed.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ async def appender(port: int) -> AsyncIterator[Callable[[int], Awaitable[object]
         await stream.add_stream(StreamConfig(name="orders", subjects=["order.>"], storage=StorageType.FILE))
 
         async def append(number: int) -> object:
-            return await stream.publish(f"order.placed.{number % SUBJECTS:04d}", payloads[number % PREPARED])
+            return await stream.publish(f"order.created.{number % SUBJECTS:04d}", payloads[number % PREPARED])
 
         yield append
     finally:

@@ -18,7 +18,7 @@ async def appender(port: int) -> AsyncIterator[Callable[[int], Awaitable[object]
     async with Redis(host="127.0.0.1", port=port, max_connections=CALLERS) as redis:
 
         async def append(number: int) -> object:
-            fields = {"subject": f"/tape/order/placed/{number % SUBJECTS:04d}", "payload": texts[number % PREPARED]}
+            fields = {"subject": f"/tape/order/created/{number % SUBJECTS:04d}", "payload": texts[number % PREPARED]}
             return await redis.xadd("orders", fields)
 
         yield append
