@@ -17,8 +17,8 @@ _MOCK = """
 import ctypes, pathlib, sys
 import confluent_kafka
 from confluent_kafka.admin import AdminClient
-place = pathlib.Path(confluent_kafka.__file__).parent
-found = [*place.parent.glob("confluent_kafka.libs/librdkafka*"), *place.glob(".dylibs/librdkafka*")]
+package = pathlib.Path(confluent_kafka.__file__).parent
+found = [*package.parent.glob("confluent_kafka.libs/librdkafka*"), *package.glob(".dylibs/librdkafka*")]
 if found:
     library = ctypes.CDLL(str(found[0]))
     new, mock = library.rd_kafka_new, library.rd_kafka_mock_cluster_new

@@ -34,7 +34,7 @@ TOGETHER = (
     "tests/pipeline/",
     "tests/bench/",
     "tests/subscriptions/spool/",
-    "tests/reactions/test_rehearsal.py",
+    "tests/engine/reactions/test_simulation.py",
     "tests/cli/test_ledgers.py",
     "tests/cli/test_subscriptions.py",
     "tests/test_examples.py",
@@ -47,13 +47,13 @@ class Shared(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if "pubsub" in nodeid:
             return "pubsub"
-        return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
+        return next((prefix for prefix in TOGETHER if nodeid.startswith(prefix)), nodeid)
 
 
 # The same examples every time, for as long as it takes; `make proof` tries many others.
-PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("steady", derandomize=True, **PATIENT)
-hypothesis.settings.register_profile("proof", max_examples=2_000, **PATIENT)
+WITHOUT_DEADLINE: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("steady", derandomize=True, **WITHOUT_DEADLINE)
+hypothesis.settings.register_profile("proof", max_examples=2_000, **WITHOUT_DEADLINE)
 hypothesis.settings.load_profile("steady")
 
 
@@ -61,7 +61,7 @@ def pytest_configure() -> None:
     """Make the surroundings the same everywhere."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background, where every child would ignore it too
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Files are in memory where there is room: kill -9 leaves the same behind, and no disk is awaited.
+    # Files are in memory if possible: kill -9 leaves the same files, and tests do not wait for a disk.
     memory = Path("/dev/shm")
     if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
         os.environ["TMPDIR"] = tempfile.tempdir = str(memory)
@@ -74,7 +74,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shared:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first."""
-    items.sort(key=lambda item: next((n for n, place in enumerate(FIRST) if item.nodeid.startswith(place)), len(FIRST)))
+    items.sort(
+        key=lambda item: next((n for n, prefix in enumerate(FIRST) if item.nodeid.startswith(prefix)), len(FIRST))
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -86,7 +86,7 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just died, and we are not told yet
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and wait() has not returned yet
                 os.kill(self.pid, number)
 
     def kill(self) -> None:

@@ -14,7 +14,7 @@ Past = tuple[int, str, str, str, str, str]  # ts_ms, kind, verb, tenant, user, s
 
 
 async def write_past(database: Database, past: Sequence[Past]) -> None:
-    """Append entries at their times, the oldest first. The chain is not kept: nobody verifies these."""
+    """Append entries at their times, the oldest first. The chain is not kept: tests do not verify these."""
 
     def write(tx: Transaction) -> None:
         head = read_head(tx)
@@ -54,7 +54,7 @@ class TimedDraft(msgspec.Struct, frozen=True):
     payload_json: str
 
 
-async def write_told(database: Database, entries: Sequence[TimedDraft]) -> None:
+async def write_timed(database: Database, entries: Sequence[TimedDraft]) -> None:
     """Append entries at their times, in the order given. The chain is not kept."""
 
     def write(tx: Transaction) -> None:

@@ -19,7 +19,7 @@ KEY, SECRET = "spooler", "not-so-secret"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now, all different."""
+    """Return distinct free ports."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port())

@@ -1,6 +1,6 @@
 """The other side: a bank as a process of its own, which counts what really happened to it.
 
-POST /payments             a payment happens, and is answered; while held, it happens and nobody is told
+POST /payments             a payment is made and answered; while held, it is made and not answered
 GET  /payments/<key>       200 if it happened, else 404
 POST /refunds              one is undone
 POST /answer/<status>      the next payments are refused with that status; 200 takes them again
@@ -85,7 +85,7 @@ class Receiver:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def tell(self, path: str, **body: str) -> None:
+    def post(self, path: str, **body: str) -> None:
         """Have the bank do something."""
         request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), method="POST")
         with urllib.request.urlopen(request):

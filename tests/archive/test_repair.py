@@ -56,7 +56,7 @@ def flip(path: Path, at: int = 60) -> None:
     path.write_bytes(damaged)
 
 
-def test_damaged_and_missing_files_are_named_rebuilt_exactly_and_put_aside(lake: ArchiveTable, store_url: str) -> None:
+def test_damaged_and_missing_files_are_named_rebuilt_and_quarantined(lake: ArchiveTable, store_url: str) -> None:
     whole = content(lake)
     first, second, *_, last = [Path(lake.url, file.path) for file in lake.files()]
     flip(first)
@@ -68,21 +68,21 @@ def test_damaged_and_missing_files_are_named_rebuilt_exactly_and_put_aside(lake:
     for path in (first, second, last):
         assert path.name in named.output
     assert "3 problems" in named.output
-    mended = verify(lake, store_url, "--repair", "--output", "json")
-    assert mended.exit_code == 0, mended.output
-    told = json.loads(mended.output)
-    assert (told["ok"], len(told["repaired"]["replaced"])) == (True, 3)
+    repaired = verify(lake, store_url, "--repair", "--output", "json")
+    assert repaired.exit_code == 0, repaired.output
+    output = json.loads(repaired.output)
+    assert (output["ok"], len(output["repaired"]["replaced"])) == (True, 3)
     lake.refresh()
     assert content(lake) == whole
     assert verify(lake, store_url).exit_code == 0
-    aside = sorted(path.name.rpartition(",")[2] for path in Path(lake.url, "_quarantine").iterdir())
-    assert aside == sorted((first.name, last.name))
+    quarantined = sorted(path.name.rpartition(",")[2] for path in Path(lake.url, "_quarantine").iterdir())
+    assert quarantined == sorted((first.name, last.name))
     assert not any(path.exists() for path in (first, second, last))
     assert lake.vacuum() == 0
     assert len(list(Path(lake.url, "_quarantine").iterdir())) == 2
 
 
-def test_an_altered_entry_and_one_that_was_taken_out_are_put_right(lake: ArchiveTable, store_url: str) -> None:
+def test_an_altered_and_a_removed_entry_are_repaired(lake: ArchiveTable, store_url: str) -> None:
     whole = content(lake)
     altered, taken, *_ = lake.files()
     table = lake.read_file(altered, 0, ENTRIES)
@@ -100,7 +100,9 @@ def test_an_altered_entry_and_one_that_was_taken_out_are_put_right(lake: Archive
     assert content(lake) == whole
 
 
-def test_what_the_journal_no_longer_has_is_said_and_nothing_is_changed(lake: ArchiveTable, store_url: str) -> None:
+def test_entries_pruned_from_the_journal_are_reported_and_nothing_is_changed(
+    lake: ArchiveTable, store_url: str
+) -> None:
     early, *_, late = lake.files()
     prune(store_url, 150)
     for file in (early, late):
@@ -147,7 +149,7 @@ def test_small_files_become_large_ones_and_readers_do_not_notice(lake: ArchiveTa
     assert reader.read(EntryFilter(), 0, ENTRIES, 10) == before
 
 
-def test_whoever_compacts_second_changes_nothing(lake: ArchiveTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_of_two_compactions_changes_nothing(lake: ArchiveTable, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, other, joined = content(lake), ArchiveTable.open(lake.url), compaction._join_files
 
     def outrun(mine: ArchiveTable, files: Sequence[ArchiveFile]) -> ArchiveFile:

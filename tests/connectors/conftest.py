@@ -20,8 +20,8 @@ def bank_process() -> Iterator[Receiver]:
 def bank(bank_process: Receiver) -> Iterator[Receiver]:
     """A bank that takes payments."""
     yield bank_process
-    bank_process.tell("/answer/200")
-    bank_process.tell("/release")
+    bank_process.post("/answer/200")
+    bank_process.post("/release")
 
 
 @pytest.fixture(scope="module")

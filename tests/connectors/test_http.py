@@ -60,7 +60,7 @@ def connector(bank: Receiver) -> Iterator[Making]:
 def test_an_answer_says_what_is_certain_and_no_more(
     bank: Receiver, connector: Making, status: int, meaning: str, is_retried: bool
 ) -> None:
-    bank.tell(f"/answer/{status}")
+    bank.post(f"/answer/{status}")
     result = connector().dispatch(payment())
     assert (result.status, result.error["status"], result.retry_at_ms > 0) == (meaning, status, is_retried)
 
@@ -68,13 +68,13 @@ def test_an_answer_says_what_is_certain_and_no_more(
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("after", ["120", "Fri, 31 Dec 2100 23:59:59 GMT"])
 def test_retry_after_says_when(bank: Receiver, connector: Making, status: int, after: str) -> None:
-    bank.tell(f"/answer/{status}", **{"Retry-After": after})
+    bank.post(f"/answer/{status}", **{"Retry-After": after})
     result = connector().dispatch(payment())
     assert result.retry_at_ms > time.time() * 1000 + 100_000
 
 
 def test_a_conflict_can_mean_no(bank: Receiver, connector: Making) -> None:
-    bank.tell("/answer/409")
+    bank.post("/answer/409")
     assert connector(conflict="failed").dispatch(payment()).status == "failed"
 
 
@@ -97,7 +97,7 @@ def test_nobody_there_means_certainly_not_sent(connector: Making) -> None:
 def test_an_answer_that_does_not_come_in_time_is_unknown_and_can_be_looked_up(
     bank: Receiver, connector: Making
 ) -> None:
-    bank.tell("/hold")
+    bank.post("/hold")
     effect = payment()
     slow = connector(timeout_s=0.2)
     assert slow.dispatch(effect).status == "unknown"

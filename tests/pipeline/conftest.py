@@ -79,5 +79,5 @@ def orders(store_url: str) -> str:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
-    """A place for a stream's checkpoint."""
+    """The folder for a stream's checkpoint."""
     return str(tmp_path / "checkpoint")

@@ -64,7 +64,7 @@ class Standalone:
         found = []
         for process in self._processes:
             children = Path(f"/proc/{process.pid}/task").glob("*/children")
-            pids = {int(pid) for place in children for pid in _text(place).split()}
+            pids = {int(pid) for file in children for pid in _text(file).split()}
             found += [pid for pid in pids if "CoarseGrainedExecutorBackend" in _text(Path(f"/proc/{pid}/cmdline"))]
         return sorted(found)
 

@@ -1,4 +1,4 @@
-"""A batch is appended once, whatever is repeated and whoever is killed."""
+"""A batch is appended once, across retries and kills of tasks and drivers."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_ids_are_forgotten_when_they_are_old_enough_and_those_of_others_are_not(
     assert left == [("mine", "7"), ("mine", "8"), ("mine", "9"), ("theirs", "0")]
 
 
-def test_an_old_database_is_told_to_migrate(sqlite_url: str) -> None:
+def test_an_outdated_database_raises_an_error_that_names_the_migration(sqlite_url: str) -> None:
     connection = open_database(sqlite_url).connect()
     connection.close()
     with pytest.raises(PipelineInput, match="tape migrate"):

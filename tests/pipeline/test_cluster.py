@@ -69,7 +69,13 @@ def test_jobs_run_on_two_workers_that_read_postgres_and_outlive_an_executor(post
             os.kill(before[0], signal.SIGKILL)
             out, _ = driver.communicate()
         assert driver.returncode == 0, (tmp_path / "driver.log").read_text()[-3_000:]
-        told = json.loads(out.splitlines()[-1])
+        output = json.loads(out.splitlines()[-1])
         failed = sum(draft.subject.startswith("/tape/order/failed/") for draft in drafts)
-        assert told == {"executors": 2, "entries": ENTRIES, "archived": ENTRIES, "counted": ENTRIES, "matched": failed}
+        assert output == {
+            "executors": 2,
+            "entries": ENTRIES,
+            "archived": ENTRIES,
+            "counted": ENTRIES,
+            "matched": failed,
+        }
         assert verify_archive(ArchiveTable.open(lake), store).ok

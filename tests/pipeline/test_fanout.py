@@ -1,4 +1,4 @@
-"""Fan-out hands every entry to a receiver, each run in order, and keeps its place."""
+"""Fan-out publishes every entry to a receiver, each run in order, and resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ def test_what_is_never_taken_is_left_out_written_down_or_waited_for(
         assert "SinkRejected" in json.loads(last)["error"]
 
 
-def test_dead_letters_may_be_a_subject_and_are_never_handed_out_themselves(
+def test_dead_letters_may_be_a_subject_and_are_never_published_themselves(
     spark: SparkSession, sqlite_url: str, receiver: Receiver
 ) -> None:
     fill(sqlite_url, [order(number) for number in range(1, 21)])
     receiver.refused.add(("run-1", 1))
     running = JobContext("fanout", quiet=True)
-    options: Any = {"policy": "dead_letter", "dead_letter": "/tape/dead/letter"}
+    options: Any = {"policy": "dead_letter", "dead_letter": "/tape/dead/entry"}
     with pytest.raises(InvalidInput, match="is itself matched by"):
         fanout(spark, sqlite_url, "hook", hook(receiver), running, **options)
     for _ in range(2):

@@ -186,8 +186,8 @@ def test_a_bad_mapping_is_named(spark: SparkSession, sqlite_url: str, tmp_path: 
 def test_a_mapping_may_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "orders.toml"
     path.write_text('[map]\ntenant = "\'shop\'"\n[template]\nsubject = "/tape/order/paid/{id}"\n')
-    found = read_mapping(str(path)).both(FieldMapping({"subject": "place"}))
-    assert found == FieldMapping({"tenant": "'shop'", "subject": "place"}, {})
+    found = read_mapping(str(path)).both(FieldMapping({"subject": "path"}))
+    assert found == FieldMapping({"tenant": "'shop'", "subject": "path"}, {})
     path.write_text("[mapp]\n")
     with pytest.raises(PipelineInput, match="unknown field `mapp`"):
         read_mapping(str(path))

@@ -1,4 +1,4 @@
-"""Reactions over history: a backtest tells what servers would have done, a backfill does it once."""
+"""Reactions over history: a backtest shows what servers would have done, a backfill does it once."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def digest(rows: list[tuple[object, ...]]) -> str:
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-def test_a_backtest_tells_what_servers_and_tasks_really_do(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+def test_a_backtest_shows_what_servers_and_tasks_really_do(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     fill(store_url, [order(number) for number in range(1, 401)])
-    luck = random.Random(8)
+    rng = random.Random(8)
     now, times = 1_700_000_000_000, []
     for _ in range(400):
-        now += luck.choice((0, 0, 3, 20, 90, 700, 9_000))
+        now += rng.choice((0, 0, 3, 20, 90, 700, 9_000))
         times.append(now)
     give_times(store_url, times)
     entries = entries_in(store_url)

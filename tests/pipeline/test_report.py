@@ -34,7 +34,7 @@ from tape.pipeline.report.formats import count_marks, duration, duration_marks, 
 from tape.pipeline.report.page import render
 from tape.pipeline.report.queries import find_facts
 from tests.pipeline.test_journal_source import entries_in
-from tests.pipeline.test_rollups import by_hand, life, told
+from tests.pipeline.test_rollups import append_timed, by_hand, generate_runs
 from tests.system.test_browser import BROWSERS
 
 HOUR = 3_600_000
@@ -119,13 +119,13 @@ def test_a_page_is_whole_needs_no_network_and_has_no_markup_of_others(facts: Fac
 def test_a_browser_shows_it_in_light_and_dark_without_asking_for_anything(tmp_path: Path) -> None:
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
-        pytest.skip("no Chromium on this machine: nobody has looked at the page")
+        pytest.skip("no Chromium on this machine: the page was not checked")
     (tmp_path / "page.html").write_text(render(something()))
     with sync_playwright() as playwright:
         try:
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         except Error as error:
-            pytest.skip(f"{program} does not start here: nobody has looked at the page ({error.message[:200]})")
+            pytest.skip(f"{program} does not start here: the page was not checked ({error.message[:200]})")
         asked, complaints, papers = [], [], set()
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": 800, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
@@ -144,10 +144,10 @@ def test_a_browser_shows_it_in_light_and_dark_without_asking_for_anything(tmp_pa
 def test_the_demonstration_ends_in_a_report_that_says_what_its_journal_says(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[tuple[int, int]] = []
-    store = fill(tmp_path, 5000, 1.0, lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    store = fill(tmp_path, 5000, 1.0, lambda done, total: progress.append((done, total)))
     entries = entries_in(store)
-    assert told[-1] == (len(entries), len(entries))
+    assert progress[-1] == (len(entries), len(entries))
     said: list[str] = []
     page = run_jobs(spark, tmp_path, store, 1.0, said.append)
     progress = capsys.readouterr().err
@@ -170,14 +170,14 @@ def test_the_demonstration_ends_in_a_report_that_says_what_its_journal_says(
             ends[f"effect.{verb}"] for verb in ("failed", "confirmed", "reconciled")
         )
     began = {entry.run_id: entry.ts_ms for entry in entries if entry.type == "run.running"}
-    took = {entry.run_id: entry.ts_ms - began[entry.run_id] for entry in entries if entry.type in RUN_ENDS}
-    assert [run.took_ms for run in facts.slow] == sorted(took.values(), reverse=True)[:12]
-    assert [took[run.run_id] for run in facts.slow] == [run.took_ms for run in facts.slow]
-    assert facts.histogram("run") == histogram_of(took.values())
-    assert sum(one.entries for one in facts.open if one.measure == "run") == len(began) - len(took)
-    letters = query_store_once(store, lambda reader: reader.one("SELECT count(*) FROM tape_tasks WHERE status = 5"))
-    assert letters is not None
-    assert [one.dead_letters for one in facts.dead_letters] == [letters[0]]
+    durations_in = {entry.run_id: entry.ts_ms - began[entry.run_id] for entry in entries if entry.type in RUN_ENDS}
+    assert [run.took_ms for run in facts.slow] == sorted(durations_in.values(), reverse=True)[:12]
+    assert [durations_in[run.run_id] for run in facts.slow] == [run.took_ms for run in facts.slow]
+    assert facts.histogram("run") == histogram_of(durations_in.values())
+    assert sum(one.entries for one in facts.open if one.measure == "run") == len(began) - len(durations_in)
+    counted = query_store_once(store, lambda reader: reader.one("SELECT count(*) FROM tape_tasks WHERE status = 5"))
+    assert counted is not None
+    assert [one.dead_letters for one in facts.dead_letters] == [counted[0]]
     assert {one.name: one.behind for one in facts.readers} == {"rollup": 0, "reaction notify-payments-desk": 0}
     with pytest.raises(PipelineInput, match="There is a journal at"):
         fill(tmp_path, 100, 1.0, lambda done, total: None)
@@ -187,9 +187,9 @@ def test_the_demonstration_ends_in_a_report_that_says_what_its_journal_says(
         report(spark, store, tmp_path / "nowhere" / "page.html")
 
 
-def test_a_window_of_each_kind_of_database_is_told_as_it_was(spark: SparkSession, store_url: str) -> None:
-    entries = life(5, 40)
-    told(entries, store_url)
+def test_a_report_has_the_numbers_of_the_journal_on_each_database(spark: SparkSession, store_url: str) -> None:
+    entries = generate_runs(5, 40)
+    append_timed(entries, store_url)
     middle = entries[len(entries) // 2].ts_ms // HOUR * HOUR
     facts = find_facts(spark, store_url, "", middle, middle + HOUR)
     within = [one for one in entries if middle <= one.ts_ms < middle + HOUR]

@@ -35,7 +35,7 @@ from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.rollup import read_batch, rollup
 from tape.pipeline.journal_reader import query_store_once
 from tape.store import open_database
-from tests.history import TimedDraft, write_told
+from tests.history import TimedDraft, write_timed
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.test_journal_source import entries_in
 
@@ -53,10 +53,10 @@ def quiet() -> JobContext:
     return JobContext("rollup", quiet=True)
 
 
-def told(entries: Sequence[TimedDraft], store: str) -> None:
+def append_timed(entries: Sequence[TimedDraft], store: str) -> None:
     async def write() -> None:
         async with open_database(store) as database:
-            await write_told(database, entries)
+            await write_timed(database, entries)
 
     asyncio.run(write())
 
@@ -75,7 +75,7 @@ def counted(store: str, width: str) -> Counter[tuple[int, str, str, str]]:
     return Counter({(one.start_ms, one.tenant, one.type, one.tool): one.entries for one in found})
 
 
-def took(store: str, width: str) -> dict[tuple[int, str, str, str, str], tuple[Histogram, int]]:
+def durations_in(store: str, width: str) -> dict[tuple[int, str, str, str, str], tuple[Histogram, int]]:
     found = query_store_once(store, lambda reader: read_durations(reader, width, 0, ALWAYS))
     return {
         (one.start_ms, one.tenant, one.measure, one.tool, one.outcome): (one.histogram, one.unpaired) for one in found
@@ -96,7 +96,7 @@ def run(ts_ms: int, verb: str, run_id: str, tenant: str = "shop") -> TimedDraft:
 ENDS = [["confirmed"], ["confirmed"], ["failed"], [], ["failed", "confirmed"], ["reconciled"], ["unknown"]]
 
 
-def life(seed: int, runs: int) -> list[TimedDraft]:
+def generate_runs(seed: int, runs: int) -> list[TimedDraft]:
     """Runs of two tenants with effects that succeed, fail, are retried, reconciled, left open or settled twice."""
     dice = random.Random(seed)
     found: list[TimedDraft] = []
@@ -162,31 +162,31 @@ def test_the_numbers_are_those_of_the_journal(spark: SparkSession, orders: str) 
 
 
 def test_durations_are_the_same_however_the_journal_is_cut(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
-    entries = life(1, 120)
-    told(entries, store_url)
+    entries = generate_runs(1, 120)
+    append_timed(entries, store_url)
     assert rollup(spark, store_url, quiet()) == len(entries)
     for name, width in WIDTHS_MS.items():
         expected = {key: (histogram_of(one), unpaired) for key, (one, unpaired) in by_hand(entries, width).items()}
-        assert took(store_url, name) == expected
+        assert durations_in(store_url, name) == expected
     tools = Counter(key[3] for key, number in counted(store_url, "day").items())
     assert set(tools) == {"", "pay", "mail", "a b"}
     if store_url.startswith("sqlite"):
         again = f"sqlite:{tmp_path / 'again.db'}"
-        told(entries, again)
+        append_timed(entries, again)
         assert rollup(spark, again, quiet(), round_entries=len(entries) // 3) == len(entries)
         assert digest(again) == digest(store_url)
         assert query_store_once(again, read_open)
 
 
 def test_a_confirmation_that_comes_rounds_later_has_its_duration(spark: SparkSession, sqlite_url: str) -> None:
-    told([effect(START, "pending", "pay", "r1", "k1"), run(START + 1, "running", "r1")], sqlite_url)
+    append_timed([effect(START, "pending", "pay", "r1", "k1"), run(START + 1, "running", "r1")], sqlite_url)
     rollup(spark, sqlite_url, quiet())
     assert [one.key for one in query_store_once(sqlite_url, read_open)] == [("r1", "effect", "k1"), ("r1", "run", "")]
-    told([effect(START + 5_000, "pending", "pay", "r1", "k1"), order_at(START + 6_000)], sqlite_url)
+    append_timed([effect(START + 5_000, "pending", "pay", "r1", "k1"), order_at(START + 6_000)], sqlite_url)
     rollup(spark, sqlite_url, quiet())
-    told([effect(START + 90_000, "confirmed", "pay", "r1", "k1")], sqlite_url)
+    append_timed([effect(START + 90_000, "confirmed", "pay", "r1", "k1")], sqlite_url)
     rollup(spark, sqlite_url, quiet())
-    assert took(sqlite_url, "minute") == {
+    assert durations_in(sqlite_url, "minute") == {
         (START + 60_000, "shop", "effect", "pay", "confirmed"): (histogram_of([90_000]), 0)
     }
     assert [one.key for one in query_store_once(sqlite_url, read_open)] == [("r1", "run", "")]
@@ -199,7 +199,7 @@ def order_at(ts_ms: int) -> TimedDraft:
 def test_late_entries_are_counted_in_their_minute_and_as_late(spark: SparkSession, sqlite_url: str) -> None:
     minutes = [0, 1, 3, 2, 3, 1, 4, 0]  # three entries came after a later minute had begun
     entries = [order_at(START + minute * 60_000) for minute in minutes]
-    told(entries, sqlite_url)
+    append_timed(entries, sqlite_url)
     assert rollup(spark, sqlite_url, quiet(), round_entries=5) == 8
     found = counted(sqlite_url, "minute")
     assert [found[START + minute * 60_000, "shop", "order.created", ""] for minute in range(5)] == [2, 2, 1, 2, 1]
@@ -208,12 +208,12 @@ def test_late_entries_are_counted_in_their_minute_and_as_late(spark: SparkSessio
     assert position.complete == (0, 0)
 
 
-def test_a_stretch_that_another_job_has_counted_is_not_added_again(store_url: str) -> None:
+def test_a_batch_that_another_job_has_counted_is_not_added_again(store_url: str) -> None:
     open_database(store_url).migrate()
     minutes = [CountRollup(60_000, "t", "a.b", "", 5, 50), CountRollup(120_000, "t", "a.b", "", 2, 20)]
-    stretch = RollupBatch(0, RollupPosition(7), minutes, [], [], [])
-    assert transact(store_url, lambda tx: add_batch(tx, stretch))
-    assert not transact(store_url, lambda tx: add_batch(tx, stretch))
+    batch = RollupBatch(0, RollupPosition(7), minutes, [], [], [])
+    assert transact(store_url, lambda tx: add_batch(tx, batch))
+    assert not transact(store_url, lambda tx: add_batch(tx, batch))
     assert query_store_once(store_url, read_position).global_seq == 7
     assert counted(store_url, "hour") == {(0, "t", "a.b", ""): 7}
     assert counted(store_url, "minute") == {(60_000, "t", "a.b", ""): 5, (120_000, "t", "a.b", ""): 2}
@@ -237,8 +237,8 @@ def test_a_pruned_journal_is_counted_from_its_oldest_entry(spark: SparkSession, 
 def test_what_was_pruned_before_it_was_counted_is_counted_from_the_archive(
     spark: SparkSession, sqlite_url: str, tmp_path: Path
 ) -> None:
-    entries = life(3, 20)
-    told(entries, sqlite_url)
+    entries = generate_runs(3, 20)
+    append_timed(entries, sqlite_url)
     expected = {key: (histogram_of(one), unpaired) for key, (one, unpaired) in by_hand(entries, 86_400_000).items()}
     lake = str(tmp_path / "lake")
     archive(spark, sqlite_url, lake, quiet())
@@ -249,7 +249,7 @@ def test_what_was_pruned_before_it_was_counted_is_counted_from_the_archive(
 
     asyncio.run(forget())
     assert rollup(spark, sqlite_url, quiet(), lake=lake) == len(entries) + 1  # and the note of the pruning
-    assert took(sqlite_url, "day") == expected
+    assert durations_in(sqlite_url, "day") == expected
     assert query_store_once(sqlite_url, read_position).since_ms == 0
 
 
@@ -273,21 +273,21 @@ transact(sys.argv[1], write_and_die)
 def test_killed_between_writing_and_committing_the_tables_are_those_of_one_clean_run(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
-    entries = life(2, 60)
-    told(entries, store_url)
+    entries = generate_runs(2, 60)
+    append_timed(entries, store_url)
     third = len(entries) // 3
     for number in range(3):
         position = query_store_once(store_url, read_position)
-        stretch = read_batch(spark, store_url, "", position, position.global_seq, position.global_seq + third)
+        batch = read_batch(spark, store_url, "", position, position.global_seq, position.global_seq + third)
         killed = subprocess.run(
-            [sys.executable, "-c", KILLED, store_url], input=msgspec.msgpack.encode(stretch), capture_output=True
+            [sys.executable, "-c", KILLED, store_url], input=msgspec.msgpack.encode(batch), capture_output=True
         )
         assert (killed.returncode, killed.stdout) == (-9, b"written\n"), killed.stderr
         assert query_store_once(store_url, read_position) == position
-        assert transact(store_url, lambda tx, stretch=stretch: add_batch(tx, stretch)), number  # type: ignore[misc]
+        assert transact(store_url, lambda tx, batch=batch: add_batch(tx, batch)), number  # type: ignore[misc]
     rollup(spark, store_url, quiet())
     clean = f"sqlite:{tmp_path / 'clean.db'}"
-    told(entries, clean)
+    append_timed(entries, clean)
     rollup(spark, clean, quiet())
     assert digest(store_url) == digest(clean)
 
@@ -320,14 +320,14 @@ job.rollup(spark, store, JobContext("rollup", quiet=True), round_entries=size)
 def test_a_driver_that_is_killed_again_and_again_leaves_what_one_clean_run_does(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
-    entries = life(4, 200)
-    told(entries, store_url)
+    entries = generate_runs(4, 200)
+    append_timed(entries, store_url)
     codes = []
     for deadly in (1, 2, 3, 0):
         command = [sys.executable, "-c", DRIVER, store_url, str(len(entries) // 6), str(deadly)]
         codes.append(subprocess.run(command, capture_output=True, check=False).returncode)
     assert codes == [-9, -9, -9, 0]
     clean = f"sqlite:{tmp_path / 'clean.db'}"
-    told(entries, clean)
+    append_timed(entries, clean)
     rollup(spark, clean, quiet())
     assert digest(store_url) == digest(clean)

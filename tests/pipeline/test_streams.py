@@ -190,7 +190,7 @@ def test_a_stream_killed_between_batches_appends_each_entry_once(sqlite_url: str
             300,
         )
     finally:
-        os.killpg(copying.pid, signal.SIGKILL)  # the driver, its JVM and its workers, and nobody else
+        os.killpg(copying.pid, signal.SIGKILL)  # the driver, its JVM and its workers
         copying.wait()
     assert copying.returncode == -signal.SIGKILL
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)

@@ -17,7 +17,7 @@ tape_url, bank_url, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
 
 class Held(HttpConnector):
-    """The bank, behind a door that a test opens."""
+    """The bank, which waits until a test lets it continue."""
 
     def dispatch(self, effect: Any) -> DispatchResult:
         (folder / "claimed").touch()

@@ -1,7 +1,7 @@
 """`tape serve` that dies by kill -9 at one of its commits.
 
 At the N-th commit the process dies `before` anything of it is sent to the database, `between` the last statement and
-the COMMIT, or `after` the COMMIT and before anybody is told.
+the COMMIT, or `after` the COMMIT and before callers are answered.
 """
 
 from __future__ import annotations

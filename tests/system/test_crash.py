@@ -76,7 +76,7 @@ async def test_a_loaded_server_killed_again_and_again_loses_and_repeats_nothing(
     await prove(store_url, load.acknowledged)
 
 
-async def test_a_server_told_to_stop_finishes_its_commits_and_ends_streams_with_a_status(store_url: str) -> None:
+async def test_a_stopping_server_finishes_its_commits_and_ends_streams_with_a_status(store_url: str) -> None:
     server = ServerProcess(store_url)
     server.start()
     load = Load(server.url)
@@ -101,7 +101,7 @@ async def test_a_server_told_to_stop_finishes_its_commits_and_ends_streams_with_
 
 
 async def prove(store_url: str, acknowledged: dict[int, int]) -> None:
-    """The journal holds every acknowledged append at the place that was told, none twice, and verifies."""
+    """The journal holds every acknowledged append at the acknowledged global_seq, none twice, and verifies."""
     async with open_database(store_url) as database:
         report = await database.read(verify)
         assert report.ok, report.findings[:5]
@@ -112,7 +112,7 @@ async def prove(store_url: str, acknowledged: dict[int, int]) -> None:
     found = [(msgspec.json.decode(payload)["id"], global_seq) for global_seq, payload in rows]
     assert not difference((number for number, _ in found), dict(found)), "an append was carried out twice"
     lost = acknowledged.items() - dict(found).items()
-    assert not lost, f"{len(lost)} acknowledged appends are not where they were told to be: {sorted(lost)[:10]}"
+    assert not lost, f"{len(lost)} acknowledged appends are not at their global_seq: {sorted(lost)[:10]}"
 
 
 def test_the_memory_store_leaves_no_files_behind() -> None:

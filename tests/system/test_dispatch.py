@@ -67,13 +67,13 @@ def test_killed_between_send_and_record_it_is_found_and_not_sent_again(
 ) -> None:
     run_id = begin(client)
     key = send(client, run_id, amount=5)
-    bank.tell("/hold")
+    bank.post("/hold")
     (tmp_path / "first").mkdir()
     (tmp_path / "first/go").touch()
     with dispatcher(client, bank, tmp_path / "first") as first:
         wait_for(bank.ledger, "the payment to happen")
         first.kill()
-    bank.tell("/release")
+    bank.post("/release")
     assert effect_of(client, run_id, key).status == pb.EFFECT_STATUS_PENDING
     (tmp_path / "second").mkdir()
     (tmp_path / "second/go").touch()

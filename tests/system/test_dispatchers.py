@@ -1,4 +1,4 @@
-"""Dispatchers as processes: killed while they hold tasks, told to stop, and the example of the specification."""
+"""Dispatchers as processes: killed while they hold tasks, stopped, and the example of the specification."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_sigterm_lets_handlers_finish_and_the_process_ends_well(dispatchers: Dis
             client.append(f"/tape/order/paid/{number}", {"n": number})
         wait_for(lambda: len(dispatchers.noted("begun")) == 3, "three handlers at work")
         process.send_signal(signal.SIGTERM)
-        # Only then may they go on: a place that is free before it has heard us is given to somebody else.
+        # Only then may they continue: a slot that is free earlier is given to another task.
         wait_for(lambda: "stopping: waiting up to" in dispatchers.said, "it to have heard")
         (dispatchers.folder / "go").touch()
         assert process.finish() == "3 done, 0 failed, 0 dead.\n"
@@ -153,7 +153,7 @@ def test_a_handler_that_kills_its_process_ends_in_the_dead_letters(dispatchers: 
         wait_for(lambda: is_registered(client, "bombs"), "registration")
         client.append("/tape/bomb/armed/1", {})
         assert process.wait(120) == 9
-        assert dispatchers.start("--lease-ms", "2000").wait(120) == 9  # whoever comes next meets the same fate
+        assert dispatchers.start("--lease-ms", "2000").wait(120) == 9  # the next dispatcher crashes on the same task
         survivor = dispatchers.start("--lease-ms", "2000")
 
         def dead() -> list[pb.Task]:
@@ -249,7 +249,7 @@ def test_the_example_of_the_specification_runs_as_printed(url: str, tmp_path: Pa
         )
         wait_for(lambda: len(client.list_runs(app_name="treasury-followup").runs) == 1, "the agent's run")
 
-        # A failed effect waits for the bridge, which the program comes to when its dispatcher is told to stop.
+        # A failed effect waits for the bridge, which the program comes to when its dispatcher stops.
         failing = client.begin_effect(run_id=run, decision_index=1, tool_name="wire")
         client.complete_effect(
             run_id=run, idempotency_key=failing.idempotency_key, status=pb.EFFECT_STATUS_FAILED, error_json="{}"

@@ -71,7 +71,7 @@ async def until_appended(client: AsyncTapeClient, expected: int) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A file system with little room, at a folder."""
+    """A small file system, mounted at a folder."""
     folder.mkdir()
     mounted = os.geteuid() == 0 and (
         subprocess.run(
@@ -87,7 +87,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-async def test_a_full_disk_is_a_typed_error_and_room_is_all_it_takes(tmp_path: Path) -> None:
+async def test_a_full_disk_is_a_typed_error_and_free_space_resolves_it(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with small_disk(disk):
         ballast = disk / "ballast"

@@ -108,7 +108,7 @@ async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any
     sender = Sender(gateway.address)
     total = SENDERS * EACH
     killed = [asyncio.Event(), asyncio.Event()]
-    # Everybody has something left to send when the server is away.
+    # Every sender has messages left to send during the outage.
     waits = {EACH // 2: killed[0], EACH - 1: killed[1]}
 
     async def send(number: int) -> None:
@@ -128,7 +128,7 @@ async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any
             await asyncio.to_thread(server.kill)
             failures = len(sender.failures)
             is_killed.set()
-            while len(sender.failures) == failures:  # somebody has noticed
+            while len(sender.failures) == failures:  # a sender has failed
                 await asyncio.sleep(0.005)
             await asyncio.to_thread(server.start, listen, http_listen)
         await reach(total * 4 // 5)

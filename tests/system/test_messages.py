@@ -1,4 +1,4 @@
-"""Six messages of every source become six completed runs on their pool: redirected where allowed, traced, and told."""
+"""Six messages of every source become six completed runs on their pool: routed where allowed, traced, and reported."""
 
 from __future__ import annotations
 

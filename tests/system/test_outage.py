@@ -1,4 +1,4 @@
-"""Outages with real processes: whatever dies, every message becomes one run, in order, and the journal tells it."""
+"""Outages with real processes: whatever dies, every message becomes one run, in order, and the journal records it."""
 
 from __future__ import annotations
 
@@ -130,14 +130,14 @@ def test_a_gateway_keeps_what_its_server_cannot_take_and_another_process_replays
         assert second.deliver(20)[0] == 202
         wait_for(lambda: commands(server) == list(range(21)), "messages to go on")
 
-        def is_told() -> bool:
+        def is_recorded() -> bool:
             with TapeClient(server.url) as client:
                 found = read_outages(client, "subscriptions/orders")
             return bool(found) and all(each.ended_ms for each in found)
 
-        wait_for(is_told, "the journal to tell the end of the outage")
-        told = ("--all", "--url", server.url, "--server", server.http_url, "-o", "json")
-        stories = json.loads(command("subscriptions", "outage", "subscriptions/orders", *told))
-        assert sum(each["spooled"] for each in stories) == sum(each["replayed"] for each in stories) >= 17
+        wait_for(is_recorded, "the end of the outage in the journal")
+        options = ("--all", "--url", server.url, "--server", server.http_url, "-o", "json")
+        outages = json.loads(command("subscriptions", "outage", "subscriptions/orders", *options))
+        assert sum(each["spooled"] for each in outages) == sum(each["replayed"] for each in outages) >= 17
     finally:
         second.kill()

@@ -34,7 +34,7 @@ class World:
 
 
 def refund(amount: int) -> None:
-    """Undoes a payment; nothing here fails, so nobody calls it."""
+    """Undoes a payment; nothing here fails, so it is not called."""
 
 
 def agent(url: str, invocation: str, world: World) -> None:
@@ -45,13 +45,13 @@ def agent(url: str, invocation: str, world: World) -> None:
         return world.act(idempotency_key(tool_context), amount)
 
     @effect
-    def tell(text: str, tool_context: Any = None) -> Any:
+    def notify_user(text: str, tool_context: Any = None) -> Any:
         return world.act(idempotency_key(tool_context), text)
 
     with durable_run("app", invocation_id=invocation, url=url, lease_owner="agent") as run:
         amount = run.decide(lambda: 40)
         pay(amount)
-        tell(f"paid at {determinism.now(run)}")
+        notify_user(f"paid at {determinism.now(run)}")
         assert gate("approval") == {"approved": True}
         pay(2)
 
@@ -136,15 +136,15 @@ AGENT = """
 """
 
 
-@pytest.mark.parametrize("place", ["begun", "decided", "before a", "after a", "before b", "after b", "end"])
-def test_an_agent_killed_anywhere_is_finished_by_another_process(store_url: str, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("step", ["begun", "decided", "before a", "after a", "before b", "after b", "end"])
+def test_an_agent_killed_anywhere_is_finished_by_another_process(store_url: str, tmp_path: Path, step: str) -> None:
     script = tmp_path / "agent.py"
     script.write_text(textwrap.dedent(AGENT))
     world = tmp_path / "world"
     world.mkdir()
     with ServerProcess(store_url) as server:
         run_agent = partial(runpy.run_path, str(script), run_name="__main__")
-        first = Forked([server.url, str(world), place], program=run_agent)
+        first = Forked([server.url, str(world), step], program=run_agent)
         assert first.wait(120) == -signal.SIGKILL
         first.kill()
         assert Forked([server.url, str(world), "never"], program=run_agent).finish() == "done\n"

@@ -43,7 +43,7 @@ async def fill(server: ServerProcess) -> None:
             await asyncio.gather(*(client.append("/tape/load/made", {"fill": "x" * 4000}) for _ in range(200)))
 
 
-def test_many_who_never_read_cost_little_and_hold_nobody_up(tmp_path: Path) -> None:
+def test_many_stalled_readers_cost_little_and_do_not_delay_others(tmp_path: Path) -> None:
     flags = ["--max-subscribers-per-session", "2000", "--idle-timeout-s", "600"]
     with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}", *flags) as server:
         address = server.http_url.removeprefix("http://")
@@ -54,14 +54,14 @@ def test_many_who_never_read_cost_little_and_hold_nobody_up(tmp_path: Path) -> N
             first = memory(server)
             asyncio.run(fill(server))
 
-            async def somebody_who_reads() -> list[int | None]:
+            async def read_all() -> list[int | None]:
                 async with Stream(address, x_harbor_event_type="other.made") as stream:
                     assert (await stream.frame()) is not None
                     async with AsyncTapeClient(server.url) as client:
                         await client.append("/tape/other/made")
                     return await stream.ids(1)
 
-            assert asyncio.run(somebody_who_reads()) == [3 * EVENTS + 1]
+            assert asyncio.run(read_all()) == [3 * EVENTS + 1]
             # The buffers of all together were about full after the first burst. Kept for each, the second would add
             # sixteen gigabytes.
             assert memory(server) - first < 256 << 20

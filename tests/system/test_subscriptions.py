@@ -117,7 +117,7 @@ def runs(store: Path) -> Counter[int]:
 
 
 def verbs(store: Path) -> set[str]:
-    """What was told about subscriptions."""
+    """The verbs of events about subscriptions."""
     return {subject.split("/")[3] for subject, _ in rows(store, "kind = 'subscription'")}
 
 
@@ -169,11 +169,11 @@ def test_a_server_and_a_broker_that_die_in_the_middle_lose_nothing(store: Path) 
             stream.publish(range(50))
             wait_for(lambda: runs(store).total() >= 10, "runs")
             server.kill()
-            stream.publish(range(50, 100))  # nobody to take them
+            stream.publish(range(50, 100))  # no runtime reads them
             server.start(server.url.removeprefix("tape://"), server.http_url.removeprefix("http://"))
             wait_for(lambda: runs(store).total() >= 60, "runs after the server came back")
             nats.kill()
-            wait_for(lambda: "source.lost" in verbs(store), "the outage to be told")
+            wait_for(lambda: "source.lost" in verbs(store), "the event of the outage")
             nats.start()
             stream.publish(range(100, 150))
             wait_for(lambda: runs(store).total() >= 150 and stream.is_empty(), "all runs")
@@ -196,9 +196,7 @@ def test_a_runtime_follows_the_lifecycle_and_ends_when_it_is_drained(nats: NatsS
         assert control.status(status["subscription_id"])["state"] == "DEACTIVATED"
 
 
-def test_a_runtime_that_is_told_to_stop_deactivates_its_subscription_unless_others_run_it(
-    nats: NatsServer, store: Path
-) -> None:
+def test_a_runtime_that_stops_deactivates_its_subscription_unless_others_run_it(nats: NatsServer, store: Path) -> None:
     stream = Stream(nats)
     with ServerProcess(f"sqlite:{store}") as server:
         control = Control(server.http_url, TOKEN)

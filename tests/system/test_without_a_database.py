@@ -1,4 +1,4 @@
-"""A runtime elsewhere knows an address and a token: it has no database, and its server may lose the one it has."""
+"""A remote runtime needs an address and a token: it has no database, and its server may lose the one it has."""
 
 from __future__ import annotations
 
@@ -71,15 +71,17 @@ def test_a_runtime_outlives_the_servers_database_without_having_one(
         ServerProcess(store) as server,
     ):
         stream = Stream(broker, ack_wait_s=30)
-        place = {"mode": "buffer_and_ack", "backend": "local_disk", "path": str(spool), "ordering": "global"}
+        spool_spec = {"mode": "buffer_and_ack", "backend": "local_disk", "path": str(spool), "ordering": "global"}
         circuit = {"trip_after": 2, "probe_after_ms": 200, "probe_interval_ms": 200}
-        register(Control(server.http_url, TOKEN), stream, spool={**place, "circuit": circuit}, dedup={"enabled": True})
+        register(
+            Control(server.http_url, TOKEN), stream, spool={**spool_spec, "circuit": circuit}, dedup={"enabled": True}
+        )
         # All that it is given; a store that it would try to reach is not there.
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
             "TAPE_INTERNAL_API_TOKEN": TOKEN,
-            "TAPE_STORE": "postgresql://nobody@127.0.0.1:1/nowhere",
+            "TAPE_STORE": "postgresql://unused@127.0.0.1:1/nowhere",
         }
         metrics = f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", "tape", "subscription", "run", PATH, "--server", server.http_url]
@@ -107,7 +109,7 @@ def test_a_runtime_outlives_the_servers_database_without_having_one(
         finally:
             runtime.kill()
             runtime.wait()
-        assert sorted(read(server)) == list(range(30))  # what was left to NATS once comes again behind others
+        assert sorted(read(server)) == list(range(30))  # messages left to NATS are redelivered after others
 
 
 def read(server: ServerProcess) -> list[int]:
