@@ -97,9 +97,49 @@ def test_nonsense_is_named(folder: Path, url: str) -> None:
         (("playbooks", "show", "nowhere"), "Resource not found: nowhere"),
         (("worker", "--import", "nowhere"), "there is no such module"),
         (("worker", "--pool", "No"), "pool 'No' must be lower-case letters"),
+        (("worker", "--http-allow", "http://x"), "http_allow has the entry 'http://x'"),
     ):
         done = tape(*arguments, "--url", url, cwd=folder)
         assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
+
+
+@pytest.fixture
+def asking(folder: Path) -> Iterator[tuple[Path, str]]:
+    """A playbook that asks a server on loopback for its health, and the address of that server."""
+    with ServerProcess(f"sqlite:{folder / 'asked.db'}") as server:
+        address = server.http_url.removeprefix("http://")
+        step = f"{{step: ask, tool: {{kind: http, url: '{server.http_url}/healthz'}}}}"
+        file = folder / "ask.yaml"
+        file.write_text(f"kind: Playbook\nmetadata: {{path: a}}\nworkflow: [{step}]\noutput: '{{{{ ask.status }}}}'\n")
+        yield file, address
+
+
+def test_a_step_reaches_a_private_host_only_if_a_setting_allows_it(asking: tuple[Path, str], tmp_path: Path) -> None:
+    file, address = asking
+    config = tmp_path / "settings.toml"
+    config.write_text(f'http_allow = "{address}"\n')
+    refused = tape("playbooks", "run", str(file))
+    assert refused.returncode == 1
+    assert "127.0.0.1 is 127.0.0.1 (loopback), which is not a public address" in refused.stderr
+    assert f"TAPE_HTTP_ALLOW={address}" in refused.stderr
+    for option, env in (
+        (("--http-allow", address), {}),
+        ((), {"TAPE_HTTP_ALLOW": "127.0.0.0/8"}),
+        ((), {"TAPE_CONFIG": str(config)}),
+    ):
+        assert tape("playbooks", "run", str(file), *option, env=env).stdout == "200\n"
+    overruled = tape("playbooks", "run", str(file), "--http-allow", "10.0.0.0/8", env={"TAPE_HTTP_ALLOW": "127.0.0.1"})
+    assert overruled.returncode == 1
+
+
+def test_a_worker_reaches_a_private_host_only_if_an_option_allows_it(asking: tuple[Path, str], url: str) -> None:
+    file, address = asking
+    tape("playbooks", "register", str(file), "--url", url)
+    for option, ended in (((), "failed"), (("--http-allow", address), "terminal")):
+        begun = json.loads(tape("execute", "a", "--url", url, "-o", "json").stdout)
+        tape("worker", "--once", "--url", url, *option)
+        shown = tape("runs", "show", begun["execution_id"], "--url", url, "-o", "json").stdout
+        assert ended in shown.lower()
 
 
 def test_the_schema_is_printed() -> None:

@@ -19,17 +19,16 @@ from typing import Any
 import pytest
 
 from tape.engine.security.keyfile import KeyFile
-from tape.errors import InvalidConfig
+from tape.errors import InvalidConfig, TokenRejected
 from tape.server import server as server_module
 from tape.server.gateway import Gateway
 from tape.server.server import Server
 from tape.subscriptions.ingress.ingress import Ingress
+from tape.subscriptions.ingress.verification.oidc import IssuerKeys
 from tests.conftest import settings_for
 from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, Issuer, token
 from tests.web import Answer, call
-
-pytestmark = pytest.mark.usefixtures("loopback_allowed")
 
 TOKEN = "int3rnal"
 SECRET = "whsec-very-s3cret"
@@ -126,7 +125,8 @@ async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 1
 async def serving(store: str, tmp_path: Path) -> AsyncIterator[Server]:
     key = tmp_path / "wallet.key"
     KeyFile(key).create()
-    settings = settings_for(store, internal_token=TOKEN, wallet_key=str(key), ingress_body_timeout_s=60)
+    options = {"wallet_key": str(key), "ingress_body_timeout_s": 60, "http_allow": "127.0.0.1"}
+    settings = settings_for(store, internal_token=TOKEN, **options)
     async with Server(settings) as server:
         await server.wallet.set("orders_secret", SECRET)
         edge = Edge(server, server.http_address)
@@ -272,6 +272,17 @@ async def test_a_new_version_of_the_document_counts_from_now_on(edge: Edge) -> N
 def google() -> Iterator[Issuer]:
     with issuing.serving() as issuer:
         yield issuer
+
+
+async def test_keys_at_a_private_address_that_is_not_allowed_are_not_fetched(
+    google: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    issuers = IssuerKeys()
+    keys = await issuers.keys(google.url)
+    with pytest.raises(TokenRejected, match="jwks_stale"):
+        await keys.find("k1")
+    await issuers.close()
+    assert "TAPE_HTTP_ALLOW=127.0.0.1:" in caplog.text
 
 
 @at_both_doors

@@ -11,7 +11,7 @@ import typer
 
 from tape.base.clock import now_ms
 from tape.cli.execute import PayloadOption, read_payload
-from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.cli.options import DEFAULT_URL, HttpAllowOption, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, print_json, print_table
 from tape.cli.user_code import import_modules
 from tape.client import AsyncTapeClient
@@ -52,6 +52,7 @@ def run_file(
     file: Annotated[Path, typer.Argument(help="YAML file.")],
     payload: PayloadOption = "{}",
     modules: ImportOption = [],  # noqa: B006 - typer reads it, never mutated
+    http_allow: HttpAllowOption = None,
 ) -> None:
     """Run a file in this process without a server, and print its output.
 
