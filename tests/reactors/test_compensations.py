@@ -21,7 +21,7 @@ from tape.reactors import (
     outbox_dispatch_once,
     run_compensations_event_driven,
 )
-from tape.reactors.compensation import PAUSES
+from tape.reactors.compensator import PAUSES
 from tests.reactors.scene import IDEMPOTENT, begin, effect_of, fail, outcomes, owe, send, status_of
 from tests.services import wait_for
 
@@ -38,7 +38,7 @@ def undone() -> list[str]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow one another within milliseconds."""
-    monkeypatch.setattr("tape.reactors.compensation.PAUSES.__class__.delay", lambda self, attempt: 0.001)
+    monkeypatch.setattr("tape.reactors.compensator.PAUSES.__class__.delay", lambda self, attempt: 0.001)
 
 
 def test_what_a_failed_run_did_is_undone_newest_first(client: TapeClient, undone: list[str]) -> None:

@@ -1,8 +1,7 @@
-"""Reactors: what brings runs to their end when the process that began them cannot.
+"""Recovery workers: complete runs whose process died, compensate failed runs, fire timers, send the outbox.
 
-Each `*_once` makes one pass and returns a report on each thing it touched; each `run_*` goes on until SIGTERM,
-SIGINT or its `stop` event. Any number of processes may run them at once: claims and leases see to it that nothing is
-done twice.
+Each `*_once` makes one pass and returns a report on each item; each `run_*` runs until SIGTERM, SIGINT or its `stop`
+event. Any number of processes may run them: claims and leases keep two of them from processing the same item.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tape.reactors.compaction import compact_once, run_compactor
-from tape.reactors.compensation import compensate_one
-from tape.reactors.compensations import compensate_once, compensate_run, run_compensations_event_driven
+from tape.reactors.compensation import compensate_once, compensate_run, run_compensations_event_driven
+from tape.reactors.compensator import compensate_one
 from tape.reactors.outbox import dispatch_one, outbox_dispatch_once, run_outbox_dispatcher
 from tape.reactors.reconciliation import reconcile_once
 from tape.reactors.recovery import recover_once, resume
@@ -48,6 +47,6 @@ _RELAY = ("outbox_relay_tick", "run_event_fanout", "run_outbox_relay")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RELAY:  # the sinks are a room of their own, loaded when they are used
+    if name in _RELAY:  # imported when used: most recovery workers need no sinks
         return getattr(importlib.import_module("tape.sinks.relay"), name)
     raise AttributeError(f"module 'tape.reactors' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Blanking what finished runs have said, once they are cold."""
+"""Compaction of ended runs: blanks the payloads of their decisions and effects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compact_once(
 ) -> list[Report]:
     """Compact up to `limit` runs that ended before a time (0: now), the oldest first; a report on each.
 
-    A run with something left to undo or to find out is `refused`, and looked at again next time.
+    A run with open obligations or unknown effects is `refused`, and tried again in the next pass.
     """
     reports: list[Report] = []
     seen: set[str] = set()
@@ -55,7 +55,7 @@ def _compact(client: TapeClient, run: pb.RunState) -> Report:
     except IllegalTransition as error:
         return report | {"outcome": "refused", "reason": str(error)}
     if done.already_compacted:
-        return report | {"outcome": "already", "reason": "somebody else was faster"}
+        return report | {"outcome": "already", "reason": "another process was faster"}
     return report | {
         "outcome": "compacted",
         "reason": "",
@@ -75,18 +75,18 @@ def run_compactor(
     on_tick: Callable[[dict[str, Any]], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Compact runs `hot_window_s` after they have ended (a day), every `interval_s` (5 minutes), until told to stop."""
+    """Compact runs `hot_window_s` after they have ended (a day), every `interval_s` (5 minutes), until stopped."""
     with TapeClient(url) as client, stop_event(stop) as event:
 
         def tick() -> dict[str, Any]:
             before = now_ms() - int(hot_window_s * 1000)
             return summary(compact_once(before_ms=before, limit=batch_limit, client=client, stop=event))
 
-        repeat(tick, name="the compactor", interval_s=interval_s, stop=event, once=once, tell=on_tick)
+        repeat(tick, name="the compactor", interval_s=interval_s, stop=event, once=once, on_result=on_tick)
 
 
 def summary(reports: list[Report]) -> dict[str, Any]:
-    """How much one pass has compacted."""
+    """The totals of one pass."""
     done = [report for report in reports if report["outcome"] == "compacted"]
     saved = sum(report["bytes_saved"] for report in done)
     return {"compacted": len(done), "bytes_saved": saved, "refused": len(reports) - len(done), "runs": reports}

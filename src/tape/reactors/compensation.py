@@ -1,250 +1,212 @@
-"""Undoing one thing: who can, whether there is anything to undo, and how it went."""
+"""Compensation of failed and cancelled runs: their obligations are compensated, the newest first."""
 
 from __future__ import annotations
 
-import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from tape.base.clock import now_ms
-from tape.base.coroutines import run_to_end
-from tape.base.owner import claim_owner
-from tape.base.retry import RetryPolicy
+from tape.base.owner import new_owner
+from tape.base.process import stop_event
+from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.base import CompensationResult, EffectConnector, ObservationResult, call_compensate, described, get
-from tape.connectors.claims import KeptClaim
-from tape.connectors.delivery import DEFAULT_LEASE_MS, LONGEST_ERROR, record_observation, recordable
-from tape.connectors.templates import content_of
-from tape.durable.callback_arguments import call_offering
-from tape.durable.registry import get_compensator, get_tool_compensator
-from tape.durable.server_retry import call_with_retry
-from tape.errors import IllegalTransition, LeaseHeld
-from tape.model.payload import to_json
+from tape.errors import IllegalTransition
+from tape.model.entry import Entry
+from tape.model.ledger_states import Owed
 from tape.proto import tape_pb2 as pb
-from tape.reactors.connection import Report
-from tape.reactors.reconciliation import look_at
+from tape.reactors.compensator import compensate_one
+from tape.reactors.connection import Report, connected, for_each, pages
+from tape.reactors.journal_feed import JournalFeed
+from tape.reactors.loop import repeat
 
-log = logging.getLogger(__name__)
+SETTLED = ("compensated", "skipped")
+COMPENSATED_STATUSES = (
+    pb.RUN_STATUS_FAILED,
+    pb.RUN_STATUS_CANCELLED,
+    pb.RUN_STATUS_COMPENSATING,
+    pb.RUN_STATUS_STUCK,
+)
+# Events after which an obligation may be owed: a run ended, or an obligation was registered or settled.
+EVENTS = 'kind == "run" || kind == "obligation"'
 
-# 1 s, 2 s, 4 s, … up to a minute between attempts, each up to a fifth shorter or longer.
-PAUSES = RetryPolicy(jitter=0.2)
-DUPLICATE = "duplicate:"
-STILL_ON_ITS_WAY_MS = 2_000
 
-Undo = Callable[[pb.EffectRecord | None], Any]
-
-
-def compensate_one(
-    ob: Any,
+def compensate_once(
+    url: str = DEFAULT_URL,
     *,
-    client: TapeClient,
     claimer: str = "",
-    lease_ttl_ms: int = DEFAULT_LEASE_MS,
-    pauses: RetryPolicy = PAUSES,
-) -> Report:
-    """Undo what an obligation is about, if it is owed and has its turn; says what became of it.
+    limit: int = 200,
+    include_committed_expired: bool = True,
+    client: TapeClient | None = None,
+    stop: threading.Event | None = None,
+) -> list[Report]:
+    """Compensate up to `limit` owed obligations of all runs; a report on each.
 
-    `outcome` is `compensated`, `skipped` (there was nothing to undo), `retry`, `stuck`, `waiting` (the effect is still
-    on its way), `held` (somebody is at it, or it has no turn), `lost`, or `unregistered`: this process knows no
-    compensator for it, which costs no attempt.
+    Within a run the newest comes first, and an older one only after it. `include_committed_expired` also takes over
+    obligations whose claim has expired.
     """
-    undo = _find_undo(ob, _effect_of(ob, client))
-    if undo is None:
-        return _report(ob, "unregistered", f"no compensator {ob.compensator_ref or ob.kind!r} in this process")
-    one = _Undoing(ob, client, claim_owner(claimer), lease_ttl_ms, pauses)
-    claimed_at = time.monotonic()
-    try:
-        is_claimed = one.claim()
-    except IllegalTransition as error:
-        return _report(ob, "held", str(error))
-    if not is_claimed:
-        return _report(ob, "held", "somebody is at it, it is not due, not owed, or something newer comes first")
-    try:
-        with KeptClaim(lambda: one.claim(renew=True), lease_ttl_ms, claimed_at=claimed_at):
-            return one.carry_out(_effect_of(ob, client), undo)
-    except LeaseHeld as error:
-        return _report(ob, "lost", str(error))
+    name = claimer or new_owner()
+    reports: list[Report] = []
+    seen: set[tuple[str, int]] = set()
+    with connected(url, client) as connection:
+
+        def fetch(size: int) -> list[pb.ObligationRecord]:
+            found = connection.list_unresolved_obligations(only_owed=True, limit=size).obligations
+            if include_committed_expired:
+                return list(found)
+            return [each for each in found if each.status == pb.OBLIGATION_STATUS_PENDING]
+
+        def compensate(obligation: pb.ObligationRecord) -> Report:
+            return compensate_one(obligation, client=connection, claimer=name)
+
+        before = 0
+
+        def has_progressed() -> bool:
+            return any(report["outcome"] in SETTLED for report in reports[before:])
+
+        while len(reports) < limit:
+            before = len(reports)
+            for page in pages(fetch, limit, is_enough=has_progressed):
+                fresh = [each for each in page if (each.run_id, each.seq) not in seen]
+                seen |= {(each.run_id, each.seq) for each in fresh}
+                reports.extend(for_each(fresh[: limit - len(reports)], compensate, stop=stop))
+            if not has_progressed() or (stop is not None and stop.is_set()):
+                break  # otherwise older obligations are due now
+    return reports
 
 
-class _CheckFailed(Exception):
-    """A status check raised: whether there is anything to undo is not known yet."""
+def compensate_run(
+    run_id: str,
+    *,
+    url: str = DEFAULT_URL,
+    claimer: str = "",
+    max_passes: int = 32,
+    client: TapeClient | None = None,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
+    """Compensate all obligations of one run, waiting between attempts; returns counts and the run's status.
 
-
-class _Undoing:
-    """One obligation that this process has claimed."""
-
-    def __init__(
-        self, obligation: Any, client: TapeClient, claimer: str, lease_ttl_ms: int, pauses: RetryPolicy
-    ) -> None:
-        self._obligation = obligation
-        self._client = client
-        self._claimer = claimer
-        self._lease_ttl_ms = lease_ttl_ms
-        self._pauses = pauses
-        self._place = {"run_id": obligation.run_id, "obligation_seq": obligation.seq}
-
-    def claim(self, *, renew: bool = False) -> bool:
-        """Claim it if it has its turn, or renew the claim."""
-        answer = self._client.claim_obligation(
-            **self._place, claimer=self._claimer, lease_ttl_ms=self._lease_ttl_ms, only_owed=True, renew=renew
-        )
-        if answer.acquired:
-            self._obligation = answer.obligation
-        return bool(answer.acquired)
-
-    def carry_out(self, effect: pb.EffectRecord | None, undo: Undo) -> Report:
-        """Undo it, unless there is nothing to undo."""
-        if effect is not None and not self._obligation.act:
-            try:
-                effect, verdict = self._look(effect)
-            except _CheckFailed as error:
-                return self._failed(described(error.__cause__ or error))
-            except IllegalTransition as error:
-                return self._later(str(error))  # it was settled meanwhile
-            if verdict == "waiting":
-                return self._later("the effect is still on its way")
-            if verdict:
-                return self._resolve({"skipped": verdict}, "skipped", verdict)
-        try:
-            result = run_to_end(undo(effect))
-        except Exception as error:
-            log.warning("undoing %s of run %s failed", self._obligation.kind, self._obligation.run_id, exc_info=True)
-            return self._failed(described(error))
-        if isinstance(result, CompensationResult):
-            if result.status == "failed":
-                return self._failed(result.error)
-            result = result.response
-        return self._resolve(result, "compensated", "")
-
-    def _look(self, effect: pb.EffectRecord) -> tuple[pb.EffectRecord, str]:
-        """The effect, and why there is nothing to undo; "waiting" if it may still be sent, "" if it is to be undone."""
-        if effect.status == pb.EFFECT_STATUS_FAILED:
-            return effect, "the effect failed"
-        if effect.status == pb.EFFECT_STATUS_CONFIRMED:
-            return effect, ""
-        if effect.status == pb.EFFECT_STATUS_PENDING and effect.dispatch_mode == pb.EFFECT_DISPATCH_MODE_OUTBOX:
-            effect, verdict = self._withdraw(effect)
-            if verdict:
-                return effect, verdict
-        try:
-            seen, _ = look_at(effect)
-        except Exception as error:
-            raise _CheckFailed from error
-        if seen is None or seen.status == "stuck":
-            return effect, ""
-        if seen.status in ("absent", "failed"):
-            # Not "absent": that would let an idempotent effect of the outbox be sent again.
-            seen = ObservationResult("failed", response={"observed": seen.status, **seen.response})
-            return record_observation(self._client, effect, seen), "the effect did not happen"
-        return record_observation(self._client, effect, seen), ""
-
-    def _withdraw(self, effect: pb.EffectRecord) -> tuple[pb.EffectRecord, str]:
-        """Take an effect out of the outbox before it is sent."""
-        place: dict[str, Any] = {"run_id": effect.run_id, "idempotency_key": effect.idempotency_key}
-        claim = self._client.claim_effect_dispatch(**place, claimer=self._claimer, lease_ttl_ms=self._lease_ttl_ms)
-        if not claim.acquired:
-            return effect, "waiting"
-        if claim.previous_claimer or claim.effect.dispatch_attempts:
-            # It may have been sent: it is not sent again, and whoever undoes it must cope with either.
-            error = f"withdrawn after {claim.previous_claimer or 'a dispatcher'} may have sent it"
-            record = self._client.record_dispatch_attempt(
-                **place,
-                error=error,
-                next_dispatch_at_ms=0,
-                claimer=self._claimer,
-                certainty=pb.DISPATCH_CERTAINTY_UNKNOWN,
-            )
-            return record, ""
-        withdrawn = {"type": "Withdrawn", "message": "the run failed before it was sent"}
-        record = self._client.record_external_observation(
-            **place,
-            resolution=pb.EFFECT_RESOLUTION_FAILED,
-            error_json=to_json(withdrawn),
-            claimer=self._claimer,
-        )
-        return record, "the effect was never sent"
-
-    def _resolve(self, result: Any, outcome: str, reason: str) -> Report:
-        call_with_retry(
-            self._client.resolve_obligation,
-            **self._place,
-            status=pb.OBLIGATION_STATUS_COMPENSATED,
-            result_json=recordable(result, LONGEST_ERROR),
-            settle_run=True,
-            claimer=self._claimer,
-        )
-        return _report(self._obligation, outcome, reason)
-
-    def _failed(self, error: dict[str, Any]) -> Report:
-        pause_ms = int(self._pauses.delay(self._obligation.attempts + 1) * 1000)
-        return self._attempted(recordable(error, LONGEST_ERROR), now_ms() + pause_ms)
-
-    def _later(self, reason: str) -> Report:
-        self._attempted(reason, now_ms() + STILL_ON_ITS_WAY_MS, uncounted=True)
-        return _report(self._obligation, "waiting", reason)
-
-    def _attempted(self, reason: str, next_at_ms: int, *, uncounted: bool = False) -> Report:
-        record = call_with_retry(
-            self._client.record_obligation_attempt,
-            **self._place,
-            error=reason,
-            next_attempt_at_ms=next_at_ms,
-            settle_run=True,
-            claimer=self._claimer,
-            uncounted=uncounted,
-        )
-        is_stuck = record.status == pb.OBLIGATION_STATUS_STUCK
-        return _report(record, "stuck" if is_stuck else "retry", reason)
-
-
-def _find_undo(obligation: Any, effect: pb.EffectRecord | None) -> Undo | None:
-    """What undoes it: the compensator it names, that of its tool, or the connector it was sent through."""
-    fn = get_compensator(obligation.compensator_ref) or get_compensator(obligation.kind)
-    if fn is None and effect is not None:
-        declared = get_tool_compensator(effect.tool_name)
-        if declared is not None and getattr(declared["fn"], "__name__", "") == obligation.kind:
-            fn = declared["fn"]
-    if fn is not None:
-        return lambda effect: _call(fn, obligation, effect)
-    connector: EffectConnector | None = get(effect.connector) if effect is not None and effect.connector else None
-    return None if connector is None else lambda _: call_compensate(connector, obligation)
-
-
-def _effect_of(obligation: Any, client: TapeClient) -> pb.EffectRecord | None:
-    found = client.get_effect(run_id=obligation.run_id, idempotency_key=obligation.effect_key)
-    return found.effect if found.found else None
-
-
-def _call(fn: Callable[..., Any], obligation: Any, effect: pb.EffectRecord | None) -> Any:
-    payload = content_of(obligation.payload_json)
-    arguments = content_of(effect.request_json) if effect is not None else {}
-    fields = {**(arguments if isinstance(arguments, dict) else {}), **(payload if isinstance(payload, dict) else {})}
-    is_duplicate = obligation.act.startswith(DUPLICATE)
-    external_ref = obligation.act.removeprefix(DUPLICATE) if is_duplicate else effect.external_ref if effect else ""
-    offered = {
-        **fields,
-        "args": arguments,
-        "payload": payload,
-        "result": content_of(effect.response_json) if effect is not None and effect.response_json else None,
-        "idempotency_key": obligation.effect_key,
-        "business_key": effect.business_key if effect is not None else "",
-        "external_ref": external_ref,
-        "run_id": obligation.run_id,
-        "effect": effect,
-        "obligation": obligation,
-    }
-    return call_offering(fn, offered, payload)
-
-
-def _report(obligation: Any, outcome: str, reason: str) -> Report:
+    It ends when no obligation is left, one is stuck, or this process has no compensator for one. A run that has not
+    ended becomes COMPENSATING. Raises IllegalTransition for a TERMINAL run: a run that succeeded is not compensated.
+    """
+    name = claimer or new_owner()
+    steps: list[Report] = []
+    with connected(url, client) as connection:
+        run = connection.get_run(run_id)
+        if run.status == pb.RUN_STATUS_TERMINAL:
+            raise IllegalTransition(f"The run {run_id!r} is TERMINAL: it succeeded and is not compensated.")
+        if run.status not in COMPENSATED_STATUSES:
+            connection.end_run(run_id=run_id, status=pb.RUN_STATUS_COMPENSATING)
+        for _ in range(max_passes):
+            due = due_obligations(connection, run_id)
+            done = for_each(due, lambda each: compensate_one(each, client=connection, claimer=name), stop=stop)
+            steps += done
+            if not due or not _can_continue(done, stop):
+                break
+        left = connection.list_obligations(run_id=run_id).obligations
+        run = connection.get_run(run_id)
+    outcomes = [step["outcome"] for step in steps]
     return {
-        "run_id": obligation.run_id,
-        "obligation_seq": obligation.seq,
-        "kind": obligation.kind,
-        "effect_key": obligation.effect_key,
-        "outcome": outcome,
-        "reason": reason,
-        "attempts": obligation.attempts,
-        "next_attempt_at_ms": obligation.next_attempt_at_ms if outcome == "retry" else 0,
+        "run_id": run_id,
+        "status": pb.RunStatus.Name(run.status).removeprefix("RUN_STATUS_"),
+        "compensated": outcomes.count("compensated"),
+        "skipped": outcomes.count("skipped"),
+        "stuck": sum(each.status == pb.OBLIGATION_STATUS_STUCK for each in left),
+        "open": len(left),
+        "steps": steps,
     }
+
+
+def due_obligations(client: TapeClient, run_id: str) -> list[pb.ObligationRecord]:
+    """The obligations of a run to compensate next: the newest that is owed, and duplicates."""
+    owed = [each for each in client.list_obligations(run_id=run_id).obligations if each.owed]
+    newest = [each for each in owed if each.owed == Owed.BECAUSE_RUN_FAILED][:1]
+    open_ones = newest + [each for each in owed if each.owed == Owed.ALWAYS]
+    return [each for each in open_ones if each.status != pb.OBLIGATION_STATUS_STUCK]
+
+
+def _can_continue(done: list[Report], stop: threading.Event | None) -> bool:
+    """Whether another pass can make progress; waits until it can."""
+    if any(report["outcome"] in SETTLED for report in done):
+        return True
+    if not any(report["outcome"] in ("retry", "waiting", "held") for report in done):
+        return False
+    due = min((report["next_attempt_at_ms"] for report in done if report.get("next_attempt_at_ms")), default=0)
+    pause = max(due - now_ms(), 0) / 1000 if due else 0.5
+    if stop is not None:
+        return not stop.wait(pause)
+    time.sleep(pause)
+    return True
+
+
+def run_compensations_event_driven(
+    url: str = DEFAULT_URL,
+    *,
+    claimer: str = "",
+    from_ts_ms: int = 0,
+    idle_window_s: float = 0.5,
+    catchup: bool = True,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Compensate obligations within milliseconds of becoming owed, until stopped; `on_event` gets a report on each.
+
+    New journal entries wake it, and every `idle_window_s` it looks for obligations to retry. With `catchup` it starts
+    with all that are owed; without, it handles only runs with journal entries since `from_ts_ms` (0: since now).
+    """
+    name = claimer or new_owner()
+    wake = threading.Event()
+    noticed = _NoticedRuns()
+
+    def on_entry(entry: Entry) -> None:
+        if not catchup:
+            noticed.add(entry.run_id)
+        wake.set()
+
+    where = f"({EVENTS}) && ts_ms >= {from_ts_ms}" if from_ts_ms else EVENTS
+    with TapeClient(url) as client, stop_event(stop) as event:
+
+        def work() -> list[Report]:
+            if catchup:
+                return compensate_once(client=client, claimer=name, stop=event)
+            reports: list[Report] = []
+            for run_id, times in noticed.runs().items():
+                due = due_obligations(client, run_id)
+                if not due:
+                    noticed.forget(run_id, times)
+                reports += for_each(due, lambda each: compensate_one(each, client=client, claimer=name), stop=event)
+            return reports
+
+        def report_all(reports: list[Report]) -> None:
+            for report in reports:
+                if on_event is not None:
+                    on_event(report)
+            if any(report["outcome"] in SETTLED for report in reports):
+                wake.set()  # the next older obligation is due now
+
+        with JournalFeed(url, on_entry, where=where, is_new=not from_ts_ms or catchup):
+            repeat(work, name="compensation", interval_s=idle_window_s, stop=event, on_result=report_all, wake=wake)
+
+
+class _NoticedRuns:
+    """Runs with new journal entries, until none of their obligations is due."""
+
+    def __init__(self) -> None:
+        self._runs: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, run_id: str) -> None:
+        with self._lock:
+            self._runs[run_id] += 1
+
+    def runs(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._runs)
+
+    def forget(self, run_id: str, times: int) -> None:
+        """Forget a run, unless it has had another entry since."""
+        with self._lock:
+            if self._runs[run_id] == times:
+                del self._runs[run_id]

@@ -1,4 +1,4 @@
-"""What every reactor needs: a client, and a way to go through many things."""
+"""What all recovery workers share: a client, and iteration over many items."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Report = dict[str, Any]
 
-# How far a listing is read on when what it begins with is not for this process.
+# The longest listing to read when its first items are not for this process.
 LONGEST_PAGE = 20_000
 
 
 @contextmanager
 def connected(url: str, client: TapeClient | None) -> Iterator[TapeClient]:
-    """The client that was given, or one of its own for as long as the block lasts."""
+    """The given client, or a new one that is closed at the end of the block."""
     if client is not None:
         yield client
         return
@@ -34,10 +34,10 @@ def connected(url: str, client: TapeClient | None) -> Iterator[TapeClient]:
 def for_each(
     things: Sequence[T], act: Callable[[T], Report], *, concurrency: int = 1, stop: threading.Event | None = None
 ) -> list[Report]:
-    """What became of each; those that come after a stop are left.
+    """Process items and return their reports; items after a stop are skipped.
 
-    One that nobody expected to go wrong is reported as `error` and keeps nobody from the others; a server that is
-    away ends the pass.
+    An unexpected exception is reported as `error`, and the other items are processed. A retryable error of the server
+    ends the pass.
     """
 
     def unless_stopped(thing: T) -> Report | None:
@@ -48,7 +48,7 @@ def for_each(
         except Exception as error:
             if isinstance(error, TapeError) and error.retryable:
                 raise
-            log.exception("this went wrong and is left for the next pass")
+            log.exception("unexpected error; the item is left for the next pass")
             reason = f"{type(error).__name__}: {error}"
             return {"run_id": getattr(thing, "run_id", ""), "outcome": "error", "reason": reason}
 
@@ -61,7 +61,10 @@ def for_each(
 
 
 def pages(fetch: Callable[[int], Sequence[T]], limit: int, *, is_enough: Callable[[], bool]) -> Iterator[Sequence[T]]:
-    """A listing, again and longer as long as it is full and not enough: what cannot be done here hides nothing."""
+    """A listing, fetched again with a larger limit while it is full and not enough.
+
+    Items that this process cannot handle would otherwise hide those that it can.
+    """
     size = limit
     while True:
         page = fetch(size)

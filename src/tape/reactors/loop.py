@@ -1,4 +1,4 @@
-"""Loops that go on until they are told to stop, outlive a server that is away, and never spin."""
+"""Loops that run until stopped and back off while the server is unavailable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 MIN_INTERVAL_S = 0.01
 JITTER = 0.2  # of intervals and backoff, so that many reactors do not ask at once
 RETRY = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.2, max_interval_s=10.0, jitter=JITTER)
-NOTICE_S = 0.2  # how soon a loop that waits to be woken sees that it is to stop
+STOP_POLL_S = 0.2  # how soon a loop that waits to be woken sees its stop event
 
 
 def repeat(
@@ -28,12 +28,12 @@ def repeat(
     interval_s: float,
     stop: threading.Event,
     once: bool = False,
-    tell: Callable[[T], None] | None = None,
+    on_result: Callable[[T], None] | None = None,
     wake: threading.Event | None = None,
 ) -> None:
-    """Do something every `interval_s` seconds, and at once when woken, until `stop` is set.
+    """Call `work` every `interval_s` seconds, and at once when woken, until `stop` is set.
 
-    What goes wrong is logged, and tried again after a pause that grows to ten seconds. With `once` it is raised.
+    Errors are logged, and retried after a backoff that grows to 10 s. With `once` they are raised.
     """
     if interval_s < 0:
         raise InvalidInput(f"interval_s {interval_s} must not be negative.")
@@ -47,22 +47,22 @@ def repeat(
             if once:
                 raise
             failures += 1
-            _complain(name, error, failures)
+            _log_failure(name, error, failures)
         else:
             if failures:
-                log.warning("%s goes on after %d failure(s)", name, failures)
+                log.warning("%s continues after %d failure(s)", name, failures)
             failures = 0
-            if tell is not None:
-                tell(result)
+            if on_result is not None:
+                on_result(result)
         if once:
             return
         _wait(interval_s, failures, stop, wake)
 
 
-def _complain(name: str, error: Exception, failures: int) -> None:
-    """A server that is away is said once; what nobody expects is said each time, with where it happened."""
+def _log_failure(name: str, error: Exception, failures: int) -> None:
+    """Log an unavailable server once, and an unexpected error each time with its traceback."""
     if isinstance(error, TapeError) and error.retryable:
-        log.log(logging.WARNING if failures == 1 else logging.DEBUG, "%s waits: %s", name, error)
+        log.log(logging.WARNING if failures == 1 else logging.DEBUG, "%s waits for the server: %s", name, error)
     else:
         log.error("%s failed", name, exc_info=error)
 
@@ -76,5 +76,5 @@ def _wait(interval_s: float, failures: int, stop: threading.Event, wake: threadi
         stop.wait(delay)
         return
     deadline = time.monotonic() + delay
-    while not stop.is_set() and (left := deadline - time.monotonic()) > 0 and not wake.wait(min(left, NOTICE_S)):
+    while not stop.is_set() and (left := deadline - time.monotonic()) > 0 and not wake.wait(min(left, STOP_POLL_S)):
         pass

@@ -1,4 +1,4 @@
-"""The outbox dispatcher: sends what runs have left to be sent, through the connectors of this process."""
+"""The outbox dispatcher: sends the outbox effects of runs through the connectors of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tape.connectors.base import all_registered, get
 from tape.connectors.delivery import DEFAULT_ATTEMPTS, DEFAULT_LEASE_MS, Dispatcher, report
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, for_each
-from tape.reactors.journal_feed import Waker
+from tape.reactors.journal_feed import JournalFeed
 from tape.reactors.loop import repeat
 
 __all__ = ["dispatch_one", "outbox_dispatch_once", "run_outbox_dispatcher"]
@@ -30,11 +30,11 @@ def dispatch_one(
     dispatch_max_attempts: int = DEFAULT_ATTEMPTS,
     lease_ttl_ms: int = DEFAULT_LEASE_MS,
 ) -> dict[str, Any]:
-    """Send one effect of the outbox, if this process has its connector and nobody else is at it.
+    """Send one effect of the outbox, if this process has its connector and no other dispatcher has claimed it.
 
-    `outcome` is `confirmed`, `failed`, `retry`, `unknown`, `held` (another dispatcher has it), `lost` (the claim ran
-    out), or `unregistered`. An effect whose earlier dispatcher vanished is, if it must not be repeated, looked for at
-    the other side first; it is sent only if it is `absent` there.
+    `outcome` is `confirmed`, `failed`, `retry`, `unknown`, `held` (another dispatcher has it), `lost` (the claim
+    expired), or `unregistered`. If an earlier dispatcher died with a non-idempotent effect, the connector first looks
+    for it at the other side; it is sent only if it is `absent` there.
     """
     connector = get(eff.connector)
     if connector is None:
@@ -56,7 +56,7 @@ def outbox_dispatch_once(
 ) -> list[dict[str, Any]]:
     """Send up to `limit` effects that are due, through one connector or all of this process; a report on each.
 
-    With `concurrency` that many are sent at the same time; connectors must be able to.
+    `concurrency` effects are sent at the same time; connectors must be thread-safe then.
     """
     name = claimer or new_owner()
     with connected(url, client) as connection:
@@ -74,7 +74,7 @@ def outbox_dispatch_once(
 
 
 def _due(client: TapeClient, connector: str, limit: int) -> list[pb.EffectRecord]:
-    """Effects to send, the longest due first; those of connectors that others have do not crowd out ours."""
+    """Effects to send, the longest due first; effects of other processes' connectors do not crowd out ours."""
     found = list(client.list_effects_to_dispatch(connector=connector, limit=limit).effects)
     if connector or len(found) < limit or all(get(each.connector) for each in found):
         return found
@@ -99,10 +99,9 @@ def run_outbox_dispatcher(
     concurrency: int = 1,
     stop: threading.Event | None = None,
 ) -> None:
-    """Send what is due until told to stop; `on_tick` gets the reports of each pass.
+    """Send due effects until stopped; `on_tick` gets the reports of each pass.
 
-    The journal wakes it when an effect is left in the outbox; every `interval_s` it looks for what is to be tried
-    again.
+    A new outbox effect on the journal wakes it; every `interval_s` it looks for effects to retry.
     """
     name = claimer or new_owner()
     with TapeClient(url) as client, stop_event(stop) as event:
@@ -118,10 +117,10 @@ def run_outbox_dispatcher(
                 stop=event,
             )
 
-        options: dict[str, Any] = {"name": "the outbox", "interval_s": interval_s, "stop": event, "tell": on_tick}
+        options: dict[str, Any] = {"name": "the outbox", "interval_s": interval_s, "stop": event, "on_result": on_tick}
         if once:
             repeat(work, **options, once=True)
             return
         wake = threading.Event()
-        with Waker(url, lambda _: wake.set(), pattern="/tape/effect/pending/**", where=BEGUN):
+        with JournalFeed(url, lambda _: wake.set(), pattern="/tape/effect/pending/**", where=BEGUN):
             repeat(work, **options, wake=wake)

@@ -1,4 +1,4 @@
-"""Finding out what became of effects that nobody knows about."""
+"""Reconciliation: finds out whether effects with unknown outcome happened."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, for_each, pages
 
 LIMIT = 200
-# An effect that nobody can tell anything about is asked for after 2 s, 4 s, … and every five minutes in the end.
-PATIENCE = RetryPolicy(initial_interval_s=2.0, max_interval_s=300.0, jitter=0.2)
+# An effect that stays unknown is checked again after 2 s, 4 s, … up to every 5 minutes.
+RECHECK = RetryPolicy(initial_interval_s=2.0, max_interval_s=300.0, jitter=0.2)
 
 
 class Reconciler:
-    """Asks about effects whose outcome is not known, each less and less often as long as there is no answer."""
+    """Checks effects with unknown outcome, each with a growing backoff while it stays unknown."""
 
     def __init__(self, client: TapeClient, *, pending_after_ms: int = 0) -> None:
         self._client = client
@@ -31,7 +31,7 @@ class Reconciler:
         self._asked: dict[str, tuple[int, float]] = {}
 
     def once(self, *, stop: threading.Event | None = None) -> list[Report]:
-        """Ask about each effect that is due to be asked about; a report on each."""
+        """Check each effect that is due; a report on each."""
         reports: list[Report] = []
         seen: set[tuple[str, str]] = set()
 
@@ -54,39 +54,39 @@ class Reconciler:
 
     def _is_due(self, effect: pb.EffectRecord) -> bool:
         if effect.status == pb.EFFECT_STATUS_PENDING and effect.dispatch_mode == pb.EFFECT_DISPATCH_MODE_OUTBOX:
-            return False  # it waits for a dispatcher, who will know
+            return False  # it waits for a dispatcher
         return self._asked.get(effect.idempotency_key, (0, 0.0))[1] <= time.monotonic()
 
     def _reconcile(self, effect: pb.EffectRecord) -> Report:
         try:
-            seen, reason = look_at(effect)
+            seen, reason = observe(effect)
         except Exception as error:
             seen, reason = None, f"the status check raised {type(error).__name__}: {error}"
         is_pending = effect.status == pb.EFFECT_STATUS_PENDING
         if seen is None or seen.status == "stuck" or (is_pending and seen.status == "absent"):
             times = self._asked.get(effect.idempotency_key, (0, 0.0))[0] + 1
-            self._asked[effect.idempotency_key] = times, time.monotonic() + PATIENCE.delay(times)
+            self._asked[effect.idempotency_key] = times, time.monotonic() + RECHECK.delay(times)
             return report(effect, "pending" if is_pending else "unknown", reason or f"observed: {seen and seen.status}")
         try:
             record = record_observation(self._client, effect, seen)
         except IllegalTransition as error:
-            return report(effect, "settled", str(error))  # by somebody else, meanwhile
+            return report(effect, "settled", str(error))  # by another process, meanwhile
         outcome = pb.EffectStatus.Name(record.status).removeprefix("EFFECT_STATUS_").lower()
         return report(effect, outcome, f"observed: {seen.status}")
 
 
-def look_at(effect: pb.EffectRecord) -> tuple[ObservationResult | None, str]:
-    """What the tool's status check, else the connector, says of an effect; None and why if nobody can tell."""
+def observe(effect: pb.EffectRecord) -> tuple[ObservationResult | None, str]:
+    """The observation of the tool's status check, else of the connector; None and the reason if there is none."""
     check = get_status_check(effect.tool_name)
     if check is not None:
         answer = check_status(check, effect)
         if answer is None:
-            return None, "the status check cannot tell yet"
+            return None, "the status check does not know yet"
         return observation_of(*answer), ""
     connector = get(effect.connector) if effect.connector else None
     if connector is not None:
         seen = call_observe(connector, effect)
-        return seen, f"the connector cannot tell: {seen.response}" if seen.status == "stuck" else ""
+        return seen, f"the connector does not know: {seen.response}" if seen.status == "stuck" else ""
     return None, f"{effect.tool_name!r} has neither a status check nor a connector in this process"
 
 
@@ -97,10 +97,10 @@ def reconcile_once(
     client: TapeClient | None = None,
     stop: threading.Event | None = None,
 ) -> list[Report]:
-    """Find out what became of UNKNOWN effects; with a time also of inline ones that are PENDING for longer.
+    """Check UNKNOWN effects, and with `reconcile_pending_after_ms` inline effects that are PENDING for longer.
 
-    The tool's status check is asked, else the connector. What they say is recorded: an idempotent effect that is
-    absent may be done again, any other has failed. One that stays unknown is reported, with the reason.
+    The tool's status check, else the connector, observes whether it happened, and the result is recorded: an absent
+    idempotent effect may be performed again, any other has failed. One that stays unknown is reported with the reason.
     """
     with connected(url, client) as connection:
         return Reconciler(connection, pending_after_ms=reconcile_pending_after_ms).once(stop=stop)

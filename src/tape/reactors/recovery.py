@@ -1,4 +1,4 @@
-"""Carrying on runs whose process is gone, or whose gate was answered while nobody looked."""
+"""Recovery: resumes runs whose process died, or whose gate was answered after the run had parked."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ def recover_once(
     client: TapeClient | None = None,
     stop: threading.Event | None = None,
 ) -> list[Report]:
-    """Carry on runs that are runnable, were abandoned, or got the signal they waited for; a report on each.
+    """Resume runs that are runnable, were abandoned, or whose gate was answered; a report on each.
 
-    `redrive_fn(run)` gets the RunState; with `tape.continue_run(run)` it does what began the run. A `runner` of
-    google-adk re-drives the invocation, and only runs of its own app. Each run is leased first, so that several
-    processes never drive the same one: `outcome` is then `held`. One that fails is left until its lease runs
-    out (`lease_ttl_ms`), and then tried again.
+    `redrive_fn(run)` gets the RunState and resumes the run with `tape.continue_run(run)`. A `runner` of google-adk
+    resumes the invocation, and only runs of its own app. Each run is leased first, so that two processes never execute
+    the same one: `outcome` is then `held`. A run that fails is retried when its lease expires (`lease_ttl_ms`).
     """
     drive = driver(runner, redrive_fn)
     with connected(url, client) as connection:
@@ -68,7 +67,7 @@ def resume(
     lease_ttl_ms: int = DEFAULT_TTL_MS,
     client: TapeClient | None = None,
 ) -> None:
-    """Carry on the run of one invocation, now. Raises what it raises; LeaseHeld if somebody is at it.
+    """Resume the run of one invocation now. Raises its errors; LeaseHeld if another process has leased it.
 
     `app_name`, `user_id` and `session_id` narrow the search for it.
     """
@@ -78,11 +77,11 @@ def resume(
         run = _find(connection, invocation_id, app, user_id, session_id)
         owner, asked_at = new_owner(), time.monotonic()
         leased = connection.resume_run(run_id=run.run_id, lease_owner=owner, lease_ttl_ms=lease_ttl_ms).run
-        _carry_on(leased, owner, drive, connection, lease_ttl_ms, asked_at)
+        _resume_leased(leased, owner, drive, connection, lease_ttl_ms, asked_at)
 
 
 def driver(runner: Any, redrive_fn: Any) -> Drive:
-    """How runs are carried on: by a function, or by a runner of google-adk."""
+    """How runs are resumed: by a function, or by a runner of google-adk."""
     if (runner is None) == (redrive_fn is None):
         raise InvalidInput("Pass either runner, a google-adk Runner, or redrive_fn, a function of the RunState.")
     if redrive_fn is not None:
@@ -98,7 +97,7 @@ def driver(runner: Any, redrive_fn: Any) -> Drive:
 
 
 def redrive(run: pb.RunState, drive: Drive, *, client: TapeClient, lease_ttl_ms: int) -> Report:
-    """Lease a run and carry it on; says what became of it."""
+    """Lease a run and resume it; returns a report."""
     owner, asked_at = new_owner(), time.monotonic()
     try:
         leased = client.resume_run(run_id=run.run_id, lease_owner=owner, lease_ttl_ms=lease_ttl_ms).run
@@ -106,20 +105,20 @@ def redrive(run: pb.RunState, drive: Drive, *, client: TapeClient, lease_ttl_ms:
         return _report(run, "held", str(error))
     except (IllegalTransition, NotFound) as error:
         return _report(run, "over", str(error))
-    return carry_on(leased, owner, drive, client=client, lease_ttl_ms=lease_ttl_ms, asked_at=asked_at)
+    return resume_leased(leased, owner, drive, client=client, lease_ttl_ms=lease_ttl_ms, asked_at=asked_at)
 
 
-def carry_on(
+def resume_leased(
     run: pb.RunState, owner: str, drive: Drive, *, client: TapeClient, lease_ttl_ms: int, asked_at: float
 ) -> Report:
-    """Carry on a run whose lease this owner has; says what became of it."""
+    """Resume a run whose lease this owner has; returns a report."""
     outcome, reason = "recovered", ""
     try:
-        _carry_on(run, owner, drive, client, lease_ttl_ms, asked_at)
+        _resume_leased(run, owner, drive, client, lease_ttl_ms, asked_at)
     except RunInterrupted as error:
         outcome, reason = ("parked" if isinstance(error, RunParked) else "interrupted"), str(error)
     except Exception as error:
-        log.warning("carrying on run %s failed", run.run_id, exc_info=True)
+        log.warning("resuming run %s failed", run.run_id, exc_info=True)
         outcome, reason = "failed", f"{type(error).__name__}: {error}"
     try:
         run = call_with_retry(client.get_run, run_id=run.run_id)
@@ -128,14 +127,14 @@ def carry_on(
     return _report(run, outcome, reason)
 
 
-def _carry_on(
+def _resume_leased(
     run: pb.RunState, owner: str, drive: Drive, client: TapeClient, lease_ttl_ms: int, asked_at: float
 ) -> None:
     def renew() -> bool:
         try:
             client.resume_run(run_id=run.run_id, lease_owner=owner, lease_ttl_ms=lease_ttl_ms, renew=True)
         except (IllegalTransition, LeaseHeld):
-            return False  # it has ended, has parked, or is somebody else's: the code that runs will be told
+            return False  # it has ended, has parked, or is leased to another process: its next call fails
         return True
 
     token = adopted_owner.set(owner)
@@ -148,10 +147,10 @@ def _carry_on(
 
 def _find(client: TapeClient, invocation_id: str, app_name: str, user_id: str, session_id: str) -> pb.RunState:
     """The newest run of an invocation."""
-    place = {"app_name": app_name, "user_id": user_id if app_name else ""}
-    place["session_id"] = session_id if place["user_id"] else ""
+    filters = {"app_name": app_name, "user_id": user_id if app_name else ""}
+    filters["session_id"] = session_id if filters["user_id"] else ""
     before: tuple[int, str] = (0, "")
-    while page := client.list_runs(**place, before_started_at_ms=before[0], before_run_id=before[1], limit=1000).runs:
+    while page := client.list_runs(**filters, before_started_at_ms=before[0], before_run_id=before[1], limit=1000).runs:
         for run in page:
             is_it = run.invocation_id == invocation_id
             if is_it and user_id in ("", run.user_id) and session_id in ("", run.session_id):

@@ -1,4 +1,4 @@
-"""All reactors of a process together."""
+"""Runs all recovery workers of a process together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.durable.lease import DEFAULT_TTL_MS
 from tape.reactors.compaction import compact_once
-from tape.reactors.compensations import compensate_once
+from tape.reactors.compensation import compensate_once
 from tape.reactors.connection import Report
 from tape.reactors.loop import repeat
 from tape.reactors.reconciliation import Reconciler
@@ -23,7 +23,7 @@ from tape.reactors.timers import fire_due_timers_once
 
 log = logging.getLogger(__name__)
 
-Reactor = Callable[[], list[Report]]
+Worker = Callable[[], list[Report]]
 
 
 def run_reactors(
@@ -49,19 +49,19 @@ def run_reactors(
     concurrency: int = 1,
     stop: threading.Event | None = None,
 ) -> None:
-    """Bring runs to their end, until told to stop: carry them on, find out what is unknown, fire timers, undo, compact.
+    """Run the recovery workers until stopped: recovery, reconciliation, timers, compensation, compaction.
 
-    Each reactor has a thread of its own, so that a run that takes long to carry on delays nothing else. `on_tick` gets
-    a dict with the reports of a pass by the reactor's name (`recover`, `reconcile`, `timers`, `compensations`,
-    `compact`); with `once`, one dict with all of them. Recovery needs a `runner` or a `redrive_fn`, timers one of them
-    or `on_timer`; without they rest. `concurrency` is how many runs are carried on at the same time.
+    Each worker has its own thread, so that a long run delays no other worker. `on_tick` gets a dict with the reports of
+    a pass by the worker's name (`recover`, `reconcile`, `timers`, `compensations`, `compact`); with `once`, one dict
+    with all of them. Recovery needs a `runner` or a `redrive_fn`, timers one of them or `on_timer`; without, they are
+    idle. `concurrency` runs are resumed at the same time.
     """
     name = claimer or new_owner()
     can_drive = runner is not None or redrive_fn is not None
     with TapeClient(url) as client, stop_event(stop) as event:
         reconciler = Reconciler(client, pending_after_ms=int(reconcile_pending_after_s * 1000))
         driving: dict[str, Any] = {"runner": runner, "redrive_fn": redrive_fn, "client": client, "stop": event}
-        reactors: dict[str, Reactor] = {}
+        reactors: dict[str, Worker] = {}
         if recover and can_drive:
             reactors["recover"] = lambda: recover_once(
                 **driving, app_name=app_name, lease_ttl_ms=lease_ttl_ms, concurrency=concurrency
@@ -80,7 +80,7 @@ def run_reactors(
             )
         for what, wanted in (("recover", recover), ("timers", timers)):
             if wanted and what not in reactors:
-                log.info("%s rests: it was given nothing to carry runs on with", what)
+                log.info("worker %s idle: no recovery function is registered", what)
         if once:
             reports = {what: reactor() for what, reactor in reactors.items()}
             if on_tick is not None:
@@ -90,7 +90,7 @@ def run_reactors(
 
 
 def _run_together(
-    reactors: dict[str, Reactor],
+    reactors: dict[str, Worker],
     intervals: dict[str, float],
     interval_s: float,
     stop: threading.Event,
@@ -99,15 +99,15 @@ def _run_together(
     one_at_a_time = threading.Lock()
     failures: list[BaseException] = []
 
-    def loop(name: str, reactor: Reactor) -> None:
-        def tell(reports: list[Report]) -> None:
+    def loop(name: str, reactor: Worker) -> None:
+        def report_all(reports: list[Report]) -> None:
             if on_tick is not None:
                 with one_at_a_time:
                     on_tick({name: reports})
 
         try:
-            repeat(reactor, name=name, interval_s=intervals.get(name, interval_s), stop=stop, tell=tell)
-        except BaseException as error:  # raised by on_tick; handed to the caller
+            repeat(reactor, name=name, interval_s=intervals.get(name, interval_s), stop=stop, on_result=report_all)
+        except BaseException as error:  # raised by on_tick; raised again in the caller
             failures.append(error)
             stop.set()
 

@@ -1,4 +1,4 @@
-"""Doing what is due: timers are leased, acted on, and only then done with."""
+"""Timers: due timers are leased, handled, and then completed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tape.durable.lease import DEFAULT_TTL_MS
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected
-from tape.reactors.recovery import Drive, carry_on, driver
+from tape.reactors.recovery import Drive, driver, resume_leased
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +36,25 @@ def fire_due_timers_once(
     run_lease_ttl_ms: int = DEFAULT_TTL_MS,
     stop: threading.Event | None = None,
 ) -> list[Report]:
-    """Act on timers that are due; a report on each.
+    """Fire due timers; a report on each.
 
-    `on_timer(timer)` is called, within `lease_ttl_ms`; then the timer's run is carried on as `recover_once` would. A
-    timer whose handling raises, or whose process dies, comes again when its lease runs out. One whose run somebody
-    is at is `held` and comes again too, unless `on_timer` has handled it.
+    `on_timer(timer)` is called, within `lease_ttl_ms`; then the timer's run is resumed as by `recover_once`. A timer
+    whose handler raises, or whose process dies, is redelivered when its lease expires. A timer whose run is leased to
+    another process is `held` and redelivered too, unless `on_timer` has handled it.
     """
     drive = driver(runner, redrive_fn) if runner is not None or redrive_fn is not None else None
     if drive is None and on_timer is None:
-        raise InvalidInput("Nothing would become of a timer: pass on_timer, runner or redrive_fn.")
+        raise InvalidInput("A timer needs a handler: pass on_timer, runner or redrive_fn.")
     name = claim_owner(claimer)
     with connected(url, client) as connection:
         reports: list[Report] = []
         seen: set[tuple[str, str]] = set()
         if not connection.list_due_timers(limit=1).timers:
-            return reports  # looking costs less than leasing
-        # One at a time: a lease should not run out while its timer waits for others.
+            return reports  # a listing costs less than a lease
+        # One at a time: a lease must not expire while its timer waits for others.
         while len(reports) < limit and not (stop is not None and stop.is_set()):
             due = connection.list_due_timers(claim=True, claimer=name, lease_ttl_ms=lease_ttl_ms, limit=1).timers
-            # One that failed, and whose lease has run out meanwhile, waits for the next pass: others are due, too.
+            # A timer that failed, and whose lease has expired, waits for the next pass.
             if not due or (due[0].run_id, due[0].timer_id) in seen:
                 break
             seen.add((due[0].run_id, due[0].timer_id))
@@ -74,29 +74,29 @@ def _fire(
         try:
             run_to_end(on_timer(timer))
         except Exception as error:
-            log.warning("the timer %s of run %s was not handled", timer.timer_id, timer.run_id, exc_info=True)
+            log.warning("timer %s of run %s failed", timer.timer_id, timer.run_id, exc_info=True)
             return _report(timer, "failed", f"{type(error).__name__}: {error}")
     if drive is None:
-        return _done(timer, client, claimer, "fired", "")
+        return _complete(timer, client, claimer, "fired", "")
     owner, asked_at = new_owner(), time.monotonic()
     try:
         run = client.resume_run(run_id=timer.run_id, lease_owner=owner, lease_ttl_ms=run_lease_ttl_ms).run
     except LeaseHeld as error:
         if on_timer is None:
             return _report(timer, "held", str(error))
-        return _done(timer, client, claimer, "fired", f"not carried on: {error}")
+        return _complete(timer, client, claimer, "fired", f"not resumed: {error}")
     except (IllegalTransition, NotFound) as error:
-        return _done(timer, client, claimer, "over", str(error))
-    # From here on the run is leased, and recovery would carry it on if this process died.
-    report = _done(timer, client, claimer, "fired", "")
-    driven = carry_on(run, owner, drive, client=client, lease_ttl_ms=run_lease_ttl_ms, asked_at=asked_at)
+        return _complete(timer, client, claimer, "over", str(error))
+    # The run is leased now: recovery would resume it if this process died.
+    report = _complete(timer, client, claimer, "fired", "")
+    driven = resume_leased(run, owner, drive, client=client, lease_ttl_ms=run_lease_ttl_ms, asked_at=asked_at)
     return report | {"run": driven}
 
 
-def _done(timer: pb.TimerRecord, client: TapeClient, claimer: str, outcome: str, reason: str) -> Report:
+def _complete(timer: pb.TimerRecord, client: TapeClient, claimer: str, outcome: str, reason: str) -> Report:
     completed = client.complete_timer(run_id=timer.run_id, timer_id=timer.timer_id, claimer=claimer).completed
     if not completed and not reason:
-        reason = "it was cancelled, set anew, or leased to somebody else meanwhile"
+        reason = "it was cancelled, replaced, or leased to another process meanwhile"
     return _report(timer, outcome, reason)
 
 
