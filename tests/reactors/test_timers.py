@@ -97,6 +97,6 @@ def test_a_timer_that_is_set_anew_while_it_is_handled_fires_anew(client: TapeCli
 
 def test_nothing_to_do_with_a_timer_is_said_before_one_is_taken(client: TapeClient) -> None:
     timer(client, begin(client))
-    with pytest.raises(InvalidInput, match="Nothing would become of a timer"):
+    with pytest.raises(InvalidInput, match="A timer needs a handler"):
         fire_due_timers_once(client=client)
     assert len(client.list_due_timers().timers) == 1

@@ -59,9 +59,7 @@ def compensate_one(
     except IllegalTransition as error:
         return _report(ob, "held", str(error))
     if not is_claimed:
-        return _report(
-            ob, "held", "another worker has claimed it, it is not due, not owed, or a newer obligation comes first"
-        )
+        return _report(ob, "held", "claimed by another worker, not due, not owed, or a newer obligation comes first")
     try:
         with KeptClaim(lambda: one.claim(renew=True), lease_ttl_ms, claimed_at=claimed_at):
             return one.compensate(_effect_of(ob, client), compensate)
