@@ -113,14 +113,14 @@ AGENT = """
 
     url, folder, dies_at = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 
-    def reached(place):
-        if place == dies_at:
+    def reached(step):
+        if step == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     @effect
-    def sweep(account, tool_context=None):
+    def transfer(account, tool_context=None):
         reached(f"before {account}")
-        # The other side recognises the key: it does once what has the same.
+        # The other system is idempotent by key.
         (folder / f"{account}-{idempotency_key(tool_context).replace('/', '_')}").touch()
         reached(f"after {account}")
         return {"account": account}
@@ -130,7 +130,7 @@ AGENT = """
         accounts = run.decide(lambda: ["a", "b"])
         reached("decided")
         for account in accounts:
-            sweep(account)
+            transfer(account)
         reached("end")
     print("done")
 """
