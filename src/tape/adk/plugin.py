@@ -108,7 +108,7 @@ class TapePlugin(BasePlugin):
     def _forget(self, key: int) -> None:
         drive = self._drives.pop(key, None)
         if drive is not None and not drive.within and drive.run.lease is not None:
-            drive.run.lease.give_up()
+            drive.run.lease.stop(wait=False)
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         """End the run; one that waits for the answer to a long-running call waits for it on record."""

@@ -17,7 +17,7 @@ from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
 from tape.durable.budgets import KEY, Budget, budget_from_run_config
 from tape.durable.effect_call import RunHandle
-from tape.durable.lease import Lease
+from tape.durable.lease import RunLease
 from tape.durable.runs import adopted_owner, ends_run
 from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, RunCancelled, RunEnded
@@ -56,8 +56,8 @@ class Runs:
             call_with_retry(
                 run.client.set_budget, run_id=run.run_id, usd_cap=budget.usd_cap, token_cap=budget.token_cap
             )
-        run.lease = Lease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms)
-        run.lease.keep()
+        run.lease = RunLease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms)
+        run.lease.start()
         if is_resumed:
             context.session.events = CallsLast(context.session.events)
         drive = Drive(run, context.session, is_replaying=is_resumed, budget=budget)
@@ -131,4 +131,4 @@ def _end_as(run: RunHandle, status: int, detail: dict[str, Any] | None = None) -
 
 def _let_go(drive: Drive) -> None:
     if drive.run.lease is not None:
-        drive.run.lease.let_go()
+        drive.run.lease.stop()

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tape.base.clock import now_ms
+from tape.base.lease import LeaseRenewer
 from tape.base.owner import claim_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import DispatchResult, EffectConnector, ObservationResult, call_dispatch, call_observe
-from tape.connectors.claims import KeptClaim
 from tape.durable.registry import get_tool_compensator
 from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, InvalidInput, InvalidJson, LeaseHeld
@@ -60,10 +60,13 @@ class Dispatcher:
         if not claim.acquired:
             return report(effect, "held", "another dispatcher has it, or it is not due")
         try:
-            with KeptClaim(
-                lambda: self._claim(effect, renew=True).acquired, self.lease_ttl_ms, claimed_at=claimed_at
-            ) as kept:
-                return self._carry_out(claim.effect, connector, claim.previous_claimer, kept)
+            with LeaseRenewer(
+                lambda: self._claim(effect, renew=True).acquired,
+                self.lease_ttl_ms,
+                name=f"claim on effect {effect.idempotency_key}",
+                leased_at=claimed_at,
+            ) as lease:
+                return self._carry_out(claim.effect, connector, claim.previous_claimer, lease)
         except (LeaseHeld, IllegalTransition) as error:
             return report(effect, "lost", str(error))
 
@@ -77,7 +80,7 @@ class Dispatcher:
         )
 
     def _carry_out(
-        self, effect: pb.EffectRecord, connector: EffectConnector, previous: str, kept: KeptClaim
+        self, effect: pb.EffectRecord, connector: EffectConnector, previous: str, lease: LeaseRenewer
     ) -> dict[str, Any]:
         # An earlier attempt may have come through, whatever becomes of this one.
         in_doubt = bool(previous) or _may_have_been_sent(effect)
@@ -86,7 +89,7 @@ class Dispatcher:
             if seen.status != "absent":
                 return self._record_seen(effect, seen, f"{previous} vanished with it")
             in_doubt = False
-        if not kept.holds():
+        if not lease.is_held:
             return report(effect, "lost", "the claim ran out before the effect was sent")
         result = call_dispatch(connector, effect)
         if result.status == "confirmed":

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tape.durable.lease import Lease
+from tape.durable.lease import RunLease
 from tape.errors import NotInRun
 
 # Where a plugin leaves the call on a framework's own tool context.
@@ -29,7 +29,7 @@ class RunHandle:
     user_id: str = ""
     session_id: str = ""
     invocation_id: str = ""
-    lease: Lease | None = None
+    lease: RunLease | None = None
 
 
 @dataclass(eq=False)

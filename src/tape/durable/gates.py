@@ -25,7 +25,7 @@ def gate(
     call = call_of(tool_context)
     lease = call.run.lease
     if lease is not None:
-        lease.let_go()  # a renewal that came after the run has parked would wake it
+        lease.stop()  # a renewal after the run has parked would resume it
     answer = call_with_retry(
         call.run.client.await_signal,
         run_id=call.run_id,
@@ -38,7 +38,7 @@ def gate(
             f" Answer it with: tape signal {gate_name} --run {call.run_id} --resolution '{{\"approved\": true}}'"
         )
     if lease is not None:
-        lease.keep()
+        lease.start()
     return _resolution(answer.resolution_json)
 
 

@@ -24,7 +24,7 @@ from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
 from tape.durable.callback_arguments import finish
 from tape.durable.effect_call import EffectCall, RunHandle, within
-from tape.durable.lease import DEFAULT_TTL_MS, Lease
+from tape.durable.lease import DEFAULT_TTL_MS, RunLease
 from tape.durable.server_retry import call_with_retry
 from tape.errors import BudgetExceeded, LeaseHeld, RunEnded, RunInterrupted, TapeError
 from tape.model.payload import to_json
@@ -109,8 +109,8 @@ class DurableRun:
             if self._owns_client:
                 client.close()
             raise
-        handle.lease = Lease(client, begun.run_id, owner, self._lease_ttl_ms)
-        handle.lease.keep()
+        handle.lease = RunLease(client, begun.run_id, owner, self._lease_ttl_ms)
+        handle.lease.start()
 
     def _take(self, client: TapeClient, owner: str) -> pb.BeginRunResponse:
         """Begin the run, or take its lease as soon as that of another process has expired."""
@@ -126,7 +126,7 @@ class DurableRun:
         handle = self._tape_call.run
         try:
             if handle.lease is not None:
-                handle.lease.let_go()
+                handle.lease.stop()
             if error is None:
                 call_with_retry(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_TERMINAL)
             elif ends_run(error):

@@ -38,7 +38,7 @@ from tape.playbooks.functions import declared_playbooks
 from tape.playbooks.host import RunInfo, is_interruption
 from tape.playbooks.library import known_playbook
 from tape.playbooks.pools import POOL_RULE, SHARED, is_pool, reaction_fields, reaction_id
-from tape.playbooks.run_leases import Leases
+from tape.playbooks.run_leases import RunLeases
 from tape.playbooks.runner import run_playbook
 from tape.playbooks.worker_host import RemoteHost
 from tape.proto import tape_pb2 as pb
@@ -184,7 +184,7 @@ class Worker:
         self._owner = owner
         self._lease_ms = lease_ms
         self._contents: dict[int, str] = {}
-        self.leases = Leases(client, lease_ms)
+        self.leases = RunLeases(client, lease_ms)
 
     async def handle(self, envelope: Envelope) -> None:
         """Run the playbook of a command to its end. An exception means that somebody should try again later."""
@@ -207,7 +207,7 @@ class Worker:
         client, blocking = self._client.with_lease_owner(owner), self._blocking.with_lease_owner(owner)
         host = RemoteHost(run, owner, self._lease_ms, client, blocking, self._load)
         try:
-            with self.leases.keep(run.id, owner):
+            with self.leases.keep((run.id, owner)):
                 await self._run(command, run, host)
         except RunCancelled as error:
             log.info("run %s was cancelled: %s", run.id, error)

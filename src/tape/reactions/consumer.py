@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from tape.base.lease import renewal_interval_s
 from tape.errors import HandlerTimedOut, NeverRetry
 from tape.model.task_pacing import pace
 from tape.proto import tape_pb2 as pb
@@ -21,8 +22,6 @@ from tape.reactions.slots import Slot, current_slot
 
 log = logging.getLogger(__name__)
 
-# A lease is renewed when a third of it is over: two attempts may fail.
-RENEWALS_PER_LEASE = 3
 # A consumer that prefetches holds the tasks that its slots finish in this time, up to `prefetch` of them.
 PREFETCH_S = 0.1
 # A task that has waited this long for a slot is released: another dispatcher may have a free one.
@@ -196,7 +195,7 @@ class TaskConsumer:
         now = time.monotonic()
         lease_s = self.lease_ms / 1_000
         for task_id, item in self.in_flight.items():
-            if now - item.leased_at >= lease_s / RENEWALS_PER_LEASE:
+            if now - item.leased_at >= renewal_interval_s(self.lease_ms):
                 item.leased_at = now
                 self.renewals.append(task_id)
                 if item.is_running and now - item.since >= lease_s:

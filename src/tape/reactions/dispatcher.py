@@ -12,13 +12,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from tape.base.lease import renewal_interval_s
 from tape.base.owner import new_owner
 from tape.base.process import run_async, stop_on_event, stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.client import DEFAULT_URL, AsyncTapeClient
 from tape.errors import InvalidInput, NothingToDispatch, NotServed, TapeError
 from tape.model.message import BodyFormat
-from tape.reactions.consumer import MAX_WAIT_S, RENEWALS_PER_LEASE, TaskConsumer
+from tape.reactions.consumer import MAX_WAIT_S, TaskConsumer
 from tape.reactions.counters import Tally
 from tape.reactions.decorators import TASK, ReactionDef, get_registry
 from tape.reactions.feeds import Feed, poll
@@ -270,7 +271,7 @@ class Dispatcher:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(min(self._lease_ms / 1_000 / RENEWALS_PER_LEASE, MAX_WAIT_S) / 2)
+            await asyncio.sleep(min(renewal_interval_s(self._lease_ms), MAX_WAIT_S) / 2)
             for consumer in self.consumers.values():
                 consumer.renew_leases()
                 consumer.release_waiting()

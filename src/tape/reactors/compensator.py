@@ -9,11 +9,11 @@ from typing import Any
 
 from tape.base.clock import now_ms
 from tape.base.coroutines import run_to_end
+from tape.base.lease import LeaseRenewer
 from tape.base.owner import claim_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, EffectConnector, ObservationResult, call_compensate, described, get
-from tape.connectors.claims import KeptClaim
 from tape.connectors.delivery import DEFAULT_LEASE_MS, LONGEST_ERROR, record_observation, recordable
 from tape.connectors.templates import content_of
 from tape.durable.callback_arguments import call_offering
@@ -61,7 +61,12 @@ def compensate_one(
     if not is_claimed:
         return _report(ob, "held", "claimed by another worker, not due, not owed, or a newer obligation comes first")
     try:
-        with KeptClaim(lambda: one.claim(renew=True), lease_ttl_ms, claimed_at=claimed_at):
+        with LeaseRenewer(
+            lambda: one.claim(renew=True),
+            lease_ttl_ms,
+            name=f"claim on obligation {ob.run_id}/{ob.seq}",
+            leased_at=claimed_at,
+        ):
             return one.compensate(_effect_of(ob, client), compensate)
     except LeaseHeld as error:
         return _report(ob, "lost", str(error))

@@ -12,8 +12,7 @@ from tape.base.coroutines import run_to_end
 from tape.base.owner import new_owner
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
-from tape.connectors.claims import KeptClaim
-from tape.durable.lease import DEFAULT_TTL_MS
+from tape.durable.lease import DEFAULT_TTL_MS, RunLease
 from tape.durable.runs import adopted_owner
 from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunInterrupted, RunParked, TapeError
@@ -130,16 +129,9 @@ def resume_leased(
 def _resume_leased(
     run: pb.RunState, owner: str, drive: Drive, client: TapeClient, lease_ttl_ms: int, asked_at: float
 ) -> None:
-    def renew() -> bool:
-        try:
-            client.resume_run(run_id=run.run_id, lease_owner=owner, lease_ttl_ms=lease_ttl_ms, renew=True)
-        except (IllegalTransition, LeaseHeld):
-            return False  # it has ended, has parked, or is leased to another process: its next call fails
-        return True
-
     token = adopted_owner.set(owner)
     try:
-        with KeptClaim(renew, lease_ttl_ms, claimed_at=asked_at):
+        with RunLease(client, run.run_id, owner, lease_ttl_ms, leased_at=asked_at):
             drive(run)
     finally:
         adopted_owner.reset(token)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence, Set
 
 from tape.base.clock import now_ms
+from tape.base.lease import renewal_interval_s
 from tape.base.owner import new_owner
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.fanout.hub import Hub
@@ -38,7 +39,7 @@ BATCH = 2_048
 INLINE = 16
 # How long a position that nothing was fired at may stay in memory only.
 FLUSH_S = 0.25
-TEND_S = matcher_partitions.LEASE_MS / 3_000
+TEND_S = renewal_interval_s(matcher_partitions.LEASE_MS)
 # Somebody else may register the first reaction of all.
 LOOK_S = 1.0
 CLOSE_S = 5.0
