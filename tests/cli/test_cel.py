@@ -33,7 +33,7 @@ def entry_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_check_tells_what_a_text_looks_at_and_what_an_index_can_use() -> None:
+def test_check_shows_variables_and_index_keys() -> None:
     found = cel_json("check", 'kind in ["run", "effect"] && payload.amount > 1.0 && payload.ok == true')
 
     assert found["ok"] is True
@@ -53,7 +53,7 @@ def test_check_is_readable_for_people() -> None:
     assert 'kind in ["run"]' in done.stdout
 
 
-def test_check_of_a_wrong_text_names_the_place_and_fails() -> None:
+def test_check_of_an_invalid_expression_names_line_and_column_and_fails() -> None:
     done = cel("check", "kind ==", "--output", "json")
 
     assert done.exit_code == 1
@@ -67,11 +67,11 @@ def test_check_of_a_wrong_text_names_the_place_and_fails() -> None:
     assert isinstance(cel("check", "kind ==").exception, InvalidPredicate)
 
 
-def test_check_warns_of_a_text_that_can_never_match() -> None:
+def test_check_warns_of_an_expression_that_never_matches() -> None:
     assert "never matches" in cel("check", "seq + 1").stdout
 
 
-def test_eval_needs_no_entry_if_the_text_looks_at_none() -> None:
+def test_eval_needs_no_entry_for_an_expression_without_variables() -> None:
     assert cel("eval", "1 + 2").stdout.strip() == "3"
     assert cel_json("eval", 'duration("90m")') == {"value": "5400s"}
 
@@ -131,7 +131,7 @@ def test_eval_reads_an_entry_from_a_store(store: str) -> None:
         (["eval", "payload.n", "--seq", "99"], CursorBeyondHead),
     ],
 )
-def test_an_entry_that_cannot_be_had_is_one_sentence(store: str, arguments: list[str], error: type[TapeError]) -> None:
+def test_an_entry_that_cannot_be_read_is_one_sentence(store: str, arguments: list[str], error: type[TapeError]) -> None:
     done = cel(*arguments, "--store", store)
 
     assert type(done.exception) is error

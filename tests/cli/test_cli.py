@@ -58,7 +58,7 @@ def test_help_lists_every_command_with_a_sentence() -> None:
     assert "tape 0." in tape("--version").stdout
 
 
-def test_help_shows_defaults_and_whatever_else_stands_in_brackets() -> None:
+def test_help_shows_defaults_and_other_text_in_brackets() -> None:
     def words(command: str) -> str:
         return re.sub(r"[│\s]+", " ", tape(command, "--help").stdout)
 
@@ -130,7 +130,9 @@ def test_payloads_alone_are_appended_to_one_subject(running: ServerProcess) -> N
         ('{"subject": "/tape/a/*"}', "line 2: .*'\\*'"),
     ],
 )
-def test_a_bad_line_is_named_and_what_stood_before_it_is_kept(running: ServerProcess, line: str, reason: str) -> None:
+def test_an_invalid_line_is_named_and_the_lines_before_it_are_appended(
+    running: ServerProcess, line: str, reason: str
+) -> None:
     lines = '{"subject": "/tape/a/b"}\n' + line + '\n{"subject": "/tape/a/c"}\n'
     done = tape("append", "--url", running.url, stdin=lines)
     assert done.returncode == 1
@@ -184,7 +186,7 @@ def test_errors_are_one_sentence_with_a_code(
     assert "Traceback" not in done.stderr
 
 
-def test_no_server_is_said_at_once() -> None:
+def test_an_unreachable_server_is_reported_at_once() -> None:
     for arguments in (["tail"], ["append", "/tape/a/b"]):
         done = tape(*arguments, "--url", "tape://127.0.0.1:1")
         assert done.returncode == 1
@@ -236,13 +238,13 @@ def test_migrate_checks_and_applies(bare_store_url: str) -> None:
     assert (done.returncode, json.loads(done.stdout)) == (0, {"pending": []})
 
 
-def test_an_unmigrated_store_is_told_what_to_do(sqlite_url: str) -> None:
+def test_an_unmigrated_store_is_reported_with_the_remedy(sqlite_url: str) -> None:
     done = tape("verify", "--store", sqlite_url)
     assert done.returncode == 1
     assert f"tape migrate --store {sqlite_url}" in done.stderr
 
 
-def test_doctor_sees_what_is_there(filled: ServerProcess, sqlite_url: str) -> None:
+def test_doctor_reports_what_is_installed(filled: ServerProcess, sqlite_url: str) -> None:
     listen = filled.url.removeprefix("tape://")
     done = tape("doctor", "--store", sqlite_url, "--listen", listen, "-o", "json")
     checks = {check["name"]: check for check in json.loads(done.stdout)}
@@ -255,7 +257,7 @@ def test_doctor_sees_what_is_there(filled: ServerProcess, sqlite_url: str) -> No
     assert "→ mkdir -p /no/such/folder" in done.stdout
 
 
-def test_serve_refuses_nonsense_in_one_sentence(tmp_path: Path) -> None:
+def test_serve_rejects_invalid_settings_in_one_sentence(tmp_path: Path) -> None:
     for arguments, reason in (
         (["--store", "mysql://x"], "known are sqlite:<path>"),
         (["--listen", "nowhere"], "write it as host:port"),

@@ -33,7 +33,7 @@ def test_a_killed_agent_is_finished_by_another_and_no_money_moves_twice() -> Non
     assert "The bank was asked 4 times and moved money 3 times" in shown
 
 
-def test_a_lost_answer_is_found_out_and_nothing_is_repeated() -> None:
+def test_a_lost_answer_is_reconciled_and_nothing_is_repeated() -> None:
     shown = demo("unknown-reconcile")
     assert shown.count("model:") == 1
     assert "effect transfer unknown" in shown

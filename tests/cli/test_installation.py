@@ -87,7 +87,7 @@ tape.TapeClient, tape.AsyncTapeClient, tape.durable_run, tape.effect.effect_sema
 tape.SessionTape, tape.run_worker
 
 @tape.on("/tape/order/**")
-def order_placed(event): ...
+def order_created(event): ...
 
 @tape.function
 def add(a: int, b: int) -> int: return a + b

@@ -38,8 +38,8 @@ def asked(server: ServerProcess, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def told(server: ServerProcess, *arguments: str) -> str:
-    """What a command tells a person."""
+def output_of(server: ServerProcess, *arguments: str) -> str:
+    """The text output of a command."""
     done = tape(*arguments, "--url", server.url)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -55,7 +55,7 @@ def refused(server: ServerProcess, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def run_id(client: TapeClient) -> str:
-    """A run that decided, swept, wired through the outbox, was denied something and waits for approval."""
+    """A run with a decision, an inline and an outbox effect and a denied one, that waits for approval."""
     run_id = client.begin_run(
         app_name="treasury",
         user_id="ann",
@@ -106,20 +106,20 @@ def test_runs_are_listed_newest_first_and_page_by_page(server: ServerProcess, cl
     assert [run["started_at_ms"] for run in pages] == sorted((run["started_at_ms"] for run in pages), reverse=True)
     failed = ["runs", "list", "--status", "failed", "--app", "billing", "--user", "bob", "--session", "s1"]
     assert [(run["run_id"], run["status"]) for run in asked(server, *failed)] == [(runs[0], "failed")]
-    text = told(server, *failed)
+    text = output_of(server, *failed)
     assert re.search(rf"^{runs[0]} +failed +billing +bob +s1 +0 +\d+", text, re.MULTILINE)
-    assert told(server, "runs", "list", "--app", "nobody") == "No runs found.\n"
+    assert output_of(server, "runs", "list", "--app", "missing") == "No runs found.\n"
     assert "needs the app_name" in refused(server, "runs", "list", "--user", "bob")
 
 
-def test_a_list_that_may_go_on_says_how(server: ServerProcess, run_id: str) -> None:
+def test_a_full_page_names_the_option_for_the_next_one(server: ServerProcess, run_id: str) -> None:
     done = tape("runs", "list", "--app", "treasury", "-n", "1", "--url", server.url)
     assert f"--before {run_id}" in done.stderr
     assert "approval" in done.stdout
 
 
-def test_a_run_is_shown_as_a_tree_of_what_led_to_what(server: ServerProcess, run_id: str) -> None:
-    text = told(server, "runs", "show", run_id)
+def test_a_run_is_shown_as_a_tree_of_decisions_and_effects(server: ServerProcess, run_id: str) -> None:
+    text = output_of(server, "runs", "show", run_id)
     assert "$0.42 of $5, 120 of 1,000 tokens" in text
     assert "treasury / ann / s1" in text
     nesting = [
@@ -145,7 +145,7 @@ def test_a_run_is_shown_as_a_tree_of_what_led_to_what(server: ServerProcess, run
 
 def test_a_run_is_shown_as_a_timeline_in_order(server: ServerProcess, run_id: str) -> None:
     rows = re.findall(
-        r"^(\d+) .*?\+\S+ +(\w+ \w+)", told(server, "runs", "show", run_id, "--as", "timeline"), re.MULTILINE
+        r"^(\d+) .*?\+\S+ +(\w+ \w+)", output_of(server, "runs", "show", run_id, "--as", "timeline"), re.MULTILINE
     )
     assert [(int(seq), what) for seq, what in rows] == [
         (1, "run running"),
@@ -160,7 +160,7 @@ def test_a_run_is_shown_as_a_timeline_in_order(server: ServerProcess, run_id: st
     ]
 
 
-def test_a_program_gets_the_whole_story_of_a_run(server: ServerProcess, run_id: str) -> None:
+def test_json_output_has_the_whole_history_of_a_run(server: ServerProcess, run_id: str) -> None:
     story = asked(server, "runs", "show", run_id)
     assert (story["run"]["status"], story["run"]["labels"]) == ("waiting", {"env": "dev"})
     assert [decision["model"] for decision in story["decisions"]] == ["m1"]
@@ -173,7 +173,7 @@ def test_a_program_gets_the_whole_story_of_a_run(server: ServerProcess, run_id: 
     assert (story["budget"]["usd_spent"], story["budget"]["token_cap"]) == (0.42, 1_000)
     assert [entry["seq"] for entry in story["journal"]] == list(range(1, 10))
     assert story["journal"][4]["payload"]["status"] == "confirmed"
-    assert "no such run: 'nobody'" in refused(server, "runs", "show", "nobody")
+    assert "no such run: 'missing'" in refused(server, "runs", "show", "missing")
 
 
 def test_a_run_whose_journal_was_pruned_is_shown_with_what_is_left(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_a_run_whose_journal_was_pruned_is_shown_with_what_is_left(tmp_path: Pat
         client.record_decision(run_id=run_id, decision_index=0, model="m1")
         client.end_run(run_id=run_id)
         assert tape("prune", "--before", "3", "--yes", "--store", store).returncode == 0
-        assert "has 1 of the 3 entries; the others were pruned" in told(server, "runs", "show", run_id)
+        assert "has 1 of the 3 entries; the others were pruned" in output_of(server, "runs", "show", run_id)
         assert tape("prune", "--before", "4", "--yes", "--store", store).returncode == 0
-        assert "has 0 of the 3 entries" in told(server, "runs", "show", run_id)
+        assert "has 0 of the 3 entries" in output_of(server, "runs", "show", run_id)
 
 
 def test_open_effects_are_listed_with_their_age_and_dispatch(server: ServerProcess, run_id: str) -> None:
@@ -198,7 +198,7 @@ def test_open_effects_are_listed_with_their_age_and_dispatch(server: ServerProce
     assert tools() == tools("--pending", "--unknown") == ["wire", "note"]
     assert tools("--pending", "--older-than", "1h") == []
     assert all(effect["age_ms"] >= 0 for effect in asked(server, "effects"))
-    text = told(server, "effects", "--unknown")
+    text = output_of(server, "effects", "--unknown")
     assert re.search(r"unknown +wire +outbox bank, attempts 1, bank timed out", text)
     assert "not an age such as 90s" in refused(server, "effects", "--older-than", "soon")
 
@@ -215,14 +215,14 @@ def test_an_outbox_effect_says_whether_it_is_due_or_claimed(server: ServerProces
         error="busy",
         next_dispatch_at_ms=int(time.time() * 1000) + 3_600_000,
     )
-    text = told(server, "effects", "--pending")
+    text = output_of(server, "effects", "--pending")
     assert re.search(r"pending +due +outbox mail, due for \d", text)
     assert re.search(r"pending +claimed +outbox mail, claimed by d7 for \d+s", text)
     assert re.search(r"pending +later +outbox mail, due in 5\dm \d+s, attempts 1, busy", text)
     assert due.idempotency_key.removeprefix(f"{run_id}/") in text
 
 
-def test_obligations_are_listed_by_what_should_happen_to_them(server: ServerProcess, client: TapeClient) -> None:
+def test_obligations_are_listed_with_their_next_step(server: ServerProcess, client: TapeClient) -> None:
     ids = {"app_name": "undo", "user_id": "u", "session_id": "s", "invocation_id": "i"}
     run_id = client.begin_run(**ids).run_id
     soon = int(time.time() * 1000) + 3_600_000
@@ -247,22 +247,22 @@ def test_obligations_are_listed_by_what_should_happen_to_them(server: ServerProc
     assert kinds("--run", run_id, "--all") == {"due", "later", "stuck", "claimed", "done"}
     newest_first = [each["seq"] for each in asked(server, "obligations", "--run", run_id)]
     assert newest_first == sorted(newest_first, reverse=True)
-    text = told(server, "obligations", "--run", run_id)
+    text = output_of(server, "obligations", "--run", run_id)
     assert re.search(r"pending +later +1 of 5 +due in 5\dm", text)
     assert re.search(r"committed +claimed +0 of 5 +claimed by c1 for \d+s", text)
     assert re.search(r"stuck +stuck +1 of 5 +needs an operator .* no", text)
     assert "--all needs --run" in refused(server, "obligations", "--all")
-    assert "no such run" in refused(server, "obligations", "--run", "nobody")
+    assert "no such run" in refused(server, "obligations", "--run", "missing")
 
 
 def test_a_signal_releases_the_run_that_waits(server: ServerProcess, client: TapeClient) -> None:
     ids = {"app_name": "gates", "user_id": "u", "session_id": "s"}
     run_id = client.begin_run(**ids, invocation_id="i").run_id
     client.await_signal(run_id=run_id, gate_name="approval")
-    early = told(server, "signal", "review", "--run", run_id, "--resolution", '{"ok": 1}')
+    early = output_of(server, "signal", "review", "--run", run_id, "--resolution", '{"ok": 1}')
     assert "does not wait at 'review'" in early
-    place = ["--app", "gates", "--user", "u", "--session", "s"]
-    answer = asked(server, "signal", "approval", *place, "-r", '{"approved": true}')
+    session_options = ["--app", "gates", "--user", "u", "--session", "s"]
+    answer = asked(server, "signal", "approval", *session_options, "-r", '{"approved": true}')
     assert answer == {"accepted": True, "run_id": run_id, "run_status": "runnable"}
     assert client.await_signal(run_id=run_id, gate_name="approval").resolution_json == '{"approved": true}'
     assert client.await_signal(run_id=run_id, gate_name="review").resolution_json == '{"ok": 1}'
@@ -274,23 +274,23 @@ def test_a_signal_releases_the_run_that_waits(server: ServerProcess, client: Tap
         ([], "either --run, or all of --app, --user and --session"),
         (["--app", "a", "--user", "u"], "either --run, or all of"),
         (["--run", "r", "--app", "a", "--user", "u", "--session", "s"], "either --run, or all of"),
-        (["--run", "nobody"], "no such run: 'nobody'"),
+        (["--run", "missing"], "no such run: 'missing'"),
         (["--app", "a", "--user", "u", "--session", "s"], "no run for that session: a/u/s"),
         (["--run", "r", "--resolution", "yes"], "--resolution 'yes' is not JSON"),
     ],
 )
-def test_a_signal_that_nobody_could_get_is_refused(server: ServerProcess, flags: list[str], reason: str) -> None:
+def test_a_signal_without_a_run_is_rejected(server: ServerProcess, flags: list[str], reason: str) -> None:
     assert reason in refused(server, "signal", "approval", *flags)
 
 
 def test_values_are_set_read_compared_and_deleted(server: ServerProcess) -> None:
-    assert told(server, "values", "set", "fx", "eur", "1.10", "--if-version", "0") == "fx/eur has version 1\n"
-    assert told(server, "values", "get", "fx", "eur") == "1.10\n"
+    assert output_of(server, "values", "set", "fx", "eur", "1.10", "--if-version", "0") == "fx/eur has version 1\n"
+    assert output_of(server, "values", "get", "fx", "eur") == "1.10\n"
     conflict = refused(server, "values", "set", "fx", "eur", "2", "--if-version", "0")
     assert "version conflict (have 1, expected 0)" in conflict
     written = asked(server, "values", "set", "fx", "eur", '{"rate": 1.2}', "--if-version", "1", "--writer", "ann")
     assert (written["version"], written["writer"], written["value_json"]) == (2, "ann", '{"rate": 1.2}')
-    assert told(server, "values", "delete", "fx", "eur") == "fx/eur is deleted at version 3\n"
+    assert output_of(server, "values", "delete", "fx", "eur") == "fx/eur is deleted at version 3\n"
     assert "no value fx/eur. It was deleted at version 3." in refused(server, "values", "get", "fx", "eur")
     assert "never written" in refused(server, "values", "delete", "fx", "usd")
     assert "a string is written" in refused(server, "values", "set", "fx", "eur", "high")
@@ -300,13 +300,13 @@ def test_values_are_set_read_compared_and_deleted(server: ServerProcess) -> None
 def test_a_value_can_come_from_standard_input(server: ServerProcess) -> None:
     done = tape("values", "set", "stdin", "k", "-", "--url", server.url, stdin='{"from": "a pipe"}\n')
     assert done.returncode == 0, done.stderr
-    assert told(server, "values", "get", "stdin", "k") == '{"from": "a pipe"}\n'
+    assert output_of(server, "values", "get", "stdin", "k") == '{"from": "a pipe"}\n'
 
 
 def test_watching_shows_every_version_and_then_the_next(server: ServerProcess, client: TapeClient) -> None:
     for number in range(3):
         client.write_value(namespace="watched", key="k", value_json=str(number))
-    seen = told(server, "values", "watch", "watched", "k", "--from-version", "1", "-n", "2")
+    seen = output_of(server, "values", "watch", "watched", "k", "--from-version", "1", "-n", "2")
     assert re.findall(r"^ +(\d+) \S+ (\d)  was (\d)", seen, re.MULTILINE) == [("2", "1", "0"), ("3", "2", "1")]
     wait_for(lambda: "tape_subscriptions 0.0" in metrics(server), "the end of that subscription")
     watching = subprocess.Popen(
@@ -323,7 +323,7 @@ def test_watching_shows_every_version_and_then_the_next(server: ServerProcess, c
     assert events[1]["prev_value_json"] == "3"
 
 
-def test_without_a_server_each_command_says_so() -> None:
+def test_every_command_reports_an_unreachable_server() -> None:
     for command in (["runs", "list"], ["effects"], ["obligations"], ["values", "get", "a", "b"], ["runs", "show", "r"]):
         done = tape(*command, "--url", "tape://127.0.0.1:1")
         assert done.returncode == 1

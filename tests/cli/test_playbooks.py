@@ -17,7 +17,7 @@ metadata: {path: domain/order, labels: {team: orders}}
 inputs: {n: integer}
 workflow:
   - {step: check, when: n > 100, tool: {kind: playbook, path: domain/large, payload: {n: "{{ n }}"}}}
-  - {step: tell, tool: {kind: publish, subject: /tape/order/seen, payload: {n: "{{ n }}"}}}
+  - {step: publish, tool: {kind: publish, subject: /tape/order/seen, payload: {n: "{{ n }}"}}}
 output: "{{ n }}"
 """
 MODULE = """
@@ -35,7 +35,7 @@ def large(n: int) -> int:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("playbooks")
     (folder / "order.yaml").write_text(ORDER)
-    (folder / "bad.yaml").write_text(ORDER.replace("inputs", "input").replace("tell", "check"))
+    (folder / "bad.yaml").write_text(ORDER.replace("inputs", "input").replace("step: publish", "step: check"))
     (folder / "shop.py").write_text(MODULE)
     return folder
 
@@ -64,7 +64,7 @@ def test_a_file_is_checked_and_run_without_a_server(folder: Path) -> None:
     )
 
 
-def test_playbooks_are_registered_executed_and_worked_off(folder: Path, url: str) -> None:
+def test_playbooks_are_registered_and_executed_by_a_worker(folder: Path, url: str) -> None:
     (folder / "payload.json").write_text('{"n": 5000}')
     for _ in range(2):
         registered = tape("playbooks", "register", "order.yaml", "--url", url, cwd=folder)
@@ -87,7 +87,7 @@ def test_playbooks_are_registered_executed_and_worked_off(folder: Path, url: str
     assert (failed.returncode, "step check: ValueError: domain/large: too large" in failed.stderr) == (1, True)
 
 
-def test_nonsense_is_named(folder: Path, url: str) -> None:
+def test_invalid_input_is_named(folder: Path, url: str) -> None:
     for arguments, reason in (
         (("execute", "no/such"), "Playbook not found: no/such"),
         (("execute", "x", "-p", "[1]"), "--payload '[1]' is not a JSON object"),

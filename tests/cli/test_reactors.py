@@ -42,7 +42,7 @@ def client(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         yield client
 
 
-def test_one_pass_tells_what_became_of_each_thing(client: TapeClient) -> None:
+def test_one_pass_prints_the_outcome_of_each_item(client: TapeClient) -> None:
     paid, failed = begin(client), begin(client)
     key = send(client, paid, amount=7)
     owe(client, failed, "refund", "mystery")
@@ -52,10 +52,10 @@ def test_one_pass_tells_what_became_of_each_thing(client: TapeClient) -> None:
     command = ("reactors", "--import", "shop", "--redrive", "shop:carry_on", "--once")
     done = tape(*command, "--output", "json")
     assert done.returncode == 0, done.stderr
-    told = {each["reactor"]: each for each in map(json.loads, done.stdout.splitlines())}
-    assert (told["outbox"]["outcome"], told["outbox"]["reason"]) == ("confirmed", "tx-7")
-    assert told["compensations"]["outcome"] == "unregistered"
-    assert (told["recover"]["outcome"], told["recover"]["run_id"]) == ("recovered", lost)
+    reports = {each["reactor"]: each for each in map(json.loads, done.stdout.splitlines())}
+    assert (reports["outbox"]["outcome"], reports["outbox"]["reason"]) == ("confirmed", "tx-7")
+    assert reports["compensations"]["outcome"] == "unregistered"
+    assert (reports["recover"]["outcome"], reports["recover"]["run_id"]) == ("recovered", lost)
     assert (effect_of(client, paid, key).external_ref, status_of(client, lost)) == ("tx-7", "TERMINAL")
     text = tape(*command).stdout
     assert "connectors: bank" in text
@@ -64,7 +64,7 @@ def test_one_pass_tells_what_became_of_each_thing(client: TapeClient) -> None:
 
 
 @pytest.mark.parametrize("program", ["tape-reactors", "tape-outbox"])
-def test_a_process_reacts_until_it_is_told_to_end(client: TapeClient, program: str) -> None:
+def test_a_process_runs_until_a_signal_stops_it(client: TapeClient, program: str) -> None:
     process = subprocess.Popen(
         [BIN / program, "-i", "shop", "--interval", "0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -72,10 +72,10 @@ def test_a_process_reacts_until_it_is_told_to_end(client: TapeClient, program: s
     key = send(client, run_id, amount=3)
     wait_for(lambda: effect_of(client, run_id, key).status == pb.EFFECT_STATUS_CONFIRMED, "the effect to be sent")
     os.kill(process.pid, signal.SIGTERM)
-    told, errors = process.communicate(timeout=120)
+    reports, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "confirmed" in told
-    assert "tx-3" in told
+    assert "confirmed" in reports
+    assert "tx-3" in reports
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def document(folder: Path, **spool: Any) -> str:
 
 
 def fill(folder: Path, *, dead: Sequence[str] = (), broken: Sequence[str] = ()) -> None:
-    """Four messages in a folder, of which some were given up and some are damaged."""
+    """Four messages in a folder, of which some are dead letters and some are damaged."""
 
     async def emit(events: Sequence[SubscriptionEvent]) -> None:
         pass
@@ -99,7 +99,7 @@ def listed(file: Path, part: str = "waiting") -> dict[str, Any]:
     return dict(json.loads(said("ls", str(file), "--part", part, "-o", "json")))
 
 
-def test_a_listing_tells_how_many_wait_how_large_they_are_and_for_how_long(file: Path) -> None:
+def test_ls_shows_count_bytes_and_age_of_waiting_messages(file: Path) -> None:
     found = listed(file)
     assert [each["message_id"] for each in found["messages"]] == ["m0", "m2"]
     size = sum(each.stat().st_size for each in (file.parent / "spool").glob("*.json"))
@@ -118,7 +118,7 @@ def test_one_message_is_shown_whole(file: Path) -> None:
     assert json.loads(said("show", str(file), KEYS[1], "--part", "dead"))["reason"] == "max_replay_attempts"
 
 
-def test_a_damaged_message_is_shown_as_it_is_and_called_so(tmp_path: Path) -> None:
+def test_a_damaged_message_is_shown_with_the_reason(tmp_path: Path) -> None:
     fill(tmp_path / "spool", broken=["m0"])
     (tmp_path / "orders.yaml").write_text(document(tmp_path / "spool"))
     done = tape("spool", "show", str(tmp_path / "orders.yaml"), KEYS[0])
@@ -126,14 +126,14 @@ def test_a_damaged_message_is_shown_as_it_is_and_called_so(tmp_path: Path) -> No
     assert f"{KEYS[0]} is torn" in done.stderr
 
 
-def test_dead_letters_are_put_back_by_key_or_all_of_them(file: Path) -> None:
+def test_dead_letters_are_requeued_by_key_or_all(file: Path) -> None:
     assert said("requeue", str(file), KEYS[1]) == "1 requeued.\n"
     assert [each["message_id"] for each in listed(file)["messages"]] == ["m0", "m1", "m2"]
     assert said("requeue", str(file), "--all") == "1 requeued.\n"
     assert (listed(file)["items"], listed(file, "dead")["items"]) == (4, 0)
 
 
-def test_what_is_purged_is_gone_for_good_and_asked_for_first(file: Path) -> None:
+def test_purge_asks_for_confirmation_and_removes_messages(file: Path) -> None:
     done = tape("spool", "purge", str(file), "--all", stdin="n\n")
     assert done.returncode == 1
     assert "Remove 2 messages (dead) permanently?" in done.stdout + done.stderr
@@ -154,14 +154,16 @@ def test_what_is_purged_is_gone_for_good_and_asked_for_first(file: Path) -> None
         (["drain", "FILE"], "is a file; `tape subscribe FILE` drains its spool at start"),
     ],
 )
-def test_a_key_that_is_not_there_is_named_with_where_to_look(file: Path, arguments: list[str], reason: str) -> None:
+def test_an_unknown_key_is_named_with_the_command_that_lists_keys(
+    file: Path, arguments: list[str], reason: str
+) -> None:
     before = sorted(file.parent.rglob("*.json"))
-    told = refused(*(each.replace("FILE", str(file)) for each in arguments))
-    assert reason.replace("FILE", str(file)) in told.replace("\n", " ")
+    message = refused(*(each.replace("FILE", str(file)) for each in arguments))
+    assert reason.replace("FILE", str(file)) in message.replace("\n", " ")
     assert sorted(file.parent.rglob("*.json")) == before
 
 
-def test_a_document_or_a_place_that_cannot_be_used_is_told(file: Path, tmp_path: Path) -> None:
+def test_an_unusable_document_or_folder_is_reported(file: Path, tmp_path: Path) -> None:
     file.write_text(document(tmp_path / "spool", mode="off"))
     assert "has no spool: its spool.mode is off" in refused("ls", str(file))
     file.write_text(document(tmp_path / "spool", mode="of"))
@@ -200,7 +202,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def known(shop: ServerProcess, tmp_path: Path) -> list[str]:
-    """A subscription of that server; what `tape spool` is told of it."""
+    """A subscription of that server; the arguments of `tape spool` for it."""
     Control(shop.http_url, TOKEN).register_document(document(tmp_path / "spool"))
     return ["subscriptions/orders", "--server", shop.http_url]
 
@@ -208,10 +210,10 @@ def known(shop: ServerProcess, tmp_path: Path) -> list[str]:
 OURS = {"TAPE_INTERNAL_API_TOKEN": TOKEN}
 
 
-def test_a_drain_replays_what_waits_and_a_second_finds_nothing(known: list[str], tmp_path: Path) -> None:
+def test_a_drain_replays_waiting_messages_and_a_second_drain_finds_none(known: list[str], tmp_path: Path) -> None:
     fill(tmp_path / "spool", broken=["m2"])
-    told = said("drain", *known, env=OURS)
-    assert (told.startswith("3 replayed, 0 duplicates, 0 dead-lettered"), told.endswith("0 remaining.\n")) == (
+    message = said("drain", *known, env=OURS)
+    assert (message.startswith("3 replayed, 0 duplicates, 0 dead-lettered"), message.endswith("0 remaining.\n")) == (
         True,
         True,
     )
@@ -222,7 +224,7 @@ def test_a_drain_replays_what_waits_and_a_second_finds_nothing(known: list[str],
     assert not list((tmp_path / "spool").glob("*.json"))
 
 
-def test_what_still_waits_after_a_drain_is_told_and_its_end_says_so(known: list[str], tmp_path: Path) -> None:
+def test_a_drain_reports_remaining_messages_and_exits_with_1(known: list[str], tmp_path: Path) -> None:
     fill(tmp_path / "spool")
     state = {"default": {"phase": "open", "consecutive_failures": 5, "opened_at_ms": now_ms(), "trips": 1}}
     (tmp_path / "spool/control").mkdir(exist_ok=True)
@@ -231,31 +233,31 @@ def test_what_still_waits_after_a_drain_is_told_and_its_end_says_so(known: list[
     assert (done.returncode, done.stdout.endswith("4 remaining.\n")) == (1, True)
 
 
-def test_a_subscription_that_nobody_knows_is_told_with_where_they_are_listed(shop: ServerProcess) -> None:
+def test_an_unknown_subscription_is_reported_with_the_command_that_lists_them(shop: ServerProcess) -> None:
     for command in (["ls"], ["drain"], ["requeue", "--all"], ["purge", "--all", "--yes"]):
-        told = refused(command[0], "subscriptions/nobody", *command[1:], "--server", shop.http_url, env=OURS)
-        assert "PATH|FILE 'subscriptions/nobody' is neither a file nor a subscription at" in told
-        assert "`tape subscriptions list`" in told.replace("\n", " ")
+        message = refused(command[0], "subscriptions/missing", *command[1:], "--server", shop.http_url, env=OURS)
+        assert "PATH|FILE 'subscriptions/missing' is neither a file nor a subscription at" in message
+        assert "`tape subscriptions list`" in message.replace("\n", " ")
     assert "--spool-dir here needs a FILE" in refused(
-        "ls", "subscriptions/nobody", "--spool-dir", "here", "--server", shop.http_url, env=OURS
+        "ls", "subscriptions/missing", "--spool-dir", "here", "--server", shop.http_url, env=OURS
     )
 
 
-def test_a_server_that_is_away_and_a_token_that_is_wrong_are_told(known: list[str]) -> None:
+def test_an_unreachable_server_and_a_wrong_token_are_reported(known: list[str]) -> None:
     away = refused("ls", "subscriptions/orders", "--server", "http://127.0.0.1:9", env=OURS)
     assert "http://127.0.0.1:9/api/catalog/resource cannot be reached" in away
     assert "Name another server with --server" in away
     wrong = refused("drain", *known, env={"TAPE_INTERNAL_API_TOKEN": "wrong"})
     assert "rejected the request" in wrong
     assert "Set TAPE_INTERNAL_API_TOKEN to the internal token" in wrong
-    assert "wrong" not in wrong  # a token is shown to nobody
+    assert "wrong" not in wrong  # the token is never printed
 
 
-def test_a_bucket_whose_credential_is_missing_or_wrong_is_told(shop: ServerProcess, known: list[str]) -> None:
+def test_a_missing_or_wrong_credential_of_a_bucket_is_reported(shop: ServerProcess, known: list[str]) -> None:
     control = Control(shop.http_url, TOKEN)
     spool = {"mode": "buffer_and_ack", "backend": "s3", "bucket": "orders", "credential": "spool_key"}
     spec = json.loads(document(Path("x")))
     spec["spec"]["spool"] = spool
     control.register_document(json.dumps(spec))
-    told = refused("ls", *known, env=OURS)
-    assert "spool_key" in told
+    message = refused("ls", *known, env=OURS)
+    assert "spool_key" in message

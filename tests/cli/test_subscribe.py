@@ -75,7 +75,9 @@ def trail(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_messages_run_here_and_the_trail_tells_it_as_a_journal_would(rig: Rig, spec: Path, tmp_path: Path) -> None:
+def test_messages_run_in_this_process_and_the_events_file_matches_a_journal(
+    rig: Rig, spec: Path, tmp_path: Path
+) -> None:
     feed(rig, 1, route="domain/fraud")
     feed(rig, 2, 3, 4, 5, 6)
     done = tape("subscribe", str(spec), "--max-messages", "6", cwd=tmp_path)
@@ -104,7 +106,7 @@ def test_messages_run_here_and_the_trail_tells_it_as_a_journal_would(rig: Rig, s
     assert "  event playbook.completed exec=" in done.stderr
 
 
-def test_it_ends_when_it_is_told_to_and_the_next_one_goes_on(rig: Rig, spec: Path, tmp_path: Path) -> None:
+def test_it_stops_on_a_signal_and_the_next_process_resumes(rig: Rig, spec: Path, tmp_path: Path) -> None:
     file = tmp_path / "trail.jsonl"
     process = Forked(["subscribe", str(spec), "--events", str(file)], cwd=tmp_path)
     try:
@@ -120,7 +122,7 @@ def test_it_ends_when_it_is_told_to_and_the_next_one_goes_on(rig: Rig, spec: Pat
     assert [line["context"]["output"] for line in trail(file) if line["event_type"] == "playbook.completed"] == [3]
 
 
-def test_a_run_that_fails_is_told_and_is_over(rig: Rig, spec: Path, tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_and_not_retried(rig: Rig, spec: Path, tmp_path: Path) -> None:
     asyncio.run(rig.feed(b'{"n": "one"}'))
     done = tape("subscribe", str(spec), "--once", "--events", "trail.jsonl", cwd=tmp_path)
     assert "dispatched=1 spooled=0 replayed=0 failed=1" in done.stderr
@@ -129,7 +131,7 @@ def test_a_run_that_fails_is_told_and_is_over(rig: Rig, spec: Path, tmp_path: Pa
     assert failed["context"]["error"]
 
 
-def test_what_comes_again_within_the_window_is_left_out(rig: Rig, tmp_path: Path, spec: Path) -> None:
+def test_a_duplicate_within_the_window_is_skipped(rig: Rig, tmp_path: Path, spec: Path) -> None:
     rule = {"header": "x-key", "controls": "idempotency_key"}
     write(tmp_path, rig, dedup={"enabled": True}, headers={"directives": [rule]})
     asyncio.run(rig.feed(b'{"n": 1}', b'{"n": 1}', headers=[("X-Key", "same")]))
@@ -168,7 +170,7 @@ def test_the_same_document_dispatches_to_a_server(rig: Rig, spec: Path, tmp_path
         ({}, ["--import", "no_such_module"], "no such module"),
     ],
 )
-def test_what_cannot_work_is_told_at_once(
+def test_invalid_options_are_reported_at_once(
     rig: Rig, spec: Path, tmp_path: Path, change: dict[str, Any], arguments: list[str], reason: str
 ) -> None:
     write(tmp_path, rig, **change)
@@ -186,9 +188,9 @@ def test_what_cannot_work_is_told_at_once(
         ({"mode": "hybrid", "hybrid_escalate_after_ms": 0}, [], ".tape-spool/orders"),
         (None, ["--spool-dir", "given"], "given"),
     ],
-    ids=["the flag wins", "its own path", "a bucket is left alone", "no place at all", "the flag turns it on"],
+    ids=["the flag wins", "its own path", "a bucket is left alone", "no path at all", "the flag turns it on"],
 )
-def test_messages_and_the_circuit_wait_in_a_folder_while_the_server_is_away(
+def test_messages_and_circuit_state_are_spooled_during_an_outage_of_the_server(
     rig: Rig, spec: Path, tmp_path: Path, spool: dict[str, Any] | None, arguments: list[str], folder: str
 ) -> None:
     if spool is not None:

@@ -26,7 +26,7 @@ def run(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[s
     return tape("subscriptions", *arguments, "--server", server.http_url)
 
 
-def test_good_documents_are_told_to_be_good(tmp_path: Path) -> None:
+def test_valid_documents_are_reported_as_valid(tmp_path: Path) -> None:
     files = []
     for number, text in enumerate(EXAMPLES.values()):
         files.append(tmp_path / f"{number}.yaml")
@@ -39,7 +39,7 @@ def test_good_documents_are_told_to_be_good(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == len(EXAMPLES)
 
 
-def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+def test_every_problem_is_listed_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "orders.yaml"
     file.write_text(NATS.replace("source: nats", "source: natz").replace("playbook:", "playbok:"))
     done = tape("subscriptions", "validate", str(file))
@@ -56,7 +56,7 @@ def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     assert "cannot be read" in missing.stderr
 
 
-def test_a_subscription_is_registered_steered_and_shown(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_subscription_is_registered_controlled_and_shown(server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "orders.yaml"
     file.write_text(NATS + "  limits: {max_dispatch_per_sec: 5}\n")
     assert f"{PATH} version 1 is REGISTERED" in run(server, "register", str(file)).stdout
@@ -78,7 +78,7 @@ def test_a_subscription_is_registered_steered_and_shown(server: ServerProcess, t
     assert "no subscription 'subscriptions/nothing' is registered" in unknown.stderr
 
 
-def test_a_push_subscription_is_shown_with_where_it_arrives(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_push_subscription_is_shown_with_its_endpoint(server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "stripe.yaml"
     file.write_text(WEBHOOK_PUSH)
     assert run(server, "register", str(file)).returncode == 0
@@ -86,7 +86,7 @@ def test_a_push_subscription_is_shown_with_where_it_arrives(server: ServerProces
     run(server, "deactivate", "subscriptions/stripe-webhook")  # the server is shared
 
 
-def test_a_server_that_is_not_there_is_told_in_a_sentence() -> None:
+def test_an_unreachable_server_is_reported_in_one_sentence() -> None:
     done = tape("subscriptions", "list", "--server", "http://127.0.0.1:9")
     assert done.returncode == 1
     assert "TAPE-1602" in done.stderr

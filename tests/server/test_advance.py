@@ -45,10 +45,10 @@ async def test_a_run_goes_from_effect_to_effect_to_its_end_with_one_call_each(cl
     assert await statuses(client, run_id, "a", "b") == [pb.EFFECT_STATUS_CONFIRMED] * 2
 
 
-async def test_what_is_refused_takes_everything_back(client: AsyncTapeClient) -> None:
+async def test_a_rejected_move_is_rolled_back(client: AsyncTapeClient) -> None:
     run_id = await begun(client)
     await client.advance_run(run_id, begin=begin(run_id, "a"))
-    other = client.with_lease_owner("somebody else")
+    other = client.with_lease_owner("another")
     with pytest.raises(LeaseHeld):
         await other.advance_run(run_id, complete=[done(run_id, "a")])
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED)
@@ -63,7 +63,7 @@ async def test_what_is_refused_takes_everything_back(client: AsyncTapeClient) ->
     assert await statuses(client, run_id, "a") == [pb.EFFECT_STATUS_CONFIRMED]
 
 
-async def test_runs_that_go_on_at_the_same_time_share_messages_and_each_has_its_own_answer(
+async def test_runs_that_advance_concurrently_share_messages_and_each_has_its_own_result(
     server: Server, client: AsyncTapeClient
 ) -> None:
     ids = [
@@ -73,7 +73,7 @@ async def test_runs_that_go_on_at_the_same_time_share_messages_and_each_has_its_
         for n in range(20)
     ]
     moves = [client.advance_run(run_id, lease_owner="me", begin=begin(run_id, "a")) for run_id in ids]
-    refused = client.advance_run("nobody", begin=begin("nobody", "a"))
+    refused = client.advance_run("missing", begin=begin("missing", "a"))
     *answers, error = await asyncio.gather(*moves, refused, return_exceptions=True)
     assert [answer.begun.run_id for answer in answers] == ids  # type: ignore[union-attr]
     assert isinstance(error, NotFound)
@@ -81,7 +81,7 @@ async def test_runs_that_go_on_at_the_same_time_share_messages_and_each_has_its_
     assert 1 <= (counted("tape_rpcs_total", {"method": "AdvanceRuns", "status": "OK"}) or 0) <= 3
 
 
-async def test_a_batch_that_is_too_long_is_refused_by_its_number(server: Server) -> None:
+async def test_a_batch_with_too_many_moves_is_rejected_with_their_number(server: Server) -> None:
     channel = Channel(f"tape://{server.grpc_address}")
     with pytest.raises(InvalidInput, match="moves has 1001 elements; send 1000 at most"):
         await channel.call(rpcs.ADVANCE_RUNS, pb.AdvanceRunsRequest(moves=[pb.AdvanceRunRequest()] * 1_001))

@@ -76,7 +76,7 @@ async def test_every_problem_of_a_document_is_in_one_answer(server: Server) -> N
         ("resource", b"[" * 3_000_000, 413, "more than 2097152 bytes"),
     ],
 )
-async def test_nonsense_is_named(server: Server, path: str, body: Any, status: int, reason: str) -> None:
+async def test_invalid_input_is_named(server: Server, path: str, body: Any, status: int, reason: str) -> None:
     refused = await post(server, f"/api/catalog/{path}", body)
     assert (refused.status, refused.json()["status"]) == (status, status)
     assert reason in refused.json()["error"]

@@ -1,4 +1,4 @@
-"""`/api/credentials`: secrets for programs that hold the internal token, and for nobody else."""
+"""`/api/credentials`: secrets, only for programs that hold the internal token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def journal(server: Server) -> list[tuple[str, str]]:
     return [(subject, payload) for subject, payload in rows]
 
 
-async def test_a_holder_of_the_internal_token_gets_the_secret_and_the_journal_says_so(server: Server) -> None:
+async def test_the_internal_token_reveals_a_secret_and_the_access_is_journaled(server: Server) -> None:
     answer = await call(
         server.http_address,
         "GET",
@@ -55,14 +55,14 @@ async def test_a_holder_of_the_internal_token_gets_the_secret_and_the_journal_sa
     assert SECRET not in str(entries)
 
 
-async def test_without_include_data_only_what_is_harmless_is_told(server: Server) -> None:
+async def test_without_include_data_only_metadata_is_returned(server: Server) -> None:
     answer = await call(server.http_address, "GET", "/api/credentials/nats_main", authorization=f"Bearer {TOKEN}")
     assert (answer.status, sorted(answer.json())) == (200, ["alias", "set_at", "version"])
     missing = await call(server.http_address, "GET", "/api/credentials/nats_min", authorization=f"Bearer {TOKEN}")
     assert (missing.status, "nearest is 'nats_main'" in missing.json()["error"]) == (404, True)
 
 
-async def test_nobody_else_gets_it(server: Server) -> None:
+async def test_other_callers_are_rejected(server: Server) -> None:
     for headers in ({}, {"authorization": "Bearer no"}, {"authorization": f"Basic {TOKEN}"}):
         for query in ("", "?include_data=true"):
             answer = await call(server.http_address, "GET", f"/api/credentials/nats_main{query}", **headers)
@@ -70,9 +70,7 @@ async def test_nobody_else_gets_it(server: Server) -> None:
             assert SECRET not in answer.body.decode()
 
 
-async def test_an_admin_sees_that_there_is_one_but_not_what_it_says(
-    sqlite_url: str, key_file: str, tmp_path: Path
-) -> None:
+async def test_an_admin_gets_metadata_but_not_the_secret(sqlite_url: str, key_file: str, tmp_path: Path) -> None:
     key, _ = load_key(tmp_path / "dev.key")
     admin = f"Bearer {key.mint(tenant='t', user='u', session='s', scopes=['admin'])}"
     jwks = str(jwks_path(tmp_path / "dev.key"))
@@ -85,7 +83,9 @@ async def test_an_admin_sees_that_there_is_one_but_not_what_it_says(
         assert shown.json()["data"] == SECRET
 
 
-async def test_a_server_without_an_internal_token_gives_secrets_to_nobody(sqlite_url: str, key_file: str) -> None:
+async def test_a_server_without_an_internal_token_rejects_all_requests_for_secrets(
+    sqlite_url: str, key_file: str
+) -> None:
     async with Server(settings_for(sqlite_url, wallet_key=key_file)) as server:
         await server.wallet.set("nats_main", SECRET)
         answer = await call(server.http_address, "GET", "/api/credentials/nats_main?include_data=true")

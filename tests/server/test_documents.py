@@ -35,7 +35,7 @@ async def test_the_documents_are_served(server: Server) -> None:
     assert {event.name for event in EVENTS} == set(heard["components"]["messages"])
 
 
-async def test_what_tape_writes_is_in_the_catalogue(server: Server, client: AsyncTapeClient) -> None:
+async def test_every_event_that_tape_emits_is_in_the_catalogue(server: Server, client: AsyncTapeClient) -> None:
     run_id = (await client.begin_run(app_name="a", user_id="u", session_id="s", invocation_id="i")).run_id
     await client.record_decision(run_id=run_id, decision_index=0, model="m")
 
@@ -75,8 +75,8 @@ async def test_what_tape_writes_is_in_the_catalogue(server: Server, client: Asyn
     for entry in entries:
         assert set(entry.payload) <= set(known[entry.type].fields), entry.type
     # What subscriptions, executions and the wallet write is compared with the catalogue where they are tested.
-    elsewhere = ("subscription.", "wallet.", "command.")
-    here = {event.name for event in EVENTS if not (event.is_notice or event.name.startswith(elsewhere))}
+    others = ("subscription.", "wallet.", "command.")
+    here = {event.name for event in EVENTS if not (event.is_notice or event.name.startswith(others))}
     unseen = here - {entry.type for entry in entries}
     assert unseen == {
         *("run.running", "run.failed", "run.cancelled", "run.stuck", "run.compensating"),

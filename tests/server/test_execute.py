@@ -65,7 +65,7 @@ async def test_a_batch_has_a_result_for_each_and_the_metrics_count_them(shop: Se
     assert 'tape_execute_batch_size_bucket{le="5.0"} 1.0' in metrics
 
 
-async def test_behind_one_that_fails_the_others_of_its_lane_are_skipped_and_no_others(shop: Server) -> None:
+async def test_after_a_failure_the_rest_of_its_lane_is_skipped_and_no_other_lane(shop: Server) -> None:
     def item(n: int, lane: str, **fields: Any) -> dict[str, Any]:
         return {"path": "domain/ingest_order", "payload": {"order_id": str(n)}, "lane": lane} | fields
 
@@ -109,7 +109,7 @@ async def test_behind_one_that_fails_the_others_of_its_lane_are_skipped_and_no_o
         ("execute/batch", {"executions": [{}] * 1001}, 422, "execute batch size 1001 exceeds the 1000 cap"),
     ],
 )
-async def test_nonsense_is_named(shop: Server, path: str, body: Any, status: int, reason: str) -> None:
+async def test_invalid_input_is_named(shop: Server, path: str, body: Any, status: int, reason: str) -> None:
     refused = await post(shop, f"/api/{path}", body)
     assert (refused.status, refused.json()["status"]) == (status, status)
     assert reason in refused.json()["error"]
@@ -125,9 +125,9 @@ async def test_many_at_once_are_written_together(shop: Server) -> None:
     assert (first["started"], again["duplicates"]) == (1_000, 1_000)
 
 
-async def test_a_pool_tells_how_much_waits_for_its_workers(shop: Server) -> None:
-    unknown = await call(shop.http_address, "GET", "/api/pools/nobody")
-    assert unknown.json() == {"pool": "nobody", "waiting": 0, "claimed": 0, "dead": 0, "oldest_ms": 0}
+async def test_a_pool_reports_pending_tasks(shop: Server) -> None:
+    unknown = await call(shop.http_address, "GET", "/api/pools/missing")
+    assert unknown.json() == {"pool": "missing", "waiting": 0, "claimed": 0, "dead": 0, "oldest_ms": 0}
     wanted = {"path": "domain/ingest_order", "workload": {"order_id": "7"}, "execution_pool": "iot"}
     for _ in range(3):
         await post(shop, "/api/execute", wanted)
@@ -137,7 +137,7 @@ async def test_a_pool_tells_how_much_waits_for_its_workers(shop: Server) -> None
 
 
 async def claimed(server: Server, pool: str, count: int = 1) -> None:
-    """Wait until commands of a pool are tasks that somebody can take."""
+    """Wait until executions of a pool are tasks that can be claimed."""
     async with AsyncTapeClient(f"tape://{server.grpc_address}") as client, asyncio.timeout(120):
         while count:
             answer = await client.claim_tasks(reaction_id=f"pool:{pool}", owner="me", lease_ms=60_000, max=100)
@@ -150,7 +150,7 @@ async def execute(server: Server, pool: str) -> None:
     assert (await post(server, "/api/execute", wanted)).status == 200
 
 
-async def test_the_first_command_of_a_pool_is_a_task_although_nobody_looks_at_the_registry_by_himself(
+async def test_the_first_execution_of_a_pool_becomes_a_task_although_no_matcher_polls_the_registry(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matcher, "LOOK_S", 3_600.0)

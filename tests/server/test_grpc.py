@@ -1,4 +1,4 @@
-"""The gRPC door as clients in any language see it."""
+"""The gRPC endpoint as clients in any language see it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def take(stream: AsyncIterator[object], count: int) -> list[object]:
 # ── append ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_append_answers_with_the_places_in_the_order(channel: Channel) -> None:
+async def test_append_returns_global_seqs(channel: Channel) -> None:
     request = pb.AppendRequest(drafts=[pb.Draft(subject=f"/tape/order/created/{n}") for n in range(3)])
     assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [1, 2, 3]
     assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [4, 5, 6]
@@ -103,7 +103,7 @@ async def test_bad_drafts_have_a_status_and_a_code(
     assert (await server.journal.head()).global_seq == 0
 
 
-async def test_the_callers_span_rests_on_the_entry(server: Server) -> None:
+async def test_an_entry_carries_the_span_of_the_caller(server: Server) -> None:
     async with grpc.aio.insecure_channel(server.grpc_address) as raw:
         append = raw.unary_unary(
             "/tape.v1.Tape/Append",
@@ -212,7 +212,7 @@ async def test_subscribe_run_can_wait_for_a_seq_to_come(server: Server, client: 
 
 async def test_an_unknown_run_is_not_found(client: AsyncTapeClient) -> None:
     with pytest.raises(NotFound, match="no such run"):
-        await anext(client.subscribe_run(run_id="nobody"))
+        await anext(client.subscribe_run(run_id="missing"))
 
 
 async def test_follow_sends_batches_with_positions(client: AsyncTapeClient) -> None:
@@ -240,7 +240,7 @@ async def test_large_entries_travel_in_messages_that_old_clients_accept(client: 
     assert len([size for size in sizes if size > 1000]) == 5
 
 
-async def test_follow_tells_its_position_although_nothing_matched(
+async def test_follow_reports_its_position_without_a_match(
     client: AsyncTapeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tape.server.grpc.journal.CHECKPOINT_S", 0.01)
@@ -294,7 +294,7 @@ async def test_a_predicate_narrows_history_and_live_alike(client: AsyncTapeClien
     assert server.metrics.registry.get_sample_value("tape_predicate_errors_total") == 2
 
 
-async def test_an_empty_predicate_is_always_true_and_a_bad_one_is_refused_with_its_place(
+async def test_an_empty_predicate_is_always_true_and_an_invalid_one_is_rejected_with_line_and_column(
     client: AsyncTapeClient,
 ) -> None:
     await client.append("/tape/a/b")
@@ -447,7 +447,7 @@ def test_the_service_has_every_rpc_of_the_contract_and_ours() -> None:
     assert len(pb.DESCRIPTOR.enum_types_by_name) == 8
 
 
-async def test_what_the_server_wrote_can_be_proven(client: AsyncTapeClient, server: Server) -> None:
+async def test_the_journal_of_a_server_verifies(client: AsyncTapeClient, server: Server) -> None:
     await asyncio.gather(*(client.append("/tape/a/b", {"n": n}, run_id=f"r{n % 7}") for n in range(200)))
     for n in range(5):
         await client.write_value(namespace="n", key="k", value_json=str(n))
@@ -462,7 +462,7 @@ def test_grpc_knows_every_option_that_it_is_given() -> None:
     assert [name for name, _ in (*OPTIONS, *grpc_options(0)) if f"{name}\0".encode() not in library] == []
 
 
-def test_an_idle_client_asks_for_its_server_no_more_often_than_it_may() -> None:
+def test_an_idle_client_pings_no_more_often_than_the_server_permits() -> None:
     asks, allowed = dict(OPTIONS), dict(grpc_options(0))
     assert allowed["grpc.keepalive_permit_without_calls"] == 1
     assert asks["grpc.keepalive_time_ms"] >= 2 * allowed["grpc.http2.min_ping_interval_without_data_ms"]

@@ -1,4 +1,4 @@
-"""The HTTP door: health, readiness, metrics."""
+"""The HTTP endpoints of health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def get(server: Server, path: str, accept: str = "*/*") -> tuple[int, str]
     return await to_thread(fetch)
 
 
-async def test_health_is_told_to_people_and_programs(server: Server) -> None:
+async def test_health_is_served_as_text_and_json(server: Server) -> None:
     assert await get(server, "/healthz") == (200, "ok\n")
     assert await get(server, "/") == (200, "ok\n")
     code, body = await get(server, "/healthz", "application/json")
@@ -36,7 +36,7 @@ async def test_health_is_told_to_people_and_programs(server: Server) -> None:
     assert (await get(server, "/nothing"))[0] == 404
 
 
-async def test_readiness_really_asks_the_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_queries_the_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await get(server, "/readyz") == (200, "ready\n")
 
     async def gone(question: object) -> None:
@@ -61,9 +61,9 @@ async def test_http_can_be_turned_off(sqlite_url: str) -> None:
         assert server.http_address == ""
 
 
-@pytest.mark.parametrize("door", ["listen", "http_listen"])
-async def test_an_occupied_address_is_named(server: Server, door: str, tmp_path: object) -> None:
-    taken = server.grpc_address if door == "listen" else server.http_address
-    other = Server(settings_for(f"sqlite:{tmp_path}/other.db", **{door: taken}))
-    with pytest.raises(InvalidConfig, match=f"Cannot listen on {taken} .* --{door.replace('_', '-')}"):
+@pytest.mark.parametrize("setting", ["listen", "http_listen"])
+async def test_an_occupied_address_is_named(server: Server, setting: str, tmp_path: object) -> None:
+    taken = server.grpc_address if setting == "listen" else server.http_address
+    other = Server(settings_for(f"sqlite:{tmp_path}/other.db", **{setting: taken}))
+    with pytest.raises(InvalidConfig, match=f"Cannot listen on {taken} .* --{setting.replace('_', '-')}"):
         await other.start()

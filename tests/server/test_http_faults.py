@@ -1,4 +1,4 @@
-"""Whatever is sent to the HTTP door, it answers in its own words and stays up."""
+"""Whatever is sent over HTTP, the server answers with a documented error and stays up."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ async def test_no_header_query_or_body_makes_the_server_fail(
 ) -> None:
     keys = {"auth_jwks": str(jwks_path(tmp_path / "dev.key"))} if is_guarded else {}
     async with Server(settings_for(store_url, max_subscribers_per_session=10_000, **keys)) as server:
-        room = asyncio.Semaphore(8)
+        slots = asyncio.Semaphore(8)
 
         async def send(request: bytes) -> int:
-            async with room:
+            async with slots:
                 return await exchange(server.http_address, request)
 
         for number in range(4):
@@ -118,7 +118,9 @@ async def test_noise_is_answered_or_dropped(sqlite_url: str) -> None:
             assert await exchange(server.http_address, b"GET " + noise + b"\r\n\r\n") < 500
 
 
-async def test_errors_of_the_store_are_told_without_a_stack(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_of_the_store_are_answered_without_a_stack_trace(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Server(settings_for(sqlite_url)) as server:
 
         async def broken(*_: object) -> None:

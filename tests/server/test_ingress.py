@@ -104,7 +104,7 @@ class Edge:
     async def runs(self) -> list[tuple[Any, ...]]:
         return await self.rows("SELECT run_id, agent_id, labels_json FROM tape_runs ORDER BY run_id")
 
-    async def told(self, kind: str) -> list[dict[str, Any]]:
+    async def answers(self, kind: str) -> list[dict[str, Any]]:
         rows = await self.rows("SELECT subject, payload_json FROM tape_journal ORDER BY global_seq")
         return [json.loads(payload) for subject, payload in rows if f"/{kind}/" in subject]
 
@@ -153,7 +153,7 @@ async def edge(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
             yield Edge(server, server.http_address)
 
 
-at_both_doors = pytest.mark.parametrize("edge", ["sqlite", "gateway"], indirect=True)
+at_server_and_gateway = pytest.mark.parametrize("edge", ["sqlite", "gateway"], indirect=True)
 at_the_server = pytest.mark.parametrize("edge", ["sqlite"], indirect=True)
 
 
@@ -173,18 +173,18 @@ async def test_six_signed_webhooks_become_six_runs_redirected_where_that_is_allo
     for n, (_, labels) in enumerate(runs.values()):
         assert (labels["tape.pool"], labels["tape.message_id"]) == ("subscription", f"m{n}")
         assert labels["tape.subscription"] == "subscriptions/orders"
-    commands = await edge.told("command/issued/subscription")
+    commands = await edge.answers("command/issued/subscription")
     assert [command["payload"]["n"] for command in commands] == list(range(6))
     assert {command["trace"]["traceparent"] for command in commands} == {TRACE}
     assert "x-signature" not in str(commands).lower()
-    applied = await edge.told("message.directives_applied")
+    applied = await edge.answers("message.directives_applied")
     assert [each["applied"] for each in applied if each["applied"]] == [
         [{"header": "x-route", "controls": "dispatch.playbook", "effective_value": "domain/fraud"}]
     ]
     assert {each["execution_id"] for each in applied} == set(runs)
 
 
-async def test_a_message_that_comes_again_has_its_run_already(edge: Edge) -> None:
+async def test_a_redelivered_message_returns_its_existing_run(edge: Edge) -> None:
     first = await edge.signed(b'{"n": 1}', x_message_id="m1")
     again = await edge.signed(b'{"n": 1}', x_message_id="m1")
     assert (again.status, again.json()) == (202, first.json() | {"duplicate": True})
@@ -192,29 +192,29 @@ async def test_a_message_that_comes_again_has_its_run_already(edge: Edge) -> Non
     assert len(await edge.runs()) == 2
 
 
-@at_both_doors
-async def test_what_is_forged_is_refused_told_and_counted_and_begins_nothing(edge: Edge) -> None:
+@at_server_and_gateway
+async def test_a_forged_delivery_is_rejected_reported_and_counted_and_starts_nothing(edge: Edge) -> None:
     forged = await edge.signed(b"{}", "guess", x_route="domain/fraud")
     unsigned = await edge.post(x_route="domain/fraud")
-    stranger = await edge.post(name="nobody")
+    stranger = await edge.post(name="missing")
     assert (forged.status, forged.json()) == (401, {"status": "rejected", "reason": "bad_signature"})
     assert (unsigned.status, unsigned.json()) == (401, {"status": "rejected", "reason": "missing_signature"})
     assert (stranger.status, stranger.json()["reason"]) == (404, "unknown_listener")
     assert await edge.runs() == []
 
-    async def all_told() -> set[tuple[str, int]]:
-        told = {(each["reason"], each["count"]) for each in await edge.told("message.rejected")}
-        return told if len(told) == 3 else set()
+    async def all_rejected() -> set[tuple[str, int]]:
+        answers = {(each["reason"], each["count"]) for each in await edge.answers("message.rejected")}
+        return answers if len(answers) == 3 else set()
 
-    told = await eventually(all_told)
-    assert told == {("bad_signature", 1), ("missing_signature", 1), ("unknown_listener", 1)}
+    answers = await eventually(all_rejected)
+    assert answers == {("bad_signature", 1), ("missing_signature", 1), ("unknown_listener", 1)}
     metrics = (await call(edge.address, "GET", "/metrics")).body.decode()
     assert 'tape_ingress_rejected_total{reason="bad_signature",subscription="orders"} 1.0' in metrics
     assert 'tape_ingress_received_total{subscription="orders"} 2.0' in metrics
-    assert 'subscription="nobody"' not in metrics
+    assert 'subscription="missing"' not in metrics
 
 
-@at_both_doors
+@at_server_and_gateway
 async def test_other_methods_are_not_for_deliveries(edge: Edge) -> None:
     assert (await call(edge.address, "GET", "/ingress/orders")).status == 405
     assert (await call(edge.address, "POST", "/ingress/")).status == 404
@@ -224,8 +224,8 @@ async def test_other_methods_are_not_for_deliveries(edge: Edge) -> None:
 # ── lifecycle and secrets ────────────────────────────────────────────────────────────────────────
 
 
-@at_both_doors
-async def test_a_paused_subscription_asks_to_come_back_and_a_deactivated_one_is_gone(edge: Edge) -> None:
+@at_server_and_gateway
+async def test_a_paused_subscription_answers_retry_later_and_a_deactivated_one_gone(edge: Edge) -> None:
     assert (await edge.signed()).status == 202
     await edge.act("activate")
     await edge.act("pause")
@@ -241,7 +241,7 @@ async def test_a_paused_subscription_asks_to_come_back_and_a_deactivated_one_is_
     assert [row["state"] for row in (await edge.api("/api/subscriptions"))["subscriptions"]] == ["DEACTIVATED"]
 
 
-@at_both_doors
+@at_server_and_gateway
 async def test_a_secret_is_replaced_while_deliveries_go_on(edge: Edge) -> None:
     assert (await edge.signed()).status == 202
     await edge.server.wallet.set("orders_secret", {"secret": "newer"}, keep_previous_s=3600)
@@ -255,8 +255,8 @@ async def test_a_secret_is_replaced_while_deliveries_go_on(edge: Edge) -> None:
     assert (refused.status, refused.json()) == (403, {"status": "rejected", "reason": "misconfigured"})
 
 
-@at_both_doors
-async def test_a_new_version_of_the_document_counts_from_now_on(edge: Edge) -> None:
+@at_server_and_gateway
+async def test_a_new_version_of_the_document_takes_effect(edge: Edge) -> None:
     assert (await edge.signed(b"x" * 90_000)).status == 202
     smaller = PUSH.replace("max_body_bytes: 100k", "max_body_bytes: 10").replace("domain/ingest_order", "domain/fraud")
     await edge.api("/api/catalog/register", {"content": smaller})
@@ -285,7 +285,7 @@ async def test_keys_at_a_private_address_that_is_not_allowed_are_not_fetched(
     assert "TAPE_HTTP_ALLOW=127.0.0.1:" in caplog.text
 
 
-@at_both_doors
+@at_server_and_gateway
 async def test_six_pushes_of_pubsub_with_tokens_of_google_become_runs_and_no_others_do(
     edge: Edge, google: Issuer
 ) -> None:
@@ -312,13 +312,13 @@ async def test_six_pushes_of_pubsub_with_tokens_of_google_become_runs_and_no_oth
         refused = await push(7, bad)
         assert refused.json()["reason"] == reason
     assert [json.loads(labels)["tape.message_id"] for _, _, labels in await edge.runs()] == list("012345")
-    assert [each["payload"]["n"] for each in await edge.told("command/issued/shared")] == list(range(6))
+    assert [each["payload"]["n"] for each in await edge.answers("command/issued/shared")] == list(range(6))
 
 
 # ── what is sent to do harm ──────────────────────────────────────────────────────────────────────
 
 
-@at_both_doors
+@at_server_and_gateway
 async def test_a_hundred_megabytes_are_refused_without_being_read(edge: Edge) -> None:
     host, _, port = edge.address.rpartition(":")
     for head in ("content-length: 104857600", "transfer-encoding: chunked"):
@@ -342,8 +342,8 @@ async def test_a_hundred_megabytes_are_refused_without_being_read(edge: Edge) ->
     assert 'tape_ingress_rejected_total{reason="body_too_large",subscription="orders"} 2.0' in metrics
 
 
-@at_both_doors
-async def test_a_body_that_never_comes_is_not_waited_for(edge: Edge) -> None:
+@at_server_and_gateway
+async def test_a_body_that_never_arrives_times_out(edge: Edge) -> None:
     assert edge.ingress._body_timeout_s == 60
     edge.ingress._body_timeout_s = 0.1
     host, _, port = edge.address.rpartition(":")
@@ -355,8 +355,8 @@ async def test_a_body_that_never_comes_is_not_waited_for(edge: Edge) -> None:
     writer.close()
 
 
-@at_both_doors
-async def test_a_sender_that_hangs_up_halfway_harms_nobody(edge: Edge) -> None:
+@at_server_and_gateway
+async def test_a_sender_that_disconnects_does_not_affect_other_deliveries(edge: Edge) -> None:
     host, _, port = edge.address.rpartition(":")
     for _ in range(20):
         _, writer = await asyncio.open_connection(host, int(port))
@@ -366,16 +366,16 @@ async def test_a_sender_that_hangs_up_halfway_harms_nobody(edge: Edge) -> None:
     assert (await edge.signed()).status == 202
 
 
-@at_both_doors
-async def test_a_message_that_the_server_cannot_store_is_refused_for_good(edge: Edge) -> None:
+@at_server_and_gateway
+async def test_a_message_that_the_server_cannot_store_is_rejected_permanently(edge: Edge) -> None:
     await edge.api("/api/catalog/register", {"content": PUSH.replace("100k", "4M")})
     body = json.dumps({"text": "x" * 1_200_000}).encode()
     refused = await edge.signed(body)
     assert (refused.status, refused.json()["reason"]) == (413, "payload_too_large")
 
 
-@at_both_doors
-async def test_a_playbook_that_does_not_exist_is_told_as_ours_to_mend(edge: Edge) -> None:
+@at_server_and_gateway
+async def test_a_missing_playbook_is_answered_as_a_server_error(edge: Edge) -> None:
     await edge.api("/api/catalog/register", {"content": PUSH.replace("domain/ingest_order", "domain/none")})
     refused = await edge.signed()
     assert (refused.status, refused.json()["reason"]) == (502, "dispatch_error")
@@ -388,7 +388,7 @@ async def test_a_playbook_that_does_not_exist_is_told_as_ours_to_mend(edge: Edge
 
 
 @at_the_server
-async def test_a_gateway_is_told_what_it_needs_with_the_internal_token_only(edge: Edge) -> None:
+async def test_a_gateway_reads_listeners_with_the_internal_token_only(edge: Edge) -> None:
     config = await edge.api("/api/internal/ingress/orders")
     (row,) = (await edge.api("/api/subscriptions"))["subscriptions"]
     assert {name: config[name] for name in ("listener", "catalog_path", "source", "subscription_id", "state")} == {
@@ -408,7 +408,7 @@ async def test_a_gateway_is_told_what_it_needs_with_the_internal_token_only(edge
     assert (await edge.api("/api/internal/ingress"))["listeners"] == ["orders"]
     for _ in range(3):
         await edge.api("/api/internal/ingress/orders")
-    assert [each["alias"] for each in await edge.told("wallet/revealed")] == ["orders_secret"]
+    assert [each["alias"] for each in await edge.answers("wallet/revealed")] == ["orders_secret"]
     for path in ("/api/internal/ingress", "/api/internal/ingress/orders"):
         for headers in ({}, {"authorization": "Bearer no"}):
             refused = await call(edge.server.http_address, "GET", path, **headers)
@@ -425,7 +425,7 @@ async def test_a_gateway_needs_the_internal_token_and_a_sensible_address() -> No
         Gateway("nonsense", TOKEN)
 
 
-async def test_a_gateway_whose_server_is_away_says_so_and_is_not_ready() -> None:
+async def test_a_gateway_without_its_server_is_not_ready() -> None:
     async with Gateway("http://127.0.0.1:9", TOKEN) as gateway:
         refused = await call(gateway.address, "POST", "/ingress/orders", b"{}")
         assert (refused.status, refused.json()["reason"]) == (502, "config_error")
@@ -436,7 +436,7 @@ async def test_a_gateway_whose_server_is_away_says_so_and_is_not_ready() -> None
 
 
 @at_the_server
-async def test_a_gateway_that_knows_a_listener_goes_on_verifying_while_its_server_is_away(edge: Edge) -> None:
+async def test_a_gateway_with_a_cached_listener_verifies_during_an_outage_of_its_server(edge: Edge) -> None:
     async with Gateway(f"http://{edge.server.http_address}", TOKEN, fresh_s=0.0) as gateway:
         behind = Edge(edge.server, gateway.address)
         assert (await call(gateway.address, "GET", "/readyz")).status == 200
@@ -447,7 +447,7 @@ async def test_a_gateway_that_knows_a_listener_goes_on_verifying_while_its_serve
 
 
 @at_the_server
-async def test_deliveries_that_come_at_once_travel_together(edge: Edge) -> None:
+async def test_concurrent_deliveries_share_a_request(edge: Edge) -> None:
     async with Gateway(f"http://{edge.server.http_address}", TOKEN) as gateway:
         behind = Edge(edge.server, gateway.address)
         await behind.signed()
@@ -466,7 +466,7 @@ def test_a_gateway_loads_no_database() -> None:
     assert done.stdout == "[]\n"
 
 
-async def test_a_spool_that_cannot_be_opened_keeps_no_healthy_delivery_out(edge: Edge) -> None:
+async def test_a_spool_that_cannot_be_opened_does_not_block_other_deliveries(edge: Edge) -> None:
     waiting = "  spool: {mode: buffer_and_ack, backend: s3, bucket: orders, credential: not_set}\n"
     await edge.api("/api/catalog/register", {"content": PUSH + waiting})
     answer = await edge.signed()

@@ -82,7 +82,7 @@ async def test_the_same_invocation_is_the_same_run(client: AsyncTapeClient) -> N
     ]
 
 
-async def test_entries_of_a_run_say_whose_they_are(client: AsyncTapeClient) -> None:
+async def test_entries_of_a_run_carry_its_identity(client: AsyncTapeClient) -> None:
     await begin(client)
     entry = await anext(client.follow())
     assert (entry.tenant, entry.user, entry.session) == ("app", "ann", "s1")
@@ -119,16 +119,16 @@ async def test_a_terminal_run_cannot_be_resumed_or_end_otherwise(client: AsyncTa
 
 async def test_unknown_runs_are_not_found(client: AsyncTapeClient) -> None:
     for call in (
-        client.get_run("nobody"),
-        client.resume_run(run_id="nobody"),
-        client.end_run(run_id="nobody"),
-        client.record_decision(run_id="nobody", decision_index=0),
-        client.begin_effect(run_id="nobody", decision_index=0, tool_name="t"),
-        client.register_compensation(run_id="nobody", effect_key="k", kind="refund"),
-        client.set_budget(run_id="nobody", usd_cap=1),
-        client.await_signal(run_id="nobody", gate_name="g"),
-        client.set_timer(run_id="nobody", fire_at_ms=1, kind="k"),
-        client.compact_run("nobody"),
+        client.get_run("missing"),
+        client.resume_run(run_id="missing"),
+        client.end_run(run_id="missing"),
+        client.record_decision(run_id="missing", decision_index=0),
+        client.begin_effect(run_id="missing", decision_index=0, tool_name="t"),
+        client.register_compensation(run_id="missing", effect_key="k", kind="refund"),
+        client.set_budget(run_id="missing", usd_cap=1),
+        client.await_signal(run_id="missing", gate_name="g"),
+        client.set_timer(run_id="missing", fire_at_ms=1, kind="k"),
+        client.compact_run("missing"),
     ):
         with pytest.raises(NotFound, match="no such run") as raised:
             await call
@@ -343,7 +343,7 @@ async def test_a_dispatch_that_failed_is_tried_again_or_becomes_unknown(client: 
     ("resolution", "semantics", "after"),
     [(1, 1, 2), (2, 1, 3), (3, 1, 1), (3, 2, 3), (4, 1, 2), (5, 1, 4)],
 )
-async def test_observations_decide_what_became_of_an_effect(
+async def test_observations_settle_an_effect(
     client: AsyncTapeClient, resolution: int, semantics: int, after: int
 ) -> None:
     run_id = await begin(client, scopes=["pay"])
@@ -378,12 +378,12 @@ async def test_obligations_are_undone_newest_first_and_stick_after_enough_attemp
     listed = (await client.list_obligations(run_id=run_id)).obligations
     assert [obligation.effect_key for obligation in listed] == ["k2", "k1", "k0"]
 
-    place = {"run_id": run_id, "obligation_seq": owed[0].seq}
-    assert (await client.claim_obligation(**place, claimer="c1")).acquired
-    assert not (await client.claim_obligation(**place, claimer="c2")).acquired
-    retried = await client.record_obligation_attempt(**place, error="down", next_attempt_at_ms=NOW - 1)
+    ids = {"run_id": run_id, "obligation_seq": owed[0].seq}
+    assert (await client.claim_obligation(**ids, claimer="c1")).acquired
+    assert not (await client.claim_obligation(**ids, claimer="c2")).acquired
+    retried = await client.record_obligation_attempt(**ids, error="down", next_attempt_at_ms=NOW - 1)
     assert (retried.status, retried.attempts) == (1, 1)
-    stuck = await client.record_obligation_attempt(**place, error="down", next_attempt_at_ms=NOW - 1)
+    stuck = await client.record_obligation_attempt(**ids, error="down", next_attempt_at_ms=NOW - 1)
     assert (stuck.status, stuck.attempts, stuck.next_attempt_at_ms) == (4, 2, 0)
 
     resolved = await client.resolve_obligation(
@@ -445,10 +445,10 @@ async def test_a_gate_parks_a_run_and_a_signal_releases_it(client: AsyncTapeClie
         f"/tape/gate/released/approval/{run_id}",
     ]
     with pytest.raises(NotFound, match="no run for that session"):
-        await client.send_signal(app_name="app", user_id="nobody", session_id="s", gate_name="g")
+        await client.send_signal(app_name="app", user_id="missing", session_id="s", gate_name="g")
 
 
-async def test_a_signal_may_come_before_anybody_waits(client: AsyncTapeClient) -> None:
+async def test_a_signal_may_arrive_before_the_run_waits(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     assert (await client.send_signal(run_id=run_id, gate_name="early", resolution_json="1")).run_status == 0
     assert (await client.await_signal(run_id=run_id, gate_name="early")).resolution_json == "1"
@@ -475,17 +475,17 @@ async def test_a_due_timer_fires_exactly_once(client: AsyncTapeClient) -> None:
 
 
 async def test_a_session_keeps_state_and_events_and_journals_them(client: AsyncTapeClient) -> None:
-    place = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
-    assert not (await client.get_session(**place)).found
-    await client.create_session(**place, state_json='{"a": 1, "b": 2}')
+    ids = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+    assert not (await client.get_session(**ids)).found
+    await client.create_session(**ids, state_json='{"a": 1, "b": 2}')
     for n in range(4):
         event = pb.EventRecord(id=f"e{n}", author="ann", content_json=f'"{n}"')
-        answer = await client.append_event(**place, event=event, state_delta_json=json.dumps({"b": None, "c": n}))
+        answer = await client.append_event(**ids, event=event, state_delta_json=json.dumps({"b": None, "c": n}))
         assert answer.event.timestamp_ms > 0
-    session = (await client.get_session(**place)).session
+    session = (await client.get_session(**ids)).session
     assert json.loads(session.state_json) == {"a": 1, "c": 3}
     assert [event.id for event in session.events] == ["e0", "e1", "e2", "e3"]
-    latest = (await client.get_session(**place, max_events=2)).session
+    latest = (await client.get_session(**ids, max_events=2)).session
     assert [event.id for event in latest.events] == ["e2", "e3"]
     found = await entries(client, "/tape/event/**")
     assert [subject for subject, _ in found] == ["/tape/event/appended/app/ann/s1"] * 4
@@ -493,12 +493,12 @@ async def test_a_session_keeps_state_and_events_and_journals_them(client: AsyncT
 
 
 async def test_an_event_with_an_id_is_appended_once(client: AsyncTapeClient) -> None:
-    place = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+    ids = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
     for n in range(3):
         event = pb.EventRecord(id="same", content_json=f'"{n}"')
-        answer = await client.append_event(**place, event=event, state_delta_json=json.dumps({"n": n}))
+        answer = await client.append_event(**ids, event=event, state_delta_json=json.dumps({"n": n}))
         assert answer.event.content_json == '"0"'
-    session = (await client.get_session(**place)).session
+    session = (await client.get_session(**ids)).session
     assert (len(session.events), session.state_json) == (1, '{"n":0}')
 
 
@@ -523,8 +523,8 @@ async def test_state_of_the_app_and_of_the_user_is_shared_by_their_sessions(clie
     for user, session in (("ann", "s1"), ("ann", "s2"), ("bob", "s3")):
         await client.create_session(app_name="app", user_id=user, session_id=session, state_json='{"own": 1}')
     delta = json.dumps({"app:a": 1, "user:u": {"x": None}, "own": 2, "gone:x": 3})
-    place = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
-    await client.append_event(**place, event=pb.EventRecord(id="e1"), state_delta_json=delta)
+    ids = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+    await client.append_event(**ids, event=pb.EventRecord(id="e1"), state_delta_json=delta)
     assert await state_of("ann", "s1") == {"own": 2, "gone:x": 3, "app:a": 1, "user:u": {"x": None}}
     assert await state_of("ann", "s2") == {"own": 1, "app:a": 1, "user:u": {"x": None}}
     assert await state_of("bob", "s3") == {"own": 1, "app:a": 1}
@@ -534,31 +534,31 @@ async def test_state_of_the_app_and_of_the_user_is_shared_by_their_sessions(clie
         "s2": {"x": None},
         "s3": None,
     }
-    await client.append_event(**place, event=pb.EventRecord(id="e2"), state_delta_json='{"app:a": null}')
+    await client.append_event(**ids, event=pb.EventRecord(id="e2"), state_delta_json='{"app:a": null}')
     assert await state_of("bob", "s3") == {"own": 1}
     created = await client.create_session(app_name="app", user_id="ann", session_id="s4", state_json='{"app:b": 2}')
     assert json.loads(created.state_json) == {"app:b": 2, "user:u": {"x": None}}
 
 
-async def test_of_many_who_create_a_session_that_must_not_be_there_one_does(client: AsyncTapeClient) -> None:
-    place = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
-    tries = [client.create_session(**place, state_json=f'{{"n": {n}, "app:n": {n}}}', if_absent=True) for n in range(8)]
+async def test_one_of_many_concurrent_creators_creates_a_session(client: AsyncTapeClient) -> None:
+    ids = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+    tries = [client.create_session(**ids, state_json=f'{{"n": {n}, "app:n": {n}}}', if_absent=True) for n in range(8)]
     answers = await asyncio.gather(*tries, return_exceptions=True)
     created = [answer for answer in answers if isinstance(answer, pb.Session)]
     assert len(created) == 1
     assert [type(answer) for answer in answers if answer is not created[0]] == [SessionExists] * 7
-    assert (await client.get_session(**place)).session.state_json == created[0].state_json
+    assert (await client.get_session(**ids)).session.state_json == created[0].state_json
 
 
 async def test_state_that_is_no_object_is_refused(client: AsyncTapeClient) -> None:
-    place = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+    ids = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
     with pytest.raises(InvalidJson, match="state_json"):
-        await client.create_session(**place, state_json="[1]")
+        await client.create_session(**ids, state_json="[1]")
     with pytest.raises(InvalidJson, match="state_delta_json"):
-        await client.append_event(**place, event=pb.EventRecord(id="e"), state_delta_json="{")
-    assert not (await client.get_session(**place)).found
+        await client.append_event(**ids, event=pb.EventRecord(id="e"), state_delta_json="{")
+    assert not (await client.get_session(**ids)).found
     with pytest.raises(InvalidInput, match="missing event"):
-        await client._channel.call(rpcs.APPEND_EVENT, pb.AppendEventRequest(**place))
+        await client._channel.call(rpcs.APPEND_EVENT, pb.AppendEventRequest(**ids))
 
 
 # ── compaction ───────────────────────────────────────────────────────────────────────────────────
@@ -568,18 +568,18 @@ async def test_only_a_settled_run_is_compacted_and_its_journal_stays(client: Asy
     run_id = await begin(client)
     await client.record_decision(run_id=run_id, decision_index=0, request_json="{}", response_json='{"long":"text"}')
     effect = await client.begin_effect(run_id=run_id, decision_index=0, tool_name="t", request_json='{"a":1}')
-    place = {"run_id": run_id, "idempotency_key": effect.idempotency_key}
+    ids = {"run_id": run_id, "idempotency_key": effect.idempotency_key}
     owed = await client.register_compensation(run_id=run_id, effect_key="k", kind="refund")
     with pytest.raises(IllegalTransition, match="not terminal"):
         await client.compact_run(run_id)
-    await client.complete_effect(**place, status=4)
+    await client.complete_effect(**ids, status=4)
     await client.end_run(run_id=run_id)
     with pytest.raises(IllegalTransition, match=r"open obligation\(s\); not settled"):
         await client.compact_run(run_id)
     await client.resolve_obligation(run_id=run_id, obligation_seq=owed.seq, status=3)
     with pytest.raises(IllegalTransition, match=r"UNKNOWN effect\(s\); not settled"):
         await client.compact_run(run_id)
-    await client.reconcile_effect(**place, resolved_status=2)
+    await client.reconcile_effect(**ids, resolved_status=2)
     later = int(time.time() * 1000) + 1_000
     assert [run.run_id for run in (await client.list_compactable_runs(before_ms=later)).runs] == [run_id]
     done = await client.compact_run(run_id)

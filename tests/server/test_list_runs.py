@@ -1,4 +1,4 @@
-"""ListRuns: everybody's runs, an app's, a user's, a session's, on both databases."""
+"""ListRuns: all runs, an app's, a user's, a session's, on both databases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tape.server.server import Server
 async def begun(client: AsyncTapeClient) -> list[str]:
     """Runs of two apps, two users and two sessions; every third one is over. In the order they began."""
     found = []
-    places = itertools.product(("billing", "treasury"), ("ann", "bob"), ("s1", "s2"), range(3))
-    for app_name, user_id, session_id, number in places:
+    identities = itertools.product(("billing", "treasury"), ("ann", "bob"), ("s1", "s2"), range(3))
+    for app_name, user_id, session_id, number in identities:
         begun = await client.begin_run(
             app_name=app_name, user_id=user_id, session_id=session_id, invocation_id=str(number)
         )
@@ -43,7 +43,7 @@ def order(runs: list[pb.RunState]) -> list[tuple[int, str]]:
         ({"app_name": "treasury", "user_id": "ann", "status": pb.RUN_STATUS_RUNNING}, 4),
         ({"app_name": "treasury", "user_id": "ann", "session_id": "s1", "status": pb.RUN_STATUS_TERMINAL}, 1),
         ({"status": pb.RUN_STATUS_STUCK}, 0),
-        ({"app_name": "nobody"}, 0),
+        ({"app_name": "missing"}, 0),
     ],
 )
 async def test_runs_are_listed_newest_first_and_only_those_wanted(
@@ -88,7 +88,7 @@ async def test_a_page_may_begin_at_a_time_alone(client: AsyncTapeClient, begun: 
         ({"status": 99}, "status 99 is not one of RUNNABLE"),
     ],
 )
-async def test_a_filter_that_makes_no_sense_is_refused_by_name(
+async def test_an_invalid_filter_is_rejected_by_name(
     client: AsyncTapeClient, wanted: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):

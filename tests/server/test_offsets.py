@@ -23,21 +23,25 @@ def record(offset: int, path: str = "domain/ingest_order") -> dict[str, Any]:
     return {"offset": offset, "execution": execution}
 
 
-async def test_a_stretch_is_taken_once_up_to_what_is_refused_and_a_dead_letter_goes_past_it(shop: Server) -> None:
+async def test_an_offset_range_is_executed_once_up_to_a_rejected_record_and_a_dead_letter_passes_it(
+    shop: Server,
+) -> None:
     given = body(0, 4, record(1), record(2, "domain/nowhere"), record(3))
     done = (await post(shop, "/api/taken", given)).json()
     assert done["end"] == 2
     started, refused, held = done["results"]
     assert (started["offset"], started["status"], held["status"]) == (1, "started", "held")
     assert (refused["status"], refused["error"]) == ("refused", "Playbook not found: domain/nowhere")
-    letter = {"event_type": "subscription.message.dead_lettered", "context": {"message_id": "2"}}
-    again = (await post(shop, "/api/taken", body(0, 4, record(1), {"offset": 2, "letter": letter}, record(3)))).json()
+    dead_letter = {"event_type": "subscription.message.dead_lettered", "context": {"message_id": "2"}}
+    again = (
+        await post(shop, "/api/taken", body(0, 4, record(1), {"offset": 2, "letter": dead_letter}, record(3)))
+    ).json()
     assert [each["status"] for each in again["results"]] == ["taken", "told", "started"]
     shown = await call(shop.http_address, "GET", f"/api/taken?subscription={PATH}")
     assert shown.json() == {"parts": {"orders:0": [[0, 4]]}}
 
 
-async def test_what_cannot_be_read_is_refused_in_its_place_and_by_its_name(shop: Server) -> None:
+async def test_an_invalid_record_is_rejected_at_its_offset_with_the_reason(shop: Server) -> None:
     wrong = {"offset": 1, "execution": {"path": "domain/ingest_order", "pool": "x"}}
     done = (await post(shop, "/api/taken", body(0, 3, record(0), wrong, record(2)))).json()
     assert [each["status"] for each in done["results"]] == ["started", "refused", "held"]

@@ -38,7 +38,7 @@ async def status_of(client: AsyncTapeClient, run_id: str) -> str:
 
 
 @pytest.mark.parametrize("ending", [pb.RUN_STATUS_FAILED, pb.RUN_STATUS_CANCELLED, pb.RUN_STATUS_COMPENSATING, 7])
-async def test_only_what_a_failed_run_did_is_owed(client: AsyncTapeClient, ending: int) -> None:
+async def test_only_effects_of_a_failed_run_are_owed(client: AsyncTapeClient, ending: int) -> None:
     healthy, done, failed = [await begin(client, name) for name in ("healthy", "done", "failed")]
     for run_id in (healthy, done, failed):
         await register(client, run_id, "refund")
@@ -51,7 +51,7 @@ async def test_only_what_a_failed_run_did_is_owed(client: AsyncTapeClient, endin
     assert await owed(client) == [(failed, "cancel")]  # the newest has its turn first
 
 
-async def test_a_failed_run_that_goes_on_owes_nothing(client: AsyncTapeClient) -> None:
+async def test_a_failed_run_that_resumes_owes_nothing(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     (seq,) = await register(client, run_id, "refund")
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_FAILED)
@@ -61,7 +61,7 @@ async def test_a_failed_run_that_goes_on_owes_nothing(client: AsyncTapeClient) -
     assert not claim.acquired
 
 
-async def test_a_run_whose_deeds_are_being_undone_cannot_go_on(client: AsyncTapeClient) -> None:
+async def test_a_run_that_is_being_compensated_cannot_resume(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     first, second = await register(client, run_id, "refund", "cancel")
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_FAILED)
@@ -75,7 +75,7 @@ async def test_a_run_whose_deeds_are_being_undone_cannot_go_on(client: AsyncTape
         await begin(client)
 
 
-async def test_obligations_have_their_turn_newest_first(client: AsyncTapeClient) -> None:
+async def test_obligations_are_claimed_newest_first(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     oldest, middle, newest = await register(client, run_id, "a", "b", "c")
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED)
@@ -89,11 +89,11 @@ async def test_obligations_have_their_turn_newest_first(client: AsyncTapeClient)
     await undo(client, run_id, oldest)
     assert await status_of(client, run_id) == "CANCELLED"
     assert (await client.get_run(run_id)).former_status == 0
-    told = [subject.split("/")[3] for subject, _ in await entries(client, "/tape/run/**")]
-    assert told == ["running", "cancelled", "compensating", "cancelled"]
+    statuses = [subject.split("/")[3] for subject, _ in await entries(client, "/tape/run/**")]
+    assert statuses == ["running", "cancelled", "compensating", "cancelled"]
 
 
-async def test_a_stuck_obligation_holds_up_the_older_ones_until_somebody_settles_it(client: AsyncTapeClient) -> None:
+async def test_a_stuck_obligation_blocks_older_ones_until_it_is_settled(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     older, newer = await register(client, run_id, "a", "b")
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED)
@@ -135,19 +135,19 @@ async def test_a_duplicate_is_owed_beside_the_effects_own_obligation(client: Asy
     assert await owed(client) == [(run_id, "refund")]  # the other duplicate is still one too many
 
 
-async def test_a_claim_is_renewed_by_its_holder_and_kept_from_others(client: AsyncTapeClient) -> None:
+async def test_a_claim_is_renewed_by_its_owner_only(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     (seq,) = await register(client, run_id, "refund")
-    place = {"run_id": run_id, "obligation_seq": seq}
-    first = await client.claim_obligation(**place, claimer="r1", lease_ttl_ms=1)
-    again = await client.claim_obligation(**place, claimer="r1", renew=True)
+    ids = {"run_id": run_id, "obligation_seq": seq}
+    first = await client.claim_obligation(**ids, claimer="r1", lease_ttl_ms=1)
+    again = await client.claim_obligation(**ids, claimer="r1", renew=True)
     assert again.acquired
     assert again.obligation.claim_expires_at_ms > first.obligation.claim_expires_at_ms
-    assert not (await client.claim_obligation(**place, claimer="r2", renew=True)).acquired
+    assert not (await client.claim_obligation(**ids, claimer="r2", renew=True)).acquired
     with pytest.raises(LeaseHeld, match="claimed by 'r1'; the claim of 'r2' has run out"):
-        await client.resolve_obligation(**place, status=3, claimer="r2")
+        await client.resolve_obligation(**ids, status=3, claimer="r2")
     with pytest.raises(LeaseHeld):
-        await client.record_obligation_attempt(**place, error="no", next_attempt_at_ms=1, claimer="r2")
+        await client.record_obligation_attempt(**ids, error="no", next_attempt_at_ms=1, claimer="r2")
 
 
 async def test_a_terminal_runs_obligations_do_not_keep_it_from_being_compacted(client: AsyncTapeClient) -> None:
@@ -164,40 +164,40 @@ async def test_a_terminal_runs_obligations_do_not_keep_it_from_being_compacted(c
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_claim_that_ran_out_names_who_held_it(client: AsyncTapeClient) -> None:
+async def test_an_expired_claim_names_its_previous_owner(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     effect = await client.begin_effect(run_id=run_id, **SENT)
-    place = {"run_id": run_id, "idempotency_key": effect.idempotency_key}
-    first = await client.claim_effect_dispatch(**place, claimer="d1", lease_ttl_ms=1)
+    ids = {"run_id": run_id, "idempotency_key": effect.idempotency_key}
+    first = await client.claim_effect_dispatch(**ids, claimer="d1", lease_ttl_ms=1)
     assert (first.acquired, first.previous_claimer) == (True, "")
-    while not (second := await client.claim_effect_dispatch(**place, claimer="d2")).acquired:
+    while not (second := await client.claim_effect_dispatch(**ids, claimer="d2")).acquired:
         pass  # until the first claim has run out, a millisecond after it was made
     assert second.previous_claimer == "d1"
-    assert (await client.claim_effect_dispatch(**place, claimer="d2", renew=True)).previous_claimer == ""
-    assert not (await client.claim_effect_dispatch(**place, claimer="d1", renew=True)).acquired
+    assert (await client.claim_effect_dispatch(**ids, claimer="d2", renew=True)).previous_claimer == ""
+    assert not (await client.claim_effect_dispatch(**ids, claimer="d1", renew=True)).acquired
     with pytest.raises(LeaseHeld, match="is claimed by 'd2'; the claim of 'd1' has run out"):
-        await client.record_dispatch_attempt(**place, error="no", next_dispatch_at_ms=0, claimer="d1")
+        await client.record_dispatch_attempt(**ids, error="no", next_dispatch_at_ms=0, claimer="d1")
     with pytest.raises(LeaseHeld):
-        await client.record_external_observation(**place, resolution=2, claimer="d1")
-    await client.record_dispatch_attempt(**place, error="no", next_dispatch_at_ms=1, claimer="d2")
-    third = await client.claim_effect_dispatch(**place, claimer="d3")
+        await client.record_external_observation(**ids, resolution=2, claimer="d1")
+    await client.record_dispatch_attempt(**ids, error="no", next_dispatch_at_ms=1, claimer="d2")
+    third = await client.claim_effect_dispatch(**ids, claimer="d3")
     assert (third.acquired, third.previous_claimer) == (True, "")  # d2 said what became of its claim
 
 
-async def test_an_effect_that_was_there_already_says_so_and_whose_it_is(client: AsyncTapeClient) -> None:
+async def test_an_existing_effect_is_returned_with_its_owner(client: AsyncTapeClient) -> None:
     one, other = await begin(client, "one"), await begin(client, "other")
     wanted = SENT | {"business_key": "invoice-7"}
     first = await client.begin_effect(run_id=one, **wanted)
     assert (first.existing, first.run_id) == (False, one)
     assert (await client.begin_effect(run_id=one, **wanted)).existing
-    elsewhere = await client.begin_effect(run_id=other, **wanted)
-    assert (elsewhere.existing, elsewhere.run_id) == (True, one)
+    existing = await client.begin_effect(run_id=other, **wanted)
+    assert (existing.existing, existing.run_id) == (True, one)
 
 
 # ── timers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_leased_timer_comes_again_unless_it_is_completed(client: AsyncTapeClient) -> None:
+async def test_a_leased_timer_is_redelivered_unless_it_is_completed(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     for timer_id in ("kept", "lost"):
         await client.set_timer(run_id=run_id, fire_at_ms=1, kind="wake", timer_id=timer_id)
@@ -233,7 +233,7 @@ async def test_what_failed_runs_did_is_found_beside_thousands_of_healthy_ones(
     assert await owed(client, limit=1) == [(failed, "refund")]
 
 
-async def test_a_cancelled_run_stays_cancelled_while_it_is_undone(client: AsyncTapeClient) -> None:
+async def test_a_cancelled_run_stays_cancelled_during_compensation(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     older, newer = await register(client, run_id, "a", "b")
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_CANCELLED)
@@ -248,7 +248,7 @@ async def test_a_cancelled_run_stays_cancelled_while_it_is_undone(client: AsyncT
     assert await status_of(client, run_id) == "CANCELLED"
 
 
-async def test_a_run_that_undid_things_by_itself_and_ended_well_owes_nothing(client: AsyncTapeClient) -> None:
+async def test_a_run_that_compensated_by_itself_and_ended_terminal_owes_nothing(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     await register(client, run_id, "a")
     await client.end_run(run_id=run_id, status=pb.RUN_STATUS_COMPENSATING)
@@ -260,7 +260,9 @@ async def test_a_run_that_undid_things_by_itself_and_ended_well_owes_nothing(cli
 # ── late news ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_an_act_that_ends_after_its_run_was_undone_is_undone_after_all(client: AsyncTapeClient) -> None:
+async def test_an_effect_that_completes_after_its_run_was_compensated_is_compensated_too(
+    client: AsyncTapeClient,
+) -> None:
     run_id = await begin(client)
     effect = await client.begin_effect(run_id=run_id, decision_index=0, tool_name="pay")
     key = effect.idempotency_key
@@ -274,7 +276,7 @@ async def test_an_act_that_ends_after_its_run_was_undone_is_undone_after_all(cli
     assert await status_of(client, run_id) == "CANCELLED"
 
 
-async def test_seeing_the_same_twice_is_journaled_once(client: AsyncTapeClient) -> None:
+async def test_the_same_observation_is_journaled_once(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     effect = await client.begin_effect(run_id=run_id, decision_index=0, tool_name="pay")
     for _ in range(2):
@@ -287,9 +289,9 @@ async def test_seeing_the_same_twice_is_journaled_once(client: AsyncTapeClient) 
 async def test_an_attempt_that_could_not_be_made_does_not_count(client: AsyncTapeClient) -> None:
     run_id = await begin(client)
     (seq,) = await register(client, run_id, "refund")
-    place = {"run_id": run_id, "obligation_seq": seq, "error": "not yet", "next_attempt_at_ms": 1}
-    assert (await client.record_obligation_attempt(**place, uncounted=True)).attempts == 0
-    assert (await client.record_obligation_attempt(**place)).attempts == 1
+    ids = {"run_id": run_id, "obligation_seq": seq, "error": "not yet", "next_attempt_at_ms": 1}
+    assert (await client.record_obligation_attempt(**ids, uncounted=True)).attempts == 0
+    assert (await client.record_obligation_attempt(**ids)).attempts == 1
 
 
 # ── recovery ─────────────────────────────────────────────────────────────────────────────────────

@@ -74,7 +74,7 @@ async def test_binary_mode_takes_attributes_from_headers_and_any_data(server: Se
     ]
 
 
-async def test_what_is_not_kept_is_said(server: Server) -> None:
+async def test_ignored_attributes_are_listed(server: Server) -> None:
     answer = await publish(server, EVENT | {"time": "2026-01-01T00:00:00Z", "mine": 7}, **ONE)
     assert answer.json()["ignored"] == ["mine", "time"]
 
@@ -163,7 +163,7 @@ def test_an_acknowledged_event_survives_a_killed_server(tmp_path: Path) -> None:
 # ── redaction ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_secret_is_never_stored_whichever_door_it_came_through(tmp_path: Path) -> None:
+async def test_a_secret_is_never_stored_whichever_endpoint_received_it(tmp_path: Path) -> None:
     file = tmp_path / "tape.db"
     async with Server(settings_for(f"sqlite:{file}", safe_types="order.safe")) as server:
         await publish(server, EVENT | {"data": {"password": "S3CR3T-1"}}, **ONE)
@@ -176,7 +176,7 @@ async def test_a_secret_is_never_stored_whichever_door_it_came_through(tmp_path:
         assert not stored.is_file() or b"S3CR3T" not in stored.read_bytes()
 
 
-async def test_what_cannot_be_searched_is_refused_and_audited_without_its_payload(server: Server) -> None:
+async def test_a_payload_that_cannot_be_searched_is_rejected_and_audited_without_it(server: Server) -> None:
     deep = json.loads('{"a":' * 70 + '{"token":"S3CR3T"}' + "}" * 70)
     answer = await publish(server, EVENT | {"data": deep}, **ONE)
     assert (answer.status, answer.json()["code"]) == (422, "payload_invalid")

@@ -148,7 +148,7 @@ async def test_anchored_buckets_can_be_asked_for_twice(server: Server) -> None:
     assert all(bucket["bucket_start"].endswith((":00:00Z", ":15:00Z", ":30:00Z", ":45:00Z")) for bucket in first)
 
 
-async def test_it_is_said_when_a_window_reaches_behind_what_is_left(server: Server) -> None:
+async def test_a_window_before_the_oldest_entry_is_marked_truncated(server: Server) -> None:
     await server.journal.append(drafts(5))
     await prune(server.database, before_seq=3)
     status, body = await ask(server, "aggregate", {"window": HOUR, "bucket": QUARTER}, **MINE)
@@ -231,7 +231,7 @@ async def test_looking_beyond_ones_session_needs_a_scope_and_is_audited_once(
     assert (await ask(guarded, method, {}))[0] == 401
 
 
-async def test_the_handshake_says_what_can_be_done(server: Server) -> None:
+async def test_the_handshake_lists_capabilities(server: Server) -> None:
     answer = await call(server.http_address, "POST", "/v1/control/runtime.info", {"identity": {}})
     facts = answer.json()
     assert answer.status == 200

@@ -1,4 +1,4 @@
-"""GET /v1/events: frames, replay joined to live, scopes, and slow readers who are told what they lost."""
+"""GET /v1/events: frames, replay joined to live, scopes, and exact gap reports for slow readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def settled(server: Server, subscribers: int) -> None:
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_stream_is_byte_for_byte_what_was_agreed(server: Server) -> None:
+async def test_the_stream_is_byte_for_byte_as_documented(server: Server) -> None:
     await server.journal.append(
         [
             Draft(
@@ -79,7 +79,7 @@ async def test_a_payload_that_is_no_object_travels_in_one(server: Server) -> Non
         assert [frame.data["payload"] for frame in await stream.frames(3)] == [{"value": [1]}, {"value": None}, {}]
 
 
-async def test_quiet_streams_get_a_sign_of_life_and_their_cursor_moves_on(sqlite_url: str) -> None:
+async def test_idle_streams_get_keepalives_and_their_cursor_advances(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url, keepalive_s=0.05)) as server:
         async with Stream(server.http_address, x_harbor_event_type="order.paid") as stream:
             await settled(server, 1)
@@ -188,7 +188,7 @@ async def test_live_entries_reach_exactly_those_who_may_see_them(server: Server)
         ],
     ],
 )
-async def test_a_cursor_is_followed_or_it_is_said_why_not(
+async def test_a_cursor_is_resumed_or_the_reason_is_sent(
     server: Server, cursor: str, ids: list[int], comment: str
 ) -> None:
     await server.journal.append(drafts(5))
@@ -200,7 +200,7 @@ async def test_a_cursor_is_followed_or_it_is_said_why_not(
         assert await stream.ids(len(ids)) == ids
 
 
-async def test_what_retention_removed_is_said_and_the_rest_is_replayed(server: Server) -> None:
+async def test_pruned_entries_are_reported_and_the_rest_is_replayed(server: Server) -> None:
     await server.journal.append(drafts(9))
     await prune(server.database, before_seq=6)
     too_old = "stream.replay_unavailable reconnect cursor older than the retained window"
@@ -229,7 +229,7 @@ async def test_one_noisy_tenant_does_not_shorten_another_ones_replay(server: Ser
         assert await stream.ids(3) == [2, 3, 20_004]
 
 
-async def test_a_database_that_fails_ends_the_stream_with_a_word(
+async def test_a_failing_database_ends_the_stream_with_a_comment(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Server(settings_for(sqlite_url)) as server:
@@ -277,7 +277,7 @@ async def test_a_session_has_a_limited_number_of_streams_and_gets_them_back(sqli
                 await settled(server, 2)
 
 
-async def test_past_connections_leave_nothing_behind(sqlite_url: str) -> None:
+async def test_closed_connections_leave_nothing_behind(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url)) as server:
         await server.journal.append(drafts(1))
         broadcast = server.broadcast
@@ -306,7 +306,7 @@ async def stalled(server: Server, stream: Stream) -> int:
     return appended
 
 
-async def test_a_slow_subscriber_is_told_exactly_what_it_lost(sqlite_url: str) -> None:
+async def test_a_slow_subscriber_gets_a_report_of_the_exact_gap(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, drop_window_s=0.05)) as server:
         async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
             await settled(server, 1)
@@ -318,7 +318,7 @@ async def test_a_slow_subscriber_is_told_exactly_what_it_lost(sqlite_url: str) -
             assert notice.id is None
             lost = notice.data["payload"]
             assert re.search(rb"^id:", notice.raw, re.MULTILINE) is None
-            # Nothing else is appended: the burst's tail is told all the same, and the ids add up.
+            # Nothing else is appended: the tail of the burst is reported all the same, and the ids add up.
             rest = await stream.ids(10)
             total = before + 100
             assert rest == list(range(total - 9, total + 1))
@@ -334,7 +334,7 @@ async def test_a_slow_subscriber_is_told_exactly_what_it_lost(sqlite_url: str) -
             assert await stream.ids(1) == [total + 1]
 
 
-async def test_one_who_falls_behind_without_losing_anything_is_told_how_far(sqlite_url: str) -> None:
+async def test_a_lagging_subscriber_without_loss_gets_a_report_of_its_lag(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url, subscriber_buffer_size=100)) as server:
         async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
             await settled(server, 1)
@@ -348,7 +348,7 @@ async def test_one_who_falls_behind_without_losing_anything_is_told_how_far(sqli
             assert ids == list(range(1, total + 61))
 
 
-async def test_a_burst_larger_than_the_buffer_is_no_loss_for_one_who_reads(sqlite_url: str) -> None:
+async def test_a_burst_larger_than_the_buffer_is_no_loss_for_a_fast_reader(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url, subscriber_buffer_size=4)) as server:
         async with Stream(server.http_address, **MINE) as stream:
             await settled(server, 1)
@@ -368,7 +368,7 @@ async def test_a_slow_reader_does_not_hold_up_the_others(sqlite_url: str) -> Non
             assert await fast.ids(total + 50) == list(range(1, total + 51))
 
 
-async def test_one_who_never_reads_is_let_go_and_told(sqlite_url: str) -> None:
+async def test_a_stalled_subscriber_is_disconnected_with_a_report(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, idle_timeout_s=60)) as server:
         async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
             await settled(server, 1)
@@ -386,7 +386,7 @@ async def test_one_who_never_reads_is_let_go_and_told(sqlite_url: str) -> None:
         assert server.metrics.registry.get_sample_value("tape_live_reaped_total") == 1
 
 
-async def test_quiet_readers_are_never_reaped(sqlite_url: str) -> None:
+async def test_idle_subscribers_are_not_disconnected(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url, idle_timeout_s=0.05, keepalive_s=0.05)) as server:
         async with Stream(server.http_address, **MINE) as stream:
             for frame in await stream.frames(6):
@@ -508,9 +508,9 @@ async def test_a_server_without_keys_answers_to_this_machine_only(server: Server
 async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> None:
     url = f"tape://{guarded.grpc_address}"
     plain, service = (bearer(key, scopes=s).removeprefix("Bearer ") for s in ([], ["service"]))
-    async with AsyncTapeClient(url) as nobody:
+    async with AsyncTapeClient(url) as anonymous:
         with pytest.raises(TapeError, match="authorization metadata missing"):
-            await nobody.head()
+            await anonymous.head()
     async with AsyncTapeClient(url, id_token="abc") as liar:
         with pytest.raises(TokenRejected, match="token_malformed"):
             await liar.head()

@@ -42,7 +42,7 @@ async def test_every_example_of_the_design_registers(server: Server) -> None:
     assert len(listed) == len(EXAMPLES)
 
 
-async def test_a_wrong_document_is_refused_with_everything_that_is_wrong(server: Server) -> None:
+async def test_an_invalid_document_is_rejected_with_every_problem(server: Server) -> None:
     text = NATS.replace("source: nats", "source: natz").replace("playbook:", "playbok:")
     answer = await post(server, "/api/catalog/register", {"content": text})
     assert answer.status == 422
@@ -73,7 +73,7 @@ async def test_the_whole_life_of_a_subscription(server: Server, orders: str) -> 
     assert (shown["subscription_id"], shown["path"], shown["state"]) == (orders, PATH, "DEACTIVATED")
 
 
-async def test_what_cannot_be_done_is_said_with_its_status(server: Server, orders: str) -> None:
+async def test_invalid_actions_are_answered_with_a_status(server: Server, orders: str) -> None:
     refused = [
         await post(server, f"/api/subscriptions/{orders}/pause"),
         await post(server, f"/api/subscriptions/{orders}/explode"),
@@ -147,7 +147,7 @@ async def test_runtimes_put_their_events_on_the_journal(server: Server, orders: 
         ({"context": []}, 422, "Expected `object`"),
     ],
 )
-async def test_events_that_cannot_be_are_refused(
+async def test_invalid_events_are_rejected(
     server: Server, orders: str, change: dict[str, Any], status: int, said: str
 ) -> None:
     body = {"execution_id": orders, "event_type": "subscription.rate_limited", "status": "RATE_LIMITED"}
