@@ -47,7 +47,7 @@ proto: $(VENV)/.dev ## Generate Python from tape.proto
 docs: $(VENV)/.dev ## Generate the reference pages from the code
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/events.py
-	$(BIN)/python scripts/subscription_fields.py
+	$(BIN)/python scripts/document_fields.py
 
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist

@@ -8,11 +8,14 @@ import jsonschema_rs
 import pytest
 
 from tape.documents.document import Document
+from tape.documents.fields import fields_of
 from tape.errors import InvalidDocument
 from tape.playbooks.document import Playbook, read_playbook
 from tape.playbooks.inputs import Input, schema_of
 from tape.playbooks.pools import default_pool
 from tape.playbooks.schema import playbook_schema
+from tape.playbooks.spec import PlaybookSpec, StepSpec
+from tape.playbooks.tools import TOOLS, DeclaredTool
 
 HEAD = "kind: Playbook\nmetadata: {path: domain/one}\n"
 
@@ -89,6 +92,7 @@ def test_without_arrows_steps_follow_each_other_and_with_one_they_do_not() -> No
     [
         ("{tool: {kind: value, value: 1}}", "workflow[0].step: is missing; it is required"),
         ("{step: a}", "workflow[0].tool: is missing"),
+        ("{step: [1], tool: {kind: value, value: 1}}", "workflow[0].step: [1] must be a text"),
         ("{step: a-b, tool: {kind: value, value: 1}}", "'a-b' must be letters, digits and _"),
         ("{step: in, tool: {kind: value, value: 1}}", "'in' must be letters, digits and _"),
         ("{step: message, tool: {kind: value, value: 1}}", "'message' is the name of an input"),
@@ -164,3 +168,15 @@ def test_the_schema_for_editors_takes_what_the_validator_takes() -> None:
         assert not list(validator.iter_errors(Document(text).value))
     for text in (HEAD, HEAD + "python: a:b\nworkflow: []", HEAD + "workflow:\n  - {step: a, tool: {kind: value}}"):
         assert list(validator.iter_errors(Document(text).value))
+
+
+def test_the_schema_has_exactly_the_declared_fields() -> None:
+    schema = playbook_schema()
+    assert set(schema["properties"]) == {"apiVersion", "kind", "metadata", *fields_of(PlaybookSpec)}
+    step = schema["properties"]["workflow"]["items"]
+    assert set(step["properties"]) == set(fields_of(StepSpec))
+    tools = {each["properties"]["kind"]["const"]: each for each in step["properties"]["tool"]["oneOf"]}
+    declared = {kind: tool.declaration for kind, tool in TOOLS.items() if isinstance(tool, DeclaredTool)}
+    assert {*declared, "subscription"} == set(tools)
+    for kind, declaration in declared.items():
+        assert set(tools[kind]["properties"]) == {"kind", *fields_of(declaration)}

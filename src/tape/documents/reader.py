@@ -20,7 +20,7 @@ _UNITS = {prefix: 1_000**power for power, prefix in enumerate(("", "k", "M", "G"
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-class Wording:
+class ProblemTexts:
     """The texts of problems. A kind of document can override them."""
 
     text = "must be a text"
@@ -55,19 +55,19 @@ class Wording:
         return shape.means if shape.means.startswith("must ") else f"must be {shape.means}"
 
 
-PLAIN = Wording()
+PLAIN = ProblemTexts()
 
 
-def read_block(node: Node, block: type[B], wording: Wording = PLAIN) -> B:
+def read_block(node: Node, block: type[B], texts: ProblemTexts = PLAIN) -> B:
     """The block at a node. Wrong and missing values are recorded, and replaced by values of the right type."""
     if not isinstance(node.value, dict):
-        wording.wrong(node, wording.mapping)
+        texts.wrong(node, texts.mapping)
         return _empty(block)
     node.mapping(*(name for field in fields_of(block).values() for name in field.names))
-    return read_fields(node, block, wording)
+    return read_fields(node, block, texts)
 
 
-def read_fields(node: Node, block: type[B], wording: Wording = PLAIN) -> B:
+def read_fields(node: Node, block: type[B], texts: ProblemTexts = PLAIN) -> B:
     """The fields of a block in a mapping that can have other keys too."""
     values: dict[str, Any] = {}
     for field in fields_of(block).values():
@@ -75,10 +75,10 @@ def read_fields(node: Node, block: type[B], wording: Wording = PLAIN) -> B:
         if len(given) > 1:
             key_at(node, given[1]).wrong(f"is another name of {given[0]!r}, which is given too; keep one of them")
         if given:
-            values[field.attribute] = read_value(key_at(node, given[0]), field.shape, wording)
+            values[field.attribute] = read_value(key_at(node, given[0]), field.shape, texts)
             continue
         if field.is_required:
-            wording.missing(key_at(node, field.name))
+            texts.missing(key_at(node, field.name))
         values[field.attribute] = _default(field)
     return block(**values)
 
@@ -88,7 +88,7 @@ def key_at(node: Node, key: str) -> Node:
     return Node(node.document, node.value.get(key), (*node.path, key))
 
 
-def read_value(node: Node, shape: Shape, wording: Wording = PLAIN) -> Any:
+def read_value(node: Node, shape: Shape, texts: ProblemTexts = PLAIN) -> Any:
     """The value of a node. A wrong value is recorded, and replaced by a value of the right type."""
     value = node.value
     match shape.kind:
@@ -96,52 +96,53 @@ def read_value(node: Node, shape: Shape, wording: Wording = PLAIN) -> Any:
             return value
         case "block":
             assert shape.block is not None
-            return read_block(node, shape.block, wording)
+            return read_block(node, shape.block, texts)
         case "list" | "commas":
             if shape.kind == "commas" and isinstance(value, str):
-                texts = tuple(filter(None, map(str.strip, value.split(","))))
-                return texts or _wrong(node, shape, wording, wording.commas)
+                parts = tuple(filter(None, map(str.strip, value.split(","))))
+                return parts or _wrong(node, shape, texts, texts.commas)
             if not isinstance(value, list):
-                return _wrong(node, shape, wording, wording.list)
+                return _wrong(node, shape, texts, texts.list)
             assert shape.item is not None
-            return tuple(read_value(item, shape.item, wording) for item in node.items())
+            return tuple(read_value(item, shape.item, texts) for item in node.items())
         case "table":
             if not isinstance(value, dict):
-                return _wrong(node, shape, wording, wording.mapping)
+                return _wrong(node, shape, texts, texts.mapping)
             assert shape.item is not None
-            return {key: read_value(key_at(node, key), shape.item, wording) for key in value}
+            return {key: read_value(key_at(node, key), shape.item, texts) for key in value}
         case "either":
-            return read_value(node, _option(value, shape.options), wording)
+            return read_value(node, _option(value, shape.options), texts)
         case _:
-            rule = _broken_rule(node, shape, wording)
-            if rule:
-                return _wrong(node, shape, wording, rule)
+            if rule := _broken_rule(node, shape, texts):
+                # A text that breaks its pattern is a text all the same.
+                substitute = _wrong(node, shape, texts, rule)
+                return value if shape.kind == "text" and isinstance(value, str) else substitute
             return _size(value) if shape.kind == "size" else float(value) if shape.kind == "number" else value
 
 
-def _broken_rule(node: Node, shape: Shape, wording: Wording) -> str:
+def _broken_rule(node: Node, shape: Shape, texts: ProblemTexts) -> str:
     """The rule that a scalar breaks; empty if it is right."""
     value = node.value
     is_text = isinstance(value, str) and value != ""
     match shape.kind:
         case "flag":
-            return "" if isinstance(value, bool) else wording.flag
+            return "" if isinstance(value, bool) else texts.flag
         case "choice":
             choices = (*shape.choices, *shape.more())
-            return "" if isinstance(value, str) and value in choices else wording.choice(node, choices)
+            return "" if isinstance(value, str) and value in choices else texts.choice(node, choices)
         case "whole":
-            return "" if isinstance(value, int) and _is_within(value, shape) else wording.whole(node, shape)
+            return "" if isinstance(value, int) and _is_within(value, shape) else texts.whole(node, shape)
         case "number":
             is_number = isinstance(value, int | float) and _is_within(value, shape)
-            return "" if is_number else wording.number(node, shape)
+            return "" if is_number else texts.number(node, shape)
         case "size":
-            return "" if _size(value) else wording.size
+            return "" if _size(value) else texts.size
         case "expression":
-            return "" if is_text or isinstance(value, bool) else wording.text
+            return "" if is_text or isinstance(value, bool) else texts.text
         case _:
             if not is_text:
-                return wording.text
-            return wording.pattern(node, shape) if shape.pattern and not re.fullmatch(shape.pattern, value) else ""
+                return texts.text
+            return texts.pattern(node, shape) if shape.pattern and not re.fullmatch(shape.pattern, value) else ""
 
 
 def _option(value: Any, options: Sequence[Shape]) -> Shape:
@@ -173,8 +174,8 @@ def _size(value: Any) -> int | None:
     return None if match is None else int(match[1]) * _UNITS[match[2] or ""]
 
 
-def _wrong(node: Node, shape: Shape, wording: Wording, rule: str) -> Any:
-    wording.wrong(node, rule)
+def _wrong(node: Node, shape: Shape, texts: ProblemTexts, rule: str) -> Any:
+    texts.wrong(node, rule)
     return _substitute(shape)
 
 

@@ -1,4 +1,4 @@
-"""Typed inputs of a playbook: what it expects in its payload, checked before anything runs."""
+"""Typed inputs of a playbook, checked before it runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from tape.documents.document import Fields, Node
+from tape.documents.document import Node
+from tape.documents.reader import key_at
 from tape.errors import InvalidPayload
+from tape.playbooks.spec import InputSpec
 
-# The names of JSON Schema, and what JSON gives for each.
+# The types of JSON Schema, and the Python types of their values.
 TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -32,26 +34,19 @@ class Input(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-def read_inputs(fields: Fields) -> tuple[Input, ...]:
-    """The section `inputs` of a playbook: `name: type`, or `name: {type, default, required, description}`."""
-    return tuple(_read(name, fields.at(name)) for name in fields.keys())  # noqa: SIM118 - Fields is no mapping
+def inputs_of_spec(node: Node, declared: Mapping[str, str | InputSpec]) -> tuple[Input, ...]:
+    """The inputs that a playbook declares: `name: type`, or `name: {type, default, required, description}`."""
+    return tuple(_input(name, spec, key_at(node, name)) for name, spec in declared.items())
 
 
-def _read(name: str, node: Node) -> Input:
-    if isinstance(node.value, str):
-        return Input(name, node.choice(list(TYPES)))
-    fields = node.mapping("type", "default", "required", "description")
-    has_default = "default" in fields
-    found = Input(
-        name,
-        fields.choice("type", list(TYPES), "any"),
-        fields.flag("required", not has_default),
-        fields.value("default"),
-        fields.text("description", ""),
-    )
-    if has_default and found.default is not None and not _fits(found.default, found.type):
-        fields.at("default").wrong(f"is no {found.type}")
-    return found
+def _input(name: str, spec: str | InputSpec, node: Node) -> Input:
+    if isinstance(spec, str):
+        return Input(name, spec)
+    given = node.value if isinstance(node.value, dict) else {}
+    is_required = spec.required if "required" in given else "default" not in given
+    if spec.default is not None and not _fits(spec.default, spec.type):
+        key_at(node, "default").wrong(f"is no {spec.type}")
+    return Input(name, spec.type, is_required, spec.default, spec.description)
 
 
 def bind_inputs(inputs: Sequence[Input], workload: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tools: what a step does. A kind of tool is one class in this table; other rooms add theirs with `add_tool`."""
+"""Tools: what a step does. Each kind is a class in this table; other packages add theirs with `add_tool`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from tape.playbooks.tools.lazy import LazyTool
 from tape.playbooks.tools.playbook import PlaybookTool
 from tape.playbooks.tools.publish import PublishTool
 from tape.playbooks.tools.python import PythonTool
-from tape.playbooks.tools.tool import Tool, ToolCall
+from tape.playbooks.tools.tool import DeclaredTool, Tool, ToolCall
 from tape.playbooks.tools.value import ValueTool
 
-__all__ = ["TOOLS", "Tool", "ToolCall", "add_tool"]
+__all__ = ["TOOLS", "DeclaredTool", "Tool", "ToolCall", "add_tool"]
 
 TOOLS: dict[str, Tool] = {
     "http": HttpTool(),
@@ -23,5 +23,5 @@ TOOLS: dict[str, Tool] = {
 
 
 def add_tool(kind: str, tool: Tool) -> None:
-    """Make a kind of tool known to every playbook that this process checks or runs."""
+    """Register a kind of tool for all playbooks that this process checks or runs."""
     TOOLS[kind] = tool

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec import Meta
 
 from tape.base.http import HttpClient, Response
 from tape.documents.document import Fields
@@ -18,8 +19,9 @@ from tape.errors import (
     StepRefused,
     ToolFailed,
 )
+from tape.playbooks.spec import Text
 from tape.playbooks.templates import is_template
-from tape.playbooks.tools.tool import ToolCall
+from tape.playbooks.tools.tool import ToolCall, read_config
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 TIMEOUT_S = 30.0
@@ -29,27 +31,43 @@ MAX_SHOWN = 200
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
+class HttpFields(msgspec.Struct, kw_only=True):
+    """Sends one request."""
+
+    url: Annotated[Text, Meta(description="Address, http:// or https://.")]
+    method: Annotated[
+        str,
+        Meta(
+            description="Method of the request.",
+            extra={"schema": {"anyOf": [{"enum": list(METHODS)}, {"type": "string", "minLength": 1}]}},
+        ),
+    ] = "GET"
+    params: Annotated[dict[str, Any], Meta(description="Query parameters.")] = {}
+    headers: Annotated[dict[str, Any], Meta(description="Headers of the request.")] = {}
+    json: Annotated[Any, Meta(description="Body as JSON.")] = None
+    body: Annotated[Any, Meta(description="Body as text, or as JSON if it is not a text.")] = None
+    expect: Annotated[
+        tuple[Annotated[int, Meta(ge=100, le=599)], ...], Meta(description="Statuses from 400 on that are no failure.")
+    ] = ()
+
+
 class HttpTool:
     """Sends `json` or `body` to `url`. The result has `status`, `headers` and `body`, parsed if it is JSON.
 
     A status of 400 or more is a failure, unless `expect` lists it.
     """
 
+    declaration: ClassVar[type[msgspec.Struct]] = HttpFields
+
     def check(self, fields: Fields) -> None:
-        """A url; everything else has a default."""
-        fields.node.mapping("kind", "method", "url", "params", "headers", "json", "body", "expect")
-        url = fields.text("url")
-        if url and not is_template(url) and not url.startswith(("http://", "https://")):
+        """Check the declared fields; url and method can be templates."""
+        config = read_config(fields, HttpFields)
+        if config.url and not is_template(config.url) and not config.url.startswith(("http://", "https://")):
             fields.at("url").wrong("must begin with http:// or https://")
-        method = fields.text("method", "GET")
-        if not is_template(method) and method.upper() not in METHODS:
+        if config.method and not is_template(config.method) and config.method.upper() not in METHODS:
             fields.at("method").choice(METHODS)
-        for name in ("params", "headers"):
-            fields.section(name)
         if "json" in fields and "body" in fields:
             fields.at("body").wrong("cannot stand beside json; send one of them")
-        for node in fields.items("expect"):
-            node.whole(100, 599)
 
     async def call(self, call: ToolCall) -> Any:
         """Send the request and read its response."""

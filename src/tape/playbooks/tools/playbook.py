@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
 
 from tape.documents.document import Fields
 from tape.errors import StepRefused
-from tape.playbooks.pools import POOL_RULE, is_pool
+from tape.playbooks.pools import POOL_PATTERN, POOL_RULE, is_pool
+from tape.playbooks.spec import Text
 from tape.playbooks.templates import is_template
-from tape.playbooks.tools.tool import ToolCall
+from tape.playbooks.tools.tool import ToolCall, read_config
+
+
+class PlaybookFields(msgspec.Struct, kw_only=True):
+    """Runs another playbook."""
+
+    path: Annotated[Text, Meta(description="Path of the playbook.")]
+    payload: Annotated[
+        Any, Meta(description="Its payload: a mapping or a template.", extra={"schema": {"type": ["object", "string"]}})
+    ] = None
+    wait: Annotated[bool, Meta(description="Run it as part of this run, and wait for its output.")] = True
+    pool: Annotated[
+        str,
+        Meta(
+            description="Pool of the new run, with `wait: false`.",
+            extra={"schema": {"type": "string", "pattern": f"^({POOL_PATTERN}|.*\\{{\\{{.*)$"}},
+        ),
+    ] = ""
 
 
 class PlaybookTool:
     """Runs the playbook `path` with `payload`.
 
-    With `wait` (the default) it runs here, in the same place of the same worker, and its output is the result. Without,
-    it is started on its pool, and the result has its `execution_id`.
+    With `wait` (the default) it runs in this step, on the same worker, and its output is the result. Without it, a new
+    execution starts on its pool, and the result has its `execution_id`.
     """
 
+    declaration: ClassVar[type[msgspec.Struct]] = PlaybookFields
+
     def check(self, fields: Fields) -> None:
-        """A path, and a pool only where nobody waits."""
-        fields.node.mapping("kind", "path", "payload", "wait", "pool")
-        fields.text("path")
-        if not is_template(fields.value("payload")):
+        """Check the declared fields; a pool needs `wait: false`."""
+        config = read_config(fields, PlaybookFields)
+        if "payload" in fields and not is_template(config.payload):
             fields.section("payload")
-        waits = fields.flag("wait", True)
-        pool = fields.text("pool", "")
-        if pool and waits:
+        pool = config.pool
+        if pool and config.wait:
             fields.at("pool").wrong("needs wait: false; a playbook that is waited for runs in the same worker")
         if pool and not is_template(pool) and not is_pool(pool):
             fields.at("pool").wrong(POOL_RULE)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
 
 from tape.documents.document import Fields
 from tape.errors import RunInterrupted
 from tape.playbooks import functions
-from tape.playbooks.tools.tool import ToolCall
+from tape.playbooks.spec import Text
+from tape.playbooks.tools.tool import ToolCall, read_config
+
+
+class PythonFields(msgspec.Struct, kw_only=True):
+    """Calls a function declared with @tape.function."""
+
+    function: Annotated[Text, Meta(description="Name of the function.")]
+    args: Annotated[dict[str, Any], Meta(description="Its arguments by name.")] = {}
 
 
 class PythonTool:
     """Calls `function` with `args`; what it returns is the result."""
 
+    declaration: ClassVar[type[msgspec.Struct]] = PythonFields
+
     def check(self, fields: Fields) -> None:
-        """A name and a mapping."""
-        fields.node.mapping("kind", "function", "args")
-        fields.text("function")
-        fields.section("args")
+        """Check the declared fields."""
+        read_config(fields, PythonFields)
 
     async def call(self, call: ToolCall) -> Any:
         """Call the function, within the step: effects that it declares are recorded below it."""

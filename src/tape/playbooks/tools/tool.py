@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from tape.documents.document import Fields
+from tape.documents.fields import fields_of
+from tape.documents.reader import read_fields
 from tape.playbooks.host import Host, RunInfo
+
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -33,3 +39,16 @@ class Tool(Protocol):
     async def call(self, call: ToolCall) -> Any:
         """Carry a step out. An exception is a failed attempt, and `retry` of the step says whether there is another;
         after a StepRefused there is none."""
+
+
+@runtime_checkable
+class DeclaredTool(Protocol):
+    """A tool whose fields are declared: its JSON Schema is made from `declaration`."""
+
+    declaration: ClassVar[type[msgspec.Struct]]
+
+
+def read_config(fields: Fields, declaration: type[B]) -> B:
+    """The fields below `tool` by their declaration; problems are recorded, unknown keys included."""
+    fields.node.mapping("kind", *fields_of(declaration))
+    return read_fields(fields.node, declaration)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
 
 from tape.documents.document import Fields
-from tape.playbooks.tools.tool import ToolCall
+from tape.playbooks.tools.tool import ToolCall, read_config
+
+
+class ValueFields(msgspec.Struct, kw_only=True):
+    """Computes a value."""
+
+    value: Annotated[Any, Meta(description="The result; texts can be templates.")]
 
 
 class ValueTool:
     """Gives what stands under `value`."""
 
+    declaration: ClassVar[type[msgspec.Struct]] = ValueFields
+
     def check(self, fields: Fields) -> None:
-        """`value` can be anything, and must be there."""
-        if "value" not in fields:
-            fields.text("value")
-        fields.node.mapping("kind", "value")
+        """Check the declared fields."""
+        read_config(fields, ValueFields)
 
     async def call(self, call: ToolCall) -> Any:
         """The value, rendered."""

@@ -14,9 +14,9 @@ from tape.documents.reader import key_at, read_block
 from tape.errors import InvalidCadence, InvalidDocument, Problem
 from tape.playbooks.pools import POOL_RULE, is_pool
 from tape.subscriptions.document.cron import Cron
+from tape.subscriptions.document.problem_texts import SubscriptionTexts
 from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Subscription, SubscriptionSpec
 from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES
-from tape.subscriptions.document.wording import SubscriptionWording
 
 KIND = "subscription"
 PUSHING = ("webhook", "pubsub")
@@ -57,7 +57,7 @@ def read_subscription(document: Document) -> Subscription:
         document.wrong(("spec",), "kind: Subscription requires a 'spec' block")
     else:
         node = fields.at("spec")
-        spec = read_block(node, SubscriptionSpec, SubscriptionWording())
+        spec = read_block(node, SubscriptionSpec, SubscriptionTexts())
         if isinstance(node.value, dict):
             for rule in RULES:
                 rule(node)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tape.documents.document import Node, nearest
 from tape.documents.fields import Shape
-from tape.documents.reader import Wording
+from tape.documents.reader import ProblemTexts
 from tape.documents.yaml import render
 
 # Texts of single fields. `[]` stands for any item of a list.
@@ -32,7 +32,7 @@ _WRONG = {
 _ALSO = {"ingress.verify.type": " ('none' is not allowed — push ingress always verifies)"}
 
 
-class SubscriptionWording(Wording):
+class SubscriptionTexts(ProblemTexts):
     """Texts that begin with the field: `subscription 'runtime.batch' must be a positive integer`."""
 
     text = "must be a non-empty string"
