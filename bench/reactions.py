@@ -19,7 +19,7 @@ from tape.engine.fanout.hub import Hub
 from tape.engine.reactions import registry
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.reaction import Reaction
-from tape.engine.reactions.task_broker import Board
+from tape.engine.reactions.task_broker import TaskBroker
 from tape.journal.journal import Journal
 from tape.model.entry import Draft
 from tape.model.payload import to_json
@@ -83,8 +83,8 @@ async def _match(store: str, reactions: int, entries: int) -> tuple[float, float
         hub = Hub(database)
         await hub.start()
         await database.write(register)
-        matcher = Matcher(hub, Board(database))
-        await matcher.learn()
+        matcher = Matcher(hub, TaskBroker(database))
+        await matcher.refresh_index()
         rates = []
         head = 0
         for is_wanted in (False, True):

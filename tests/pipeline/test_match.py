@@ -23,7 +23,7 @@ from tape.cli.reactions import declared
 from tape.client import AsyncTapeClient
 from tape.engine.reactions import registry
 from tape.engine.reactions.reaction import Reaction
-from tape.engine.reactions.simulation import Queue
+from tape.engine.reactions.simulation import QueueStatistics
 from tape.errors import CheckpointRefused, InvalidReaction, ReactionChanged
 from tape.journal.appender import read_head
 from tape.model.entry import Entry
@@ -316,7 +316,14 @@ def test_reactions_declared_in_code_can_be_tried_out(tmp_path: Path, monkeypatch
 def test_an_outcome_is_shown_in_words_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     hours = [Hour("2026-01-31T12:00Z", "shop", 1_200, 3), Hour("2026-01-31T13:00Z", "", 34, 0)]
     result = Backtest(
-        5_000, 1_234, 3, 2, "no such key: 'total'", Queue(7, 1_500, 4, 99), hours, [Sample(9, "/tape/a", "{}")]
+        5_000,
+        1_234,
+        3,
+        2,
+        "no such key: 'total'",
+        QueueStatistics(7, 1_500, 4, 99),
+        hours,
+        [Sample(9, "/tape/a", "{}")],
     )
     show_backtests([("", result)], "text")
     shown = capsys.readouterr().out

@@ -66,7 +66,7 @@ async def test_a_command_whose_last_worker_vanished_fails_its_run_too(client: As
     assert not (await client.claim_tasks(reaction_id=POOL, owner="you", lease_ms=1_000, now_ms=later)).tasks
     run = await client.get_run(run_id)
     assert run.status == pb.RUN_STATUS_FAILED
-    assert "the lease of 'me' ran out during attempt 10" in run.detail_json
+    assert "the lease of 'me' expired during attempt 10" in run.detail_json
 
 
 async def test_a_run_that_waits_for_an_answer_goes_on_waiting(client: AsyncTapeClient) -> None:

@@ -153,8 +153,8 @@ async def execute(server: Server, pool: str) -> None:
 async def test_the_first_execution_of_a_pool_becomes_a_task_although_no_matcher_polls_the_registry(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matcher, "LOOK_S", 3_600.0)
-    monkeypatch.setattr(matcher, "TEND_S", 3_600.0)
+    monkeypatch.setattr(matcher, "REGISTRY_POLL_S", 3_600.0)
+    monkeypatch.setattr(matcher, "LEASE_RENEWAL_S", 3_600.0)
     silent = settings_for(store_url, match_reactions=False)
     async with Server(settings_for(store_url)) as server, Server(silent) as other:
         assert (await post(server, "/api/catalog/register", {"content": GOOD})).status == 200

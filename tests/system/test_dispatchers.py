@@ -160,7 +160,7 @@ def test_a_handler_that_kills_its_process_ends_in_the_dead_letters(dispatchers: 
             return list(client.list_tasks(reaction_id="bombs", status=pb.TASK_STATUS_DLQ).tasks)
 
         wait_for(dead, "the dead letter")
-        assert "ran out during attempt 2, the last one allowed" in dead()[0].last_error
+        assert "expired during attempt 2, the last one allowed" in dead()[0].last_error
         assert dispatchers.noted("bang") == ["", ""]
         assert survivor.poll() is None
 

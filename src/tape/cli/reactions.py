@@ -14,7 +14,7 @@ from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, cut, print_facts, print_json, print_table, state_of
 from tape.cli.user_code import import_modules
 from tape.client import AsyncTapeClient
-from tape.engine.reactions.reaction import Reaction, checked
+from tape.engine.reactions.reaction import Reaction, check_reaction
 from tape.errors import InvalidInput, NotFound
 from tape.model.pattern import Pattern
 from tape.model.reaction_states import HandlerKind
@@ -220,7 +220,7 @@ def declared(module: str) -> dict[str, Reaction]:
     for known in get_registry():
         fields = {name: getattr(known, name) for name in Reaction.__struct_fields__ if hasattr(known, name)}
         fields |= {"reaction_id": id_of(known), "handler_kind": HandlerKind(known.handler_kind)}
-        wanted = checked(Reaction(**fields))
+        wanted = check_reaction(Reaction(**fields))
         found[wanted.reaction_id] = wanted
     if not found:
         raise InvalidInput(

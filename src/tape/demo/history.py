@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from tape.engine.reactions import registry
-from tape.engine.reactions.reaction import Reaction, checked
+from tape.engine.reactions.reaction import Reaction, check_reaction
 from tape.engine.reactions.tasks import Task
 from tape.journal.appender import Appender
 from tape.model import subject
@@ -112,7 +112,7 @@ def write_dead_letters(tx: Transaction, until_ms: int) -> int:
     wanted = Reaction(
         REACTION, "Notify the payments desk", f"/tape/effect/failed/{FAILING_TOOL}/**", "", HandlerKind.TASK
     )
-    registry.register(tx, checked(wanted))
+    registry.register(tx, check_reaction(wanted))
     begin = until_ms - OUTAGE_AGO_MS
     rows = tx.query(
         "SELECT global_seq, run_id, seq, subject, payload_json, ts_ms FROM tape_journal"

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tape.cel import compile_predicate
-from tape.engine.reactions.backfill import alone, match_all
-from tape.engine.reactions.compiled import Catalog
+from tape.engine.reactions.backfill import index_reaction, match_all
+from tape.engine.reactions.compiled import ReactionIndex
 from tape.engine.reactions.reaction import Reaction
 from tape.pipeline.columns import COLUMNS, arrow_schema
 from tape.pipeline.combined_reader import read_range
@@ -54,7 +54,7 @@ def search(
     kept = tuple(columns)
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        catalog = alone(reaction)
+        catalog = index_reaction(reaction)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for entries in read_range(options, read, selection, *ranges[number]):
@@ -70,14 +70,14 @@ def _required_columns(reaction: Reaction) -> set[str]:
     return {column for name in names for column in SOURCES.get(name, (name,))} | {"subject", "run_id", "global_seq"}
 
 
-def _keep_matches(catalog: Catalog, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+def _keep_matches(catalog: ReactionIndex, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Return the matching rows of a batch and the row with its counts."""
     findings = match_all(catalog, list(entries_of(batch)))
     shards = {found.entry.global_seq: found.shard for found in findings.matches}
     fires = pa.array([number in shards for number in batch.column("global_seq").to_pylist()], pa.bool_())
     matches = batch.filter(fires).select(columns)
-    errors = sum(failure.count for failure in findings.mishaps.values())
-    error = next((failure.error for failure in findings.mishaps.values()), "")
+    errors = sum(failure.count for failure in findings.predicate_errors.values())
+    error = next((failure.last_error for failure in findings.predicate_errors.values()), "")
     blank = [_blank(field.type) for field in matches.schema]
     filled = [pa.concat_arrays([have, one]) for have, one in zip(matches.columns, blank, strict=True)]
     rows = matches.num_rows

@@ -26,7 +26,7 @@ from tape.engine.fanout.live import Broadcast, LiveLimits
 from tape.engine.ledgers.counts import fold
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.retention import purge_tasks
-from tape.engine.reactions.task_broker import Board
+from tape.engine.reactions.task_broker import TaskBroker
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import Authenticator
@@ -114,8 +114,8 @@ class Server:
         )
         self._authenticator = _authenticator(settings)
         self._access = Access(self._authenticator, self.audit, settings.internal_token)
-        self.board = Board(self.database)
-        self.matcher = Matcher(self.hub, self.board)
+        self.task_broker = TaskBroker(self.database)
+        self.matcher = Matcher(self.hub, self.task_broker)
         self.hosting = RuntimeSupervisor(self.journal, self.wallet.reveal, new_owner())
         self._journal_service = JournalService(self.journal, self.hub)
         self.grpc_address = ""
@@ -133,7 +133,7 @@ class Server:
             if self._authenticator is not None:
                 await self._authenticator.keys.start()
             await self.hub.start()
-            await self.board.start()
+            await self.task_broker.start()
             if self.settings.match_reactions:
                 await self.matcher.start()
             await self._open_grpc()
@@ -162,7 +162,7 @@ class Server:
         self._journal_service.end_append_streams()
         await self.hosting.close(self.settings.shutdown_grace_s)
         await self.matcher.close()
-        await self.board.close()
+        await self.task_broker.close()
         await self.hub.close()
         await asyncio.gather(*stopping)
         for task in self._tasks:
@@ -194,7 +194,7 @@ class Server:
             EffectsService(self.journal),
             SessionsService(self.journal),
             ReactionsService(self.journal),
-            TasksService(self.journal, self.board),
+            TasksService(self.journal, self.task_broker),
             CatalogService(self.journal, KINDS),
             AdvanceService(self.journal),
         ]

@@ -116,7 +116,7 @@ async def test_the_pool_is_what_was_asked_for_else_what_the_path_says(shop: Data
         run = await shop.read(lambda reader, run_id=done.run_id: runs.get(reader, run_id))
         pools.append(run.labels["tape.pool"])
     assert pools == ["shared", "system", "subscription", "iot", "iot"]
-    found = await shop.read(lambda reader: registry.registered(reader))
+    found = await shop.read(lambda reader: registry.list_registered(reader))
     assert sorted(each.reaction_id for each in found) == ["pool:iot", "pool:shared", "pool:subscription", "pool:system"]
 
 

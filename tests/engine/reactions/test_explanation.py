@@ -9,7 +9,7 @@ import pytest
 
 from tape.base.telemetry.tracing import current_cause
 from tape.client import AsyncTapeClient
-from tape.engine.reactions.explanation import why_not
+from tape.engine.reactions.explanation import explain_mismatch
 from tape.errors import InvalidInput, NotFound
 from tape.model.pattern import Pattern
 from tests.engine.reactions.helpers import AGENT, claim, matched, register, until
@@ -26,7 +26,7 @@ from tests.engine.reactions.helpers import AGENT, claim, matched, register, unti
     ],
 )
 def test_the_segment_that_decided_is_named(pattern: str, subject: str, reason: str) -> None:
-    assert why_not(Pattern(pattern), subject) == reason
+    assert explain_mismatch(Pattern(pattern), subject) == reason
     assert Pattern(pattern).matches(subject) == (not reason)
 
 
@@ -56,7 +56,7 @@ async def test_what_holds_a_task_is_named(client: AsyncTapeClient) -> None:
     await matched(client)
     (task,) = await claim(client, owner="busy")
     assert "Claimed by 'busy' (attempt 1)" in (await explained(client, 1))[2]
-    assert "Waits for a place: 1 of 1 tasks are claimed" in (await explained(client, 2))[2]
+    assert "Waits for a free slot: 1 of 1 tasks are claimed" in (await explained(client, 2))[2]
     await client.nack_task(task_id=task.task_id, owner="busy", error="no luck")
     assert "Attempt 1 failed (no luck); tried again in" in (await explained(client, 1))[2]
     (task,) = await claim(client, owner="busy")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tape.engine.reactions import claims, compiled, dead_letters, registry, statistics
-from tape.engine.reactions.claims import Terms
+from tape.engine.reactions.claims import ClaimTerms
 from tape.engine.reactions.explanation import _task_of
 from tape.engine.reactions.reaction import Reaction
 from tape.model.reaction_states import HandlerKind
@@ -18,26 +18,26 @@ from tests.engine.ledgers.test_plans import Planner
 
 REACTION = Reaction("r", "", "/tape/**", "", HandlerKind.TASK, num_shards=2)
 STRICT = Reaction("r", "", "/tape/**", "", HandlerKind.TASK, strict_order=True)
-TERMS = Terms("w", 60_000, 5, first_expiry=1)
-ONE_SHARD = Terms("w", 60_000, 5, shard=1, first_expiry=1)
+TERMS = ClaimTerms("w", 60_000, 5, first_expiry=1)
+ONE_SHARD = ClaimTerms("w", 60_000, 5, shard=1, first_expiry=1)
 
 QUESTIONS: dict[str, Callable[[Any], object]] = {
     "candidates": lambda reader: claims._candidates(reader, REACTION, 10, TERMS),
     "candidates of a shard": lambda reader: claims._candidates(reader, REACTION, 10, ONE_SHARD),
     "candidates in strict order": lambda reader: claims._candidates(reader, STRICT, 10, TERMS),
-    "abandoned at the last attempt": lambda reader: claims._bury_exhausted(reader, REACTION, 5),
+    "abandoned at the last attempt": lambda reader: claims._dead_letter_exhausted(reader, REACTION, 5),
     "what is due next": lambda reader: claims._next_due(reader, "r", TERMS, True),
-    "what is ready": lambda reader: claims.ready(reader, ["r"], 5),
-    "tasks of a reaction": lambda reader: dead_letters.listed(reader, "r"),
-    "dead letters of a reaction": lambda reader: dead_letters.listed(reader, "r", status=5),
-    "dead letters of all": lambda reader: dead_letters.listed(reader, "", status=5),
-    "claimed tasks of all": lambda reader: dead_letters.listed(reader, "", status=2),
-    "done tasks": lambda reader: dead_letters.listed(reader, "r", status=3, before=9),
-    "dead letters to redrive": lambda reader: dead_letters._page(reader, "r", (0, "")),
+    "what is ready": lambda reader: claims.find_ready(reader, ["r"], 5),
+    "tasks of a reaction": lambda reader: dead_letters.list_tasks(reader, "r"),
+    "dead letters of a reaction": lambda reader: dead_letters.list_tasks(reader, "r", status=5),
+    "dead letters of all": lambda reader: dead_letters.list_tasks(reader, "", status=5),
+    "claimed tasks of all": lambda reader: dead_letters.list_tasks(reader, "", status=2),
+    "done tasks": lambda reader: dead_letters.list_tasks(reader, "r", status=3, before=9),
+    "dead letters to redrive": lambda reader: dead_letters._read_page(reader, "r", (0, "")),
     "tasks by state": lambda reader: statistics._open_tasks(reader, "reaction_id = ?", "r"),
-    "changes of the registry": lambda reader: registry.changed_since(reader, 3),
+    "changes of the registry": lambda reader: registry.list_changed_since(reader, 3),
     "shards": lambda reader: compiled.read_shards(reader, ["r"]),
-    "whether a lane is used": lambda reader: registry._is_used(reader, 3),
+    "whether a lane is used": lambda reader: registry._has_live_cursor(reader, 3),
     "the task of an entry": lambda reader: _task_of(reader, REACTION, cast(Any, _Entry)),
 }
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.engine.reactions import claims, registry, tasks
-from tape.engine.reactions.claims import Want
-from tape.engine.reactions.compiled import Shard, Watch
+from tape.engine.reactions.claims import ClaimRequest
+from tape.engine.reactions.compiled import CompiledReaction, Shard
 from tape.engine.reactions.enqueue import enqueue
 from tape.engine.reactions.matches import Match
-from tape.engine.reactions.reaction import Reaction, checked
-from tape.engine.reactions.tasks import Failure, Report
+from tape.engine.reactions.reaction import Reaction, check_reaction
+from tape.engine.reactions.tasks import TaskFailure, TaskReport
 from tape.model.entry import Entry
 from tape.model.reaction_states import HandlerKind
 from tape.model.task_pacing import MAX_BACKOFF_MS, backoff_ms, pace
@@ -104,15 +104,15 @@ def test_a_debounce_hands_out_the_last_of_each_subject_after_its_time_and_forget
 
     def play(tx: Transaction) -> None:
         wanted = Reaction("r", "", "**", "", HandlerKind.TASK, max_concurrency=1_000, debounce_ms=debounce)
-        reaction = registry.register(tx, checked(wanted))
-        watch = Watch(reaction, {0: Shard(0, 0, False)})
+        reaction = registry.register(tx, check_reaction(wanted))
+        watch = CompiledReaction(reaction, {0: Shard(0, 0, False)})
         now, number = 1_000_000, 0
         open_entries: dict[str, list[int]] = {}
         last_at: dict[str, int] = {}
         handed: list[int] = []
 
         def claim() -> None:
-            for task in claims.claim(tx, Want("r", "w", max=1_000), now).tasks:
+            for task in claims.claim_tasks(tx, ClaimRequest("r", "w", max=1_000), now).tasks:
                 entries = open_entries.pop(task.subject)
                 assert (task.source_global_seq, task.first_global_seq) == (entries[-1], entries[0])
                 assert task.coalesced == len(entries) - 1
@@ -151,8 +151,8 @@ def test_in_strict_order_a_shard_is_worked_off_one_by_one_in_the_order_of_the_jo
         wanted = Reaction(
             "r", "", "**", "", HandlerKind.TASK, max_concurrency=room, num_shards=num_shards, strict_order=True
         )
-        reaction = registry.register(tx, checked(wanted))
-        watch = Watch(reaction, {shard: Shard(0, 0, False) for shard in range(num_shards)})
+        reaction = registry.register(tx, check_reaction(wanted))
+        watch = CompiledReaction(reaction, {shard: Shard(0, 0, False) for shard in range(num_shards)})
         now = 1_000_000
         matches = [
             Match(watch, run % num_shards, entry(number, f"/tape/order/paid/{run}", f"run-{run}"))
@@ -164,7 +164,7 @@ def test_in_strict_order_a_shard_is_worked_off_one_by_one_in_the_order_of_the_jo
             shard: [match.entry.global_seq for match in matches if match.shard == shard] for shard in range(num_shards)
         }
         for outcome in [*outcomes, *["done"] * 200]:
-            claimed = claims.claim(tx, Want("r", "w", lease_ms=1_000, max=10), now).tasks
+            claimed = claims.claim_tasks(tx, ClaimRequest("r", "w", lease_ms=1_000, max=10), now).tasks
             assert len(claimed) <= min(room, num_shards)
             assert len({task.shard for task in claimed}) == len(claimed), "one of a shard at a time"
             note_dead_letters(tx, settled, runs)
@@ -172,9 +172,9 @@ def test_in_strict_order_a_shard_is_worked_off_one_by_one_in_the_order_of_the_jo
                 waiting = [number for number in expected[task.shard] if number not in settled[task.shard]]
                 assert task.source_global_seq == waiting[0], "nothing overtakes"
                 if outcome == "done":
-                    tasks.settle(tx, "w", Report(completed=[task.task_id]), now)
+                    tasks.settle_tasks(tx, "w", TaskReport(completed=[task.task_id]), now)
                 elif outcome == "failed":
-                    tasks.settle(tx, "w", Report(failed=[Failure(task.task_id, "no")]), now)
+                    tasks.settle_tasks(tx, "w", TaskReport(failed=[TaskFailure(task.task_id, "no")]), now)
                 found = tasks.get(tx, task.task_id)
                 if found.status in (tasks.DONE, tasks.DLQ):
                     settled[task.shard].append(task.source_global_seq)

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.engine.reactions import claims, registry, tasks
-from tape.engine.reactions.backfill import alone, match_all
-from tape.engine.reactions.claims import Want
+from tape.engine.reactions.backfill import index_reaction, match_all
+from tape.engine.reactions.claims import ClaimRequest
 from tape.engine.reactions.enqueue import enqueue
 from tape.engine.reactions.matches import Match
-from tape.engine.reactions.reaction import Reaction, checked
-from tape.engine.reactions.simulation import Counting, Queue, Rehearsal
-from tape.engine.reactions.tasks import Report
+from tape.engine.reactions.reaction import Reaction, check_reaction
+from tape.engine.reactions.simulation import QueueMonitor, QueueStatistics, Simulation
+from tape.engine.reactions.tasks import TaskReport
 from tape.model.entry import Entry
 from tape.model.reaction_states import HandlerKind
 from tape.store import Transaction, open_database
@@ -28,13 +28,13 @@ class Lived(msgspec.Struct):
     """What really happened: the tasks by their last and first entry, how many went in, and how the queue stood."""
 
     tasks: list[tuple[int, int, int]]
-    queue: Queue
+    queue: QueueStatistics
 
 
 def reaction(**fields: object) -> Reaction:
     """A reaction that nothing but its own limits holds up."""
     defaults = {"subject_pattern": "/tape/order/**", "predicate_cel": "", "max_concurrency": 100_000}
-    return checked(Reaction("r", "", handler_kind=HandlerKind.TASK, **(defaults | fields)))  # type: ignore[arg-type]
+    return check_reaction(Reaction("r", "", handler_kind=HandlerKind.TASK, **(defaults | fields)))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +48,19 @@ def live(stage: str, wanted: Reaction, history: Sequence[Entry]) -> Lived:
 
     def play(tx: Transaction) -> Lived:
         registered = registry.register(tx, wanted)
-        catalog = alone(registered)
+        catalog = index_reaction(registered)
         handed: list[tuple[int, int, int]] = []
         waits: list[tuple[int, int]] = []
         again = 0
 
         def ask(now: int) -> None:
             nonlocal again
-            claimed = claims.claim(tx, Want("r", "w", max=claims.MAX_AT_ONCE), now)
-            tasks.settle(tx, "w", Report(completed=[task.task_id for task in claimed.tasks]), now)
+            claimed = claims.claim_tasks(tx, ClaimRequest("r", "w", max=claims.MAX_AT_ONCE), now)
+            tasks.settle_tasks(tx, "w", TaskReport(completed=[task.task_id for task in claimed.tasks]), now)
             for task in claimed.tasks:
                 handed.append((task.source_global_seq, task.first_global_seq, task.coalesced))
                 waits.append((task.next_attempt_at_ms, now))
-            again = claimed.again_at_ms
+            again = claimed.next_check_at_ms
 
         def run_to(now: float) -> None:
             while again and again <= now:
@@ -93,13 +93,13 @@ def live(stage: str, wanted: Reaction, history: Sequence[Entry]) -> Lived:
     return asyncio.run(run())
 
 
-def queue_of(waits: Sequence[tuple[int, int]]) -> Queue:
+def queue_of(waits: Sequence[tuple[int, int]]) -> QueueStatistics:
     """How a queue stood whose members were due and were handed out at these times, counted one by one."""
     held = [(due, at) for due, at in waits if at > due]
     lengths = {due: sum(since <= due < at for since, at in held) for due, _ in held}
     longest = max(lengths.values(), default=0)
     first = min((due for due, length in lengths.items() if length == longest), default=0)
-    return Queue(len(held), max((at - due for due, at in held), default=0), longest, first)
+    return QueueStatistics(len(held), max((at - due for due, at in held), default=0), longest, first)
 
 
 def history(steps: Sequence[tuple[int, int]], start_ms: int = 1_000_000) -> list[Entry]:
@@ -144,13 +144,13 @@ def test_a_rehearsal_tells_what_really_happens(
     wanted = reaction(debounce_ms=debounce_ms, rate_limit_per_s=rate, predicate_cel="payload.n % 5 != 0")
     entries = history(steps)
     lived = live(stage, wanted, entries)
-    rehearsal: Rehearsal[Match] = Rehearsal(debounce_ms, rate)
-    counting, fired = Counting(), []
-    for match in match_all(alone(wanted), entries).matches:
+    rehearsal: Simulation[Match] = Simulation(debounce_ms, rate)
+    counting, fired = QueueMonitor(), []
+    for match in match_all(index_reaction(wanted), entries).matches:
         fired += rehearsal.add(match, match.entry.subject, match.entry.ts_ms)
-    fired += rehearsal.rest()
+    fired += rehearsal.release_all()
     for one in fired:
-        counting.see(one.due_ms, one.at_ms)
+        counting.observe(one.due_ms, one.at_ms)
     told = [(one.newest.entry.global_seq, one.first.entry.global_seq, one.coalesced) for one in fired]
     assert sorted(told) == sorted(lived.tasks)
     assert counting.queue == lived.queue

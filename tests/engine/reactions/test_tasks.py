@@ -108,7 +108,7 @@ async def test_a_lease_that_ran_out_gives_the_task_to_the_next_and_the_attempt_c
         await client.complete_task(task_id=task.task_id, owner="a")
     assert await claim(client, owner="d", now_ms=now() + HOUR * 5) == []
     (dead,) = await tasks(client, status=DLQ)
-    assert "the lease of 'c' ran out during attempt 3" in dead.last_error
+    assert "the lease of 'c' expired during attempt 3" in dead.last_error
 
 
 async def test_a_lease_that_ran_out_still_counts_while_nobody_else_has_the_task(client: AsyncTapeClient) -> None:
@@ -239,8 +239,8 @@ async def test_done_tasks_are_removed_after_their_time(server: Server, client: A
     await fill(client, 3)
     done, *_ = await claim(client, max=1)
     await client.complete_task(task_id=done.task_id, owner="w")
-    assert await server.database.write(lambda tx: dead_letters.purge(tx, now() - 10_000)) == 0
-    assert await server.database.write(lambda tx: dead_letters.purge(tx, now() + 10_000)) == 1
+    assert await server.database.write(lambda tx: dead_letters.purge_settled(tx, now() - 10_000)) == 0
+    assert await server.database.write(lambda tx: dead_letters.purge_settled(tx, now() + 10_000)) == 1
     assert [task.source_global_seq for task in await tasks(client)] == [2, 3]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tape.engine.reactions import registry
-from tape.engine.reactions.reaction import Reaction, checked
+from tape.engine.reactions.reaction import Reaction, check_reaction
 from tape.model import subject
 from tape.model.reaction_states import HandlerKind
 from tape.playbooks.pools import reaction_fields, reaction_id
@@ -19,4 +19,4 @@ def ensure_pool(tx: Transaction, pool: str) -> None:
     """Make sure that a pool is there, before the first command is issued to it."""
     found = registry.find(tx, reaction_id(pool))
     if found is None or found.deleted:
-        registry.register(tx, checked(Reaction(**reaction_fields(pool), handler_kind=HandlerKind.TASK)))
+        registry.register(tx, check_reaction(Reaction(**reaction_fields(pool), handler_kind=HandlerKind.TASK)))

@@ -1,4 +1,4 @@
-"""Live subscribers that may see the same entries: what they share, so that one more costs one write a wake-up."""
+"""Audiences: live subscribers with the same scope share encoded frames, so one more costs one write per wake-up."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 class LiveScope(msgspec.Struct, frozen=True):
-    """What a live subscription sees. Without an identity: everybody's entries."""
+    """What a live subscription sees. Without an identity: entries of all identities."""
 
     identity: tuple[str, str, str] | None
     run: str = ""
     types: frozenset[str] = frozenset()
 
     def matches(self, entry: Entry) -> bool:
-        """Whether an entry may be seen."""
+        """Whether the scope includes an entry."""
         return (
             self.identity is None or self.identity == (entry.tenant, entry.user, entry.session)
         ) and self.matches_run_and_type(entry)
 
     def matches_run_and_type(self, entry: Entry) -> bool:
-        """Whether an entry of the right identity is wanted."""
+        """Whether an entry of the scope's identity has the scope's run and type."""
         return (not self.run or entry.run_id == self.run) and (not self.types or entry.type in self.types)
 
 
 class Audience:
-    """Subscribers with one scope, and the frames that at least one of them has still to get.
+    """Subscribers with one scope, and the frames that at least one of them has not received yet.
 
-    Frames are counted from the beginning of the audience: `start` is the number of the oldest kept, `end` the
-    number that the next will have. Those who are `ready` have everything before `flushed`.
+    Frames are numbered from 0: `start` is the number of the oldest frame kept, `end` the number of the next one.
+    `ready` members have received every frame before `_flushed`.
     """
 
     def __init__(self, scope: LiveScope, capacity: int, join: Callable[[Sequence[bytes]], bytes]) -> None:
@@ -51,16 +51,16 @@ class Audience:
         self._join = join
         self._frames: deque[bytes] = deque()
         self._ids: deque[int] = deque()
-        # The ids of frames that went since somebody last looked what was lost.
+        # The ids of frames that were dropped since the blocked members were last checked.
         self._dropped_ids: deque[int] = deque()
         self._is_due = False
         self.last_id = 0
 
     def append(self, id_: int, frame: bytes) -> None:
-        """Keep a frame for everyone, and have it sent within this turn of the loop."""
+        """Keep a frame for all members and send it within this iteration of the event loop."""
         if self.end - self.start >= self._capacity:
             if self._flushed <= self.start:
-                self.flush()  # those who can take it must not lose anything to a burst
+                self.flush()  # a burst must not drop frames for members that keep up
             if self.end - self.start >= self._capacity:
                 self._frames.popleft()
                 self._dropped_ids.append(self._ids.popleft())
@@ -74,7 +74,7 @@ class Audience:
             asyncio.get_running_loop().call_soon(self._flush_when_due)
 
     def flush(self) -> None:
-        """Write everything to everyone who can take it; bytes that several get are joined once."""
+        """Write all frames to the ready members; bytes that several members get are joined once."""
         end = self.end
         joined: dict[int, bytes] = {}
         for member in list(self.ready):
@@ -98,7 +98,7 @@ class Audience:
             self.start = end
 
     def send_to(self, member: LiveSubscription) -> None:
-        """Write everything to one who can take it again."""
+        """Write all frames to a member whose outlet has resumed."""
         begin = self._after(member.index, member.after) if member.after else member.index
         member.index = self.end
         if begin < self.end:
@@ -106,18 +106,18 @@ class Audience:
             member.outlet.write(self.frames_from(begin))
 
     def frames_from(self, index: int) -> bytes:
-        """Everything kept from a number on, joined."""
+        """The frames from a number on, joined."""
         return self._join(list(islice(self._frames, index - self.start, None)))
 
     def dropped_before(self, index: int) -> tuple[int, int, int] | None:
-        """The first and last id, and the number, of the frames from `index` on that are gone."""
+        """The first id, the last id and the number of dropped frames from `index` on; None if there are none."""
         count = self.start - index
         if count <= 0:
             return None
         return self._dropped_ids[-count], self._dropped_ids[-1], count
 
     def clear_dropped(self) -> None:
-        """Everyone has been told: the ids of what is gone are needed no more."""
+        """Forget the ids of dropped frames: all blocked members have counted them."""
         self._dropped_ids.clear()
 
     def _flush_when_due(self) -> None:
@@ -125,7 +125,7 @@ class Audience:
         self.flush()
 
     def _after(self, index: int, id_: int) -> int:
-        """The number of the first frame whose id is beyond the given one."""
+        """The number of the first frame whose id is greater than the given one."""
         for offset in range(max(index - self.start, 0), len(self._ids)):
             if self._ids[offset] > id_:
                 return self.start + offset

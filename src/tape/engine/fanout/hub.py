@@ -1,8 +1,8 @@
-"""The hub: hands committed entries to the subscriptions of this process, strictly in order.
+"""The hub: delivers committed entries to the subscriptions of this process, strictly in order.
 
-Entries of this process arrive from memory right after their commit. When another process wrote in
-between, or calls for a look, the hub reads what it has not seen from the journal. `head` only ever
-grows by one entry at a time, so a subscription sees each entry once and in order.
+Entries of this process arrive from memory right after their commit. When another process has written in between,
+or sends a notification, the hub reads the missing entries from the journal. `head` grows without gaps, so a
+subscription sees each entry once and in order.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ RING_BYTES = 32 << 20
 
 
 class Follower(Protocol):
-    """Somebody who takes every entry as it comes, on the event loop."""
+    """Receives every entry after its commit, on the event loop."""
 
     def committed(self, entries: Sequence[Entry]) -> None:
         """New entries, in order, without a gap."""
 
     def restarted(self, position: int) -> None:
-        """Entries up to a position were pruned before they could be passed on."""
+        """Entries up to a position were pruned before they could be delivered."""
 
     def closed(self) -> None:
-        """Nothing more comes."""
+        """No further entry follows."""
 
 
 class Hub:
-    """One per process. `start()` it after the database is open."""
+    """One per process. Call `start()` after the database is open."""
 
     def __init__(self, database: Database, metrics: Metrics | None = None, archive: Archive | None = None) -> None:
         self.database = database
@@ -63,7 +63,7 @@ class Hub:
         self._closing: TapeError | None = None
 
     async def start(self) -> None:
-        """Begin at the journal's present head and follow it from there."""
+        """Follow the journal from its current head."""
         self.head = (await self.database.read(read_head)).global_seq
         self.metrics.head.set(self.head)
         self.database.on_commit(self._committed)
@@ -71,7 +71,7 @@ class Hub:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the hub takes leave of everyone."""
+        """Whether the hub is shutting down."""
         return self._closing is not None
 
     async def close(self) -> None:
@@ -93,10 +93,10 @@ class Hub:
         cursor: Cursor | None = None,
         predicate: Predicate | None = None,
     ) -> JournalSubscription:
-        """Follow a selection after a global_seq: 0 is the oldest entry, -1 is from now on.
+        """Subscribe to a selection after a global_seq: 0 is the oldest entry, -1 is the head.
 
-        What the journal no longer has is read from the archive, if there is one.
-        With a predicate, only entries that it is true of; one it fails on is passed over and counted.
+        Entries that retention removed are read from the archive, if there is one. With a predicate, only entries
+        for which it is true are delivered; predicate errors are counted as no match.
         """
         if self._closing is not None:
             raise self._closing
@@ -110,13 +110,13 @@ class Hub:
         return subscription
 
     def add_follower(self, follower: Follower) -> None:
-        """Hand every entry to somebody, whatever it is about."""
+        """Deliver every entry to a follower."""
         self._followers.append(follower)
 
     # ── subscriptions come and go ────────────────────────────────────────────────────────────────
 
     def attach(self, subscription: JournalSubscription) -> None:
-        """Push matching entries from now on."""
+        """Start to push matching entries to a subscription."""
         selection = subscription.selection
         if selection.run_id:
             self._by_run.setdefault(selection.run_id, {})[subscription] = None
@@ -124,7 +124,7 @@ class Hub:
             self._by_subject.add(selection.pattern, subscription)
 
     def detach(self, subscription: JournalSubscription) -> None:
-        """Push no more: the subscription reads for itself until it has caught up."""
+        """Stop to push: the subscription reads from the journal until it has caught up."""
         selection = subscription.selection
         if not selection.run_id:
             self._by_subject.discard(selection.pattern, subscription)
@@ -134,7 +134,7 @@ class Hub:
                 del self._by_run[selection.run_id]
 
     def leave(self, subscription: JournalSubscription) -> None:
-        """Forget a subscription; leaves nothing behind."""
+        """Remove a subscription."""
         self.detach(subscription)
         self._open.pop(subscription, None)
         self.metrics.subscriptions.set(len(self._open))
@@ -142,7 +142,7 @@ class Hub:
     # ── entries come in ──────────────────────────────────────────────────────────────────────────
 
     def _committed(self, entries: list[Entry]) -> None:
-        """Entries of this process, in commit order. A gap before them means that others wrote too."""
+        """Deliver entries of this process, in commit order. A gap means that another process wrote in between."""
         self.metrics.entries.inc(len(entries))
         self._pass_on(entries)
 
@@ -157,7 +157,7 @@ class Hub:
         matching, by_run = self._by_subject.matching, self._by_run
         delivered = 0
         for entry in new if self._open else ():
-            # The walk must be over before anything is pushed: a full subscription leaves the set.
+            # The lookup is completed before anything is pushed: a full subscription leaves the set.
             candidates = [s for s in matching(entry.subject) if not s.selection.kind or s.selection.kind == entry.kind]
             if by_run and (followers := by_run.get(entry.run_id)) is not None:
                 candidates += [s for s in followers if s.selection.matches(entry)]
@@ -192,13 +192,13 @@ class Hub:
             except CursorExpired as error:
                 self._restart_at(error.oldest - 1)
             except StoreError as error:
-                log.warning("following the journal failed, retrying: %s", error)
+                log.warning("reading the journal for subscriptions failed, retrying: %s", error)
                 self.metrics.read_retries.inc()
                 await backoff.wait_async()
                 self._stale.set()
 
     async def _read_on(self) -> bool:
-        """Read what follows the head from the journal; False when there is nothing."""
+        """Read entries after the head from the journal; False if there are none."""
         found = await self.database.read(lambda reader: self._cursor.read(reader, self.head))
         if found.entries and found.entries[0].global_seq > self.head + 1:
             self._restart_at(found.entries[0].global_seq - 1)
@@ -209,8 +209,8 @@ class Hub:
         return False
 
     def _restart_at(self, position: int) -> None:
-        """Retention removed entries before they could be passed on; whoever still needed them is told."""
-        log.warning("retention removed entries %d to %d before they were passed on", self.head + 1, position)
+        """Continue after entries that retention removed before delivery; subscriptions that need them get an error."""
+        log.warning("retention removed entries %d to %d before they were delivered", self.head + 1, position)
         self.ring.clear()
         self.head = position
         for subscription in list(self._open):

@@ -1,9 +1,9 @@
-"""Live subscriptions: whoever keeps up sees everything; whoever does not loses its oldest and is told exactly what.
+"""Live subscriptions: a slow subscriber loses the oldest entries and gets the exact gap reported.
 
-Subscribers that may see the same entries form one *audience*. An entry is encoded once, an audience keeps
-the frames of a burst once, and what goes to a socket is joined once: the work that remains for one more
-subscriber is one write a wake-up. A subscriber whose outlet is full stays where it is; when the audience has
-kept as many frames as a buffer may hold, the oldest goes, and with it is lost to everyone still before it.
+Subscribers with the same scope form one *audience*. An entry is encoded once, an audience buffers its frames once,
+and the bytes for a socket are joined once: one more subscriber costs one write per wake-up. A subscriber whose
+outlet is full keeps its position. When the buffer of the audience is full, its oldest frame is dropped for every
+subscriber that has not received it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tape.model.entry import Entry
 
 
 class LiveLimits(msgspec.Struct, frozen=True):
-    """How much a slow subscriber may cost."""
+    """Limits of live subscriptions: buffered frames, subscribers per session, and times in seconds."""
 
     buffer_size: int = 256
     per_session: int = 16
@@ -30,30 +30,30 @@ class LiveLimits(msgspec.Struct, frozen=True):
 
 
 class LiveOutlet(Protocol):
-    """Where a subscription's frames go: a socket."""
+    """The sink of a subscription's frames: a socket."""
 
     def write(self, data: bytes) -> None:
-        """Take bytes now. When that was too much, call the subscription's `pause()`, and later its `resume()`."""
+        """Write bytes without blocking. When full, call the subscription's `pause()`, and `resume()` later."""
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Close the outlet: no further frame follows."""
 
 
 class FrameFormat(Protocol):
-    """How entries and notices look on the wire."""
+    """The wire format of entries and notices."""
 
     def entry(self, entry: Entry) -> bytes:
-        """One entry."""
+        """Encode an entry."""
 
     def notice(self, kind: str, payload: dict[str, Any]) -> bytes:
-        """Something about the stream itself."""
+        """Encode a notice about the stream itself."""
 
     def join(self, frames: Sequence[bytes]) -> bytes:
-        """Frames as one piece to write."""
+        """Join frames into one write."""
 
 
 class Broadcast:
-    """Every live subscription of this process. A follower of the hub."""
+    """All live subscriptions of this process; a follower of the hub."""
 
     def __init__(self, hub: Hub, format_: FrameFormat, limits: LiveLimits) -> None:
         self.hub = hub
@@ -71,7 +71,7 @@ class Broadcast:
         hub.add_follower(self)
 
     def open(self, scope: LiveScope, outlet: LiveOutlet) -> LiveSubscription:
-        """A new subscription, counted from now on; nothing comes until it is attached."""
+        """Open a subscription; it counts against the limits at once and gets entries after `attach()`."""
         if self._is_closed:
             raise ServerStopping("event bus closed: the server is shutting down; resume after the last id you have.")
         if scope.identity is not None:
@@ -94,7 +94,7 @@ class Broadcast:
     # ── the hub calls ────────────────────────────────────────────────────────────────────────────
 
     def committed(self, entries: Sequence[Entry]) -> None:
-        """New entries, in order."""
+        """Deliver new entries, in order."""
         if not self._audiences:
             return
         by_identity, encode = self._by_identity, self.format.entry
@@ -113,12 +113,12 @@ class Broadcast:
         self._metrics.live_delivered.inc(delivered)
 
     def restarted(self, position: int) -> None:
-        """Entries were pruned before they could be passed on: every stream ends, and learns why as it resumes."""
+        """End every stream: entries were pruned before delivery, and a resume reports that."""
         for subscription in list(self._open):
             subscription.end()
 
     def closed(self) -> None:
-        """The server is stopping."""
+        """End every stream: the server is stopping."""
         self._is_closed = True
         for subscription in list(self._open):
             subscription.end()
@@ -128,7 +128,7 @@ class Broadcast:
     # ── subscriptions call ───────────────────────────────────────────────────────────────────────
 
     def join(self, subscription: LiveSubscription) -> Audience:
-        """The audience that sees what the subscription may see."""
+        """Add a subscription to the audience of its scope."""
         scope = subscription.scope
         audience = self._audiences.get(scope)
         if audience is None:
@@ -139,7 +139,7 @@ class Broadcast:
         return audience
 
     def leave(self, subscription: LiveSubscription, audience: Audience | None) -> None:
-        """Forget a subscription; leaves nothing behind."""
+        """Remove a subscription, and its audience if it was the last member."""
         if self._open.pop(subscription, self) is self:
             return
         self._blocked.pop(subscription, None)
@@ -160,21 +160,21 @@ class Broadcast:
                     del self._by_identity[identity]
 
     def block(self, subscription: LiveSubscription) -> None:
-        """A subscription's outlet is full: look after it until it is not."""
+        """Check a subscription with a full outlet periodically until it resumes."""
         self._blocked[subscription] = None
         if self._tick is None:
             self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._check_blocked)
 
     def unblock(self, subscription: LiveSubscription) -> None:
-        """It takes more again."""
+        """Stop to check a subscription: its outlet has resumed."""
         self._blocked.pop(subscription, None)
 
     def count_dropped(self, entries: int) -> None:
-        """Entries that a slow subscription lost."""
+        """Count entries that were dropped for a slow subscription."""
         self._metrics.live_dropped.inc(entries)
 
     def count_reaped(self) -> None:
-        """A subscription was ended because nobody read it."""
+        """Count a subscription that was closed because it was idle."""
         self._metrics.live_reaped.inc()
 
     @property
@@ -196,7 +196,7 @@ class Broadcast:
 
 
 class LiveSubscription:
-    """One subscriber. `attach()` it when it has what is older; it ends by `end()` or `close()`."""
+    """One subscriber. Call `attach()` after older entries were sent; it ends by `end()` or `close()`."""
 
     def __init__(self, broadcast: Broadcast, number: int, scope: LiveScope, outlet: LiveOutlet) -> None:
         self.number = number
@@ -213,7 +213,7 @@ class LiveSubscription:
         self._report_timer: asyncio.TimerHandle | None = None
 
     def attach(self, position: int) -> bool:
-        """Get everything after a position from now on; False if the hub is already further."""
+        """Receive every entry after a position; False if the hub is already beyond it."""
         if position < self._broadcast.hub.head:
             return False
         self.audience = self._broadcast.join(self)
@@ -225,7 +225,7 @@ class LiveSubscription:
 
     @property
     def position(self) -> int | None:
-        """Up to where nothing matched since the last entry; None if that was the newest, or one is on its way."""
+        """The position up to which no entry matched since the last one; None if there is nothing to report."""
         audience, head = self.audience, self._broadcast.hub.head
         if (
             audience is None
@@ -238,14 +238,14 @@ class LiveSubscription:
         return max(head, self.after)
 
     def close(self) -> None:
-        """The subscriber went away."""
+        """Remove the subscription: the subscriber has disconnected."""
         if self._report_timer is not None:
             self._report_timer.cancel()
         self._broadcast.leave(self, self.audience)
         self.audience = None
 
     def end(self) -> None:
-        """Nothing more comes; the outlet is told."""
+        """End the subscription and close its outlet."""
         self.close()
         self.outlet.end()
 
@@ -260,7 +260,7 @@ class LiveSubscription:
                 self._block()
 
     def resume(self) -> None:
-        """The outlet takes more: say what was lost, then send what is left."""
+        """The outlet accepts data again: report dropped entries, then send the buffered ones."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -280,7 +280,7 @@ class LiveSubscription:
     # ── the broadcast calls ──────────────────────────────────────────────────────────────────────
 
     def check_idle(self, now: float) -> None:
-        """Note what was lost meanwhile; end the subscription if nobody has read it for too long."""
+        """Count dropped entries; end the subscription if its client has not read for `idle_timeout_s`."""
         self._count_dropped()
         audience = self.audience
         if audience is None or now - self._paused_at < self._broadcast.limits.idle_timeout_s:
@@ -312,7 +312,7 @@ class LiveSubscription:
         self.index = audience.start
 
     def _report_dropped(self) -> None:
-        """Say what was lost, at most once a window: by a timer, if the last has not passed."""
+        """Report dropped entries, at most once per `drop_window_s`; a timer sends a later report."""
         if self._report_timer is not None:
             return
         loop = asyncio.get_running_loop()
@@ -324,7 +324,7 @@ class LiveSubscription:
 
     def _report_when_due(self) -> None:
         self._report_timer = None
-        if not self._is_paused:  # otherwise it is told when the outlet takes something again
+        if not self._is_paused:  # otherwise `resume()` sends the report
             self._report_now()
 
     def _report_now(self) -> None:

@@ -1,8 +1,8 @@
-"""Durable subscriptions: every matching entry after a cursor, in order, none missing, none twice.
+"""Durable subscriptions: every matching entry after a cursor, in order, exactly once.
 
-A subscription that keeps up is handed entries from memory. One that does not is never waited for
-and never loses anything: it goes back to reading from its position, first from the hub's ring, then
-from the journal, then from its archive, and becomes live again when it has caught up.
+A subscription that keeps up gets entries from memory. One that falls behind never blocks the hub and loses nothing:
+it reads from its position, first from the hub's ring, then from the journal, then from the archive, and is live
+again when it has caught up.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ RING_STEP = 2_048
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The next entries, perhaps none, and the position to resume from afterwards."""
+    """The next entries, possibly none, and the position to resume from."""
 
     entries: list[Entry]
     position: int
 
 
 class JournalSubscription:
-    """One reader of the journal. Take batches with `next()`, and `close()` when done."""
+    """One reader of the journal. Read batches with `next()`; call `close()` at the end."""
 
     def __init__(
         self,
@@ -89,19 +89,19 @@ class JournalSubscription:
                 return self._take(0)
 
     def close(self) -> None:
-        """Leave the hub; nothing is delivered any more."""
+        """End the subscription."""
         self._count_errors()
         self._hub.leave(self)
 
     def wake(self) -> None:
-        """Let whoever waits in `next()` come back at once, with nothing."""
+        """Let a waiting `next()` return an empty batch at once."""
         self._is_woken = True
         self._set_waiter()
 
     # ── called by the hub, on the event loop ─────────────────────────────────────────────────────
 
     def push(self, entry: Entry) -> None:
-        """An entry that matches, right after its commit."""
+        """Deliver a matching entry right after its commit."""
         if entry.global_seq <= self.position or not self._live:
             return  # already read from the journal, which is ahead of the hub for a moment
         if len(self._pending) >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES:
@@ -113,7 +113,7 @@ class JournalSubscription:
         self._set_waiter()
 
     def fall_behind(self) -> None:
-        """Give up what is pending and read it again from the position."""
+        """Discard pending entries and read them again from the position."""
         self._pending.clear()
         self._pending_bytes = 0
         self._live = False
@@ -132,7 +132,7 @@ class JournalSubscription:
             entries = list(self._pending)
             self._pending.clear()
             self._pending_bytes = 0
-            # Whatever did not match up to the hub's head was passed over for good.
+            # Entries up to the hub's head that are not pending did not match.
             self.position = max(self.position, self._hub.head) if self._live else self.position
         else:
             entries = [self._pending.popleft() for _ in range(count)]
@@ -170,7 +170,7 @@ class JournalSubscription:
         return Slice(self._filter_by_predicate(found.entries), found.position, found.head)
 
     def _filter_by_predicate(self, entries: list[Entry]) -> list[Entry]:
-        """Those that the predicate is true of; the thread that reads does the judging."""
+        """Keep the entries for which the predicate is true; runs on the reader's thread."""
         if self.predicate is None:
             return entries
         return [entry for entry in entries if self.predicate.matches(entry)]

@@ -1,4 +1,4 @@
-"""Reactions of kind AGENT: a match becomes a run that somebody can take up at once."""
+"""Reactions of kind AGENT: a match becomes a run that a recovery worker can resume at once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tape.store import Transaction
 OWNER = "matcher"
 
 
-class Source(msgspec.Struct, frozen=True):
-    """The entry that a run is about."""
+class RunSource(msgspec.Struct, frozen=True):
+    """The entry that a run was begun for."""
 
     global_seq: int
     run_id: str
@@ -27,24 +27,24 @@ class Source(msgspec.Struct, frozen=True):
     span_id: str
 
 
-def source_of(entry: Entry) -> Source:
-    """What a run needs to know of the entry that caused it."""
-    return Source(entry.global_seq, entry.run_id, entry.subject, entry.payload_json, entry.trace_id, entry.span_id)
+def source_of(entry: Entry) -> RunSource:
+    """The run source of an entry."""
+    return RunSource(entry.global_seq, entry.run_id, entry.subject, entry.payload_json, entry.trace_id, entry.span_id)
 
 
 def invocation_id(reaction_id: str, global_seq: int) -> str:
-    """The invocation id of the run that a reaction begins for an entry: the same match is the same run."""
+    """The invocation id of the run of a reaction and an entry; it makes the match idempotent."""
     return f"react-{reaction_id}-{global_seq}"
 
 
 def is_begun_by(reaction_id: str, invocation: str) -> bool:
-    """Whether that is the invocation id of a run that the reaction has begun."""
+    """Whether the reaction has begun the run with this invocation id."""
     prefix, _, number = invocation.rpartition("-")
     return prefix == f"react-{reaction_id}" and number.isdecimal()
 
 
-def launch(tx: Transaction, reaction: Reaction, sources: Sequence[Source]) -> int:
-    """Begin a run for each source, unless it was begun already; how many were."""
+def launch_runs(tx: Transaction, reaction: Reaction, sources: Sequence[RunSource]) -> int:
+    """Begin a run for each source unless it exists; the number of new runs."""
     ids = [invocation_id(reaction.reaction_id, source.global_seq) for source in sources]
     condition, values = tx.is_any("invocation_id", ids)
     rows = tx.query(
@@ -59,7 +59,7 @@ def launch(tx: Transaction, reaction: Reaction, sources: Sequence[Source]) -> in
     return len(ids) - len(begun)
 
 
-def _begin(tx: Transaction, reaction: Reaction, source: Source, invocation: str) -> None:
+def _begin(tx: Transaction, reaction: Reaction, source: RunSource, invocation: str) -> None:
     labels = {
         "tape.reaction_id": reaction.reaction_id,
         "tape.source_global_seq": str(source.global_seq),
@@ -75,7 +75,7 @@ def _begin(tx: Transaction, reaction: Reaction, source: Source, invocation: str)
         status=RunStatus.RUNNING,
         labels_json=msgspec.json.encode(labels).decode(),
     )
-    about = {
+    extra_payload = {
         "reaction_id": reaction.reaction_id,
         "source_global_seq": source.global_seq,
         "source_run_id": source.run_id,
@@ -83,5 +83,5 @@ def _begin(tx: Transaction, reaction: Reaction, source: Source, invocation: str)
         "source_payload": msgspec.Raw(source.payload_json.encode()),
     }
     trace = Trace(source.trace_id, "", source.span_id)
-    # The lease has run out when it begins: whoever recovers runs takes this one up at once.
-    runs.begin(tx, wanted, owner=OWNER, lease_ms=0, trace=trace, extra_payload=about, is_recoverable=True)
+    # The lease is expired from the start, so a recovery worker resumes the run at once.
+    runs.begin(tx, wanted, owner=OWNER, lease_ms=0, trace=trace, extra_payload=extra_payload, is_recoverable=True)

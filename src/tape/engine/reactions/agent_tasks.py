@@ -1,4 +1,4 @@
-"""Agents that wait: with a debounce or a rate, a match is a task first, which the server turns into a run."""
+"""Delayed agent runs: with a debounce or a rate limit, a match is a task first, which the server turns into a run."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.engine.reactions import agent_runs, claims, tasks
-from tape.engine.reactions.agent_runs import Source
+from tape.engine.reactions.agent_runs import RunSource
 from tape.engine.reactions.reaction import Reaction
-from tape.engine.reactions.tasks import Report
+from tape.engine.reactions.tasks import TaskReport
 from tape.model.reaction_states import HandlerKind
 from tape.store import Transaction
 
-AT_ONCE = 100
+MAX_PER_STEP = 100
 LEASE_MS = 60_000
 
 
-class Launched(msgspec.Struct, frozen=True):
-    """How many runs were begun, and when to look again (0: when there is news)."""
+class LaunchResult(msgspec.Struct, frozen=True):
+    """How many runs were begun, and when the next task is due (0: unknown)."""
 
     runs: int = 0
-    again_at_ms: int = 0
+    next_check_at_ms: int = 0
 
 
-def waits(reaction: Reaction) -> bool:
-    """Whether matches of the reaction wait before they become runs."""
-    return reaction.handler_kind == HandlerKind.AGENT and not reaction.begins_runs_at_once
+def has_delayed_runs(reaction: Reaction) -> bool:
+    """Whether matches of the reaction become tasks before they become runs."""
+    return reaction.handler_kind == HandlerKind.AGENT and not reaction.begins_runs_immediately
 
 
-def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> Launched:
-    """Begin the runs that are due and allowed, and settle their tasks, in one step."""
+def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> LaunchResult:
+    """Begin the runs whose tasks are due and within the rate limit, and complete those tasks."""
     now = now_ms()
     begun = 0
     times = []
     for reaction in reactions:
-        terms = claims.Terms(agent_runs.OWNER, now + LEASE_MS, now)
-        claimed = claims.take(tx, reaction, AT_ONCE, terms, AT_ONCE)
+        terms = claims.ClaimTerms(agent_runs.OWNER, now + LEASE_MS, now)
+        claimed = claims.claim_up_to(tx, reaction, MAX_PER_STEP, terms, MAX_PER_STEP)
         sources = [
-            Source(
+            RunSource(
                 task.source_global_seq,
                 task.source_run_id,
                 task.subject,
@@ -50,8 +50,8 @@ def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> Launched:
             for task in claimed.tasks
         ]
         if sources:
-            begun += agent_runs.launch(tx, reaction, sources)
-            done = Report(completed=[task.task_id for task in claimed.tasks])
-            tasks.settle(tx, agent_runs.OWNER, done, now)
-        times.append(now if len(sources) == AT_ONCE else claimed.again_at_ms)
-    return Launched(begun, min((time for time in times if time), default=0))
+            begun += agent_runs.launch_runs(tx, reaction, sources)
+            done = TaskReport(completed=[task.task_id for task in claimed.tasks])
+            tasks.settle_tasks(tx, agent_runs.OWNER, done, now)
+        times.append(now if len(sources) == MAX_PER_STEP else claimed.next_check_at_ms)
+    return LaunchResult(begun, min((time for time in times if time), default=0))

@@ -1,7 +1,7 @@
-"""A backfill: work for entries that came before their reaction did, written once beside what servers match.
+"""Backfill: tasks and runs for entries that are older than the start of their reaction.
 
-Servers match what comes after the place where a reaction began, and never look back. A backfill writes tasks only
-for what lies behind them, in the same transaction as its own position, and only for entries that have no task.
+Servers match only entries after the start of a reaction. A backfill writes tasks for entries before it, in the
+same transaction as its own position, and only for entries without a task.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.engine.reactions import agent_runs, matcher_steps, registry
-from tape.engine.reactions.compiled import Catalog, News, Shard
-from tape.engine.reactions.enqueue import enqueue_past
-from tape.engine.reactions.matches import Findings, Match, match
+from tape.engine.reactions.compiled import ReactionIndex, RegistryChanges, Shard
+from tape.engine.reactions.enqueue import enqueue_backfill
+from tape.engine.reactions.matches import Match, MatchResult, match_entries
 from tape.engine.reactions.reaction import Reaction
-from tape.engine.reactions.simulation import Fired
+from tape.engine.reactions.simulation import SimulatedTask
 from tape.errors import InvalidReaction, ReactionChanged
 from tape.model.entry import Entry
 from tape.store import Reader, Transaction
 
 
-class Made(msgspec.Struct, frozen=True):
-    """What was written: tasks, runs, and how many of the matches had their task already."""
+class BackfillResult(msgspec.Struct, frozen=True):
+    """How many tasks and runs were created, and how many matches had one already."""
 
     tasks: int = 0
     runs: int = 0
     known: int = 0
 
 
-def alone(reaction: Reaction) -> Catalog:
-    """A catalog of one reaction that has not looked at anything yet."""
+def index_reaction(reaction: Reaction) -> ReactionIndex:
+    """An index with one reaction whose shards are at position 0."""
     shards = {number: Shard(0, 0, False) for number in range(reaction.num_shards)}
-    catalog = Catalog()
-    catalog.apply(News(1, [msgspec.structs.replace(reaction, deleted=False)], {reaction.reaction_id: shards}))
-    return catalog
+    index = ReactionIndex()
+    index.apply(RegistryChanges(1, [msgspec.structs.replace(reaction, deleted=False)], {reaction.reaction_id: shards}))
+    return index
 
 
-def match_all(catalog: Catalog, entries: Sequence[Entry]) -> Findings:
-    """What fires on entries, by the matcher of the servers, wherever shards stand."""
-    return match(catalog, entries, lambda watch, number, shard, global_seq: True)
+def match_all(index: ReactionIndex, entries: Sequence[Entry]) -> MatchResult:
+    """Match entries with the server's matcher, regardless of the positions of shards."""
+    return match_entries(index, entries, lambda watch, number, shard, global_seq: True)
 
 
-def named(reader: Reader, name: str) -> Reaction:
+def find_by_name(reader: Reader, name: str) -> Reaction:
     """The registered reaction with that id, or the only one with that name."""
     found = registry.find(reader, name)
     if found is None:
-        same = [one for one in registry.registered(reader) if one.name == name]
+        same = [one for one in registry.list_registered(reader) if one.name == name]
         if len(same) != 1:
             problem = f"{len(same)} reactions have the name {name!r}" if same else f"there is no reaction {name!r}"
-            known = ", ".join(one.reaction_id for one in (same or registry.registered(reader)[:10]))
+            known = ", ".join(one.reaction_id for one in (same or registry.list_registered(reader)[:10]))
             raise InvalidReaction(f"{problem}; give an id" + (f": {known}." if known else "; none is registered."))
         found = same[0]
     if found.deleted:
@@ -60,15 +60,15 @@ def named(reader: Reader, name: str) -> Reaction:
     return found
 
 
-def without_own_work(reader: Reader, matches: Sequence[Match]) -> list[Match]:
-    """The matches that the reaction's own work has not caused, unless it allows that."""
+def drop_own_work(reader: Reader, matches: Sequence[Match]) -> list[Match]:
+    """Drop matches that the reaction caused itself, unless it has allow_self."""
     row = reader.one("SELECT max(global_seq) FROM tape_entry_causes")
-    own = matcher_steps.own_work(reader, matches, (row[0] if row else 0) or 0)
-    return [one for one in matches if (one.watch.reaction.reaction_id, one.entry.global_seq) not in own]
+    own = matcher_steps.find_own_work(reader, matches, (row[0] if row else 0) or 0)
+    return [one for one in matches if (one.compiled.reaction.reaction_id, one.entry.global_seq) not in own]
 
 
-class Covered:
-    """What tasks of servers have taken in already: with a debounce, entries that have no task of their own."""
+class CoveredEntries:
+    """Entries that were debounced into a task and therefore have no task of their own."""
 
     def __init__(self, reader: Reader, reaction_id: str) -> None:
         rows = reader.query(
@@ -85,8 +85,8 @@ class Covered:
         return any(first <= number <= last for first, last in self._spans.get(match.entry.subject, ()))
 
 
-def write(tx: Transaction, reaction: Reaction, fired: Sequence[Fired[Match]]) -> Made:
-    """Make the work of what would have fired, in the order of the journal. Raises ReactionChanged."""
+def write_backfill(tx: Transaction, reaction: Reaction, fired: Sequence[SimulatedTask[Match]]) -> BackfillResult:
+    """Create tasks or runs for simulated tasks, in the order of the journal. Raises ReactionChanged."""
     present = registry.find(tx, reaction.reaction_id)
     if present is None or present.version != reaction.version:
         raise ReactionChanged(
@@ -94,11 +94,11 @@ def write(tx: Transaction, reaction: Reaction, fired: Sequence[Fired[Match]]) ->
             " Match its history again under another --name: no entry gets a second task."
         )
     if not fired:
-        return Made()
-    if reaction.begins_runs_at_once:
+        return BackfillResult()
+    if reaction.begins_runs_immediately:
         sources = [agent_runs.source_of(one.newest.entry) for one in fired]
-        runs = agent_runs.launch(tx, reaction, sources)
-        return Made(runs=runs, known=len(fired) - runs)
-    known = matcher_steps.known_sources(tx, reaction.reaction_id, [one.newest.entry.global_seq for one in fired])
+        runs = agent_runs.launch_runs(tx, reaction, sources)
+        return BackfillResult(runs=runs, known=len(fired) - runs)
+    known = matcher_steps.read_known_sources(tx, reaction.reaction_id, [one.newest.entry.global_seq for one in fired])
     new = [one for one in fired if one.newest.entry.global_seq not in known]
-    return Made(tasks=enqueue_past(tx, new, now_ms()), known=len(fired) - len(new))
+    return BackfillResult(tasks=enqueue_backfill(tx, new, now_ms()), known=len(fired) - len(new))

@@ -1,60 +1,60 @@
-"""Sweeps: shards that begin further back read the journal for themselves until they have reached their lane.
+"""Catch-ups: shards that are behind read the journal on their own until they reach their matcher partition.
 
-Shards that stand close together share a sweep, and so share reading; a long way does not hold up a short one.
+Shards with close positions share one catch-up and its reads, so a long catch-up does not delay a short one.
 """
 
 from __future__ import annotations
 
-from tape.engine.reactions.compiled import Catalog, Shard, Watch
+from tape.engine.reactions.compiled import CompiledReaction, ReactionIndex, Shard
 from tape.journal.reader import EVERYTHING, Cursor, Selection, SubjectCursor
 
 Key = tuple[str, int]
 
-# Shards no further apart than this go together: reading these entries twice would cost more.
-NEAR = 5_000
-MAX_SWEEPS = 8
+# Shards no further apart than this number of entries share a catch-up.
+MAX_DISTANCE = 5_000
+MAX_CATCH_UPS = 8
 
 
-class Sweep:
-    """Some shards, where each stands, and the cursor that reads for them all."""
+class CatchUp:
+    """Shards with their positions, and the cursor that reads for all of them."""
 
-    def __init__(self, position: int, catalog: Catalog) -> None:
+    def __init__(self, position: int, index: ReactionIndex) -> None:
         self.position = position
         self.shards: dict[Key, int] = {}
-        self._catalog = catalog
+        self._index = index
         self._cursor: Cursor | None = None
 
     @property
     def cursor(self) -> Cursor:
-        """Reads what the shards can want: by their pattern, if they share one."""
+        """The cursor: by subject pattern if all shards share one, otherwise over all entries."""
         if self._cursor is None:
-            patterns = {self._catalog.watches[reaction_id].pattern for reaction_id, _ in self.shards}
+            patterns = {self._index.reactions[reaction_id].pattern for reaction_id, _ in self.shards}
             selection = Selection(patterns.pop()) if len(patterns) == 1 else EVERYTHING
             self._cursor = SubjectCursor(selection)
         return self._cursor
 
-    def wants(self, watch: Watch, number: int, shard: Shard, global_seq: int) -> bool:
-        """Whether a shard is part of this sweep and has not seen the entry."""
-        position = self.shards.get((watch.reaction.reaction_id, number))
+    def is_wanted(self, compiled: CompiledReaction, number: int, shard: Shard, global_seq: int) -> bool:
+        """Whether a shard belongs to this catch-up and its position is before the entry."""
+        position = self.shards.get((compiled.reaction.reaction_id, number))
         return position is not None and position < global_seq
 
-    def behind(self, position: int) -> dict[Key, int]:
-        """The shards that stand before a position."""
-        return {key: place for key, place in self.shards.items() if place < position}
+    def shards_before(self, position: int) -> dict[Key, int]:
+        """The shards whose position is before the given one."""
+        return {key: cursor_position for key, cursor_position in self.shards.items() if cursor_position < position}
 
 
-def plan(catalog: Catalog, lanes: frozenset[int]) -> list[Sweep]:
-    """The sweeps that bring every shard of these lanes that is behind to its lane."""
+def plan_catch_ups(index: ReactionIndex, partitions: frozenset[int]) -> list[CatchUp]:
+    """Plan catch-ups for all shards of these partitions that are behind; at most 8."""
     waiting = sorted(
-        (shard.position, watch.reaction.reaction_id, number)
-        for watch in catalog.watches.values()
-        for number, shard in watch.shards.items()
-        if shard.is_behind and shard.lane in lanes
+        (shard.position, compiled.reaction.reaction_id, number)
+        for compiled in index.reactions.values()
+        for number, shard in compiled.shards.items()
+        if shard.is_behind and shard.partition in partitions
     )
-    sweeps: list[Sweep] = []
+    catch_ups: list[CatchUp] = []
     last = 0
     for position, reaction_id, number in waiting:
-        if not sweeps or (position > last + NEAR and len(sweeps) < MAX_SWEEPS):
-            sweeps.append(Sweep(position, catalog))
-        sweeps[-1].shards[reaction_id, number] = last = position
-    return sweeps
+        if not catch_ups or (position > last + MAX_DISTANCE and len(catch_ups) < MAX_CATCH_UPS):
+            catch_ups.append(CatchUp(position, index))
+        catch_ups[-1].shards[reaction_id, number] = last = position
+    return catch_ups

@@ -1,7 +1,7 @@
-"""Handing tasks out, within every limit of their reaction and across all dispatchers.
+"""Claiming of tasks by dispatchers, within the limits of their reaction.
 
-The writer's transaction excludes every other writer of the database, also those of other servers, so
-what is counted here stays true until the claim is committed, and no task is handed out twice.
+The writer's transaction excludes every other writer of the database, including those of other servers. Counts
+read here stay exact until the claim is committed, so no task is claimed twice.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_AT_ONCE = 1_000
 ANY_SHARD = -1
 
 
-class Want(msgspec.Struct, frozen=True):
-    """What somebody asks for: tasks of one reaction, of one shard or of any."""
+class ClaimRequest(msgspec.Struct, frozen=True):
+    """A request for tasks of one reaction, of one shard or of any."""
 
     reaction_id: str
     owner: str
@@ -35,79 +35,79 @@ class Want(msgspec.Struct, frozen=True):
     shard: int = ANY_SHARD
 
 
-class Claimed(msgspec.Struct, frozen=True):
-    """The tasks handed out, how many dead letters that showed, and when to ask again (0: when told)."""
+class ClaimResult(msgspec.Struct, frozen=True):
+    """The claimed tasks, how many tasks were dead-lettered, and when the next task is due (0: unknown)."""
 
     tasks: list[Task]
-    buried: int = 0
-    again_at_ms: int = 0
+    dead_lettered: int = 0
+    next_check_at_ms: int = 0
 
 
-def claim(tx: Transaction, want: Want, now: int = 0) -> Claimed:
-    """Hand out tasks that are due, and those whose holder has vanished, as many as the limits allow.
+def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimResult:
+    """Claim tasks that are due, and tasks whose lease has expired, as many as the limits allow.
 
-    Tasks of a shard come in the order of the journal; one that is tried again comes when it is due.
+    Tasks of a shard come in the order of the journal; a retried task comes when it is due.
     """
-    tasks.check_owner(want.owner)
-    lease_ms = tasks.lease(want.lease_ms)
+    tasks.check_owner(request.owner)
+    lease_ms = tasks.check_lease_ms(request.lease_ms)
     now = now or now_ms()
-    if not 0 <= want.max <= MAX_AT_ONCE:
-        raise InvalidInput(f"max {want.max} must lie between 0 and {MAX_AT_ONCE}; 0 means {DEFAULT_MAX}.")
+    if not 0 <= request.max <= MAX_AT_ONCE:
+        raise InvalidInput(f"max {request.max} must lie between 0 and {MAX_AT_ONCE}; 0 means {DEFAULT_MAX}.")
     row = tx.one(
         f"SELECT (SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
         " AND lease_expires_at_ms > ?),"
         f" (SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
         f" {REACTION_COLUMNS} FROM tape_reactions WHERE reaction_id = ?",
-        want.reaction_id,
+        request.reaction_id,
         now,
-        want.reaction_id,
-        want.reaction_id,
+        request.reaction_id,
+        request.reaction_id,
     )
     if row is None:
-        get(tx, want.reaction_id)
+        get(tx, request.reaction_id)
         raise AssertionError("unreachable")
     running, first_expiry, *fields = row
     reaction = load(Reaction, fields)
     assert reaction is not None
     if reaction.handler_kind == HandlerKind.AGENT:
-        return Claimed([])  # those become runs, and the server begins them itself
-    if want.shard >= reaction.num_shards:
+        return ClaimResult([])  # they become runs, which the server begins itself
+    if request.shard >= reaction.num_shards:
         raise InvalidInput(
-            f"shard {want.shard} does not exist: {want.reaction_id!r} has {reaction.num_shards}; -1 means any."
+            f"shard {request.shard} does not exist: {request.reaction_id!r} has {reaction.num_shards}; -1 means any."
         )
-    wanted = want.max or DEFAULT_MAX
-    room = min(wanted, reaction.max_concurrency - running)
-    if room <= 0:
-        return Claimed([], again_at_ms=_next_expiry(tx, reaction.reaction_id, now))
-    terms = Terms(want.owner, now + lease_ms, now, want.shard, first_expiry or 0)
-    return take(tx, reaction, room, terms, wanted)
+    wanted = request.max or DEFAULT_MAX
+    free_slots = min(wanted, reaction.max_concurrency - running)
+    if free_slots <= 0:
+        return ClaimResult([], next_check_at_ms=_next_expiry(tx, reaction.reaction_id, now))
+    terms = ClaimTerms(request.owner, now + lease_ms, now, request.shard, first_expiry or 0)
+    return claim_up_to(tx, reaction, free_slots, terms, wanted)
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """For whom tasks are claimed, until when, and the first lease of the reaction that runs out (0: none)."""
+class ClaimTerms(msgspec.Struct, frozen=True):
+    """The new lease of claimed tasks, and the first lease of the reaction that expires (0: none)."""
 
     owner: str
-    expires: int
+    lease_expires_at_ms: int
     now: int
     shard: int = ANY_SHARD
     first_expiry: int = 0
 
     @property
-    def has_abandoned(self) -> bool:
-        """Whether a lease has run out."""
+    def has_expired_lease(self) -> bool:
+        """Whether a lease of the reaction has expired."""
         return 0 < self.first_expiry <= self.now
 
 
-def take(tx: Transaction, reaction: Reaction, room: int, terms: Terms, wanted: int) -> Claimed:
-    """Claim up to `room` tasks; says when to ask again if that was fewer than `wanted`."""
+def claim_up_to(tx: Transaction, reaction: Reaction, free_slots: int, terms: ClaimTerms, wanted: int) -> ClaimResult:
+    """Claim up to `free_slots` tasks; if fewer than `wanted`, the result has the time of the next one."""
     now = terms.now
-    allowed, next_us, again_us = room, 0, 0
+    allowed, next_us, again_us = free_slots, 0, 0
     if reaction.rate_limit_per_s:
-        allowed, next_us, again_us = _paced(tx, reaction, room, now)
-    buried = _bury_exhausted(tx, reaction, now) if terms.has_abandoned else 0
+        allowed, next_us, again_us = _apply_rate_limit(tx, reaction, free_slots, now)
+    dead_lettered = _dead_letter_exhausted(tx, reaction, now) if terms.has_expired_lease else 0
     chosen = _candidates(tx, reaction, allowed, terms) if allowed else []
     if reaction.rate_limit_per_s and chosen:
-        _, next_us, again_us = _paced(tx, reaction, len(chosen), now)
+        _, next_us, again_us = _apply_rate_limit(tx, reaction, len(chosen), now)
         tx.upsert("tape_reaction_pace", ["reaction_id"], ["reaction_id", "next_us"], [(reaction.reaction_id, next_us)])
     if chosen:
         condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
@@ -116,7 +116,7 @@ def take(tx: Transaction, reaction: Reaction, room: int, terms: Terms, wanted: i
             " lease_expires_at_ms = ?"
             f" WHERE {condition}",
             terms.owner,
-            terms.expires,
+            terms.lease_expires_at_ms,
             ids,
         )
     claimed = [
@@ -125,24 +125,24 @@ def take(tx: Transaction, reaction: Reaction, room: int, terms: Terms, wanted: i
             status=CLAIMED,
             attempts=task.attempts + 1,
             lease_owner=terms.owner,
-            lease_expires_at_ms=terms.expires,
+            lease_expires_at_ms=terms.lease_expires_at_ms,
         )
         for task in chosen
     ]
     if len(claimed) >= wanted:
-        return Claimed(claimed, buried)
-    if allowed < room and len(claimed) == allowed:
-        return Claimed(claimed, buried, -(-again_us // 1_000))
-    return Claimed(claimed, buried, _next_due(tx, reaction.reaction_id, terms, bool(claimed)))
+        return ClaimResult(claimed, dead_lettered)
+    if allowed < free_slots and len(claimed) == allowed:
+        return ClaimResult(claimed, dead_lettered, -(-again_us // 1_000))
+    return ClaimResult(claimed, dead_lettered, _next_due(tx, reaction.reaction_id, terms, bool(claimed)))
 
 
-def _paced(tx: Transaction, reaction: Reaction, wanted: int, now: int) -> tuple[int, int, int]:
+def _apply_rate_limit(tx: Transaction, reaction: Reaction, wanted: int, now: int) -> tuple[int, int, int]:
     row = tx.one("SELECT next_us FROM tape_reaction_pace WHERE reaction_id = ?", reaction.reaction_id)
     return pace(reaction.rate_limit_per_s, row[0] if row else 0, now * 1_000, wanted)
 
 
-def _bury_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int:
-    """A holder that vanished during the last allowed attempt has used that attempt up."""
+def _dead_letter_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int:
+    """Dead-letter tasks whose lease expired during the last allowed attempt; how many."""
     rows = tx.query(
         f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_expires_at_ms <= ?"
         " AND attempts >= ? ORDER BY lease_expires_at_ms LIMIT ?",
@@ -152,19 +152,19 @@ def _bury_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int:
         MAX_AT_ONCE,
     )
     for task in load_all(Task, rows):
-        error = f"the lease of {task.lease_owner!r} ran out during attempt {task.attempts}, the last one allowed"
-        tasks.bury(tx, task, f"{error}; before that: {task.last_error}" if task.last_error else error, now)
+        error = f"the lease of {task.lease_owner!r} expired during attempt {task.attempts}, the last one allowed"
+        tasks.dead_letter(tx, task, f"{error}; before that: {task.last_error}" if task.last_error else error, now)
     return len(rows)
 
 
-def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: Terms) -> list[Task]:
+def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTerms) -> list[Task]:
     now, shard = terms.now, terms.shard
     if reaction.strict_order:
-        return _heads(tx, reaction, limit, shard, now)
+        return _first_of_each_shard(tx, reaction, limit, shard, now)
     one_shard, params = (" AND shard = ?", [shard]) if shard >= 0 else ("", [])
     abandoned = (
         []
-        if not terms.has_abandoned
+        if not terms.has_expired_lease
         else tx.query(
             f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
             " AND lease_expires_at_ms <= ?"
@@ -190,8 +190,8 @@ def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: Terms) -
     return found[:limit]
 
 
-def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int) -> list[Task]:
-    """The first open task of each shard, where it is due and nothing of the shard is out: nothing overtakes it."""
+def _first_of_each_shard(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int) -> list[Task]:
+    """The first open task of each shard, if it is due and no task of the shard is claimed: strict order."""
     rows = tx.query(
         f"SELECT DISTINCT shard FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
         " AND lease_expires_at_ms > ?",
@@ -216,16 +216,16 @@ def _heads(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int
     return found[:limit]
 
 
-def _next_due(tx: Transaction, reaction_id: str, terms: Terms, has_claimed: bool) -> int:
-    """When a task will be due that is not now: a retry, a debounce, a lease that runs out; 0 if there is none."""
+def _next_due(tx: Transaction, reaction_id: str, terms: ClaimTerms, has_claimed: bool) -> int:
+    """When the next task is due: a retry, a debounce, or a lease that expires; 0 if there is none."""
     row = tx.one(
         f"SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
         " AND next_attempt_at_ms > ?",
         reaction_id,
         terms.now,
     )
-    expiry = _next_expiry(tx, reaction_id, terms.now) if terms.has_abandoned else terms.first_expiry
-    times = [row[0] if row is not None else 0, expiry, terms.expires if has_claimed else 0]
+    expiry = _next_expiry(tx, reaction_id, terms.now) if terms.has_expired_lease else terms.first_expiry
+    times = [row[0] if row is not None else 0, expiry, terms.lease_expires_at_ms if has_claimed else 0]
     return min((time for time in times if time), default=0)
 
 
@@ -239,8 +239,8 @@ def _next_expiry(tx: Transaction, reaction_id: str, now: int) -> int:
     return row[0] if row is not None and row[0] is not None else 0
 
 
-def ready(reader: Reader, reaction_ids: list[str], now: int) -> list[str]:
-    """Those of the reactions that have something to hand out, limits aside."""
+def find_ready(reader: Reader, reaction_ids: list[str], now: int) -> list[str]:
+    """The reactions that have tasks to claim; their limits are not checked."""
     found = []
     for reaction_id in reaction_ids:
         row = reader.one(

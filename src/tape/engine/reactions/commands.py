@@ -1,4 +1,4 @@
-"""Commands: the tasks of a pool, each of which has a run. What becomes of the task for good is told to the run."""
+"""Commands: tasks of a worker pool, each of which has a run. A dead-lettered command fails its run."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 
 def fail_run(tx: Transaction, task: Task) -> None:
-    """Fail the run of a command that is a dead letter. One that waits at a gate still waits: its answer may come."""
+    """Fail the run of a dead-lettered command. A run that waits at a gate stays: its signal may still come."""
     run = _run_of(tx, task)
     if run is not None and run.status in (RunStatus.RUNNABLE, RunStatus.RUNNING):
-        told = {
+        error = {
             "type": "DeadLetter",
             "message": f"the command is a dead letter after {task.attempts} attempts: {task.last_error}",
             "task_id": task.task_id,
         }
-        detail_json = msgspec.json.encode({"error": told}).decode()
+        detail_json = msgspec.json.encode({"error": error}).decode()
         runs.end(
             tx, run.run_id, RunStatus.FAILED, detail_json=detail_json, dead_task_id=task.task_id, trace=_trace(task)
         )
 
 
-def bring_back_run(tx: Transaction, task: Task) -> None:
-    """Let a run that failed with its command be taken up again; raises if what it did is being undone."""
+def reopen_run(tx: Transaction, task: Task) -> None:
+    """Reopen a run that failed with its command. Raises IllegalTransition if the run is being compensated."""
     run = _run_of(tx, task)
     if run is not None and run.status == RunStatus.FAILED and run.dead_task_id:
         runs.reopen(tx, run, trace=_trace(task))
 
 
 def _run_of(tx: Transaction, task: Task) -> runs.Run | None:
-    """The run that a task is the command of; others may react to commands, too."""
+    """The run of a command task; None for tasks of other reactions on the same entries."""
     is_command = task.reaction_id.startswith(POOL) and task.subject.startswith("/tape/command/issued/")
     return runs.find(tx, task.source_run_id) if is_command else None
 

@@ -1,4 +1,4 @@
-"""Looking at tasks, and what people do with dead letters: try them again, or give them up for good."""
+"""Dead letters: list, redrive and drop tasks that failed for good."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tape.store.records import load_all
 DEFAULT_LIMIT = 200
 MAX_LIMIT = 10_000
 DEFAULT_BULK = 1_000
-# Rows looked through at a time for a filter that the index knows nothing of.
+# Rows read at a time for a filter that has no index.
 PAGE = 1_000
 
 
-class Filter(msgspec.Struct, frozen=True):
-    """Which dead letters: all conditions must hold, an empty one always does."""
+class DeadLetterFilter(msgspec.Struct, frozen=True):
+    """A filter of dead letters: all conditions must hold; an empty condition always holds."""
 
     reaction_id: str = ""
     error_contains: str = ""
@@ -36,11 +36,11 @@ class Filter(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was said: that is more likely a mistake than a wish for all."""
-        return self == Filter()
+        """Whether the filter has no condition: more likely a mistake than a request for all."""
+        return self == DeadLetterFilter()
 
     def matches(self, task: Task, pattern: Pattern) -> bool:
-        """Whether a task fits."""
+        """Whether a task meets the conditions that SQL does not check."""
         return (
             self.error_contains in task.last_error
             and pattern.matches(task.subject)
@@ -49,16 +49,16 @@ class Filter(msgspec.Struct, frozen=True):
         )
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """How many tasks were moved, of which reactions, and whether the limit left some."""
+class MovedTasks(msgspec.Struct, frozen=True):
+    """How many tasks were redriven or dropped, of which reactions, and whether more remain beyond the limit."""
 
     count: int
     reaction_ids: frozenset[str]
     more: bool
 
 
-def listed(reader: Reader, reaction_id: str, *, status: int = 0, before: int = 0, limit: int = 0) -> list[Task]:
-    """A reaction's tasks, those of the newest entries first. Claimed and dead ones also of all reactions."""
+def list_tasks(reader: Reader, reaction_id: str, *, status: int = 0, before: int = 0, limit: int = 0) -> list[Task]:
+    """List a reaction's tasks, newest entries first. CLAIMED and DLQ tasks can be listed for all reactions."""
     wanted = parse(TaskStatus, "status", status) if status else None
     if not 0 <= limit <= MAX_LIMIT:
         raise InvalidInput(f"limit {limit} must lie between 0 and {MAX_LIMIT}; 0 means {DEFAULT_LIMIT}.")
@@ -86,42 +86,42 @@ def redrive(
     tx: Transaction,
     *,
     task_ids: Sequence[str] = (),
-    which: Filter | None = None,
+    which: DeadLetterFilter | None = None,
     everything: bool = False,
     limit: int = 0,
-) -> Moved:
-    """Let dead letters be tried again from the first attempt, due now.
+) -> MovedTasks:
+    """Redrive dead letters: they are due now and start from the first attempt.
 
-    They come after what is due already. With strict order they take their old place in their shard and hold
-    up what follows. A dropped task can be named by its id and comes back too. The run of a command comes back with it.
+    They come after the tasks that are due already. With strict order they return to their old position in their
+    shard and block the tasks behind it. A dropped task can be redriven by its id. The run of a command is reopened.
     """
-    chosen, more = _chosen(tx, task_ids, which, everything, limit)
+    chosen, more = _select(tx, task_ids, which, everything, limit)
     now = now_ms()
     for task in chosen:
-        commands.bring_back_run(tx, task)
+        commands.reopen_run(tx, task)
     condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
     tx.execute(
         f"UPDATE tape_tasks SET status = {PENDING}, attempts = 0, next_attempt_at_ms = ?, completed_at_ms = 0,"
-        # A task on its way again is not to be coalesced into, nor to coalesce.
+        # A redriven task is not debounced again.
         f" redriven = redriven + 1, debounced = 0 WHERE {condition}",
         now,
         ids,
     )
     tx.notify(CHANNEL)
-    return Moved(len(chosen), frozenset(task.reaction_id for task in chosen), more)
+    return MovedTasks(len(chosen), frozenset(task.reaction_id for task in chosen), more)
 
 
 def drop(
     tx: Transaction,
     *,
     task_ids: Sequence[str] = (),
-    which: Filter | None = None,
+    which: DeadLetterFilter | None = None,
     everything: bool = False,
     limit: int = 0,
     reason: str = "",
-) -> Moved:
-    """Give dead letters up: they become FAILED, with the reason, and are removed when done tasks are."""
-    chosen, more = _chosen(tx, task_ids, which, everything, limit)
+) -> MovedTasks:
+    """Drop dead letters: they become FAILED with the reason, and are purged like completed tasks."""
+    chosen, more = _select(tx, task_ids, which, everything, limit)
     note = f"dropped: {reason}" if reason else "dropped"
     for task in chosen:
         error = f"{note[:500]}; before that: {task.last_error}" if task.last_error else note[:500]
@@ -131,11 +131,11 @@ def drop(
             now_ms(),
             task.task_id,
         )
-    return Moved(len(chosen), frozenset(task.reaction_id for task in chosen), more)
+    return MovedTasks(len(chosen), frozenset(task.reaction_id for task in chosen), more)
 
 
-def purge(tx: Transaction, before_ms: int, limit: int = 5_000) -> int:
-    """Remove tasks that were done or dropped before a time; how many, at most `limit`."""
+def purge_settled(tx: Transaction, before_ms: int, limit: int = 5_000) -> int:
+    """Delete tasks that were completed or dropped before a time; how many, at most `limit`."""
     return tx.execute(
         "DELETE FROM tape_tasks WHERE task_id IN (SELECT task_id FROM tape_tasks"
         f" WHERE status IN ({DONE}, {FAILED}) AND completed_at_ms < ? ORDER BY completed_at_ms LIMIT ?)",
@@ -144,22 +144,22 @@ def purge(tx: Transaction, before_ms: int, limit: int = 5_000) -> int:
     )
 
 
-def _chosen(
-    tx: Transaction, task_ids: Sequence[str], which: Filter | None, everything: bool, limit: int
+def _select(
+    tx: Transaction, task_ids: Sequence[str], which: DeadLetterFilter | None, everything: bool, limit: int
 ) -> tuple[list[Task], bool]:
-    which = which or Filter()
+    which = which or DeadLetterFilter()
     if sum((bool(task_ids), not which.is_empty, everything)) != 1:
         raise InvalidInput("Say which dead letters: task_ids, or a filter with at least one condition, or everything.")
     if not 0 <= limit <= MAX_LIMIT:
         raise InvalidInput(f"limit {limit} must lie between 0 and {MAX_LIMIT}; 0 means {DEFAULT_BULK}.")
     if task_ids:
-        return [_dead(tx, task_id) for task_id in dict.fromkeys(task_ids)], False
+        return [_get_dead_letter(tx, task_id) for task_id in dict.fromkeys(task_ids)], False
     limit = limit or DEFAULT_BULK
     pattern = Pattern(which.subject_pattern)
     found: list[Task] = []
-    place: tuple[int, str] = (0, "")
+    position: tuple[int, str] = (0, "")
     while True:
-        page = _page(tx, which.reaction_id, place)
+        page = _read_page(tx, which.reaction_id, position)
         for task in page:
             if which.matches(task, pattern):
                 if len(found) == limit:
@@ -167,12 +167,12 @@ def _chosen(
                 found.append(task)
         if len(page) < PAGE:
             return found, False
-        place = (page[-1].source_global_seq, page[-1].task_id)
+        position = (page[-1].source_global_seq, page[-1].task_id)
 
 
-def _page(tx: Transaction, reaction_id: str, place: tuple[int, str]) -> list[Task]:
+def _read_page(tx: Transaction, reaction_id: str, position: tuple[int, str]) -> list[Task]:
     condition, params = ("reaction_id = ? AND ", [reaction_id]) if reaction_id else ("", [])
-    arguments: list[Any] = [*params, *place, PAGE]
+    arguments: list[Any] = [*params, *position, PAGE]
     return load_all(
         Task,
         tx.query(
@@ -184,7 +184,7 @@ def _page(tx: Transaction, reaction_id: str, place: tuple[int, str]) -> list[Tas
     )
 
 
-def _dead(tx: Transaction, task_id: str) -> Task:
+def _get_dead_letter(tx: Transaction, task_id: str) -> Task:
     task = tasks.get(tx, task_id)
     if task.status not in (DLQ, FAILED):
         raise IllegalTransition(f"The task {task_id!r} is {task.status.name}, not a dead letter (DLQ or FAILED).")

@@ -1,4 +1,4 @@
-"""A trial: what a pattern and a predicate would have fired on over a stretch of the journal."""
+"""Dry runs: which entries of a range of the journal a pattern and a predicate would match."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_SAMPLES = 100
 MAX_BUCKETS = 10_000
 
 
-class Trial(msgspec.Struct):
-    """What was looked at and what would have fired."""
+class DryRun(msgspec.Struct):
+    """The result of a dry run: the range, the number of matches per bucket, and samples."""
 
     from_global_seq: int
     to_global_seq: int
@@ -33,11 +33,11 @@ class Trial(msgspec.Struct):
 
     @property
     def examined(self) -> int:
-        """How many entries the stretch has."""
+        """How many entries the range has."""
         return self.to_global_seq - self.from_global_seq
 
 
-async def try_out(
+async def dry_run_reaction(
     database: Database,
     subject_pattern: str,
     predicate_cel: str = "",
@@ -46,8 +46,8 @@ async def try_out(
     to_global_seq: int = 0,
     samples: int = 0,
     bucket_ms: int = 0,
-) -> Trial:
-    """Judge every entry after one and up to another (0: the oldest, the head). Nothing is written."""
+) -> DryRun:
+    """Match every entry after one global_seq up to another (0: the oldest, the head). Nothing is written."""
     if not 0 <= samples <= MAX_SAMPLES:
         raise InvalidInput(f"samples {samples} must lie between 0 and {MAX_SAMPLES}; 0 means {DEFAULT_SAMPLES}.")
     if bucket_ms < 0:
@@ -59,7 +59,7 @@ async def try_out(
     end = min(to_global_seq or head.global_seq, head.global_seq)
     if end < start:
         raise InvalidInput(f"to_global_seq {to_global_seq} lies before from_global_seq {from_global_seq}.")
-    trial = Trial(start, end)
+    result = DryRun(start, end)
     newest: deque[Entry] = deque(maxlen=samples or DEFAULT_SAMPLES)
     cursor = SubjectCursor(Selection(Pattern(subject_pattern)))
     position = start
@@ -68,16 +68,16 @@ async def try_out(
         for entry in found.entries:
             if entry.global_seq > end or not predicate.matches(entry):
                 continue
-            trial.matched += 1
+            result.matched += 1
             newest.append(entry)
             bucket = entry.ts_ms - entry.ts_ms % width
-            trial.buckets[bucket] = trial.buckets.get(bucket, 0) + 1
-            if len(trial.buckets) > MAX_BUCKETS:
+            result.buckets[bucket] = result.buckets.get(bucket, 0) + 1
+            if len(result.buckets) > MAX_BUCKETS:
                 raise InvalidInput(
-                    f"bucket_ms {width} cuts this stretch into more than {MAX_BUCKETS} pieces; use a larger one."
+                    f"bucket_ms {width} divides this range into more than {MAX_BUCKETS} buckets; use a larger one."
                 )
         position = found.position
-    trial.errors = predicate.errors
-    trial.last_error = str(predicate.last_error) if predicate.errors else ""
-    trial.samples = list(newest)
-    return trial
+    result.errors = predicate.errors
+    result.last_error = str(predicate.last_error) if predicate.errors else ""
+    result.samples = list(newest)
+    return result

@@ -1,4 +1,4 @@
-"""Matches become tasks; with a debounce, those of one subject that come close together become one."""
+"""Creation of tasks from matches. With a debounce, matches of one subject within that time become one task."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import msgspec
 from tape.base.ids import new_time_ordered_id
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
-from tape.engine.reactions.simulation import Fired
+from tape.engine.reactions.simulation import SimulatedTask
 from tape.engine.reactions.tasks import COLUMNS, PENDING, Task
 from tape.store import Transaction
 from tape.store.records import load_all
 
-# Where servers tell each other that there are new tasks.
+# The channel on which servers notify each other of new tasks.
 CHANNEL = "tape_tasks"
 _NAMES = Task.__struct_fields__
 
 
 def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
-    """Make tasks of matches, in the order of the journal; how many there are more than before."""
+    """Create tasks for matches, in the order of the journal; the number of new tasks."""
     rows = []
     debounced: dict[str, list[Match]] = {}
     for match in matches:
-        reaction = match.watch.reaction
+        reaction = match.compiled.reaction
         if reaction.debounce_ms:
             debounced.setdefault(reaction.reaction_id, []).append(match)
         else:
-            # A task is due since its entry: so the order of the journal is the order of the queue, and a
-            # task that is tried again is not overtaken for ever by new ones.
+            # A task is due from the time of its entry: the queue has the order of the journal, and new tasks
+            # cannot starve a retried one.
             rows.append(_row(match, min(match.entry.ts_ms, now), now))
     for group in debounced.values():
-        rows += _coalesce(tx, group[0].watch.reaction, group, now)
+        rows += _coalesce(tx, group[0].compiled.reaction, group, now)
     if rows:
         tx.insert("tape_tasks", _NAMES, rows)
         tx.notify(CHANNEL)
     return len(rows)
 
 
-def enqueue_past(tx: Transaction, fired: Sequence[Fired[Match]], now: int) -> int:
-    """Make tasks of what would have fired in the past. They are due, and nothing new takes their place."""
+def enqueue_backfill(tx: Transaction, fired: Sequence[SimulatedTask[Match]], now: int) -> int:
+    """Create tasks for simulated matches of the past. They are due now and are not debounced further."""
     rows = [
         _row(one.newest, min(one.due_ms, now), now, one.first.entry.global_seq, one.coalesced, is_open=False)
         for one in fired
@@ -54,8 +54,8 @@ def enqueue_past(tx: Transaction, fired: Sequence[Fired[Match]], now: int) -> in
 def _row(
     match: Match, due: int, now: int, first: int = 0, coalesced: int = 0, *, is_open: bool = True
 ) -> tuple[object, ...]:
-    """A row of tape_tasks; while it `is_open`, a newer entry of its subject takes its place."""
-    entry, reaction = match.entry, match.watch.reaction
+    """A row of tape_tasks; while it `is_open`, a newer entry of its subject replaces its entry."""
+    entry, reaction = match.entry, match.compiled.reaction
     return (
         new_time_ordered_id(now),
         reaction.reaction_id,
@@ -86,7 +86,7 @@ def _row(
 
 
 def _coalesce(tx: Transaction, reaction: Reaction, matches: Sequence[Match], now: int) -> list[tuple[object, ...]]:
-    """Trailing edge: the newest entry of a subject replaces what nobody has claimed yet, and the wait begins anew."""
+    """Debounce on the trailing edge: the newest entry of a subject replaces that of its unclaimed task."""
     by_subject: dict[str, list[Match]] = {}
     for match in matches:
         by_subject.setdefault(match.entry.subject, []).append(match)
@@ -115,7 +115,7 @@ def _replace(tx: Transaction, task: Task, group: Sequence[Match], due: int) -> N
     newest = group[-1]
     entry = newest.entry
     if entry.global_seq < task.source_global_seq:
-        # A shard that catches up brings an entry older than the one that waits: that one stays.
+        # A shard that catches up finds an entry older than the waiting one: the newer one stays.
         tx.execute(
             "UPDATE tape_tasks SET coalesced = coalesced + ?, first_global_seq = ? WHERE task_id = ?",
             len(group),

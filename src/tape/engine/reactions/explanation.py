@@ -1,4 +1,4 @@
-"""Why a reaction did or did not fire on an entry, and what became of the work."""
+"""Explanation: why a reaction matched or did not match an entry, and the state of the resulting task or run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tape.store import Reader
 from tape.store.records import load
 
 
-class Account(msgspec.Struct):
-    """What happened between one reaction and one entry."""
+class ReactionExplanation(msgspec.Struct):
+    """One reaction and one entry: the match result, what decided it, and the task or run."""
 
     reaction: Reaction
     entry: Entry
@@ -33,20 +33,20 @@ class Account(msgspec.Struct):
     run_id: str = ""
 
 
-def explain(reader: Reader, reaction_id: str, global_seq: int) -> Account:
-    """Judge the entry by the reaction as it is registered now, and look for what it has become."""
+def explain(reader: Reader, reaction_id: str, global_seq: int) -> ReactionExplanation:
+    """Evaluate the reaction as registered now on an entry, and find the task or run of the match."""
     reaction = registry.get(reader, reaction_id)
     row = reader.one(f"SELECT {','.join(ENTRY_COLUMNS)} FROM tape_journal WHERE global_seq = ?", global_seq)
     if row is None:
         raise NotFound(f"There is no entry {global_seq}: it was never written, or retention has removed it.")
-    account = Account(reaction, Entry(*row))
-    _judge(account)
-    _trace(reader, account)
+    account = ReactionExplanation(reaction, Entry(*row))
+    _evaluate(account)
+    _find_outcome(reader, account)
     return account
 
 
-def why_not(pattern: Pattern, subject: str) -> str:
-    """The segment at which a subject leaves a pattern, or an empty text if it fits."""
+def explain_mismatch(pattern: Pattern, subject: str) -> str:
+    """The first segment at which a subject differs from a pattern; empty if it matches."""
     segments = split(subject)
     for position, wanted in enumerate(pattern.segments):
         if wanted is REST:
@@ -60,9 +60,9 @@ def why_not(pattern: Pattern, subject: str) -> str:
     return ""
 
 
-def _judge(account: Account) -> None:
+def _evaluate(account: ReactionExplanation) -> None:
     reaction, entry = account.reaction, account.entry
-    if reason := why_not(Pattern(reaction.subject_pattern), entry.subject):
+    if reason := explain_mismatch(Pattern(reaction.subject_pattern), entry.subject):
         account.decided_by = reason
         account.verdict = f"No match: {reason}."
         return
@@ -81,23 +81,23 @@ def _judge(account: Account) -> None:
     account.verdict = "Match: the subject fits" + (" and the predicate is true." if reaction.predicate_cel else ".")
 
 
-def _trace(reader: Reader, account: Account) -> None:
+def _find_outcome(reader: Reader, account: ReactionExplanation) -> None:
     reaction, entry = account.reaction, account.entry
     account.task = task = _task_of(reader, reaction, entry)
     if reaction.handler_kind == HandlerKind.AGENT:
         account.run_id = _run_of(reader, reaction, task.source_global_seq if task else entry.global_seq)
     if task is not None:
-        account.outcome = _fate(reader, reaction, entry, task)
+        account.outcome = _describe_task(reader, reaction, entry, task)
         if account.run_id:
             account.outcome += f" It became the run {account.run_id}."
     elif account.run_id:
         account.outcome = f"The run {account.run_id} was begun for it."
     elif account.matched:
-        account.outcome = _why_nothing(reader, reaction, entry)
+        account.outcome = _explain_no_task(reader, reaction, entry)
 
 
 def _task_of(reader: Reader, reaction: Reaction, entry: Entry) -> Task | None:
-    """The task made of the entry, also if later entries of its subject were coalesced into it."""
+    """The task of the entry, also if the entry was debounced into the task of a later one."""
     row = reader.one(
         f"SELECT {tasks.COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND source_global_seq >= ?"
         " AND subject = ? AND first_global_seq <= ? ORDER BY source_global_seq LIMIT 1",
@@ -118,47 +118,49 @@ def _run_of(reader: Reader, reaction: Reaction, global_seq: int) -> str:
     return str(row[0]) if row else ""
 
 
-def _fate(reader: Reader, reaction: Reaction, entry: Entry, task: Task) -> str:
-    told = ""
+def _describe_task(reader: Reader, reaction: Reaction, entry: Entry, task: Task) -> str:
+    prefix = ""
     if task.source_global_seq != entry.global_seq:
-        told = f"Debounced into the task of entry {task.source_global_seq} ({task.coalesced} earlier entries went in). "
-    return told + _state(reader, reaction, task)
+        prefix = (
+            f"Debounced into the task of entry {task.source_global_seq} ({task.coalesced} earlier entries went in). "
+        )
+    return prefix + _describe_status(reader, reaction, task)
 
 
-def _state(reader: Reader, reaction: Reaction, task: Task) -> str:
+def _describe_status(reader: Reader, reaction: Reaction, task: Task) -> str:
     now = now_ms()
     match task.status:
         case TaskStatus.PENDING:
-            return _waiting(reader, reaction, task, now)
+            return _describe_pending(reader, reaction, task, now)
         case TaskStatus.CLAIMED:
             left = task.lease_expires_at_ms - now
-            until = f"its lease lasts another {left} ms" if left > 0 else f"its lease ran out {-left} ms ago"
+            until = f"its lease lasts another {left} ms" if left > 0 else f"its lease expired {-left} ms ago"
             return f"Claimed by {task.lease_owner!r} (attempt {task.attempts}); {until}."
         case TaskStatus.DONE:
             return f"Done by {task.lease_owner!r} at attempt {task.attempts}."
         case TaskStatus.DLQ:
             return f"A dead letter after {task.attempts} attempts, because: {task.last_error or 'no reason was given'}."
         case TaskStatus.FAILED:
-            return f"Given up: {task.last_error}."
+            return f"Dropped: {task.last_error}."
 
 
-def _waiting(reader: Reader, reaction: Reaction, task: Task, now: int) -> str:
+def _describe_pending(reader: Reader, reaction: Reaction, task: Task, now: int) -> str:
     wait = task.next_attempt_at_ms - now
     if wait > 0 and task.attempts:
         return f"Attempt {task.attempts} failed ({task.last_error}); tried again in {wait} ms."
     if wait > 0:
         return f"Held by the debounce of {reaction.debounce_ms} ms for another {wait} ms."
-    running = _count(reader, reaction.reaction_id, now)
+    running = _count_claimed(reader, reaction.reaction_id, now)
     if reaction.handler_kind != HandlerKind.AGENT and running >= reaction.max_concurrency:
-        return f"Waits for a place: {running} of {reaction.max_concurrency} tasks are claimed (max_concurrency)."
+        return f"Waits for a free slot: {running} of {reaction.max_concurrency} tasks are claimed (max_concurrency)."
     pace = reader.one("SELECT next_us FROM tape_reaction_pace WHERE reaction_id = ?", reaction.reaction_id)
     if reaction.rate_limit_per_s and pace is not None and pace[0] > now * 1_000:
         ahead = (pace[0] - now * 1_000) // 1_000
-        return f"Rate limited to {reaction.rate_limit_per_s} a second: the next place is within {ahead + 1} ms."
+        return f"Rate limited to {reaction.rate_limit_per_s} per second: the next slot is free within {ahead + 1} ms."
     return "Due now: it waits for a dispatcher to claim it."
 
 
-def _count(reader: Reader, reaction_id: str, now: int) -> int:
+def _count_claimed(reader: Reader, reaction_id: str, now: int) -> int:
     row = reader.one(
         f"SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_expires_at_ms > ?",
         reaction_id,
@@ -167,7 +169,7 @@ def _count(reader: Reader, reaction_id: str, now: int) -> int:
     return int(row[0]) if row else 0
 
 
-def _why_nothing(reader: Reader, reaction: Reaction, entry: Entry) -> str:
+def _explain_no_task(reader: Reader, reaction: Reaction, entry: Entry) -> str:
     if reaction.deleted:
         return "The reaction is deregistered."
     shard = shard_of(entry.run_id, reaction.num_shards)
@@ -179,13 +181,13 @@ def _why_nothing(reader: Reader, reaction: Reaction, entry: Entry) -> str:
     )
     position = 0 if row is None else row[0] if row[1] else max(row[0], row[2])
     if position < entry.global_seq:
-        return f"Not matched yet: shard {shard} of the reaction stands at entry {position}."
+        return f"Not matched yet: shard {shard} of the reaction is at entry {position}."
     cause = reader.one("SELECT reaction_id FROM tape_entry_causes WHERE global_seq = ?", entry.global_seq)
     run = reader.one("SELECT app_name, invocation_id FROM tape_runs WHERE run_id = ?", entry.run_id)
     own_run = run is not None and run[0] == reaction.agent_app and agent_runs.is_begun_by(reaction.reaction_id, run[1])
     if not reaction.allow_self and ((cause is not None and cause[0] == reaction.reaction_id) or own_run):
-        return "Passed over: the reaction's own work wrote the entry, and allow_self is off."
+        return "Suppressed: the reaction itself caused the entry, and allow_self is off."
     return (
-        "Nothing was made of it: the reaction was registered or changed after the entry was matched, or its task was"
-        " done and removed since."
+        "There is no task: the reaction was registered or changed after the entry was matched, or its task was"
+        " completed and purged."
     )

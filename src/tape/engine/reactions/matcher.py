@@ -1,9 +1,9 @@
-"""The matcher: follows the journal and makes work of what reactions want.
+"""The matcher: follows the journal and creates tasks and runs for the reactions that match.
 
-It holds lanes on lease and walks along the journal for all of them at once, live from memory. A batch
-that fires something is written in one transaction with the new positions; one that fires nothing only
-moves the position in memory, which is written a moment later. Whatever is killed when, what was not
-committed is matched again from the committed position, and what was committed is never matched again.
+A server leases matcher partitions and reads the journal once for all of them. A batch with matches is written
+in one transaction together with the new positions. A batch without matches moves the position in memory, and
+that is flushed within 0.25 s. After a crash, matching resumes from the committed position: entries behind it
+are matched again, entries before it never are.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import JournalSubscription
 from tape.engine.reactions import agent_tasks, matcher_partitions, matcher_steps, registry
-from tape.engine.reactions.catch_up import Sweep, plan
-from tape.engine.reactions.compiled import Catalog, Shard, Watch, read_news, read_shards
-from tape.engine.reactions.matcher_steps import Done, Step
-from tape.engine.reactions.matches import Findings, Mishap, Scope, is_due_at_once, match
-from tape.engine.reactions.shards import lane_of
-from tape.engine.reactions.task_broker import Board, take_turn
+from tape.engine.reactions.catch_up import CatchUp, plan_catch_ups
+from tape.engine.reactions.compiled import CompiledReaction, ReactionIndex, Shard, read_registry_changes, read_shards
+from tape.engine.reactions.matcher_steps import MatcherStep, StepResult
+from tape.engine.reactions.matches import MatchResult, PredicateErrors, ShardFilter, is_due_immediately, match_entries
+from tape.engine.reactions.shards import partition_of
+from tape.engine.reactions.task_broker import TaskBroker, run_claim_round
 from tape.errors import CursorBeyondHead, CursorExpired, TapeError
 from tape.journal.reader import EVERYTHING
 from tape.model.entry import Entry
@@ -35,375 +35,383 @@ from tape.store import Transaction
 log = logging.getLogger(__name__)
 
 BATCH = 2_048
-# So few entries are matched on the event loop: handing them to a thread would take longer.
-INLINE = 16
-# How long a position that nothing was fired at may stay in memory only.
+# Up to this many entries are matched on the event loop: a thread hand-off would take longer.
+MAX_INLINE = 16
+# A position without matches is written at the latest after this time.
 FLUSH_S = 0.25
-TEND_S = renewal_interval_s(matcher_partitions.LEASE_MS)
-# Somebody else may register the first reaction of all.
-LOOK_S = 1.0
+LEASE_RENEWAL_S = renewal_interval_s(matcher_partitions.LEASE_MS)
+# Another server may register the first reaction.
+REGISTRY_POLL_S = 1.0
 CLOSE_S = 5.0
-# How often the rows of shards that had nothing to do are brought up to date for those who look at them.
-TIDY_S = 60.0
+# How often the cursor rows of idle shards are brought up to date, for operators who read the table.
+IDLE_CURSOR_S = 60.0
 
 
-class _Outdated(Exception):
-    """The lanes or the registry are not what this server took them for."""
+class _StaleState(Exception):
+    """The leased partitions or the registry have changed: read them again."""
 
 
 class Matcher:
     """One per server. `start()` it after the hub, `close()` it before."""
 
-    def __init__(self, hub: Hub, board: Board) -> None:
+    def __init__(self, hub: Hub, task_broker: TaskBroker) -> None:
         self.owner = new_owner()
         self._backoff = Backoff(WHILE_UNAVAILABLE)
-        self.catalog = Catalog()
+        self.index = ReactionIndex()
         self._hub = hub
         self._database = hub.database
         self._metrics = hub.metrics
-        self._board = board
-        self._stirred = asyncio.Event()
+        self._task_broker = task_broker
+        self._woken = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._subscription: JournalSubscription | None = None
-        self._lanes: dict[int, int] = {}
+        self._partitions: dict[int, int] = {}
         self._position = 0
-        self._mishaps: dict[tuple[str, int], Mishap] = {}
-        self._sweeps: list[Sweep] = []
-        self._flushed_at = self._tended_at = self._tidied_at = 0.0
+        self._predicate_errors: dict[tuple[str, int], PredicateErrors] = {}
+        self._catch_ups: list[CatchUp] = []
+        self._flushed_at = self._leased_at = self._idle_advanced_at = 0.0
         self._launch_at_ms = 0
 
     async def start(self) -> None:
-        """Begin to follow the journal."""
+        """Start to follow the journal."""
         self._is_closing = False
-        self._database.on_notice(registry.CHANNEL, self.stir)
+        self._database.on_notice(registry.CHANNEL, self.wake)
         self._task = asyncio.create_task(self._run())
         self._listening = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
-        """Stop, write down how far it has come, and give the lanes back."""
+        """Stop, write the positions and release the matcher partitions."""
         if self._task is None or self._listening is None:
             return
         self._is_closing = True
         self._listening.cancel()
-        self.stir()  # what is being written is finished first
+        self.wake()  # a step that is being written is completed first
         await asyncio.wait((self._task,), timeout=CLOSE_S)
         self._task.cancel()
         await asyncio.gather(self._task, self._listening, return_exceptions=True)
         self._task = None
         try:
-            if self._lanes:
+            if self._partitions:
                 await self._flush()
-                await self._database.write(lambda tx: matcher_partitions.release(tx, self.owner))
-        except (TapeError, _Outdated) as error:
-            log.info("the lanes were not given back, their leases will run out: %s", error)
+                await self._database.write(lambda tx: matcher_partitions.release_partitions(tx, self.owner))
+        except (TapeError, _StaleState) as error:
+            log.info("matcher partitions not released by %s, their leases will expire: %s", self.owner, error)
 
-    def stir(self) -> None:
-        """The registry has changed: look at once."""
-        self._stirred.set()
+    def wake(self) -> None:
+        """Read the registry again at once."""
+        self._woken.set()
         if self._subscription is not None:
             self._subscription.wake()
 
     @property
     def position(self) -> int:
-        """Everything up to here has been matched for the lanes that this server holds."""
+        """The global_seq up to which this server's matcher partitions are matched."""
         return self._position
 
     def is_settled_at(self, global_seq: int) -> bool:
-        """Whether everything up to an entry has been matched and written down."""
-        return bool(self._lanes) and not self._sweeps and min(self._lanes.values()) >= global_seq
+        """Whether every entry up to this global_seq is matched and the result is committed."""
+        return bool(self._partitions) and not self._catch_ups and min(self._partitions.values()) >= global_seq
 
     async def _listen(self) -> None:
-        """Find out that another server has changed the registry: the first command of a pool should not wait."""
+        """Watch for registry changes by other servers, so that the first task of a new reaction does not wait."""
         async for _ in self._database.changes(registry.CHANNEL):
             try:
                 version = await self._database.read(registry.read_version)
             except TapeError as error:
-                log.info("looking at the registry failed, trying again: %s", error)
+                log.info("reading the reaction registry failed, retrying: %s", error)
                 continue
-            if version != self.catalog.version:
-                self.stir()
+            if version != self.index.version:
+                self.wake()
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
         while not self._is_closing:
             try:
-                await self._look()
-                if self._is_closing:  # the nudge that told so is used up: nothing would end a wait for entries
+                await self._acquire_partitions()
+                if self._is_closing:  # the wake-up is consumed already: nothing would end a wait for entries
                     return
                 await self._follow()
-            except _Outdated:
+            except _StaleState:
                 pass
             except CursorExpired as error:
                 await self._skip_pruned(error.oldest - 1)
             except CursorBeyondHead as error:
-                log.warning("the lanes stand beyond the journal, was an older backup restored? %s", error)
-                await asyncio.sleep(LOOK_S)
+                log.warning("matcher partitions are beyond the journal's head; was an older backup restored? %s", error)
+                await asyncio.sleep(REGISTRY_POLL_S)
             except TapeError as error:
                 if self._hub.is_closing:
                     return
-                log.warning("matching reactions failed, trying again: %s", error)
-                self._lanes = {}  # nobody knows what was written last: read everything anew
+                log.warning("matching reactions failed, retrying: %s", error)
+                self._partitions = {}  # the last write may or may not be committed: read the state again
                 await self._backoff.wait_async()
             except Exception:
-                log.exception("matching reactions failed, trying again")
-                self._lanes = {}
+                log.exception("matching reactions failed, retrying")
+                self._partitions = {}
                 await self._backoff.wait_async()
             self._metrics.matcher_restarts.inc()
 
-    async def _look(self) -> None:
-        """Wait until there are reactions, then take lanes and learn where everything stands."""
-        self._stirred.clear()
-        await self.learn()
-        while not self.catalog.watches and not self._is_closing:
-            self._lanes = {}
+    async def _acquire_partitions(self) -> None:
+        """Wait until there are reactions, then lease matcher partitions and load their positions."""
+        self._woken.clear()
+        await self.refresh_index()
+        while not self.index.reactions and not self._is_closing:
+            self._partitions = {}
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), LOOK_S)
-            self._stirred.clear()
-            await self.learn()
-        if self._is_closing:  # perhaps just when the first reaction has come
-            raise _Outdated
-        before = set(self._lanes)
-        holding = await self._database.write(lambda tx: matcher_partitions.tend(tx, self.owner))
-        self._tended_at = time.monotonic()
-        self._lanes = holding.positions
-        if holding.version != self.catalog.version:
-            await self.learn()
-        if gained := set(self._lanes) - before:
-            await self._relearn_shards(gained)
-        self._mishaps = {}
-        self._position = min(self._lanes.values(), default=0)
-        self._sweeps = plan(self.catalog, frozenset(self._lanes))
-        self._launch_at_ms = now_ms() if any(self._agents_that_wait()) else 0
-        self._metrics.reactions.set(len(self.catalog))
-        self._metrics.lanes.set(len(self._lanes))
+                await asyncio.wait_for(self._woken.wait(), REGISTRY_POLL_S)
+            self._woken.clear()
+            await self.refresh_index()
+        if self._is_closing:  # possibly while the first reaction was registered
+            raise _StaleState
+        before = set(self._partitions)
+        leased = await self._database.write(lambda tx: matcher_partitions.lease_partitions(tx, self.owner))
+        self._leased_at = time.monotonic()
+        self._partitions = leased.positions
+        if set(self._partitions) != before:
+            log.info("matcher partitions %s leased by %s", sorted(self._partitions), self.owner)
+        if leased.version != self.index.version:
+            await self.refresh_index()
+        if gained := set(self._partitions) - before:
+            await self._reload_shards(gained)
+        self._predicate_errors = {}
+        self._position = min(self._partitions.values(), default=0)
+        self._catch_ups = plan_catch_ups(self.index, frozenset(self._partitions))
+        self._launch_at_ms = now_ms() if any(self._delayed_agent_reactions()) else 0
+        self._metrics.reactions.set(len(self.index))
+        self._metrics.lanes.set(len(self._partitions))
 
-    async def learn(self) -> None:
-        """Take over what has changed in the registry."""
-        known = self.catalog.version
-        news = await self._database.read(lambda reader: read_news(reader, known))
-        if len(news.reactions) <= INLINE:
-            self.catalog.apply(news)
+    async def refresh_index(self) -> None:
+        """Apply the changes of the registry to the index."""
+        known = self.index.version
+        changes = await self._database.read(lambda reader: read_registry_changes(reader, known))
+        if len(changes.reactions) <= MAX_INLINE:
+            self.index.apply(changes)
         else:  # a predicate takes about a millisecond to compile
-            await asyncio.to_thread(self.catalog.apply, news)
+            await asyncio.to_thread(self.index.apply, changes)
 
-    async def _relearn_shards(self, gained: set[int]) -> None:
-        """Another server may have moved the shards of these lanes since they were read."""
-        watches = [
-            watch for watch in self.catalog.watches.values() if any(s.lane in gained for s in watch.shards.values())
+    async def _reload_shards(self, gained: set[int]) -> None:
+        """Reload the shards of newly leased partitions: another server may have moved them."""
+        affected = [
+            compiled
+            for compiled in self.index.reactions.values()
+            if any(s.partition in gained for s in compiled.shards.values())
         ]
-        ids = [watch.reaction.reaction_id for watch in watches]
+        ids = [compiled.reaction.reaction_id for compiled in affected]
         found = await self._database.read(lambda reader: read_shards(reader, ids))
-        for watch in watches:
-            watch.shards = found.get(watch.reaction.reaction_id, {})
+        for compiled in affected:
+            compiled.shards = found.get(compiled.reaction.reaction_id, {})
 
     async def _follow(self) -> None:
-        """Walk along the journal until something about lanes or registry has changed."""
-        if not self._lanes:
+        """Match the journal until the leased partitions or the registry change."""
+        if not self._partitions:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), TEND_S)
+                await asyncio.wait_for(self._woken.wait(), LEASE_RENEWAL_S)
             return
         self._subscription = subscription = await self._hub.subscribe(EVERYTHING, self._position)
-        if subscription.position > self._position:  # from the very beginning, which is no longer there
-            self._pass_over(subscription.position)
+        if subscription.position > self._position:  # the oldest entries were pruned
+            self._skip_to(subscription.position)
         try:
             while True:
-                batch = await subscription.next(BATCH, self._patience())
-                if self._stirred.is_set():
-                    raise _Outdated
+                batch = await subscription.next(BATCH, self._idle_s())
+                if self._woken.is_set():
+                    raise _StaleState
                 if batch.entries:
-                    await self._match(batch.entries)
+                    await self._process_batch(batch.entries)
                 self._position = max(self._position, batch.position)
                 self._metrics.reaction_lag.set(max(self._hub.head - self._position, 0))
-                await self._launch()
-                if self._sweeps:  # one a round, in turns: what is new does not wait for what is old
-                    self._sweeps.append(sweep := self._sweeps.pop(0))
-                    await self._sweep(sweep)
-                await self._keep_up()
+                await self._launch_due_runs()
+                if self._catch_ups:  # one step per round, in rotation: new entries do not wait for old ones
+                    self._catch_ups.append(catch_up := self._catch_ups.pop(0))
+                    await self._run_catch_up(catch_up)
+                await self._run_periodic_work()
                 self._backoff.reset()
         finally:
             self._subscription = None
             subscription.close()
 
-    def _patience(self) -> float:
-        """How long there is nothing to do but wait for entries."""
-        if self._sweeps or self._stirred.is_set():
+    def _idle_s(self) -> float:
+        """Seconds until the next flush, lease renewal or launch."""
+        if self._catch_ups or self._woken.is_set():
             return 0.0
-        waits = [self._tended_at + TEND_S - time.monotonic()]
+        waits = [self._leased_at + LEASE_RENEWAL_S - time.monotonic()]
         if self._is_unflushed:
             waits.append(self._flushed_at + FLUSH_S - time.monotonic())
         if self._launch_at_ms:
             waits.append((self._launch_at_ms - now_ms()) / 1_000)
         return max(min(waits), 0.0)
 
-    async def _keep_up(self) -> None:
+    async def _run_periodic_work(self) -> None:
         if self._is_unflushed and time.monotonic() >= self._flushed_at + FLUSH_S:
             await self._flush()
-        if time.monotonic() >= self._tidied_at + TIDY_S:
-            await self._tidy()
-        if time.monotonic() >= self._tended_at + TEND_S:
+        if time.monotonic() >= self._idle_advanced_at + IDLE_CURSOR_S:
+            await self._advance_idle_cursors()
+        if time.monotonic() >= self._leased_at + LEASE_RENEWAL_S:
             await self._flush()
-            holding = await self._database.write(lambda tx: matcher_partitions.tend(tx, self.owner))
-            self._tended_at = time.monotonic()
-            if holding.positions != self._lanes or holding.version != self.catalog.version:
-                raise _Outdated
+            leased = await self._database.write(lambda tx: matcher_partitions.lease_partitions(tx, self.owner))
+            self._leased_at = time.monotonic()
+            if leased.positions != self._partitions or leased.version != self.index.version:
+                raise _StaleState
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _is_unflushed(self) -> bool:
-        return bool(self._mishaps) or any(position < self._position for position in self._lanes.values())
+        return bool(self._predicate_errors) or any(position < self._position for position in self._partitions.values())
 
-    async def _match(self, entries: Sequence[Entry]) -> None:
-        findings = await self._find(entries, self._scope())
-        self._merge_mishaps(findings)
-        if findings.matches:
-            await self._advance(findings, entries[-1].global_seq)
+    async def _process_batch(self, entries: Sequence[Entry]) -> None:
+        result = await self._match_batch(entries, self._live_filter())
+        self._merge_predicate_errors(result)
+        if result.matches:
+            await self._advance(result, entries[-1].global_seq)
 
     async def _flush(self) -> None:
         if self._is_unflushed:
-            await self._advance(Findings([], {}), self._position)
+            await self._advance(MatchResult([], {}), self._position)
 
-    async def _advance(self, findings: Findings, position: int) -> None:
-        findings.mishaps = self._mishaps
-        step = Step(self.owner, self.catalog.version, findings, position, lanes=self._lanes)
-        done, handed_out = await self._write(step)
-        self._mishaps = {}
+    async def _advance(self, result: MatchResult, position: int) -> None:
+        result.predicate_errors = self._predicate_errors
+        step = MatcherStep(self.owner, self.index.version, result, position, partitions=self._partitions)
+        done, delivered = await self._write(step)
+        self._predicate_errors = {}
         if done is None:
-            raise _Outdated
-        self._lanes = {lane: max(place, position) for lane, place in self._lanes.items()}
+            raise _StaleState
+        self._partitions = {partition: max(current, position) for partition, current in self._partitions.items()}
         self._position = max(self._position, position)
         self._flushed_at = time.monotonic()
-        self._count(done, handed_out)
+        self._record_step(done, delivered)
 
-    async def _write(self, step: Step) -> tuple[Done | None, Set[str]]:
-        """Write a step; dispatchers that wait get tasks of the reactions named in the same operation."""
-        at_once = {found.watch.reaction.reaction_id for found in step.findings.matches if is_due_at_once(found)}
-        turn = await self._board.join(at_once) if at_once else None
-        if turn is None:
-            return await self._database.write(lambda tx: matcher_steps.advance(tx, step), step.size), frozenset()
+    async def _write(self, step: MatcherStep) -> tuple[StepResult | None, Set[str]]:
+        """Write a step. Dispatchers that wait for its tasks get them in the same transaction."""
+        immediate = {found.compiled.reaction.reaction_id for found in step.result.matches if is_due_immediately(found)}
+        claim_round = await self._task_broker.begin_round(immediate) if immediate else None
+        if claim_round is None:
+            return await self._database.write(
+                lambda tx: matcher_steps.advance_partitions(tx, step), step.size
+            ), frozenset()
 
-        def write(tx: Transaction) -> Done | None:
-            done = matcher_steps.advance(tx, step)
+        def write(tx: Transaction) -> StepResult | None:
+            done = matcher_steps.advance_partitions(tx, step)
             if done is not None:
-                take_turn(tx, turn)
+                run_claim_round(tx, claim_round)
             return done
 
         try:
             done = await self._database.write(write, step.size)
         except BaseException:
-            self._board.abandon(turn)
+            self._task_broker.abort_round(claim_round)
             raise
         if done is None:
-            self._board.abandon(turn)
+            self._task_broker.abort_round(claim_round)
         else:
-            self._board.conclude(turn)
-        return done, at_once
+            self._task_broker.commit_round(claim_round)
+        return done, immediate
 
-    async def _find(self, entries: Sequence[Entry], scope: Scope) -> Findings:
+    async def _match_batch(self, entries: Sequence[Entry], scope: ShardFilter) -> MatchResult:
         self._metrics.matched_entries.inc(len(entries))
-        if len(entries) <= INLINE:
-            findings = match(self.catalog, entries, scope)
+        if len(entries) <= MAX_INLINE:
+            result = match_entries(self.index, entries, scope)
         else:
-            findings = await asyncio.to_thread(match, self.catalog, entries, scope)
-        self._metrics.evaluated.inc(findings.evaluated)
-        return findings
+            result = await asyncio.to_thread(match_entries, self.index, entries, scope)
+        self._metrics.evaluated.inc(result.evaluated)
+        return result
 
-    def _scope(self) -> Scope:
-        """Shards of our lanes that are not behind, and lanes that have not come further than the entry."""
-        positions = self._lanes
+    def _live_filter(self) -> ShardFilter:
+        """Select live shards of the leased partitions whose position is before the entry."""
+        positions = self._partitions
 
-        def wants(watch: Watch, number: int, shard: Shard, global_seq: int) -> bool:
-            position = positions.get(shard.lane)
+        def wants(compiled: CompiledReaction, number: int, shard: Shard, global_seq: int) -> bool:
+            position = positions.get(shard.partition)
             return (
                 position is not None and not shard.is_behind and global_seq > shard.position and global_seq > position
             )
 
         return wants
 
-    def _merge_mishaps(self, findings: Findings) -> None:
-        for key, mishap in findings.mishaps.items():
-            self._metrics.reaction_errors.inc(mishap.count)
-            before = self._mishaps.get(key)
+    def _merge_predicate_errors(self, result: MatchResult) -> None:
+        for key, errors_seen in result.predicate_errors.items():
+            self._metrics.reaction_errors.inc(errors_seen.count)
+            before = self._predicate_errors.get(key)
             if before is not None:
-                mishap.count += before.count
-            self._mishaps[key] = mishap
+                errors_seen.count += before.count
+            self._predicate_errors[key] = errors_seen
 
-    def _count(self, done: Done, handed_out: Set[str] = frozenset()) -> None:
+    def _record_step(self, done: StepResult, delivered: Set[str] = frozenset()) -> None:
         self._metrics.reaction_tasks.inc(done.tasks)
         self._metrics.reaction_runs.inc(done.runs)
         self._metrics.reaction_suppressed.inc(done.suppressed)
-        if done.ready:
-            self._board.stir(done.ready - handed_out)
-            if any(reaction_id in done.ready for reaction_id in self._agents_that_wait()):
+        if done.ready_reactions:
+            self._task_broker.notify_ready(done.ready_reactions - delivered)
+            if any(reaction_id in done.ready_reactions for reaction_id in self._delayed_agent_reactions()):
                 self._launch_at_ms = now_ms()
 
     # ── shards that are behind ───────────────────────────────────────────────────────────────────
 
-    async def _sweep(self, sweep: Sweep) -> None:
+    async def _run_catch_up(self, catch_up: CatchUp) -> None:
         try:
-            found = await self._database.read(lambda reader: sweep.cursor.read(reader, sweep.position))
+            found = await self._database.read(lambda reader: catch_up.cursor.read(reader, catch_up.position))
         except CursorExpired as error:
-            self._metrics.reaction_missed.inc(error.oldest - 1 - sweep.position)
-            log.warning("retention removed entries %d to %d before they were matched", sweep.position, error.oldest - 1)
-            sweep.position = error.oldest - 1
-            await self._catch_up(sweep, Findings([], {}), sweep.position)
+            self._metrics.reaction_missed.inc(error.oldest - 1 - catch_up.position)
+            log.warning(
+                "retention removed entries %d to %d before they were matched", catch_up.position, error.oldest - 1
+            )
+            catch_up.position = error.oldest - 1
+            await self._write_catch_up(catch_up, MatchResult([], {}), catch_up.position)
             return
-        # What joins a lane must not miss what the lane has passed in memory only.
-        if found.position >= min(self._lanes.values()):
+        # A shard that joins its partition must not miss entries that are matched but not flushed.
+        if found.position >= min(self._partitions.values()):
             await self._flush()
-        await self._catch_up(sweep, await self._find(found.entries, sweep.wants), found.position)
-        sweep.position = found.position
+        await self._write_catch_up(catch_up, await self._match_batch(found.entries, catch_up.is_wanted), found.position)
+        catch_up.position = found.position
 
-    async def _catch_up(self, sweep: Sweep, findings: Findings, position: int) -> None:
-        step = Step(self.owner, self.catalog.version, findings, position, shards=sweep.behind(position))
+    async def _write_catch_up(self, catch_up: CatchUp, result: MatchResult, position: int) -> None:
+        step = MatcherStep(self.owner, self.index.version, result, position, shards=catch_up.shards_before(position))
         if step.shards:
-            done = await self._database.write(lambda tx: matcher_steps.catch_up(tx, step), step.size)
+            done = await self._database.write(lambda tx: matcher_steps.advance_shards(tx, step), step.size)
             if done is None:
-                self._lanes = {}  # the shards are not where they were thought to be: read them anew
-                raise _Outdated
+                self._partitions = {}  # another server has moved the shards: read them again
+                raise _StaleState
             for reaction_id, number in step.shards:
-                shard = self.catalog.watches[reaction_id].shards[number]
-                shard.position = sweep.shards[reaction_id, number] = position
+                shard = self.index.reactions[reaction_id].shards[number]
+                shard.position = catch_up.shards[reaction_id, number] = position
                 if (reaction_id, number) in done.joined:
                     shard.is_behind = False
-                    del sweep.shards[reaction_id, number]
-            self._count(done)
-        if not sweep.shards:
-            self._sweeps.remove(sweep)
+                    del catch_up.shards[reaction_id, number]
+            self._record_step(done)
+        if not catch_up.shards:
+            self._catch_ups.remove(catch_up)
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
-    def _agents_that_wait(self) -> list[str]:
+    def _delayed_agent_reactions(self) -> list[str]:
         return [
             reaction_id
-            for reaction_id, watch in self.catalog.watches.items()
-            if agent_tasks.waits(watch.reaction) and lane_of(reaction_id, 0) in self._lanes
+            for reaction_id, compiled in self.index.reactions.items()
+            if agent_tasks.has_delayed_runs(compiled.reaction) and partition_of(reaction_id, 0) in self._partitions
         ]
 
-    async def _launch(self) -> None:
+    async def _launch_due_runs(self) -> None:
         if not self._launch_at_ms or now_ms() < self._launch_at_ms:
             return
-        waiting = [self.catalog.watches[reaction_id].reaction for reaction_id in self._agents_that_wait()]
+        waiting = [self.index.reactions[reaction_id].reaction for reaction_id in self._delayed_agent_reactions()]
         launched = await self._database.write(lambda tx: agent_tasks.launch_due(tx, waiting))
         self._metrics.reaction_runs.inc(launched.runs)
-        self._launch_at_ms = launched.again_at_ms
+        self._launch_at_ms = launched.next_check_at_ms
 
-    async def _tidy(self) -> None:
-        self._tidied_at = time.monotonic()
+    async def _advance_idle_cursors(self) -> None:
+        self._idle_advanced_at = time.monotonic()
         await self._flush()
-        places = dict(self._lanes)
-        await self._database.write(lambda tx: matcher_partitions.tidy(tx, places))
+        positions = dict(self._partitions)
+        await self._database.write(lambda tx: matcher_partitions.advance_idle_cursors(tx, positions))
 
     async def _skip_pruned(self, position: int) -> None:
-        self._pass_over(position)
-        with contextlib.suppress(TapeError, _Outdated):
+        self._skip_to(position)
+        with contextlib.suppress(TapeError, _StaleState):
             await self._flush()
 
-    def _pass_over(self, position: int) -> None:
-        """Entries that are gone cannot be matched any more: say so, and go on behind them."""
+    def _skip_to(self, position: int) -> None:
+        """Skip entries that retention removed, and report how many were missed."""
         log.warning("retention removed entries %d to %d before they were matched", self._position + 1, position)
         self._metrics.reaction_missed.inc(max(position - self._position, 0))
         self._position = max(self._position, position)

@@ -1,4 +1,4 @@
-"""A reaction: which entries it wants, and what is to be done about them."""
+"""A reaction: subject pattern, predicate, handler kind and limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tape.store.records import Record, columns
 MAX_ID_BYTES = 400
 HOUR_MS = 3_600_000
 
-# Field: what 0 on the wire stands for, and the largest value that makes sense.
+# Field: (default, which 0 on the wire stands for; maximum).
 NUMBERS = {
     "max_concurrency": (1, 100_000),
     "rate_limit_per_s": (0, 1_000_000),
@@ -57,20 +57,20 @@ class Reaction(Record, frozen=True):
 
     @property
     def max_attempts(self) -> int:
-        """How often a task is handed out before it is a dead letter: whichever limit is reached first."""
+        """The number of attempts before a task is dead-lettered: the smaller of the two limits."""
         return min(self.dlq_after_n, self.retry_max + 1)
 
     @property
-    def begins_runs_at_once(self) -> bool:
-        """Whether a match is a run right away; with a debounce or a rate it waits as a task first."""
+    def begins_runs_immediately(self) -> bool:
+        """Whether a match becomes a run at once; with a debounce or a rate limit it becomes a task first."""
         return self.handler_kind == HandlerKind.AGENT and not self.debounce_ms and not self.rate_limit_per_s
 
 
 COLUMNS = columns(Reaction)
 
 
-def checked(wanted: Reaction) -> Reaction:
-    """The reaction with its defaults filled in, or an error that names what is wrong with it."""
+def check_reaction(wanted: Reaction) -> Reaction:
+    """Fill in the defaults. Raises InvalidReaction, InvalidPattern or InvalidPredicate, which name the field."""
     _check_texts(wanted)
     try:
         Pattern(wanted.subject_pattern)

@@ -1,4 +1,4 @@
-"""What is done and dropped does not stay for ever."""
+"""Retention of completed and dropped tasks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ CHUNK = 5_000
 
 
 async def purge_tasks(database: Database, keep_h: int) -> int:
-    """Remove tasks that were done or dropped longer ago than so many hours, a few at a time; how many."""
+    """Delete tasks that were completed or dropped more than `keep_h` hours ago, in chunks of 5,000; how many."""
     before_ms = now_ms() - keep_h * HOUR_MS
     purged = 0
     while True:
-        count = await database.write(lambda tx: dead_letters.purge(tx, before_ms, CHUNK))
+        count = await database.write(lambda tx: dead_letters.purge_settled(tx, before_ms, CHUNK))
         purged += count
         if count < CHUNK:
             database.metrics.tasks_purged.inc(purged)

@@ -1,12 +1,12 @@
-"""Shards and lanes: how the work of matching is divided.
+"""Shards and matcher partitions: how matching is divided among servers.
 
-A run's entries belong to one shard of a reaction, so their tasks keep their order. Shards are spread
-over a fixed number of lanes; servers lease lanes, which are few, instead of shards, which may be many.
+The entries of a run belong to one shard of a reaction, so their tasks keep their order. Shards are hashed onto
+16 matcher partitions. Servers lease partitions, which are few, instead of shards, which may be many.
 """
 
 from __future__ import annotations
 
-LANES = 16
+PARTITIONS = 16
 MAX_SHARDS = 256
 
 _OFFSET, _PRIME, _MASK = 0x811C9DC5, 0x01000193, 0xFFFFFFFF
@@ -25,6 +25,6 @@ def shard_of(run_id: str, num_shards: int) -> int:
     return fnv1a(run_id) % num_shards if num_shards > 1 else 0
 
 
-def lane_of(reaction_id: str, shard: int) -> int:
-    """The lane of a reaction's shard."""
-    return fnv1a(f"{reaction_id}/{shard}") % LANES
+def partition_of(reaction_id: str, shard: int) -> int:
+    """The matcher partition of a reaction's shard."""
+    return fnv1a(f"{reaction_id}/{shard}") % PARTITIONS

@@ -1,8 +1,8 @@
-"""A rehearsal: what would become of matches, in the time of their entries instead of now.
+"""Simulation: which tasks matches would have become, in the time of their entries and without a database.
 
-The same rules as `enqueueing` and `claiming` follow, played without a database: a match that comes while one of
-its subject still waits takes its place, and a rate lets so many go and holds up the others. Handlers are taken to
-be there and quick: `max_concurrency` depends on how long they need, which no history tells.
+It follows the rules of `enqueue` and `claims`: a match replaces a waiting match of its subject (debounce), and the
+rate limit delays tasks. Handlers are assumed to be connected and to take no time: `max_concurrency` depends on their
+duration, which the journal does not have.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tape.model.task_pacing import pace
 T = TypeVar("T")
 
 
-class Fired(msgspec.Struct, Generic[T]):
-    """A task that would have been: its newest entry, the first of those that went in, when due and when handed out."""
+class SimulatedTask(msgspec.Struct, Generic[T]):
+    """A simulated task: its newest and its first entry, when it is due and when it is claimed."""
 
     newest: T
     first: T
@@ -29,59 +29,59 @@ class Fired(msgspec.Struct, Generic[T]):
     at_ms: int = 0
 
 
-class Rehearsal(Generic[T]):
-    """Takes matches in the order of the journal and tells which of them fire."""
+class Simulation(Generic[T]):
+    """Takes matches in the order of the journal and yields the tasks that they become."""
 
     def __init__(self, debounce_ms: int = 0, rate_limit_per_s: int = 0) -> None:
         self._debounce_ms = debounce_ms
         self._rate = rate_limit_per_s
-        # In the order in which they are due: time does not run backwards along the journal.
-        self._waiting: OrderedDict[object, Fired[T]] = OrderedDict()
+        # In the order in which they are due: timestamps never decrease along the journal.
+        self._waiting: OrderedDict[object, SimulatedTask[T]] = OrderedDict()
         self._count = 0
         self._next_us = 0
-        self._again_ms = 0
+        self._next_check_ms = 0
 
     @property
-    def waiting(self) -> Iterable[Fired[T]]:
-        """What has come and is not handed out yet."""
+    def waiting(self) -> Iterable[SimulatedTask[T]]:
+        """Tasks that are not claimed yet."""
         return self._waiting.values()
 
-    def add(self, thing: T, subject: str, ts_ms: int) -> Iterator[Fired[T]]:
-        """Let a match come at a time; what was handed out up to then."""
-        yield from self.up_to(ts_ms)
+    def add(self, thing: T, subject: str, ts_ms: int) -> Iterator[SimulatedTask[T]]:
+        """Add a match at a time; yields the tasks that are claimed up to that time."""
+        yield from self.release_until(ts_ms)
         due = ts_ms + self._debounce_ms
         if not self._debounce_ms:
             self._count += 1
-            self._waiting[self._count] = Fired(thing, thing, 0, due)
+            self._waiting[self._count] = SimulatedTask(thing, thing, 0, due)
         elif (waiting := self._waiting.get(subject)) is None:
-            self._waiting[subject] = Fired(thing, thing, 0, due)
+            self._waiting[subject] = SimulatedTask(thing, thing, 0, due)
         else:
             waiting.newest, waiting.due_ms = thing, due
             waiting.coalesced += 1
             self._waiting.move_to_end(subject)
 
-    def up_to(self, ts_ms: int) -> Iterator[Fired[T]]:
-        """What is handed out up to a time."""
+    def release_until(self, ts_ms: int) -> Iterator[SimulatedTask[T]]:
+        """Yield the tasks that are claimed up to a time."""
         while self._waiting:
             due = next(iter(self._waiting.values())).due_ms
-            at = max(due, self._again_ms)
+            at = max(due, self._next_check_ms)
             if at > ts_ms:
                 return
-            yield from self._hand_out(at)
+            yield from self._release(at)
 
-    def rest(self) -> Iterator[Fired[T]]:
-        """What is handed out if nothing comes any more."""
+    def release_all(self) -> Iterator[SimulatedTask[T]]:
+        """Yield all remaining tasks, as if no further match came."""
         while self._waiting:
             due = next(iter(self._waiting.values())).due_ms
-            yield from self._hand_out(max(due, self._again_ms))
+            yield from self._release(max(due, self._next_check_ms))
 
-    def _hand_out(self, at: int) -> Iterator[Fired[T]]:
-        """What somebody who asks at that time gets, as `claiming.take` decides it."""
-        room, again_us = MAX_AT_ONCE, 0
+    def _release(self, at: int) -> Iterator[SimulatedTask[T]]:
+        """Yield the tasks that a claim at this time would get, by the rules of `claims.claim_up_to`."""
+        free_slots, again_us = MAX_AT_ONCE, 0
         if self._rate:
-            room, _, again_us = pace(self._rate, self._next_us, at * 1_000, MAX_AT_ONCE)
+            free_slots, _, again_us = pace(self._rate, self._next_us, at * 1_000, MAX_AT_ONCE)
         handed = 0
-        while handed < room and self._waiting:
+        while handed < free_slots and self._waiting:
             key, first = next(iter(self._waiting.items()))
             if first.due_ms > at:
                 break
@@ -92,11 +92,11 @@ class Rehearsal(Generic[T]):
         if self._rate:
             if handed:
                 _, self._next_us, again_us = pace(self._rate, self._next_us, at * 1_000, handed)
-            self._again_ms = at if handed == MAX_AT_ONCE else -(-again_us // 1_000) if handed == room else 0
+            self._next_check_ms = at if handed == MAX_AT_ONCE else -(-again_us // 1_000) if handed == free_slots else 0
 
 
-class Queue(msgspec.Struct):
-    """How a rate would have held things up: how many waited, how long the longest, and when the most did at once."""
+class QueueStatistics(msgspec.Struct):
+    """Effect of a rate limit: how many tasks waited, the longest wait, and the longest queue with its time."""
 
     waited: int = 0
     longest_wait_ms: int = 0
@@ -104,15 +104,15 @@ class Queue(msgspec.Struct):
     longest_at_ms: int = 0
 
 
-class Counting:
-    """Sees what is handed out, in order, and knows how the queue stood."""
+class QueueMonitor:
+    """Measures the queue from the tasks that are claimed, in order."""
 
     def __init__(self) -> None:
-        self.queue = Queue()
+        self.queue = QueueStatistics()
         self._out: deque[int] = deque()
 
-    def see(self, due_ms: int, at_ms: int) -> None:
-        """One was due and was handed out."""
+    def observe(self, due_ms: int, at_ms: int) -> None:
+        """Record one task by the times when it was due and claimed."""
         out = self._out
         while out and out[0] <= due_ms:
             out.popleft()

@@ -1,4 +1,4 @@
-"""How reactions stand, for people and dashboards."""
+"""Statistics of reactions, for operators and dashboards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tape.model.reaction_states import TaskStatus
 from tape.store import Reader
 
 
-class Statistics(msgspec.Struct, frozen=True):
-    """One reaction: how far it is, what it found, what waits."""
+class ReactionStatistics(msgspec.Struct, frozen=True):
+    """One reaction: its position and lag, matches, predicate errors, and open tasks."""
 
     reaction_id: str
     position: int
@@ -29,11 +29,11 @@ class Statistics(msgspec.Struct, frozen=True):
     is_catching_up: bool
 
 
-def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Statistics], int]:
+def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[ReactionStatistics], int]:
     """The statistics of one reaction or of all that are registered, and the journal's head."""
     head = read_head(reader).global_seq
     ids = [registry.get(reader, reaction_id).reaction_id] if reaction_id else _registered(reader)
-    lanes: dict[int, int] = dict(reader.query("SELECT lane, position FROM tape_reaction_lanes"))
+    partition_positions: dict[int, int] = dict(reader.query("SELECT lane, position FROM tape_reaction_lanes"))
     condition, values = reader.is_any("reaction_id", ids)
     cursors: dict[str, list[tuple[int, ...]]] = {}
     for row in reader.query(
@@ -47,10 +47,13 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Statist
     found = []
     for each in ids:
         rows = cursors.get(each, [])
-        position = min((last if behind else max(last, lanes[lane]) for last, lane, behind, *_ in rows), default=head)
+        position = min(
+            (last if behind else max(last, partition_positions[partition]) for last, partition, behind, *_ in rows),
+            default=head,
+        )
         counts = open_tasks.get(each, {})
         found.append(
-            Statistics(
+            ReactionStatistics(
                 each,
                 position,
                 max(head - position, 0),
@@ -70,7 +73,7 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Statist
 
 
 def _registered(reader: Reader) -> list[str]:
-    return [reaction.reaction_id for reaction in registry.registered(reader)]
+    return [reaction.reaction_id for reaction in registry.list_registered(reader)]
 
 
 def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, str]:
@@ -83,9 +86,9 @@ def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, st
 
 
 def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dict[TaskStatus, int]]:
-    """Number of tasks by reaction and state; the oldest of those that are pending is a matter of its own."""
+    """The number of tasks by reaction and status."""
     found: dict[str, dict[TaskStatus, int]] = {}
-    # One question a state: each is answered from the index of that state.
+    # One query per status: each is answered from the partial index of that status.
     for status in (PENDING, CLAIMED, DLQ):
         for reaction_id, number in reader.query(
             f"SELECT reaction_id, count(*) FROM tape_tasks WHERE {condition} AND status = {status}"

@@ -1,7 +1,8 @@
-"""The board: hands tasks to dispatchers that wait for them, as soon as there are any.
+"""The task broker: pushes tasks to connected dispatchers as soon as they are due.
 
-All that the open streams want at one moment (reports on tasks, renewals, new tasks) is one operation on
-the database, so that a busy server needs few commits. What comes meanwhile is the next operation.
+One claim round is one transaction for all dispatcher sessions: it writes their reports and lease renewals and
+claims new tasks for them. Requests that arrive during a round go into the next one, so a busy server needs few
+commits.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.reactions import claims, tasks
-from tape.engine.reactions.claims import ANY_SHARD, MAX_AT_ONCE, Claimed, Want
+from tape.engine.reactions.claims import ANY_SHARD, MAX_AT_ONCE, ClaimRequest, ClaimResult
 from tape.engine.reactions.enqueue import CHANNEL
-from tape.engine.reactions.tasks import Report, Settled, Task
+from tape.engine.reactions.tasks import Settlement, Task, TaskReport
 from tape.errors import InvalidInput, NotFound, ServerStopping, TapeError
 from tape.model.reaction_states import TaskStatus
 from tape.store import Database, Transaction
@@ -28,341 +29,352 @@ log = logging.getLogger(__name__)
 MAX_WINDOW = 10_000
 
 
-class Delivery(msgspec.Struct):
-    """What a dispatcher is told next."""
+class DispatcherDelivery(msgspec.Struct):
+    """The next message to a dispatcher: new tasks, and the results of its reports and lease renewals."""
 
     tasks: list[Task] = []
-    settled: Settled = msgspec.field(default_factory=lambda: Settled([], []))
-    renewed: Settled = msgspec.field(default_factory=lambda: Settled([], []))
+    settled: Settlement = msgspec.field(default_factory=lambda: Settlement([], []))
+    renewed: Settlement = msgspec.field(default_factory=lambda: Settlement([], []))
 
 
-class Seat:
-    """One dispatcher's place at the board. It never holds more tasks than its window."""
+class DispatcherSession:
+    """One connected dispatcher. It never has more tasks in flight than its window."""
 
-    def __init__(self, board: Board, owner: str, reaction_ids: list[str], lease_ms: int, shard: int) -> None:
+    def __init__(self, broker: TaskBroker, owner: str, reaction_ids: list[str], lease_ms: int, shard: int) -> None:
         self.owner = owner
         self.reaction_ids = reaction_ids
         self.lease_ms = lease_ms
         self.shard = shard
         self.window = 0
-        self.held: set[str] = set()
-        self.reports: list[Report] = []
+        self.in_flight: set[str] = set()
+        self.reports: list[TaskReport] = []
         self.renewals: list[str] = []
-        self.deliveries: asyncio.Queue[Delivery | TapeError] = asyncio.Queue()
-        self.is_being_written = False
-        self.has_left = False
-        self._board = board
+        self.deliveries: asyncio.Queue[DispatcherDelivery | TapeError] = asyncio.Queue()
+        self.is_writing = False
+        self.is_closed = False
+        self._broker = broker
 
     @property
-    def room(self) -> int:
-        """How many more tasks it takes."""
-        return max(self.window - len(self.held), 0)
+    def free_slots(self) -> int:
+        """How many more tasks the dispatcher accepts."""
+        return max(self.window - len(self.in_flight), 0)
 
     @property
     def has_reports(self) -> bool:
-        """Whether there is something to write down for it."""
+        """Whether reports or lease renewals wait to be written."""
         return bool(self.reports or self.renewals)
 
     @property
-    def owes_an_answer(self) -> bool:
-        """Whether a report of its has not been answered yet."""
-        return self.has_reports or self.is_being_written or not self.deliveries.empty()
+    def has_unanswered_reports(self) -> bool:
+        """Whether the result of a report has not been sent yet."""
+        return self.has_reports or self.is_writing or not self.deliveries.empty()
 
-    def open_window(self, window: int) -> None:
-        """Hold at most so many tasks from now on; 0 pauses."""
+    def set_window(self, window: int) -> None:
+        """Set the maximum number of tasks in flight; 0 pauses delivery."""
         if window > MAX_WINDOW:
             raise InvalidInput(f"window {window} must not be larger than {MAX_WINDOW}.")
         is_wider = window > self.window
         self.window = window
         if is_wider:
-            self._board.stir(self.reaction_ids)
+            self._broker.notify_ready(self.reaction_ids)
 
-    def report(self, report: Report, renewals: Iterable[str]) -> None:
-        """Say what became of tasks, and which are still being worked on."""
-        if report != Report():
+    def report(self, report: TaskReport, renewals: Iterable[str]) -> None:
+        """Report the results of tasks, and renew the leases of those that are still in progress."""
+        if report != TaskReport():
             self.reports.append(report)
         self.renewals += renewals
-        self._board.wake()
+        self._broker.wake()
 
-    async def next(self) -> Delivery:
-        """What there is to tell, as soon as there is anything."""
+    async def next(self) -> DispatcherDelivery:
+        """Wait for the next delivery."""
         delivery = await self.deliveries.get()
         if isinstance(delivery, TapeError):
             raise delivery
         return delivery
 
-    def leave(self) -> None:
-        """Take nothing more. What it holds stays leased: it may come back and report."""
-        self._board.remove(self)
+    def close(self) -> None:
+        """Stop delivery. Tasks in flight stay leased: the dispatcher may reconnect and report."""
+        self._broker.remove_session(self)
 
 
-class Turn(msgspec.Struct):
-    """What the board does in one operation, and what came of it."""
+class ClaimRound(msgspec.Struct):
+    """The input of one claim round, and its result."""
 
-    reports: list[tuple[Seat, list[Report], list[str]]]
-    seats: list[Seat]
+    reports: list[tuple[DispatcherSession, list[TaskReport], list[str]]]
+    sessions: list[DispatcherSession]
     ready: list[str]
-    deliveries: dict[Seat, Delivery] = {}
-    again_at_ms: dict[str, int] = {}
-    moved: set[str] = set()
-    buried: int = 0
+    deliveries: dict[DispatcherSession, DispatcherDelivery] = {}
+    next_check_at_ms: dict[str, int] = {}
+    unfinished: set[str] = set()
+    dead_lettered: int = 0
 
 
-class Board:
-    """One per server."""
+class TaskBroker:
+    """Claims tasks for the dispatcher sessions of one server."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._metrics = database.metrics
-        self._seats: list[Seat] = []
+        self._sessions: list[DispatcherSession] = []
         self._backoff = Backoff(WHILE_UNAVAILABLE)
         self._ready: dict[str, None] = {}
-        self._again_at_ms: dict[str, int] = {}
+        self._next_check_at_ms: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._rotation = 0
-        # Held while a turn is taken: what a seat has room for is true only between turns.
-        self._turns = asyncio.Lock()
+        # Held during a claim round: the free slots of a session are exact only between rounds.
+        self._round_lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Begin to hand out."""
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._look())]
+        """Start to deliver tasks."""
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._watch_other_servers())]
 
     async def close(self) -> None:
-        """Hand out nothing more; every dispatcher is told to come back elsewhere."""
-        await self._turns.acquire()  # what is being handed out arrives; nobody gives the lock back
+        """Stop to deliver tasks, and end every session with ServerStopping."""
+        await self._round_lock.acquire()  # the current round is delivered; the lock is never released again
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for seat in self._seats:
-            seat.deliveries.put_nowait(ServerStopping("The server is shutting down; connect again."))
+        for session in self._sessions:
+            session.deliveries.put_nowait(ServerStopping("The server is shutting down; connect again."))
 
-    def sit(self, owner: str, reaction_ids: Iterable[str], lease_ms: int, shard: int = ANY_SHARD) -> Seat:
-        """A place for a dispatcher."""
+    def open_session(
+        self, owner: str, reaction_ids: Iterable[str], lease_ms: int, shard: int = ANY_SHARD
+    ) -> DispatcherSession:
+        """Open a session for a dispatcher. Raises InvalidInput if it names no owner or no reaction."""
         tasks.check_owner(owner)
         wanted = list(dict.fromkeys(reaction_ids))
         if not wanted:
             raise InvalidInput("reaction_ids is empty; name at least one reaction.")
-        seat = Seat(self, owner, wanted, tasks.lease(lease_ms), shard)
-        self._seats.append(seat)
-        self._metrics.dispatchers.set(len(self._seats))
-        return seat
+        session = DispatcherSession(self, owner, wanted, tasks.check_lease_ms(lease_ms), shard)
+        self._sessions.append(session)
+        self._metrics.dispatchers.set(len(self._sessions))
+        return session
 
-    def remove(self, seat: Seat) -> None:
-        """Forget a place, as soon as its last reports are written down."""
-        seat.has_left = True
-        seat.window = 0
-        self._forget_those_who_left()
+    def remove_session(self, session: DispatcherSession) -> None:
+        """Remove a session as soon as its last reports are written."""
+        session.is_closed = True
+        session.window = 0
+        self._drop_closed_sessions()
 
-    def _forget_those_who_left(self) -> None:
-        self._seats = [s for s in self._seats if not s.has_left or s.has_reports or s.is_being_written]
-        self._metrics.dispatchers.set(len(self._seats))
+    def _drop_closed_sessions(self) -> None:
+        self._sessions = [s for s in self._sessions if not s.is_closed or s.has_reports or s.is_writing]
+        self._metrics.dispatchers.set(len(self._sessions))
 
-    def stir(self, reaction_ids: Iterable[str]) -> None:
-        """These reactions may have something to hand out."""
-        news = dict.fromkeys(reaction_ids)
-        if self._seats and news:
-            self._ready.update(news)
+    def notify_ready(self, reaction_ids: Iterable[str]) -> None:
+        """Claim tasks of these reactions in the next round."""
+        reactions = dict.fromkeys(reaction_ids)
+        if self._sessions and reactions:
+            self._ready.update(reactions)
             self._wake.set()
 
     def wake(self) -> None:
-        """Somebody has something to report."""
+        """Run a claim round: a session has reports to write."""
         self._wake.set()
 
-    # ── turns inside the operation of somebody else ──────────────────────────────────────────────
+    # ── claim rounds within a transaction of the matcher ─────────────────────────────────────────
 
-    async def join(self, reaction_ids: Set[str]) -> Turn | None:
-        """A turn to take in an operation that makes tasks of these reactions, if a dispatcher waits for them.
+    async def begin_round(self, reaction_ids: Set[str]) -> ClaimRound | None:
+        """Begin a round in a transaction that creates tasks of these reactions; None if no dispatcher waits for them.
 
-        It saves a commit between an entry and its handler. Must be followed by `conclude` or `abandon`.
+        It saves a commit between an entry and its handler. Call `commit_round` or `abort_round` afterwards.
         """
-        if self._turns.locked() or not any(
-            seat.room and not reaction_ids.isdisjoint(seat.reaction_ids) for seat in self._seats
+        if self._round_lock.locked() or not any(
+            session.free_slots and not reaction_ids.isdisjoint(session.reaction_ids) for session in self._sessions
         ):
             return None
-        await self._turns.acquire()
+        await self._round_lock.acquire()
         self._ready.update(dict.fromkeys(reaction_ids))
-        return self._gather()
+        return self._gather_round()
 
-    def conclude(self, turn: Turn) -> None:
-        """The operation is committed: deliver."""
-        self._finish(turn)
-        self._turns.release()
+    def commit_round(self, claim_round: ClaimRound) -> None:
+        """Deliver the tasks of a committed round."""
+        self._deliver_round(claim_round)
+        self._round_lock.release()
 
-    def abandon(self, turn: Turn) -> None:
-        """The operation came to nothing."""
-        self._take_back(turn)
-        self._turns.release()
+    def abort_round(self, claim_round: ClaimRound) -> None:
+        """Restore the requests of a round whose transaction was rolled back."""
+        self._restore_round(claim_round)
+        self._round_lock.release()
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._patience())
+                await asyncio.wait_for(self._wake.wait(), self._seconds_until_due())
             self._wake.clear()
             now = now_ms()
-            for reaction_id, at in list(self._again_at_ms.items()):
+            for reaction_id, at in list(self._next_check_at_ms.items()):
                 if at <= now:
-                    del self._again_at_ms[reaction_id]
+                    del self._next_check_at_ms[reaction_id]
                     self._ready[reaction_id] = None
-            async with self._turns:
-                await self._take_one()
+            async with self._round_lock:
+                await self._run_round()
 
-    async def _take_one(self) -> None:
-        turn = self._gather()
-        if not turn.reports and not turn.seats:
+    async def _run_round(self) -> None:
+        claim_round = self._gather_round()
+        if not claim_round.reports and not claim_round.sessions:
             return
         try:
-            await self._database.write(lambda tx: take_turn(tx, turn), size=1_024)
+            await self._database.write(lambda tx: run_claim_round(tx, claim_round), size=1_024)
         except TapeError as error:
-            log.warning("handing out tasks failed, trying again: %s", error)
-            self._take_back(turn)
+            log.warning("claim round failed, retrying: %s", error)
+            self._restore_round(claim_round)
             await self._backoff.wait_async()
         except Exception:
-            log.exception("handing out tasks failed, trying again")
-            self._take_back(turn)
+            log.exception("claim round failed, retrying")
+            self._restore_round(claim_round)
             await self._backoff.wait_async()
         else:
             self._backoff.reset()
-            self._finish(turn)
+            self._deliver_round(claim_round)
 
-    def _patience(self) -> float | None:
-        if not self._again_at_ms:
+    def _seconds_until_due(self) -> float | None:
+        if not self._next_check_at_ms:
             return None
-        return max((min(self._again_at_ms.values()) - now_ms()) / 1_000, 0.0)
+        return max((min(self._next_check_at_ms.values()) - now_ms()) / 1_000, 0.0)
 
-    def _gather(self) -> Turn:
+    def _gather_round(self) -> ClaimRound:
         reports = []
-        for seat in self._seats:
-            if seat.has_reports:
-                reports.append((seat, seat.reports, seat.renewals))
-                seat.reports, seat.renewals = [], []
-                seat.is_being_written = True
-        # What is reported done frees a place, and perhaps room in the seat: so everyone reported on is ready.
+        for session in self._sessions:
+            if session.has_reports:
+                reports.append((session, session.reports, session.renewals))
+                session.reports, session.renewals = [], []
+                session.is_writing = True
+        # A completed task frees a slot of its reaction and of its session, so its reaction is ready again.
         ready = list(self._ready)
         self._ready.clear()
         self._rotation += 1
-        seats = self._seats
-        if len(seats) > 1:
-            turn = self._rotation % len(seats)
-            seats = seats[turn:] + seats[:turn]
-        waiting = [seat for seat in seats if seat.window and (seat.room or seat.has_reports or reports)]
-        return Turn(reports, waiting if ready or reports else [], ready, {}, {}, set())
+        sessions = self._sessions
+        if len(sessions) > 1:
+            first = self._rotation % len(sessions)
+            sessions = sessions[first:] + sessions[:first]
+        waiting = [
+            session for session in sessions if session.window and (session.free_slots or session.has_reports or reports)
+        ]
+        return ClaimRound(reports, waiting if ready or reports else [], ready, {}, {}, set())
 
-    def _take_back(self, turn: Turn) -> None:
-        """The operation failed as a whole: nothing of it was written, and all of it is wanted still."""
-        for seat, reports, renewals in turn.reports:
-            seat.reports[:0] = reports
-            seat.renewals[:0] = renewals
-            seat.is_being_written = False
-        self._ready.update(dict.fromkeys(turn.ready))
+    def _restore_round(self, claim_round: ClaimRound) -> None:
+        """Put reports, renewals and ready reactions of a failed round back: nothing of it was written."""
+        for session, reports, renewals in claim_round.reports:
+            session.reports[:0] = reports
+            session.renewals[:0] = renewals
+            session.is_writing = False
+        self._ready.update(dict.fromkeys(claim_round.ready))
         self._wake.set()
 
-    def _finish(self, turn: Turn) -> None:
-        for seat, *_ in turn.reports:
-            seat.is_being_written = False
-        self._again_at_ms.update(turn.again_at_ms)
+    def _deliver_round(self, claim_round: ClaimRound) -> None:
+        for session, *_ in claim_round.reports:
+            session.is_writing = False
+        self._next_check_at_ms.update(claim_round.next_check_at_ms)
         now = now_ms()
-        for seat, delivery in turn.deliveries.items():
-            seat.held.difference_update(done.task_id for done in delivery.settled.done)
+        for session, delivery in claim_round.deliveries.items():
+            session.in_flight.difference_update(done.task_id for done in delivery.settled.done)
             self._metrics.tasks_settled.labels("DONE").inc(len(delivery.settled.done))
             for task in delivery.settled.tasks:
-                seat.held.discard(task.task_id)
+                session.in_flight.discard(task.task_id)
                 self._metrics.tasks_settled.labels(task.status.name).inc()
                 if task.status == TaskStatus.PENDING:
                     self._schedule(task.reaction_id, task.next_attempt_at_ms)
-            for refusal in (*delivery.settled.refused, *delivery.renewed.refused):
-                seat.held.discard(refusal.task_id)
-            self._metrics.tasks_refused.inc(len(delivery.settled.refused) + len(delivery.renewed.refused))
-            seat.held.update(task.task_id for task in delivery.tasks)
+            for rejection in (*delivery.settled.rejected, *delivery.renewed.rejected):
+                session.in_flight.discard(rejection.task_id)
+            self._metrics.tasks_refused.inc(len(delivery.settled.rejected) + len(delivery.renewed.rejected))
+            session.in_flight.update(task.task_id for task in delivery.tasks)
             self._metrics.tasks_claimed.inc(len(delivery.tasks))
-            seat.deliveries.put_nowait(delivery)
-        self._metrics.tasks_settled.labels("DLQ").inc(turn.buried)
-        self._forget_those_who_left()
-        # A seat whose room was freed by its own report may take more of what was ready before.
-        if turn.moved and any(seat.room for seat in self._seats):
-            self.stir(turn.moved)
-        for reaction_id, at in turn.again_at_ms.items():
+            session.deliveries.put_nowait(delivery)
+        self._metrics.tasks_settled.labels("DLQ").inc(claim_round.dead_lettered)
+        self._drop_closed_sessions()
+        # A session whose slots were freed by its own report may take more of the tasks that were ready before.
+        if claim_round.unfinished and any(session.free_slots for session in self._sessions):
+            self.notify_ready(claim_round.unfinished)
+        for reaction_id, at in claim_round.next_check_at_ms.items():
             if at <= now:
                 self._ready[reaction_id] = None
                 self._wake.set()
 
     def _schedule(self, reaction_id: str, at_ms: int) -> None:
-        before = self._again_at_ms.get(reaction_id, 0)
-        self._again_at_ms[reaction_id] = min(before, at_ms) if before else at_ms
+        before = self._next_check_at_ms.get(reaction_id, 0)
+        self._next_check_at_ms[reaction_id] = min(before, at_ms) if before else at_ms
         self._wake.set()
 
-    async def _look(self) -> None:
-        """Find out what other servers have made ready, when they say so and now and then."""
+    async def _watch_other_servers(self) -> None:
+        """Claim tasks that other servers created: on their notification, and by polling."""
         async for _ in self._database.changes(CHANNEL):
-            wanted = list({reaction_id for seat in self._seats if seat.room for reaction_id in seat.reaction_ids})
+            free = [session for session in self._sessions if session.free_slots]
+            wanted = list({reaction_id for session in free for reaction_id in session.reaction_ids})
             if not wanted:
                 continue
             try:
-                found = await self._database.read(lambda reader: claims.ready(reader, wanted, now_ms()))  # noqa: B023
+                found = await self._database.read(lambda reader: claims.find_ready(reader, wanted, now_ms()))  # noqa: B023
             except TapeError as error:
-                log.warning("looking for tasks failed, trying again: %s", error)
+                log.warning("looking for ready tasks failed, retrying: %s", error)
                 continue
             if found:
-                self.stir(found)
+                self.notify_ready(found)
 
 
-def take_turn(tx: Transaction, turn: Turn) -> None:
-    """Write down all reports, then hand out what is ready. The turn is filled in as if nothing was there before."""
-    turn.deliveries, turn.again_at_ms, turn.moved, turn.buried = {}, {}, set(), 0
+def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
+    """Write all reports, then claim ready tasks. A retry of the transaction starts from an empty result."""
+    claim_round.deliveries, claim_round.next_check_at_ms = {}, {}
+    claim_round.unfinished, claim_round.dead_lettered = set(), 0
     now = now_ms()
-    freed: dict[Seat, int] = {}
-    ready = dict.fromkeys(turn.ready)
-    for seat, reports, renewals in turn.reports:
-        delivery = turn.deliveries[seat] = Delivery([])
+    freed: dict[DispatcherSession, int] = {}
+    ready = dict.fromkeys(claim_round.ready)
+    for session, reports, renewals in claim_round.reports:
+        delivery = claim_round.deliveries[session] = DispatcherDelivery([])
         if reports:
-            settled = delivery.settled = tasks.settle(tx, seat.owner, _joined(reports), now, briefly=True)
-            gone = {done.task_id for done in settled.done}
-            gone |= {task.task_id for task in settled.tasks}
-            gone |= {refusal.task_id for refusal in settled.refused}
-            freed[seat] = len(gone & seat.held)
+            settled = delivery.settled = tasks.settle_tasks(
+                tx, session.owner, _join_reports(reports), now, briefly=True
+            )
+            settled_ids = {done.task_id for done in settled.done}
+            settled_ids |= {task.task_id for task in settled.tasks}
+            settled_ids |= {rejection.task_id for rejection in settled.rejected}
+            freed[session] = len(settled_ids & session.in_flight)
             ready |= dict.fromkeys(done.reaction_id for done in settled.done)
             ready |= dict.fromkeys(task.reaction_id for task in settled.tasks)
-            # Its other reactions may have waited for room in the window only.
-            ready |= dict.fromkeys(seat.reaction_ids) if len(seat.reaction_ids) > 1 and not seat.room else {}
+            # The other reactions of the session may have waited for its window only.
+            if len(session.reaction_ids) > 1 and not session.free_slots:
+                ready |= dict.fromkeys(session.reaction_ids)
         if renewals:
-            delivery.renewed = tasks.extend(tx, seat.owner, renewals, seat.lease_ms, now)
-    for seat in turn.seats:
-        room = max(seat.window - len(seat.held) + freed.get(seat, 0), 0)
-        for reaction_id in seat.reaction_ids:
-            if room <= 0:
+            delivery.renewed = tasks.renew_leases(tx, session.owner, renewals, session.lease_ms, now)
+    for session in claim_round.sessions:
+        free_slots = max(session.window - len(session.in_flight) + freed.get(session, 0), 0)
+        for reaction_id in session.reaction_ids:
+            if free_slots <= 0:
                 break
             if reaction_id not in ready:
                 continue
-            want = Want(reaction_id, seat.owner, seat.lease_ms, min(room, MAX_AT_ONCE), seat.shard)
-            claimed = _claim(tx, want, now)
-            turn.buried += claimed.buried
+            request = ClaimRequest(
+                reaction_id, session.owner, session.lease_ms, min(free_slots, MAX_AT_ONCE), session.shard
+            )
+            claimed = _claim(tx, request, now)
+            claim_round.dead_lettered += claimed.dead_lettered
             if claimed.tasks:
-                turn.deliveries.setdefault(seat, Delivery([])).tasks += claimed.tasks
-                room -= len(claimed.tasks)
-            if len(claimed.tasks) == want.max:
-                if want.max == MAX_AT_ONCE:
-                    turn.moved.add(reaction_id)
+                claim_round.deliveries.setdefault(session, DispatcherDelivery([])).tasks += claimed.tasks
+                free_slots -= len(claimed.tasks)
+            if len(claimed.tasks) == request.max:
+                if request.max == MAX_AT_ONCE:
+                    claim_round.unfinished.add(reaction_id)
             else:
                 del ready[reaction_id]
-                if claimed.again_at_ms:
-                    turn.again_at_ms[reaction_id] = claimed.again_at_ms
+                if claimed.next_check_at_ms:
+                    claim_round.next_check_at_ms[reaction_id] = claimed.next_check_at_ms
 
 
-def _joined(reports: list[Report]) -> Report:
+def _join_reports(reports: list[TaskReport]) -> TaskReport:
     if len(reports) == 1:
         return reports[0]
-    return Report(
+    return TaskReport(
         [task_id for report in reports for task_id in report.completed],
         [failure for report in reports for failure in report.failed],
         [task_id for report in reports for task_id in report.released],
     )
 
 
-def _claim(tx: Transaction, want: Want, now: int) -> Claimed:
+def _claim(tx: Transaction, request: ClaimRequest, now: int) -> ClaimResult:
     try:
-        return claims.claim(tx, want, now)
-    except (InvalidInput, NotFound) as error:  # the number of shards has changed since the seat was taken
-        log.info("nothing to hand out: %s", error)
-        return Claimed([])
+        return claims.claim_tasks(tx, request, now)
+    except (InvalidInput, NotFound) as error:  # the reaction was resharded or deleted after the session began
+        log.info("no tasks claimed for %s: %s", request.owner, error)
+        return ClaimResult([])

@@ -1,4 +1,4 @@
-"""Tasks: the work that reactions make, claimed under a lease and settled by whoever holds it."""
+"""Tasks of reactions: claimed under a lease, and settled by the lease owner."""
 
 from __future__ import annotations
 
@@ -54,46 +54,46 @@ class Task(Record, frozen=True):
 
 
 COLUMNS = columns(Task)
-# What settling looks at: a payload may be large and is of no interest then.
+# Settling does not need the payload, which may be large.
 LIGHT_COLUMNS = COLUMNS.replace("payload_json", "'' AS payload_json")
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """What a handler says about a task that it could not do."""
+class TaskFailure(msgspec.Struct, frozen=True):
+    """A failed attempt of a task; a permanent failure is not retried."""
 
     task_id: str
     error: str = ""
     permanent: bool = False
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What somebody says about the tasks it holds: done, failed, or given back unbegun."""
+class TaskReport(msgspec.Struct, frozen=True):
+    """A report of a lease owner on its tasks: completed, failed, or released before the attempt began."""
 
     completed: Sequence[str] = ()
-    failed: Sequence[Failure] = ()
+    failed: Sequence[TaskFailure] = ()
     released: Sequence[str] = ()
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """A task that was left as it is, and why."""
+class Rejection(msgspec.Struct, frozen=True):
+    """A report on a task that was rejected, and why; the task is unchanged."""
 
     task_id: str
     error: TapeError
 
 
-class Done(msgspec.Struct, frozen=True, gc=False):
-    """A task that is done: who asks briefly is told no more of it."""
+class CompletedTask(msgspec.Struct, frozen=True, gc=False):
+    """A completed task, without its content."""
 
     task_id: str
     reaction_id: str
 
 
-class Settled(msgspec.Struct):
-    """What became of tasks that somebody reported on."""
+class Settlement(msgspec.Struct):
+    """The result of a report: changed tasks, rejections, and tasks that were completed without being loaded."""
 
     tasks: list[Task] = []
-    refused: list[Refusal] = []
-    done: list[Done] = []
+    rejected: list[Rejection] = []
+    done: list[CompletedTask] = []
 
 
 def find(reader: Reader | Transaction, task_id: str) -> Task | None:
@@ -105,44 +105,44 @@ def get(reader: Reader | Transaction, task_id: str) -> Task:
     """The task with that id; NotFound if there is none."""
     task = find(reader, task_id)
     if task is None:
-        raise _unknown(task_id)
+        raise _not_found(task_id)
     return task
 
 
 def check_owner(owner: str) -> None:
-    """Raise unless the caller says who it is."""
+    """Raise InvalidInput unless the lease has an owner."""
     if not owner:
         raise InvalidInput("owner is empty; a lease needs a name, for example that of the host and process.")
 
 
-def lease(lease_ms: int) -> int:
-    """How long a lease lasts if it was asked for like this."""
+def check_lease_ms(lease_ms: int) -> int:
+    """The lease duration in ms; 0 is the default. Raises InvalidInput if it is out of range."""
     if not 0 <= lease_ms <= MAX_LEASE_MS:
         raise InvalidInput(f"lease_ms {lease_ms} must lie between 0 and {MAX_LEASE_MS}; 0 means {DEFAULT_LEASE_MS}.")
     return lease_ms or DEFAULT_LEASE_MS
 
 
-def settle(tx: Transaction, owner: str, report: Report, now: int = 0, *, briefly: bool = False) -> Settled:
-    """Write down what became of tasks that the owner holds, in one go. What it does not hold is named and left alone.
+def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, *, briefly: bool = False) -> Settlement:
+    """Complete, fail and release tasks in one transaction. Tasks that are not leased to the owner are rejected.
 
-    A lease that ran out still counts while nobody else has claimed the task, and completing twice is
-    completing once: a report that was sent again does no harm. `briefly`, what is done by this is named only.
+    A report after the lease has expired is accepted while no other owner has claimed the task. Reports are
+    idempotent: completing a task twice changes nothing. With `briefly`, completed tasks are not loaded.
     """
     now = now or now_ms()
     done = dict.fromkeys(report.completed)
-    settled = Settled([], [], _finish(tx, owner, list(done), now) if briefly and done else [])
+    settled = Settlement([], [], _complete(tx, owner, list(done), now) if briefly and done else [])
     for each in settled.done:
         del done[each.task_id]
     failures = {failure.task_id: failure for failure in report.failed if failure.task_id not in done}
     released = [task_id for task_id in dict.fromkeys(report.released) if task_id not in done | failures]
-    found = _light(tx, [*done, *failures, *released])
+    found = _load_without_payload(tx, [*done, *failures, *released])
     finished = []
     for task_id in done:
         task = found.get(task_id)
         if task is not None and task.status == DONE and task.lease_owner == owner:
             settled.tasks.append(task)
-        elif (refusal := _refusal(task, task_id, owner)) is not None:
-            settled.refused.append(refusal)
+        elif (rejection := _check_lease(task, task_id, owner)) is not None:
+            settled.rejected.append(rejection)
         else:
             assert task is not None
             finished.append(task_id)
@@ -151,14 +151,14 @@ def settle(tx: Transaction, owner: str, report: Report, now: int = 0, *, briefly
         condition, ids = tx.is_any("task_id", finished)
         tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
     if failures:
-        _nack(tx, owner, found, failures.values(), settled, now)
+        _fail(tx, owner, found, failures.values(), settled, now)
     for task_id in released:
         _release(tx, owner, found.get(task_id), task_id, settled)
     return settled
 
 
-def _finish(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[Done]:
-    """Those of the tasks that the owner held, done by now, without a look at what they were."""
+def _complete(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[CompletedTask]:
+    """Complete those of the tasks that are leased to the owner, without loading them."""
     condition, ids = tx.is_any("task_id", task_ids)
     rows = tx.query(
         f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}"
@@ -168,30 +168,30 @@ def _finish(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> l
         ids,
         owner,
     )
-    return [Done(*row) for row in rows]
+    return [CompletedTask(*row) for row in rows]
 
 
-def _release(tx: Transaction, owner: str, task: Task | None, task_id: str, settled: Settled) -> None:
-    if (refusal := _refusal(task, task_id, owner)) is not None:
-        settled.refused.append(refusal)
+def _release(tx: Transaction, owner: str, task: Task | None, task_id: str, settled: Settlement) -> None:
+    if (rejection := _check_lease(task, task_id, owner)) is not None:
+        settled.rejected.append(rejection)
         return
     assert task is not None
     task = msgspec.structs.replace(
         task, status=PENDING, attempts=task.attempts - 1, lease_owner="", lease_expires_at_ms=0
     )
-    _move(tx, task)
+    _store_state(tx, task)
     tx.execute("UPDATE tape_tasks SET attempts = ? WHERE task_id = ?", task.attempts, task_id)
     settled.tasks.append(task)
 
 
-def _nack(
-    tx: Transaction, owner: str, found: dict[str, Task], failures: Iterable[Failure], settled: Settled, now: int
+def _fail(
+    tx: Transaction, owner: str, found: dict[str, Task], failures: Iterable[TaskFailure], settled: Settlement, now: int
 ) -> None:
     policies = _reactions(tx, {task.reaction_id for task in found.values()})
     for failure in failures:
         task = found.get(failure.task_id)
-        if (refusal := _refusal(task, failure.task_id, owner)) is not None:
-            settled.refused.append(refusal)
+        if (rejection := _check_lease(task, failure.task_id, owner)) is not None:
+            settled.rejected.append(rejection)
             continue
         assert task is not None
         reaction = policies[task.reaction_id]
@@ -206,14 +206,14 @@ def _nack(
             last_error=error,
             completed_at_ms=now if is_dead else 0,
         )
-        _move(tx, task)
+        _store_state(tx, task)
         if is_dead:
             commands.fail_run(tx, task)
         settled.tasks.append(task)
 
 
-def bury(tx: Transaction, task: Task, error: str, now: int) -> None:
-    """Make a dead letter of a task whose last allowed attempt never came to an end."""
+def dead_letter(tx: Transaction, task: Task, error: str, now: int) -> None:
+    """Dead-letter a task whose last allowed attempt was not reported."""
     task = msgspec.structs.replace(
         task,
         status=DLQ,
@@ -223,11 +223,11 @@ def bury(tx: Transaction, task: Task, error: str, now: int) -> None:
         last_error=error,
         completed_at_ms=now,
     )
-    _move(tx, task)
+    _store_state(tx, task)
     commands.fail_run(tx, task)
 
 
-def _move(tx: Transaction, task: Task) -> None:
+def _store_state(tx: Transaction, task: Task) -> None:
     tx.execute(
         "UPDATE tape_tasks SET status = ?, next_attempt_at_ms = ?, lease_owner = ?, lease_expires_at_ms = ?,"
         " last_error = ?, completed_at_ms = ? WHERE task_id = ?",
@@ -241,8 +241,8 @@ def _move(tx: Transaction, task: Task) -> None:
     )
 
 
-def extend(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms: int, now: int = 0) -> Settled:
-    """Let the lease of tasks begin anew for the owner that holds them; no attempt is counted."""
+def renew_leases(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms: int, now: int = 0) -> Settlement:
+    """Renew the leases of an owner's tasks; the number of attempts stays."""
     now = now or now_ms()
     wanted = dict.fromkeys(task_ids)
     condition, ids = tx.is_any("task_id", list(wanted))
@@ -250,12 +250,12 @@ def extend(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms: int, 
         task.task_id: task
         for task in load_all(Task, tx.query(f"SELECT {COLUMNS} FROM tape_tasks WHERE {condition}", ids))
     }
-    extended = Settled([], [])
-    expires = now + lease(lease_ms)
+    extended = Settlement([], [])
+    expires = now + check_lease_ms(lease_ms)
     for task_id in wanted:
         task = found.get(task_id)
-        if (refusal := _refusal(task, task_id, owner)) is not None:
-            extended.refused.append(refusal)
+        if (rejection := _check_lease(task, task_id, owner)) is not None:
+            extended.rejected.append(rejection)
         else:
             assert task is not None
             extended.tasks.append(msgspec.structs.replace(task, lease_expires_at_ms=expires))
@@ -265,7 +265,7 @@ def extend(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms: int, 
     return extended
 
 
-def _light(tx: Transaction, task_ids: Sequence[str]) -> dict[str, Task]:
+def _load_without_payload(tx: Transaction, task_ids: Sequence[str]) -> dict[str, Task]:
     if not task_ids:
         return {}
     condition, ids = tx.is_any("task_id", task_ids)
@@ -279,14 +279,16 @@ def _reactions(tx: Transaction, reaction_ids: set[str]) -> dict[str, Reaction]:
     return {reaction.reaction_id: reaction for reaction in load_all(Reaction, rows)}
 
 
-def _refusal(task: Task | None, task_id: str, owner: str) -> Refusal | None:
+def _check_lease(task: Task | None, task_id: str, owner: str) -> Rejection | None:
     if task is None:
-        return Refusal(task_id, _unknown(task_id))
+        return Rejection(task_id, _not_found(task_id))
     if task.status == CLAIMED and task.lease_owner == owner:
         return None
-    holder = f"leased to {task.lease_owner!r}" if task.status == CLAIMED else task.status.name
-    return Refusal(task_id, TaskNotHeld(f"lease mismatch: the task {task_id!r} is {holder}, not leased to {owner!r}."))
+    lease_state = f"leased to {task.lease_owner!r}" if task.status == CLAIMED else task.status.name
+    return Rejection(
+        task_id, TaskNotHeld(f"lease mismatch: the task {task_id!r} is {lease_state}, not leased to {owner!r}.")
+    )
 
 
-def _unknown(task_id: str) -> NotFound:
+def _not_found(task_id: str) -> NotFound:
     return NotFound(f"no such task: {task_id!r}.")

@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 
 from tape.archive.location import resolve_url
-from tape.engine.reactions.reaction import Reaction, checked
-from tape.engine.reactions.simulation import Counting, Fired, Queue, Rehearsal
+from tape.engine.reactions.reaction import Reaction, check_reaction
+from tape.engine.reactions.simulation import QueueMonitor, QueueStatistics, SimulatedTask, Simulation
 from tape.model.reaction_states import HandlerKind
 from tape.pipeline.options import resolve_store
 from tape.pipeline.reaction_search import LEAN_COLUMNS, search
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 5
 HOUR_MS = 3_600_000
-_NUMBERS = ("hour_ms", "fired", "debounced", "seen", "errors", "sample", *Queue.__struct_fields__)
+_NUMBERS = ("hour_ms", "fired", "debounced", "seen", "errors", "sample", *QueueStatistics.__struct_fields__)
 _TEXTS = ("tenant", "error")
 _SCHEMA = ", ".join([*(f"{name} long" for name in _NUMBERS), *(f"{name} string" for name in _TEXTS)])
 
@@ -61,7 +61,7 @@ class Backtest(msgspec.Struct, frozen=True):
     debounced: int
     errors: int
     last_error: str
-    queue: Queue
+    queue: QueueStatistics
     hours: list[Hour]
     samples: list[Sample]
 
@@ -78,7 +78,7 @@ def unregistered_reaction(subject: str, where: str = "", debounce_ms: int = 0, r
     """Return a reaction that is not registered, for a backtest."""
     wanted = Reaction("backtest", "", subject, where, HandlerKind.TASK)
     limits = {"debounce_ms": debounce_ms, "rate_limit_per_s": rate_limit_per_s}
-    return checked(msgspec.structs.replace(wanted, **limits))
+    return check_reaction(msgspec.structs.replace(wanted, **limits))
 
 
 def backtest(
@@ -121,8 +121,8 @@ class _Simulation:
 
     def __init__(self, debounce_ms: int, rate: int, samples: int) -> None:
         # A match is its hour, its tenant and its global_seq.
-        self._simulation: Rehearsal[tuple[int, str, int]] = Rehearsal(debounce_ms, rate)
-        self._counting = Counting()
+        self._simulation: Simulation[tuple[int, str, int]] = Simulation(debounce_ms, rate)
+        self._counting = QueueMonitor()
         self._hours: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
         self._wanted = samples
         self._samples: list[int] = []
@@ -154,15 +154,15 @@ class _Simulation:
         if len(self._samples) < self._wanted:
             self._samples.append(number)
 
-    def _count_fired(self, one: Fired[tuple[int, str, int]]) -> None:
+    def _count_fired(self, one: SimulatedTask[tuple[int, str, int]]) -> None:
         hour, tenant, number = one.newest
         self._fire((hour, tenant), number)
         self._hours[hour, tenant][1] -= 1
-        self._counting.see(one.due_ms, one.at_ms)
+        self._counting.observe(one.due_ms, one.at_ms)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the counts as rows."""
-        for one in self._simulation.rest():
+        for one in self._simulation.release_all():
             self._count_fired(one)
         hours = [
             {"hour_ms": hour, "tenant": tenant, "fired": fired, "debounced": debounced}
@@ -202,7 +202,7 @@ def _outcome(rows: list[dict[str, Any]], samples: list[Sample]) -> Backtest:
         debounced=sum(hour.debounced for hour in listed),
         errors=sum(row["errors"] for row in rows),
         last_error=next((row["error"] for row in rows if row["error"]), ""),
-        queue=Queue(**{name: longest.get(name, 0) for name in Queue.__struct_fields__}),
+        queue=QueueStatistics(**{name: longest.get(name, 0) for name in QueueStatistics.__struct_fields__}),
         hours=listed,
         samples=samples,
     )

@@ -29,13 +29,13 @@ def select_reaction(registered: str, store: str, given: ReactionOptions) -> Reac
     from tape.pipeline.jobs.backtest import unregistered_reaction
 
     if registered:
-        from tape.engine.reactions.backfill import named
+        from tape.engine.reactions.backfill import find_by_name
         from tape.pipeline.journal_reader import query_store
         from tape.pipeline.options import resolve_store
 
         if given != ReactionOptions():
             raise PipelineInput("--reaction defines what to match: omit it, or --subject, --where and the limits.")
-        return query_store(resolve_store(store), lambda reader: named(reader, registered))
+        return query_store(resolve_store(store), lambda reader: find_by_name(reader, registered))
     return unregistered_reaction(*msgspec.structs.astuple(given))
 
 

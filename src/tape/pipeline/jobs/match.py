@@ -18,8 +18,8 @@ from tape.archive.location import resolve_url
 from tape.engine.reactions import backfill
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
-from tape.engine.reactions.registry import matched_by_servers
-from tape.engine.reactions.simulation import Fired, Rehearsal
+from tape.engine.reactions.registry import read_matched_range
+from tape.engine.reactions.simulation import SimulatedTask, Simulation
 from tape.errors import InvalidReaction
 from tape.pipeline.batch_writer import transact
 from tape.pipeline.checkpoints import Checkpoint, find_checkpoint, save_checkpoint
@@ -77,7 +77,7 @@ def match(
     """
     store, lake = resolve_store(store), resolve_url(lake) if lake else ""
     transact(store, lambda tx: None)  # fails before anything is read if the schema is outdated
-    reaction = query_store(store, lambda reader: backfill.named(reader, name))
+    reaction = query_store(store, lambda reader: backfill.find_by_name(reader, name))
     options = {"reaction": reaction.reaction_id, "from": since, "to": until, "lake": lake}
     options |= {field: getattr(reaction, field) for field in _DEFINITION}
     wanted = Checkpoint("match", checkpoint or reaction.reaction_id, VERSION, options, 0)
@@ -93,7 +93,7 @@ def _find_range(
     spark: SparkSession, store: str, reaction: Reaction, since: str, until: str, lake: str
 ) -> tuple[int, int]:
     """Return the range of the backfill. It never goes beyond what servers have matched; they match the rest."""
-    live = query_store(store, lambda reader: matched_by_servers(reader, reaction.reaction_id))
+    live = query_store(store, lambda reader: read_matched_range(reader, reaction.reaction_id))
     given = {"store": store, "startingOffsets": since, "endingOffsets": until or "latest"}
     options = read_options(given | ({"lake": lake} if lake else {}), streaming=False)
     parts = JournalReader(options, ("global_seq",)).partitions()
@@ -123,10 +123,10 @@ class _Backfill:
         self._spark, self._store, self._reaction, self._lake = spark, store, reaction, lake
         self._checkpoint = checkpoint
         self._state = msgspec.convert(checkpoint.state, BackfillTotals)
-        self._compiled = backfill.alone(reaction).watches[reaction.reaction_id]
-        self._simulation: Rehearsal[Match] = Rehearsal(reaction.debounce_ms)
+        self._compiled = backfill.index_reaction(reaction).reactions[reaction.reaction_id]
+        self._simulation: Simulation[Match] = Simulation(reaction.debounce_ms)
         self._round = BackfillTotals(0, 0)
-        self._covered = query_store(store, lambda reader: backfill.Covered(reader, reaction.reaction_id))
+        self._covered = query_store(store, lambda reader: backfill.CoveredEntries(reader, reaction.reaction_id))
 
     def run(self, context: JobContext, round_entries: int) -> BackfillTotals:
         """Run to the end of the range, or until the job is stopped."""
@@ -138,7 +138,7 @@ class _Backfill:
             after, position = position, min(position + round_entries, end)
             fired = [one for match in self._find_matches(after, position) for one in self._simulate(match)]
             if position == until:
-                fired += self._simulation.rest()
+                fired += self._simulation.release_all()
             self._write(fired, position)
             context.report_progress(position - after, position, until, time.monotonic() - started)
         return self._state
@@ -165,17 +165,17 @@ class _Backfill:
 
     def _without_own_work(self, matches: list[Match]) -> list[Match]:
         def query(reader: Reader) -> list[Match]:
-            return backfill.without_own_work(reader, matches)
+            return backfill.drop_own_work(reader, matches)
 
         return query_store(self._store, query) if matches else []
 
-    def _simulate(self, match: Match) -> Iterator[Fired[Match]]:
+    def _simulate(self, match: Match) -> Iterator[SimulatedTask[Match]]:
         if match in self._covered:
             self._round.known += 1
             return iter(())
         return self._simulation.add(match, match.entry.subject, match.entry.ts_ms)
 
-    def _write(self, fired: list[Fired[Match]], position: int) -> None:
+    def _write(self, fired: list[SimulatedTask[Match]], position: int) -> None:
         """Create the tasks of what fired, in steps, then save the checkpoint with the totals."""
         written = self._state.written
         fired = [one for one in fired if one.newest.entry.global_seq > written]
@@ -192,13 +192,13 @@ class _Backfill:
         self._checkpoint = self._checkpoint.at(min([position, *waiting]), msgspec.to_builtins(state))
         transact(self._store, lambda tx: save_checkpoint(tx, self._checkpoint))
 
-    def _write_step(self, fired: list[Fired[Match]]) -> None:
+    def _write_step(self, fired: list[SimulatedTask[Match]]) -> None:
         state = self._state
         written = fired[-1].newest.entry.global_seq
         debounced = state.debounced + sum(one.coalesced for one in fired)
 
         def write(tx: Transaction) -> BackfillTotals:
-            made = backfill.write(tx, self._reaction, fired)
+            made = backfill.write_backfill(tx, self._reaction, fired)
             after = msgspec.structs.replace(
                 state,
                 written=written,

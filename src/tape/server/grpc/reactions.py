@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tape.engine.reactions import registry
-from tape.engine.reactions.dry_run import try_out
+from tape.engine.reactions.dry_run import dry_run_reaction
 from tape.engine.reactions.explanation import explain
-from tape.engine.reactions.reaction import Reaction, checked
+from tape.engine.reactions.reaction import Reaction, check_reaction
 from tape.engine.reactions.statistics import read_statistics
 from tape.errors import InvalidReaction
 from tape.journal.journal import Journal
@@ -31,7 +31,7 @@ class ReactionsService:
         if not request.handler_kind:
             known = ", ".join(f"{kind.name} ({kind.value})" for kind in HandlerKind)
             raise InvalidReaction(f"handler_kind is not given; use one of {known}.")
-        wanted = checked(
+        wanted = check_reaction(
             Reaction(
                 reaction_id=request.reaction_id,
                 name=request.name,
@@ -68,7 +68,7 @@ class ReactionsService:
 
     async def list_reactions(self, request: pb.ListReactionsRequest, context: Context) -> pb.ListReactionsResponse:
         """The reactions that are registered."""
-        found = await self._database.read(lambda reader: registry.registered(reader, request.subject_pattern))
+        found = await self._database.read(lambda reader: registry.list_registered(reader, request.subject_pattern))
         return pb.ListReactionsResponse(reactions=map(reaction_message, found))
 
     async def get_reaction_stats(
@@ -100,7 +100,7 @@ class ReactionsService:
 
     async def test_reaction(self, request: pb.TestReactionRequest, context: Context) -> pb.TestReactionResponse:
         """Dry run: which entries a pattern and a predicate would have matched. Writes nothing."""
-        dry_run = await try_out(
+        dry_run = await dry_run_reaction(
             self._database,
             request.subject_pattern,
             request.predicate_cel,

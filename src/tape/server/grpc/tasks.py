@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from tape.engine.reactions import claims, dead_letters, registry, tasks
-from tape.engine.reactions.claims import ANY_SHARD, Want
-from tape.engine.reactions.dead_letters import Filter
-from tape.engine.reactions.task_broker import Board, Delivery, Seat
-from tape.engine.reactions.tasks import Failure, Refusal, Report, Settled, Task
+from tape.engine.reactions.claims import ANY_SHARD, ClaimRequest
+from tape.engine.reactions.dead_letters import DeadLetterFilter
+from tape.engine.reactions.task_broker import DispatcherDelivery, DispatcherSession, TaskBroker
+from tape.engine.reactions.tasks import Rejection, Settlement, Task, TaskFailure, TaskReport
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.proto import tape_pb2 as pb
@@ -23,7 +23,7 @@ DONE = pb.TASK_STATUS_DONE
 class TasksService:
     """RPCs of tasks, for dispatchers and operators."""
 
-    def __init__(self, journal: Journal, board: Board) -> None:
+    def __init__(self, journal: Journal, board: TaskBroker) -> None:
         self._database = journal.database
         self._metrics = journal.database.metrics
         self._board = board
@@ -37,28 +37,28 @@ class TasksService:
         if request.task_ids:
             ids = list(request.task_ids)
             extended = await self._database.write(
-                lambda tx: tasks.extend(tx, request.owner, ids, request.lease_ms, now)
+                lambda tx: tasks.renew_leases(tx, request.owner, ids, request.lease_ms, now)
             )
-            _raise_first(extended.refused)
+            _raise_first(extended.rejected)
             return pb.ClaimTasksResponse(tasks=map(task_message, extended.tasks))
-        want = Want(request.reaction_id, request.owner, request.lease_ms, request.max, request.shard)
-        claimed = await self._database.write(lambda tx: claims.claim(tx, want, now))
+        want = ClaimRequest(request.reaction_id, request.owner, request.lease_ms, request.max, request.shard)
+        claimed = await self._database.write(lambda tx: claims.claim_tasks(tx, want, now))
         self._metrics.tasks_claimed.inc(len(claimed.tasks))
-        self._metrics.tasks_settled.labels("DLQ").inc(claimed.buried)
+        self._metrics.tasks_settled.labels("DLQ").inc(claimed.dead_lettered)
         return pb.ClaimTasksResponse(tasks=map(task_message, claimed.tasks))
 
     async def complete_task(self, request: pb.CompleteTaskRequest, context: Context) -> pb.CompleteTaskResponse:
         """Complete a task."""
-        settled = await self._settle(request.owner, Report(completed=[request.task_id]))
-        _raise_first(settled.refused)
+        settled = await self._settle(request.owner, TaskReport(completed=[request.task_id]))
+        _raise_first(settled.rejected)
         task = await self._database.read(lambda reader: tasks.get(reader, request.task_id))
         return pb.CompleteTaskResponse(task=task_message(task))
 
     async def nack_task(self, request: pb.NackTaskRequest, context: Context) -> pb.NackTaskResponse:
         """Report that an attempt of a task failed."""
-        failure = Failure(request.task_id, request.error, request.permanent)
-        settled = await self._settle(request.owner, Report(failed=[failure]))
-        _raise_first(settled.refused)
+        failure = TaskFailure(request.task_id, request.error, request.permanent)
+        settled = await self._settle(request.owner, TaskReport(failed=[failure]))
+        _raise_first(settled.rejected)
         task = await self._database.read(lambda reader: tasks.get(reader, request.task_id))
         return pb.NackTaskResponse(task=task_message(task))
 
@@ -66,7 +66,7 @@ class TasksService:
         """Complete and nack many tasks in one commit."""
         settled = await self._settle(request.owner, _report(request))
         return pb.SettleTasksResponse(
-            settled=map(task_message, settled.tasks), refused=map(_refusal_message, settled.refused)
+            settled=map(task_message, settled.tasks), refused=map(_refusal_message, settled.rejected)
         )
 
     async def dispatch_tasks(
@@ -78,9 +78,9 @@ class TasksService:
             return
         session = await self._open_session(first)
         listening = asyncio.create_task(self._listen(session, requests))
-        waiting: asyncio.Task[Delivery] | None = None
+        waiting: asyncio.Task[DispatcherDelivery] | None = None
         try:
-            session.open_window(max(first.window, 0))
+            session.set_window(max(first.window, 0))
             session.report(_report(first), first.renew)
             while True:
                 waiting = asyncio.create_task(session.next())
@@ -91,16 +91,16 @@ class TasksService:
                 listening.result()  # raises what was wrong with a request of the dispatcher
                 break
             waiting.cancel()
-            session.open_window(0)  # the dispatcher has half-closed the stream; its last reports are answered first
-            while session.owes_an_answer:
+            session.set_window(0)  # the dispatcher has half-closed the stream; its last reports are answered first
+            while session.has_unanswered_reports:
                 yield _reply(await session.next())
         finally:
             listening.cancel()
             if waiting is not None:
                 waiting.cancel()
-            session.leave()
+            session.close()
 
-    async def _open_session(self, first: pb.DispatchRequest) -> Seat:
+    async def _open_session(self, first: pb.DispatchRequest) -> DispatcherSession:
         shard = first.shard if first.is_one_shard else ANY_SHARD
 
         def check(reader: Reader) -> None:
@@ -112,23 +112,23 @@ class TasksService:
                     )
 
         await self._database.read(check)
-        return self._board.sit(first.owner, first.reaction_ids, first.lease_ms, shard)
+        return self._board.open_session(first.owner, first.reaction_ids, first.lease_ms, shard)
 
-    async def _listen(self, session: Seat, requests: AsyncIterator[pb.DispatchRequest]) -> None:
+    async def _listen(self, session: DispatcherSession, requests: AsyncIterator[pb.DispatchRequest]) -> None:
         async for request in requests:
             if request.owner not in ("", session.owner):
                 raise InvalidInput(f"owner {request.owner!r} differs from that of the stream, {session.owner!r}.")
             if request.window:
-                session.open_window(max(request.window, 0))
+                session.set_window(max(request.window, 0))
             session.report(_report(request), request.renew)
 
-    async def _settle(self, owner: str, report: Report) -> Settled:
+    async def _settle(self, owner: str, report: TaskReport) -> Settlement:
         tasks.check_owner(owner)
-        settled = await self._database.write(lambda tx: tasks.settle(tx, owner, report))
+        settled = await self._database.write(lambda tx: tasks.settle_tasks(tx, owner, report))
         for task in settled.tasks:
             self._metrics.tasks_settled.labels(task.status.name).inc()
-        self._metrics.tasks_refused.inc(len(settled.refused))
-        self._board.stir({task.reaction_id for task in settled.tasks})
+        self._metrics.tasks_refused.inc(len(settled.rejected))
+        self._board.notify_ready({task.reaction_id for task in settled.tasks})
         return settled
 
     # ── for operators ───────────────────────────────────────────────────────────────────────────────
@@ -136,7 +136,7 @@ class TasksService:
     async def list_tasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         """A reaction's tasks, the newest first."""
         found = await self._database.read(
-            lambda reader: dead_letters.listed(
+            lambda reader: dead_letters.list_tasks(
                 reader,
                 request.reaction_id,
                 status=request.status,
@@ -161,7 +161,7 @@ class TasksService:
                 limit=request.limit,
             )
         )
-        self._board.stir(moved.reaction_ids)
+        self._board.notify_ready(moved.reaction_ids)
         return pb.RedriveTasksResponse(redriven=moved.count, more=moved.more)
 
     async def drop_tasks(self, request: pb.DropTasksRequest, context: Context) -> pb.DropTasksResponse:
@@ -185,7 +185,7 @@ def task_message(task: Task) -> pb.Task:
     return to_message(pb.Task, task)
 
 
-def _reply(delivery: Delivery) -> pb.DispatchReply:
+def _reply(delivery: DispatcherDelivery) -> pb.DispatchReply:
     return pb.DispatchReply(
         tasks=map(task_message, delivery.tasks),
         settled=(
@@ -196,21 +196,21 @@ def _reply(delivery: Delivery) -> pb.DispatchReply:
             *map(task_message, delivery.settled.tasks),
         ),
         renewed=map(task_message, delivery.renewed.tasks),
-        refused=map(_refusal_message, (*delivery.settled.refused, *delivery.renewed.refused)),
+        refused=map(_refusal_message, (*delivery.settled.rejected, *delivery.renewed.rejected)),
     )
 
 
-def _refusal_message(refusal: Refusal) -> pb.TaskRefusal:
+def _refusal_message(refusal: Rejection) -> pb.TaskRefusal:
     return pb.TaskRefusal(task_id=refusal.task_id, error_code=refusal.error.code, error_message=str(refusal.error))
 
 
-def _report(request: pb.DispatchRequest | pb.SettleTasksRequest) -> Report:
-    failed = [Failure(failure.task_id, failure.error, failure.permanent) for failure in request.failed]
-    return Report(list(request.completed), failed, list(request.released))
+def _report(request: pb.DispatchRequest | pb.SettleTasksRequest) -> TaskReport:
+    failed = [TaskFailure(failure.task_id, failure.error, failure.permanent) for failure in request.failed]
+    return TaskReport(list(request.completed), failed, list(request.released))
 
 
-def _filter(on_wire: pb.TaskFilter) -> Filter:
-    return Filter(
+def _filter(on_wire: pb.TaskFilter) -> DeadLetterFilter:
+    return DeadLetterFilter(
         on_wire.reaction_id,
         on_wire.error_contains,
         on_wire.subject_pattern,
@@ -219,6 +219,6 @@ def _filter(on_wire: pb.TaskFilter) -> Filter:
     )
 
 
-def _raise_first(refused: list[Refusal]) -> None:
+def _raise_first(refused: list[Rejection]) -> None:
     if refused:
         raise refused[0].error
