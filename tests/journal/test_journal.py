@@ -35,6 +35,7 @@ from tape.model.chain import GENESIS, canonical, link
 from tape.model.entry import Draft, Entry
 from tape.model.pattern import Pattern
 from tape.store import Transaction, WriterLimits, open_database
+from tests.store.test_database import keep_busy, until_queue_is
 
 
 def draft(subject: str = "/tape/order/created/1", **fields: object) -> Draft:
@@ -139,20 +140,28 @@ async def test_the_chain_seals_every_field(journal: Journal) -> None:
     assert (await journal.head()).chain == previous
 
 
-async def test_a_failed_operation_leaves_no_gap_and_no_trace(journal: Journal) -> None:
+async def test_an_operation_that_is_rolled_back_leaves_no_gap_and_no_cause(journal: Journal) -> None:
     def fails(tx: Transaction) -> None:
-        append(tx, [draft(kind="order", run_id="r1")] * 3)
+        append(tx, [draft(kind="order", run_id="r1", cause="rolled-back")] * 3)
         raise ValueError("after appending")
 
     def succeeds(tx: Transaction) -> int:
-        return append(tx, [draft(kind="order", run_id="r1")])[0].global_seq
+        return append(tx, [draft(kind="order", run_id="r1", cause="committed")])[0].global_seq
 
-    write = journal.database.write
-    results = await asyncio.gather(write(succeeds), write(fails), write(succeeds), return_exceptions=True)
-    assert results[0] == 1
+    database = journal.database
+    release, first = await keep_busy(database)
+    operations = [asyncio.create_task(database.write(each)) for each in (succeeds, fails, succeeds)]
+    await until_queue_is(database, len(operations))
+    release.set()
+    await first
+    results = await asyncio.gather(*operations, return_exceptions=True)
+    # The three share one transaction, so the failed one is rolled back to a savepoint.
+    assert database.metrics.registry.get_sample_value("tape_commits_total") == 2
     assert isinstance(results[1], ValueError)
-    assert results[2] == 2
+    assert (results[0], results[2]) == (1, 2)
     assert [(entry.global_seq, entry.seq) for entry in await all_entries(journal)] == [(1, 1), (2, 2)]
+    causes = "SELECT global_seq, reaction_id FROM tape_entry_causes ORDER BY global_seq"
+    assert await database.read(lambda reader: reader.query(causes)) == [(1, "committed"), (2, "committed")]
 
 
 async def test_a_repeated_request_gets_its_old_answer_and_appends_nothing(journal: Journal) -> None:

@@ -1,4 +1,4 @@
-"""Explain: which segment or sub-expression decided, and what became of the work."""
+"""Explain: which segment or sub-expression decided, and the state of the task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tape.client import AsyncTapeClient
 from tape.engine.reactions.explanation import explain_mismatch
 from tape.errors import InvalidInput, NotFound
 from tape.model.pattern import Pattern
-from tests.engine.reactions.helpers import AGENT, claim, matched, register, until
+from tape.server.server import Server
+from tests.engine.reactions.helpers import AGENT, claim, matched, register
 
 
 @pytest.mark.parametrize(
@@ -31,22 +32,22 @@ def test_the_segment_that_decided_is_named(pattern: str, subject: str, reason: s
 
 
 async def explained(client: AsyncTapeClient, global_seq: int) -> tuple[bool, str, str]:
-    told = await client.explain_reaction("r", global_seq)
-    return told.matched, told.decided_by, told.outcome
+    explanation = await client.explain_reaction("r", global_seq)
+    return explanation.matched, explanation.decided_by, explanation.outcome
 
 
 async def test_the_sub_expression_that_decided_is_named_with_the_values_it_saw(client: AsyncTapeClient) -> None:
     await register(client, predicate_cel='payload.total > 10 && payload.by == "card"')
     await client.append("/tape/order/paid/1", {"total": 20, "by": "cash"})
     await client.append("/tape/order/paid/2", {"by": "card"})
-    told = await client.explain_reaction("r", 1)
-    assert (told.matched, told.decided_by) == (False, 'payload.by == "card" → false')
-    assert told.verdict == 'No match: the predicate is not true: payload.by == "card" → false.'
-    trace = json.loads(told.predicate_trace_json)
+    explanation = await client.explain_reaction("r", 1)
+    assert (explanation.matched, explanation.decided_by) == (False, 'payload.by == "card" → false')
+    assert explanation.verdict == 'No match: the predicate is not true: payload.by == "card" → false.'
+    trace = json.loads(explanation.predicate_trace_json)
     assert trace["trace"]["steps"][0]["value"] is True
-    assert 'payload.by  →  "cash"' in told.predicate_trace
-    told = await client.explain_reaction("r", 2)
-    assert "the predicate fails on this entry" in told.verdict
+    assert 'payload.by  →  "cash"' in explanation.predicate_trace
+    explanation = await client.explain_reaction("r", 2)
+    assert "the predicate fails on this entry" in explanation.verdict
 
 
 async def test_what_holds_a_task_is_named(client: AsyncTapeClient) -> None:
@@ -57,8 +58,8 @@ async def test_what_holds_a_task_is_named(client: AsyncTapeClient) -> None:
     (task,) = await claim(client, owner="busy")
     assert "Claimed by 'busy' (attempt 1)" in (await explained(client, 1))[2]
     assert "Waits for a free slot: 1 of 1 tasks are claimed" in (await explained(client, 2))[2]
-    await client.nack_task(task_id=task.task_id, owner="busy", error="no luck")
-    assert "Attempt 1 failed (no luck); tried again in" in (await explained(client, 1))[2]
+    await client.nack_task(task_id=task.task_id, owner="busy", error="disk full")
+    assert "Attempt 1 failed (disk full); tried again in" in (await explained(client, 1))[2]
     (task,) = await claim(client, owner="busy")
     await client.complete_task(task_id=task.task_id, owner="busy")
     assert (await explained(client, 2))[2] == "Done by 'busy' at attempt 1."
@@ -77,7 +78,7 @@ async def test_a_debounce_and_a_rate_are_named(client: AsyncTapeClient) -> None:
         await client.append(f"/tape/order/paid/{number}")
     await matched(client)
     assert len(await claim(client, now_ms=time.time_ns() // 1_000_000 + 3_600_000)) == 1
-    assert "Rate limited to 1 a second" in (await explained(client, 4))[2]
+    assert "Rate limited to 1 per second" in (await explained(client, 4))[2]
 
 
 async def test_a_run_is_named_and_own_work_is_recognized(client: AsyncTapeClient) -> None:
@@ -85,18 +86,17 @@ async def test_a_run_is_named_and_own_work_is_recognized(client: AsyncTapeClient
     await client.append("/tape/order/paid/1")
     await matched(client)
     await matched(client)  # the run's own entry came with the match
-    told = await client.explain_reaction("r", 1)
-    assert told.outcome == f"The run {told.run_id} was begun for it."
-    assert "its own work" not in told.outcome
-    assert "own work wrote the entry" in (await explained(client, 2))[2]
+    explanation = await client.explain_reaction("r", 1)
+    assert explanation.outcome == f"The run {explanation.run_id} was begun for it."
+    assert "the reaction itself caused the entry" in (await explained(client, 2))[2]
     token = current_cause.set("r")
     seq = await client.append("/tape/order/paid/2")
     current_cause.reset(token)
     await matched(client)
-    assert "own work wrote the entry" in (await explained(client, seq))[2]
+    assert "the reaction itself caused the entry" in (await explained(client, seq))[2]
 
 
-async def test_entries_from_before_the_registration_say_so(client: AsyncTapeClient) -> None:
+async def test_entries_from_before_the_registration_are_explained(client: AsyncTapeClient) -> None:
     await client.append("/tape/order/paid/1")
     await register(client)
     await matched(client)
@@ -105,25 +105,25 @@ async def test_entries_from_before_the_registration_say_so(client: AsyncTapeClie
     assert (await explained(client, 1))[2] == "The reaction is deregistered."
 
 
-async def test_what_does_not_exist_is_said(client: AsyncTapeClient) -> None:
+async def test_an_unknown_reaction_or_entry_is_not_found(client: AsyncTapeClient) -> None:
     await register(client)
     with pytest.raises(NotFound, match="no such reaction"):
-        await client.explain_reaction("nobody", 1)
+        await client.explain_reaction("unknown", 1)
     with pytest.raises(NotFound, match="There is no entry 7"):
         await client.explain_reaction("r", 7)
 
 
-async def test_a_trial_counts_without_writing(client: AsyncTapeClient) -> None:
+async def test_a_dry_run_counts_without_writing(client: AsyncTapeClient) -> None:
     for total in range(1, 31):
         await client.append("/tape/order/paid/1" if total % 2 else "/tape/order/sent/1", {"total": total})
-    trial = await client.test_reaction(subject_pattern="/tape/order/paid/*", predicate_cel="payload.total > 10")
-    assert (trial.examined, trial.matched, trial.errors) == (30, 10, 0)
-    assert sum(bucket.matched for bucket in trial.buckets) == 10
-    assert [entry.global_seq for entry in trial.samples] == [21, 23, 25, 27, 29]
-    trial = await client.test_reaction(subject_pattern="**", from_global_seq=10, to_global_seq=12, samples=1)
-    assert (trial.examined, trial.matched, len(trial.samples)) == (2, 2, 1)
-    trial = await client.test_reaction(subject_pattern="**", predicate_cel="payload.nothing == 1 || payload.x > 1")
-    assert (trial.matched, trial.errors) == (0, 30)
+    result = await client.test_reaction(subject_pattern="/tape/order/paid/*", predicate_cel="payload.total > 10")
+    assert (result.examined, result.matched, result.errors) == (30, 10, 0)
+    assert sum(bucket.matched for bucket in result.buckets) == 10
+    assert [entry.global_seq for entry in result.samples] == [21, 23, 25, 27, 29]
+    result = await client.test_reaction(subject_pattern="**", from_global_seq=10, to_global_seq=12, samples=1)
+    assert (result.examined, result.matched, len(result.samples)) == (2, 2, 1)
+    result = await client.test_reaction(subject_pattern="**", predicate_cel="payload.nothing == 1 || payload.x > 1")
+    assert (result.matched, result.errors) == (0, 30)
     assert (await client.head()).global_seq == 30
     with pytest.raises(InvalidInput, match="to_global_seq 3 lies before"):
         await client.test_reaction(subject_pattern="**", from_global_seq=10, to_global_seq=3)
@@ -131,11 +131,15 @@ async def test_a_trial_counts_without_writing(client: AsyncTapeClient) -> None:
         await client.test_reaction(subject_pattern="**", bucket_ms=-1)
 
 
-async def test_a_reaction_that_has_not_come_so_far_says_where_it_stands(client: AsyncTapeClient) -> None:
+async def test_an_entry_that_is_not_matched_yet_names_the_position_of_its_shard(
+    server: Server, client: AsyncTapeClient
+) -> None:
     await register(client)
-    seq = await client.append("/tape/order/paid/1")
-
-    async def is_told() -> bool:
-        return "Due now" in (await explained(client, seq))[2]
-
-    await until(is_told, "the match")
+    before = await client.append("/tape/order/paid/1")
+    await matched(client)
+    await server.matcher.close()
+    seq = await client.append("/tape/order/paid/2")
+    assert (await explained(client, seq))[2] == f"Not matched yet: shard 0 of the reaction is at entry {before}."
+    await server.matcher.start()
+    await matched(client)
+    assert (await explained(client, seq))[2] == "Due now: it waits for a dispatcher to claim it."

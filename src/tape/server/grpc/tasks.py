@@ -23,10 +23,10 @@ DONE = pb.TASK_STATUS_DONE
 class TasksService:
     """RPCs of tasks, for dispatchers and operators."""
 
-    def __init__(self, journal: Journal, board: TaskBroker) -> None:
+    def __init__(self, journal: Journal, task_broker: TaskBroker) -> None:
         self._database = journal.database
         self._metrics = journal.database.metrics
-        self._board = board
+        self._task_broker = task_broker
 
     # ── for dispatchers ──────────────────────────────────────────────────────────────────────────
 
@@ -112,7 +112,7 @@ class TasksService:
                     )
 
         await self._database.read(check)
-        return self._board.open_session(first.owner, first.reaction_ids, first.lease_ms, shard)
+        return self._task_broker.open_session(first.owner, first.reaction_ids, first.lease_ms, shard)
 
     async def _listen(self, session: DispatcherSession, requests: AsyncIterator[pb.DispatchRequest]) -> None:
         async for request in requests:
@@ -128,7 +128,7 @@ class TasksService:
         for task in settled.tasks:
             self._metrics.tasks_settled.labels(task.status.name).inc()
         self._metrics.tasks_refused.inc(len(settled.rejected))
-        self._board.notify_ready({task.reaction_id for task in settled.tasks})
+        self._task_broker.notify_ready({task.reaction_id for task in settled.tasks})
         return settled
 
     # ── for operators ───────────────────────────────────────────────────────────────────────────────
@@ -161,7 +161,7 @@ class TasksService:
                 limit=request.limit,
             )
         )
-        self._board.notify_ready(moved.reaction_ids)
+        self._task_broker.notify_ready(moved.reaction_ids)
         return pb.RedriveTasksResponse(redriven=moved.count, more=moved.more)
 
     async def drop_tasks(self, request: pb.DropTasksRequest, context: Context) -> pb.DropTasksResponse:
