@@ -22,6 +22,7 @@ from tape.errors import (
     HttpInterrupted,
     HttpResponseTooLarge,
     HttpUnreachable,
+    InvalidConfig,
     InvalidHttpRequest,
 )
 from tests.services import free_port, wait_for
@@ -168,12 +169,62 @@ def test_user_and_password_of_the_url_are_sent_as_basic_credentials(server: Scri
     assert b"authorization: Basic bWU6cEBzcw==" in server.requests[0].replace(b"Authorization", b"authorization")
 
 
-def test_proxies_of_the_environment_are_not_used(
+def test_other_proxies_of_the_environment_are_not_used(
     server: Scripted, client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     assert client.request("GET", server.url).status == 200
+
+
+class Proxy(Scripted):
+    """A proxy that answers requests itself and tunnels nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.answer = say(b"proxied")
+        monkeypatch.setenv("TAPE_HTTP_PROXY", f"http://me:p%40ss@127.0.0.1:{self.port}")
+
+
+def test_a_configured_proxy_gets_the_requests_to_public_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Proxy(monkeypatch)
+    for name in ("public.invalid", "8.8.8.8"):
+        assert HttpClient().request("GET", f"http://{name}/x").text == "proxied"
+    assert [request.split(b"\r\n")[0] for request in proxy.requests] == [
+        b"GET http://public.invalid/x HTTP/1.1",
+        b"GET http://8.8.8.8/x HTTP/1.1",
+    ]
+    assert b"basic bwu6cebzcw==" in proxy.requests[0].lower()
+    proxy.answer = say(b"", "403 Forbidden")
+    with pytest.raises(HttpUnreachable, match="403"):
+        HttpClient().request("GET", "https://public.invalid/x")
+    assert proxy.requests[-1].startswith(b"CONNECT public.invalid:443 ")
+    proxy.close()
+
+
+def test_a_configured_proxy_gets_no_request_to_private_hosts(
+    server: Scripted, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = Proxy(monkeypatch)
+    with pytest.raises(AddressNotAllowed):
+        HttpClient().request("GET", server.url)
+    monkeypatch.setenv("TAPE_HTTP_ALLOW", "127.0.0.1")
+    assert HttpClient().request("GET", server.url).text == "ok"
+    assert client.request("GET", server.url).text == "ok"
+    assert proxy.connections == 0
+    proxy.close()
+
+
+def test_a_proxy_that_cannot_be_reached_is_unreachable_and_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAPE_HTTP_PROXY", f"http://me:hunter2@127.0.0.1:{free_port()}")
+    for scheme in ("http", "https"):
+        with pytest.raises(HttpUnreachable) as raised:
+            HttpClient().request("GET", f"{scheme}://public.invalid/")
+        assert "hunter2" not in str(raised.value)
+    monkeypatch.setenv("TAPE_HTTP_PROXY", "proxy:hunter2")
+    with pytest.raises(InvalidConfig, match="TAPE_HTTP_PROXY must look like") as invalid:
+        HttpClient().request("GET", "http://public.invalid/")
+    assert "hunter2" not in str(invalid.value)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,18 @@ class AddressPolicy:
             raise AddressNotAllowed(host, port, refused)
         return admitted
 
+    def needs_proxy(self, host: str, port: int) -> bool:
+        """Whether a configured proxy is used for a host: not for one that only the allow-list admits.
+
+        Raises AddressNotAllowed for a host that resolves here to addresses that are not admitted. A name that only the
+        proxy can resolve is left to the proxy's own rules.
+        """
+        try:
+            found = _resolve(host, port)
+        except OSError:
+            return True
+        return all(self.any_address or is_public(each[4][0]) for each in self.admit(host, port, found))
+
 
 PUBLIC_ONLY = AddressPolicy()
 """For addresses that come from a document, a user or data."""

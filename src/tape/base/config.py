@@ -17,6 +17,7 @@ from tape.errors import InvalidConfig
 
 FILE = "tape.toml"
 HTTP_ALLOW_VARIABLE = "TAPE_HTTP_ALLOW"
+HTTP_PROXY_VARIABLE = "TAPE_HTTP_PROXY"  # no flag and no key of the file: it may have a password in it
 
 # Tables of the file, and what they may hold.
 _TABLES = {"archive": ("lake", "options"), "pipeline": ("master", "spark")}
@@ -181,6 +182,14 @@ def load_http_allow(env: Mapping[str, str] | None = None) -> str:
     if (given := env.get(HTTP_ALLOW_VARIABLE)) is not None:
         return given
     return _http_allow_of_file(env.get("TAPE_CONFIG", ""))
+
+
+def load_http_proxy(env: Mapping[str, str] | None = None) -> str:
+    """The proxy for outgoing HTTP requests, TAPE_HTTP_PROXY; empty without one."""
+    proxy = (os.environ if env is None else env).get(HTTP_PROXY_VARIABLE, "")
+    if proxy and not proxy.startswith(("http://", "https://")):
+        raise InvalidConfig(f"{HTTP_PROXY_VARIABLE} must look like http://proxy.internal:3128.")
+    return proxy
 
 
 @cache

@@ -25,7 +25,8 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-from tape.base.addresses import PUBLIC_ONLY, AddressPolicy, connect
+from tape.base.addresses import OPERATOR, PUBLIC_ONLY, AddressPolicy, connect
+from tape.base.config import load_http_proxy
 from tape.errors import HttpInterrupted, HttpResponseTooLarge, HttpUnreachable, InvalidHttpRequest
 
 CONNECT_TIMEOUT_S = 10.0
@@ -82,8 +83,9 @@ class HttpClient:
     Every connection is checked against the address policy after the name was resolved. `timeout_s` limits a whole
     request from the first byte of the connection to the last byte of the body, `connect_timeout_s` its connection.
     A body over `max_body_bytes` and headers over 64 KiB or 100 lines are HttpResponseTooLarge. Redirects are followed
-    only up to `max_redirects`, each with the same checks. Certificates are verified. Proxies of the environment are
-    not used. Nothing is retried here: the caller knows what may be repeated.
+    only up to `max_redirects`, each with the same checks. Certificates are verified. The proxy
+    TAPE_HTTP_PROXY is used if `has_proxy`, by default with the policy PUBLIC_ONLY; other proxies of the environment are
+    not. Nothing is retried here: the caller knows what may be repeated.
     """
 
     def __init__(
@@ -95,14 +97,17 @@ class HttpClient:
         max_body_bytes: int = MAX_BODY_BYTES,
         max_redirects: int = 0,
         connections: int = 8,
+        has_proxy: bool | None = None,
     ) -> None:
+        self._policy = policy
+        self._has_proxy = not policy.any_address if has_proxy is None else has_proxy
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._max_body_bytes = max_body_bytes
         self._max_redirects = max_redirects
         self._connections = connections
-        self._pools = urllib3.PoolManager(num_pools=HOSTS, maxsize=connections, block=True, retries=False)
-        self._pools.pool_classes_by_scheme = _pool_classes(policy, max_body_bytes)
+        self._pools = self._new_pools("")
+        self._proxied: dict[str, urllib3.PoolManager] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
 
@@ -148,9 +153,32 @@ class HttpClient:
 
     def close(self) -> None:
         """Close the connections."""
-        self._pools.clear()
+        for pools in (self._pools, *self._proxied.values()):
+            pools.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=False)
+
+    def _new_pools(self, proxy: str) -> urllib3.PoolManager:
+        options: dict[str, Any] = {"num_pools": HOSTS, "maxsize": self._connections, "block": True, "retries": False}
+        if not proxy:
+            pools = urllib3.PoolManager(**options)
+            pools.pool_classes_by_scheme = _pool_classes(self._policy, self._max_body_bytes)
+            return pools
+        proxied = urllib3.ProxyManager(proxy, **options, **_proxy_login(proxy))
+        proxied.pool_classes_by_scheme = _pool_classes(OPERATOR, self._max_body_bytes)  # they connect to the proxy
+        return proxied
+
+    def _pools_for(self, url: str) -> urllib3.PoolManager:
+        proxy = load_http_proxy() if self._has_proxy else ""
+        if not proxy:
+            return self._pools
+        _, host, port = _origin(url)
+        if not self._policy.needs_proxy(host or "", port or 0):
+            return self._pools
+        with self._starting:
+            if proxy not in self._proxied:
+                self._proxied[proxy] = self._new_pools(proxy)
+            return self._proxied[proxy]
 
     def _send(
         self,
@@ -164,7 +192,7 @@ class HttpClient:
         wanted = _checked(url, headers)
         left_s = max(deadline - time.monotonic(), 0.001)
         try:
-            answer = self._pools.request(
+            answer = self._pools_for(url).request(
                 method,
                 url,
                 body=body,
@@ -223,6 +251,14 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
+def _proxy_login(proxy: str) -> dict[str, Any]:
+    parts = urlsplit(proxy)
+    if parts.username is None:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"proxy_headers": urllib3.util.make_headers(proxy_basic_auth=login)}
+
+
 def _checked(url: str, headers: Mapping[str, str]) -> dict[str, str]:
     """The headers to send, with the user and password of the URL as Basic credentials. Raises InvalidHttpRequest."""
     try:
@@ -245,7 +281,7 @@ def _translate(error: Exception, url: str) -> NoReturn:
         raise InvalidHttpRequest(f"{shown(url)} cannot be requested: {cause}.") from error
     if isinstance(error, urllib3.exceptions.ReadTimeoutError):
         raise HttpInterrupted(f"{shown(url)} gave no whole response in time.") from error
-    if isinstance(error, (_NotConnected, urllib3.exceptions.PoolError)):
+    if isinstance(error, (_NotConnected, urllib3.exceptions.PoolError, urllib3.exceptions.ProxyError)):
         raise HttpUnreachable(f"{shown(url)} cannot be reached: {error}.") from error
     # http.client has no class of its own for more than 100 headers.
     if isinstance(cause, http.client.LineTooLong) or type(cause) is http.client.HTTPException:

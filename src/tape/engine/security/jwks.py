@@ -58,7 +58,10 @@ class KeySet:
         self._reload_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._is_url = "://" in source
-        self._http = HttpClient(policy, timeout_s=FETCH_S, max_body_bytes=MAX_BYTES, connections=1)
+        # http is for keys on this machine, which no proxy reaches.
+        self._http = HttpClient(
+            policy, timeout_s=FETCH_S, max_body_bytes=MAX_BYTES, connections=1, has_proxy=source.startswith("https:")
+        )
         if self._is_url:
             _check_url(source)
 
