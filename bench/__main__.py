@@ -34,7 +34,7 @@ QUESTIONS = (
     "verify",
     "pipeline",
     "scale",
-    "directives",
+    "routing",
     "subscriptions",
     "messages",
     "aggregate",

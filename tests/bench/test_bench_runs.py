@@ -34,7 +34,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "relay",
         "ingress",
         "verify",
-        "directives",
+        "routing",
         "pools",
         "--markdown",
         str(page),

@@ -126,7 +126,7 @@ def test_bad_rows_are_kept_with_their_reason_and_secrets_are_taken_out(
     assert entries["/tape/metric/taken/5"]["password"] == "kept"
     kept = {one["row"]: one["reason"] for one in rejects_in(bad)}
     assert len(kept) == 4
-    assert "cannot be read" in kept["{broken"]
+    assert "cannot be parsed" in kept["{broken"]
     reasons = " ".join(kept.values())
     assert "subject is null" in reasons
     assert "id is null" in reasons

@@ -35,7 +35,7 @@ from tape.pipeline.jobs.archive import archive
 from tape.pipeline.jobs.backtest import Backtest, Hour, Sample, backtest
 from tape.pipeline.jobs.command import show_backtests
 from tape.pipeline.jobs.match import match
-from tape.pipeline.journal_reader import ask
+from tape.pipeline.journal_reader import query_store_once
 from tape.pipeline.session import QUICK_JVM
 from tape.reactions import decorators
 from tape.server.server import Server
@@ -68,7 +68,7 @@ def register(store: str, wanted: Reaction, **begin: object) -> Reaction:
 
 def tasks_in(store: str, reaction_id: str = "r") -> list[tuple[object, ...]]:
     """What makes a task what it is, without its id and when it was made."""
-    return ask(
+    return query_store_once(
         store,
         lambda reader: reader.query(
             "SELECT source_global_seq, first_global_seq, coalesced, shard, source_run_id, subject, payload_json,"
@@ -119,7 +119,7 @@ def test_a_backtest_shows_what_servers_and_tasks_really_do(spark: SparkSession, 
     assert result.fired == 0
     assert result.errors == result.entries
     assert "missing" in result.last_error
-    assert ask(store_url, lambda reader: reader.one("SELECT count(*) FROM tape_tasks")) == (0,)
+    assert query_store_once(store_url, lambda reader: reader.one("SELECT count(*) FROM tape_tasks")) == (0,)
 
 
 def test_a_backfill_makes_the_tasks_that_a_server_would_have_made(spark: SparkSession, orders: str) -> None:
@@ -189,7 +189,7 @@ def test_a_backfill_beside_servers_at_work_gives_every_entry_one_task(spark: Spa
             await matched(client)
 
     asyncio.run(work())
-    head = ask(store_url, read_head).global_seq
+    head = query_store_once(store_url, read_head).global_seq
     assert head > 400
     assert [row[0] for row in tasks_in(store_url)] == list(range(1, head + 1))
 

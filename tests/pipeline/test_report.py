@@ -112,7 +112,7 @@ def test_a_page_is_whole_needs_no_network_and_has_no_markup_of_others(facts: Fac
         assert seen["svg"] == 4  # and behind each plot are its numbers
         assert page.count("The numbers of this plot") == 3
         assert "all others" in page
-        assert "It begins at 1,000; what was before is not on this page." in page
+        assert "The oldest entry is 1,000; older entries are not in this report." in page
         assert "2 ends have no duration" in page
 
 
@@ -212,7 +212,7 @@ RUN_ENDS = ("run.terminal", "run.failed", "run.cancelled", "run.stuck")
 def test_windows_and_axes_are_in_round_numbers() -> None:
     assert moment_of("--since", "90m", 10_000_000) == 4_600_000
     assert moment_of("--since", "2026-01-31T12:00", 0) == moment_of("--since", "2026-01-31T12:00Z", 0)
-    with pytest.raises(PipelineInput, match="--since is 'soon'; use now, so long ago"):
+    with pytest.raises(PipelineInput, match="--since is 'soon'; use now, an age"):
         moment_of("--since", "soon", 0)
     assert [width_for(span) for span in (HOUR, 24 * HOUR, 7 * 24 * HOUR)] == [60_000, 900_000, 3 * HOUR]
     assert count_marks(0) == [0, 1]

@@ -143,7 +143,7 @@ def test_bad_columns_and_rows_are_named(spark: SparkSession, sqlite_url: str) ->
     open_database(sqlite_url).migrate()
     for columns, message in (
         ("'/tape/a/b' AS subject, 1 AS colour", "The journal has no column 'colour'; it takes subject"),
-        ("'/tape/a/b' AS subject, 1L AS global_seq", "'global_seq' is given out by the journal: drop it"),
+        ("'/tape/a/b' AS subject, 1L AS global_seq", "'global_seq' is assigned by the journal: drop it"),
         ("'/tape/a/b' AS subject, struct(1) AS payload_json", "'payload_json' is struct"),
         ("'r' AS run_id", "There is no column 'subject'"),
         ("'nonsense' AS subject", "Row 1 of the task: The subject 'nonsense' must begin with /tape/"),
@@ -180,7 +180,7 @@ copy_available(follow(spark, source, startingOffsets="earliest", maxOffsetsPerTr
 
 @pytest.mark.timeout(600)  # two drivers, one after the other
 def test_a_stream_killed_between_batches_appends_each_entry_once(sqlite_url: str, target: str, checkpoint: str) -> None:
-    fill(sqlite_url, [order(number) for number in range(1, 3001)])
+    fill(sqlite_url, [order(number) for number in range(1, 1_501)])  # five batches, two of them before the kill
     command = [sys.executable, "-c", _COPYING, sqlite_url, target, checkpoint]
     copying = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -194,5 +194,5 @@ def test_a_stream_killed_between_batches_appends_each_entry_once(sqlite_url: str
         copying.wait()
     assert copying.returncode == -signal.SIGKILL
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    assert [entry.subject for entry in entries_in(target)] == [f"/tape/copy/made/{n}" for n in range(1, 3001)]
+    assert [entry.subject for entry in entries_in(target)] == [f"/tape/copy/made/{n}" for n in range(1, 1_501)]
     assert query_store_once(target, verify).ok
