@@ -25,7 +25,6 @@ SHARED_CLASS_NAMES: dict[str, str] = {
     "Delivery": "to be renamed",
     "Dispatcher": "to be renamed",
     "Done": "to be renamed",
-    "Extent": "to be renamed",
     "Filter": "to be renamed",
     "Settings": "to be renamed",
     "Source": "to be renamed",

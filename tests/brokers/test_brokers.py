@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tape.brokers import Settings, open_source
+from tape.brokers import SourceSettings, open_source
 from tape.brokers.kafka.connection import security_of
 from tape.brokers.source import Delivery
 from tape.errors import SourceMisconfigured, SourceMissing, SourceUnavailable
@@ -200,13 +200,13 @@ async def test_kafka_reads_on_at_the_oldest_record_that_is_held(kafka_cluster: K
     while len(found) < 6:
         found += await source.poll(2, 20)
     await source.nack([found[0].receipt, found[1].receipt])
-    assert [source.comes_again(each.receipt) for each in found] == [True] * 6
+    assert [source.will_redeliver(each.receipt) for each in found] == [True] * 6
     await source.nack([found[4].receipt])  # a later one: what stands before it is not passed over
     again: list[Delivery] = []
     while len(again) < 6:
         again += await source.poll(6, 20)
     assert [each.body for each in again] == [each.body for each in found]
-    assert not any(source.comes_again(each.receipt) for each in again)
+    assert not any(source.will_redeliver(each.receipt) for each in again)
     await source.close()
 
 
@@ -224,7 +224,7 @@ def test_kafka_logs_in_and_encrypts_as_told(certificate: dict[str, str]) -> None
     from confluent_kafka import Consumer
 
     def config(spec: dict[str, Any], credential: dict[str, str] | None = None) -> dict[str, Any]:
-        return security_of(Settings("kafka", spec, credential))
+        return security_of(SourceSettings("kafka", spec, credential))
 
     assert config({}) == {"security.protocol": "PLAINTEXT"}
     assert config({}, {"username": "ada", "password": "hush"}) == {

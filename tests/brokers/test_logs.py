@@ -1,4 +1,4 @@
-"""Every log keeps the promises of the port: extents, stretches, what is gone, what was made anew."""
+"""Every log keeps the promises of the port: ranges, stretches, what is gone, what was made anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import nats
 import pytest
 
-from tape.brokers.log import Extent, Log, open_log, there_from
+from tape.brokers.log import Log, LogRange, first_offset, open_log
 from tape.errors import MessagesLost, SourceMisconfigured, SourceMissing, SourceReplaced, SourceUnavailable
 from tests.broker_services import NatsServer
 from tests.brokers.rigs import Rig, kafka_rig, nats_rig
@@ -41,9 +41,9 @@ class Reader:
         self.log = open_log(rig.name, rig.spec | more)
         opened.append(self.log)
 
-    def only(self) -> tuple[str, Extent]:
+    def only(self) -> tuple[str, LogRange]:
         """The part that has messages, or any."""
-        return max(self.log.extents().items(), key=lambda item: item[1].end)
+        return max(self.log.ranges().items(), key=lambda item: item[1].end)
 
     def read(self, part: str, begin: int, end: int, **more: Any) -> list[tuple[int, bytes | None]]:
         found = self.log.read(part, begin, end, **more)
@@ -93,7 +93,7 @@ async def test_what_is_not_there_or_not_allowed_is_named(rig: Rig, opened: list[
         open_log("pubsub", {})
 
 
-async def test_a_log_knows_where_others_stand(rig: Rig, opened: list[Log]) -> None:
+async def test_a_log_shows_the_committed_offsets_of_another_consumer(rig: Rig, opened: list[Log]) -> None:
     await rig.feed(b"1", b"2", b"3")
     source = rig.open()
     await source.open()
@@ -102,14 +102,14 @@ async def test_a_log_knows_where_others_stand(rig: Rig, opened: list[Log]) -> No
     await source.close()
     reader = Reader(rig, opened)
     part, there = await off_loop(reader.only)
-    assert (await off_loop(reader.log.standing))[part] == there.begin + 2
+    assert (await off_loop(reader.log.committed_offsets))[part] == there.begin + 2
     if rig.name == "kafka":
         alone = Reader(rig, opened, group=f"{rig.spec['group']}-alone")
-        assert await off_loop(alone.log.standing) == {}
+        assert await off_loop(alone.log.committed_offsets) == {}
         await off_loop(alone.log.commit, {part: there.end})
-        assert await off_loop(alone.log.standing) == {part: there.end}
+        assert await off_loop(alone.log.committed_offsets) == {part: there.end}
     else:
-        assert await off_loop(Reader(rig, opened, consumer="").log.standing) == {}
+        assert await off_loop(Reader(rig, opened, consumer="").log.committed_offsets) == {}
 
 
 async def test_nats_reads_one_subject_passes_over_deleted_messages_and_stops_where_retention_was_quicker(
@@ -143,9 +143,9 @@ async def test_nats_reads_one_subject_passes_over_deleted_messages_and_stops_whe
 
 @pytest.mark.parametrize(("begin", "end", "found"), [(5, 9, 5), (10, 12, 10), (7, 7, 7)])
 def test_a_stretch_that_is_there_is_read_from_its_beginning(begin: int, end: int, found: int) -> None:
-    assert there_from("p", begin, end, Extent(5, 12), "here") == found
+    assert first_offset("p", begin, end, LogRange(5, 12), "here") == found
 
 
 def test_a_part_that_is_shorter_than_what_was_read_of_it_was_made_anew() -> None:
     with pytest.raises(SourceReplaced, match="p was read up to 13, but ends at 12"):
-        there_from("p", 13, 13, Extent(5, 12), "here")
+        first_offset("p", 13, 13, LogRange(5, 12), "here")

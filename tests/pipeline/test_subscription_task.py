@@ -11,7 +11,7 @@ import pytest
 
 from tape.base.retry import RetryPolicy
 from tape.base.telemetry.metrics import Metrics
-from tape.brokers.log import Extent, Placed
+from tape.brokers.log import LogRange, OffsetDelivery
 from tape.brokers.source import Delivery
 from tape.documents.document import Document
 from tape.engine import catalog
@@ -32,9 +32,9 @@ PATH = "subscriptions/orders"
 AT_ONCE = RetryPolicy(max_attempts=3, initial_interval_s=0.0)
 
 
-def message_at(offset: int, body: bytes = b"{}", **headers: str) -> Placed:
+def message_at(offset: int, body: bytes = b"{}", **headers: str) -> OffsetDelivery:
     pairs = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    return Placed(offset, Delivery(str(offset), body, "", pairs, {"offset": offset}))
+    return OffsetDelivery(offset, Delivery(str(offset), body, "", pairs, {"offset": offset}))
 
 
 class FakeWriter:
@@ -66,7 +66,7 @@ class FakeWriter:
         self.is_closed = True
 
 
-def run_task(writer: RecordWriter, *ranges: tuple[str, Extent, list[Placed]], **spec: Any) -> TaskReport:
+def run_task(writer: RecordWriter, *ranges: tuple[str, LogRange, list[OffsetDelivery]], **spec: Any) -> TaskReport:
     task = SubscriptionTask(subscription(PATH, **spec), subscription_ref(PATH, 7), lambda: writer, AT_ONCE)
     batches = [rows_of(messages, part, extent) for part, extent, messages in ranges]
     return sum_reports([row for batch in task(iter(batches)) for row in batch.column("report").to_pylist()])
@@ -75,7 +75,7 @@ def run_task(writer: RecordWriter, *ranges: tuple[str, Extent, list[Placed]], **
 def test_rows_become_requests_in_order_and_the_offsets_between_them_are_covered() -> None:
     writer = FakeWriter()
     messages = [message_at(offset) for offset in (3, 4, 7, 9, 12)]
-    done = run_task(writer, ("p:0", Extent(2, 20), messages), runtime={"batch": 2})
+    done = run_task(writer, ("p:0", LogRange(2, 20), messages), runtime={"batch": 2})
     assert writer.calls == [("p:0", 2, 7, [3, 4]), ("p:0", 7, 12, [7, 9]), ("p:0", 12, 20, [12])]
     assert [each["message_id"] for each in writer.executions] == ["3", "4", "7", "9", "12"]
     assert (done.received, done.started, done.requests, done.stuck) == (5, 5, 3, "")
@@ -85,7 +85,7 @@ def test_rows_become_requests_in_order_and_the_offsets_between_them_are_covered(
 def test_ranges_of_several_partitions_in_one_task_are_written_separately() -> None:
     writer = FakeWriter()
     one, other = [message_at(0), message_at(1)], [message_at(5)]
-    run_task(writer, ("p:0", Extent(0, 3), one), ("p:1", Extent(4, 8), other))
+    run_task(writer, ("p:0", LogRange(0, 3), one), ("p:1", LogRange(4, 8), other))
     assert writer.calls == [("p:0", 0, 3, [0, 1]), ("p:1", 4, 8, [5])]
 
 
@@ -99,7 +99,7 @@ def test_a_message_is_planned_as_a_live_one_is() -> None:
     refused = message_at(2, b"text", X_Route="domain/evil")
     done = run_task(
         writer,
-        ("p", Extent(0, 3), [message, refused]),
+        ("p", LogRange(0, 3), [message, refused]),
         headers={"directives": rules},
         dedup={"enabled": True, "window_secs": 60},
     )
@@ -118,7 +118,7 @@ def test_a_rejected_record_is_retried_then_dead_lettered_and_the_others_are_writ
     writer = FakeWriter(
         lambda record: "no such playbook" if record.offset in (1, 2) and record.dead_letter is None else ""
     )
-    done = run_task(writer, ("p", Extent(0, 4), [message_at(offset, b'"body"') for offset in range(4)]))
+    done = run_task(writer, ("p", LogRange(0, 4), [message_at(offset, b'"body"') for offset in range(4)]))
     assert [each["message_id"] for each in writer.executions] == ["0", "3"]
     first, second = writer.dead_letters
     assert (first["message_id"], first["attempts"], first["reason"]) == ("1", 3, "refused: no such playbook")
@@ -133,14 +133,14 @@ def test_a_dead_letter_that_is_too_large_is_written_without_its_body() -> None:
         return "too large" if shown is not None else ""
 
     writer = FakeWriter(refuses)
-    done = run_task(writer, ("p", Extent(0, 1), [message_at(0, b'"long"')]))
+    done = run_task(writer, ("p", LogRange(0, 1), [message_at(0, b'"long"')]))
     assert (done.dead, writer.dead_letters[0]["message"]["data"], writer.dead_letters[0]["message"]["bytes"]) == (
         1,
         None,
         6,
     )
     rejecting = FakeWriter(lambda record: "never")
-    assert "cannot be dead-lettered: never" in run_task(rejecting, ("p", Extent(0, 1), [message_at(0)])).stuck
+    assert "cannot be dead-lettered: never" in run_task(rejecting, ("p", LogRange(0, 1), [message_at(0)])).stuck
 
 
 def test_a_task_that_cannot_write_reports_the_error_and_stops() -> None:
@@ -151,7 +151,7 @@ def test_a_task_that_cannot_write_reports_the_error_and_stops() -> None:
             return super().write(offsets, records)
 
     unavailable = UnavailableWriter()
-    done = run_task(unavailable, ("p", Extent(0, 9), [message_at(0), message_at(1)]), runtime={"batch": 1})
+    done = run_task(unavailable, ("p", LogRange(0, 9), [message_at(0), message_at(1)]), runtime={"batch": 1})
     assert (done.started, done.stuck) == (1, "ServerUnreachable: connection refused")
     assert unavailable.is_closed
 
@@ -162,12 +162,12 @@ def test_the_store_writer_writes_records_once(store_url: str) -> None:
         "  - {step: a, tool: {kind: value, value: 1}}\n"
     )
     transact(store_url, lambda tx: catalog.register(tx, Document(playbook)))
-    rows = ("p:0", Extent(0, 5), [message_at(offset) for offset in range(5)])
+    rows = ("p:0", LogRange(0, 5), [message_at(offset) for offset in range(5)])
     first = run_task(StoreRecordWriter(store_url), rows, runtime={"batch": 2})
     again = run_task(StoreRecordWriter(store_url), rows, runtime={"batch": 3})
     assert (first.started, again.started, again.known) == (5, 0, 5)
     rules = [{"header": "x", "controls": "dispatch.playbook", "allowed": ["domain/nowhere"]}]
-    bad = ("p:0", Extent(5, 7), [message_at(5, x="domain/nowhere"), message_at(6)])
+    bad = ("p:0", LogRange(5, 7), [message_at(5, x="domain/nowhere"), message_at(6)])
     rejected = run_task(StoreRecordWriter(store_url), bad, headers={"directives": rules})
     assert (rejected.started, rejected.dead) == (1, 1)
     assert query_store_once(store_url, lambda reader: executed_ranges(reader, PATH)) == {"p:0": [(0, 7)]}
@@ -186,11 +186,11 @@ def test_a_micro_batch_gives_each_partition_its_share() -> None:
 
 
 def test_a_partition_is_split_only_if_there_are_fewer_partitions_than_tasks() -> None:
-    there = {"a": Extent(0, 4_000), "b": Extent(5, 6)}
-    assert split_ranges(there, 1) == [("a", Extent(0, 4_000)), ("b", Extent(5, 6))]
+    there = {"a": LogRange(0, 4_000), "b": LogRange(5, 6)}
+    assert split_ranges(there, 1) == [("a", LogRange(0, 4_000)), ("b", LogRange(5, 6))]
     cut = split_ranges(there, 4)
-    assert [extent for part, extent in cut if part == "a"] == [Extent(n * 1_000, n * 1_000 + 1_000) for n in range(4)]
-    assert split_ranges({"a": Extent(0, 700)}, 4) == [("a", Extent(0, 700))]
+    assert [extent for part, extent in cut if part == "a"] == [LogRange(n * 1_000, n * 1_000 + 1_000) for n in range(4)]
+    assert split_ranges({"a": LogRange(0, 700)}, 4) == [("a", LogRange(0, 700))]
     assert split_ranges({}, 4) == []
 
 

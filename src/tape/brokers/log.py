@@ -1,6 +1,6 @@
-"""The port of a log: how far it reaches, and what stands between two offsets of a part of it.
+"""The port of a log: the offsets of its partitions, and the messages between two offsets.
 
-Nothing is acknowledged: whoever reads remembers how far. So a log can be read in pieces, in parallel, and again.
+Nothing is acknowledged: the reader stores its offsets. So a log can be read in ranges, in parallel, and again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Delivery
 from tape.errors import MessagesLost, SourceMisconfigured, SourceReplaced
 
@@ -24,14 +24,14 @@ _KNOWN = {
 LOGS = tuple(_KNOWN)
 
 
-class Extent(NamedTuple):
-    """What is there of a part: offsets from `begin` on, up to and without `end`."""
+class LogRange(NamedTuple):
+    """Offsets of a partition from `begin` up to and without `end`."""
 
     begin: int
     end: int
 
 
-class Placed(NamedTuple):
+class OffsetDelivery(NamedTuple):
     """A message and its offset."""
 
     offset: int
@@ -39,25 +39,27 @@ class Placed(NamedTuple):
 
 
 class Log(abc.ABC):
-    """A source that is read by offset. What fails raises as `Source` does, and MessagesLost for what is gone."""
+    """A source that is read by offset. Errors are those of `Source`, and MessagesLost for removed messages."""
 
     @abc.abstractmethod
-    def extents(self) -> dict[str, Extent]:
-        """Every part by its name, and what is there of it now."""
+    def ranges(self) -> dict[str, LogRange]:
+        """The available offsets of every partition, by its name."""
 
     @abc.abstractmethod
-    def standing(self) -> dict[str, int]:
-        """The offset that each part was read up to before us, where the source knows of one."""
+    def committed_offsets(self) -> dict[str, int]:
+        """The offset that a consumer has committed for each partition, where the source has one."""
 
     @abc.abstractmethod
-    def read(self, part: str, begin: int, end: int, *, fail_on_loss: bool = True) -> Iterator[list[Placed]]:
-        """The messages of a stretch in the order of their offsets, some at a time. There may be none at an offset.
+    def read(
+        self, partition: str, begin: int, end: int, *, fail_on_loss: bool = True
+    ) -> Iterator[list[OffsetDelivery]]:
+        """The messages of a range in the order of their offsets, in batches. An offset may have no message.
 
-        Without `fail_on_loss`, what was removed meanwhile is logged and passed over.
+        Without `fail_on_loss`, messages that were removed meanwhile are logged and skipped.
         """
 
     def commit(self, positions: Mapping[str, int]) -> None:
-        """Let others see how far each part is done, where the source can show it."""
+        """Show the processed offset of each partition at the source, where it can store one."""
         return
 
     @abc.abstractmethod
@@ -66,33 +68,37 @@ class Log(abc.ABC):
 
 
 def open_log(name: str, spec: Mapping[str, Any], credential: Mapping[str, Any] | str | None = None) -> Log:
-    """A log, not connected yet: its settings are the keys of the spec, and behind them the credential's."""
-    place = _KNOWN.get(name)
-    if place is None:
+    """A log, not connected yet. Its settings are the keys of the spec; the credential has defaults for them."""
+    path = _KNOWN.get(name)
+    if path is None:
         raise SourceMisconfigured(
             f"subscription[{name}] has no offsets that can be read again. Those that have are {', '.join(LOGS)}."
         )
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)(Settings(name, spec, credential))  # type: ignore[no-any-return]
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)(SourceSettings(name, spec, credential))  # type: ignore[no-any-return]
 
 
-def there_from(part: str, begin: int, end: int, there: Extent, where: str, *, fail_on_loss: bool = True) -> int:
-    """Where a stretch can be read from: its beginning. Raises SourceReplaced if the part ends before that.
+def first_offset(
+    partition: str, begin: int, end: int, available: LogRange, where: str, *, fail_on_loss: bool = True
+) -> int:
+    """The first offset of a range that can be read. Raises SourceReplaced if the partition ends before the range.
 
-    If the beginning was removed, raises MessagesLost, or logs it and gives what is left.
+    If the beginning was removed, raises MessagesLost, or logs the loss and returns the first offset that is left.
     """
-    if begin > there.end:
+    if begin > available.end:
         raise SourceReplaced(
-            f"{where}: {part} was read up to {begin}, but ends at {there.end}. It was made anew, or cut off. Register"
-            " the subscription under another path to read it from its beginning."
+            f"{where}: {partition} was read up to {begin}, but ends at {available.end}. It was recreated or truncated."
+            " Register the subscription under another path to read it from its beginning."
         )
-    if begin >= there.begin or begin >= end:
+    if begin >= available.begin or begin >= end:
         return begin
-    told = f"{where}: offsets {begin} to {min(there.begin, end) - 1} of {part} were removed before they were read"
+    loss = (
+        f"{where}: offsets {begin} to {min(available.begin, end) - 1} of {partition} were removed before they were read"
+    )
     if fail_on_loss:
         raise MessagesLost(
-            f"{told}; it begins at {there.begin} now. Keep messages longer than a stop can last. To go on with what is"
-            " left, say --skip-lost (failOnDataLoss: false)."
+            f"{loss}; it begins at {available.begin} now. Use a retention longer than an outage. To go on with what is"
+            " left, use --skip-lost (failOnDataLoss: false)."
         )
-    log.warning("%s", told)
-    return min(there.begin, end)
+    log.warning("%s", loss)
+    return min(available.begin, end)

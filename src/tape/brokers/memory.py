@@ -1,4 +1,4 @@
-"""Messages of this very process: for tests of your own, without a broker. It keeps the promises that brokers keep."""
+"""An in-memory source for tests without a broker, with the guarantees of a broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Delivery, Source
 from tape.errors import SourceMissing, SourceUnavailable
 
@@ -15,11 +15,11 @@ from tape.errors import SourceMissing, SourceUnavailable
 class MemorySource(Source):
     """A queue. `publish` adds a message; while `is_down` nothing can be fetched or settled."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: SourceSettings | None = None) -> None:
         self.is_down = False
         self.published = 0
         self._waiting: list[tuple[float, Delivery]] = []
-        self._out: dict[str, Delivery] = {}
+        self._delivered: dict[str, Delivery] = {}
         self._is_open = False
         self._news = asyncio.Event()
 
@@ -33,17 +33,17 @@ class MemorySource(Source):
 
     @property
     def unsettled(self) -> int:
-        """Messages that wait or are out."""
-        return len(self._waiting) + len(self._out)
+        """Messages that wait or are delivered and not settled."""
+        return len(self._waiting) + len(self._delivered)
 
     async def open(self) -> None:
-        """Connect; what an earlier reader left open comes again."""
+        """Connect; messages that an earlier reader has not settled are redelivered."""
         self._check()
         self._is_open = True
-        await self.nack(list(self._out))
+        await self.nack(list(self._delivered))
 
     async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
-        """The oldest messages whose delay is over."""
+        """The oldest messages whose delay has passed."""
         self._check()
         if not self._is_open:
             raise SourceUnavailable("The source in memory is not open.")
@@ -58,19 +58,19 @@ class MemorySource(Source):
         found = self._due()[:limit]
         taken = {id(each) for each in found}
         self._waiting = [each for each in self._waiting if id(each) not in taken]
-        self._out |= {delivery.receipt: delivery for _, delivery in found}
+        self._delivered |= {delivery.receipt: delivery for _, delivery in found}
         return [delivery for _, delivery in found]
 
     async def ack(self, receipts: Sequence[str]) -> None:
-        """Forget these."""
+        """Remove these messages."""
         self._check()
         for receipt in receipts:
-            self._taken(receipt)
+            self._remove_delivered(receipt)
 
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
-        """Put these back at the front."""
+        """Put these messages back at the front."""
         self._check()
-        back = [self._taken(receipt) for receipt in receipts]
+        back = [self._remove_delivered(receipt) for receipt in receipts]
         again = [(time.monotonic() + delay_s, replace(each, deliveries=each.deliveries + 1)) for each in back]
         self._waiting[:0] = again
         self._news.set()
@@ -80,17 +80,17 @@ class MemorySource(Source):
         return len(self._waiting)
 
     async def close(self) -> None:
-        """Disconnect; what is out comes again when it is opened."""
+        """Disconnect; unsettled messages are redelivered after the next open."""
         self._is_open = False
 
     def _due(self) -> list[tuple[float, Delivery]]:
         now = time.monotonic()
         return [each for each in self._waiting if each[0] <= now]
 
-    def _taken(self, receipt: str) -> Delivery:
-        if receipt not in self._out:
-            raise SourceMissing(f"subscription[memory]: {receipt!r} is not a receipt of a message that is out.")
-        return self._out.pop(receipt)
+    def _remove_delivered(self, receipt: str) -> Delivery:
+        if receipt not in self._delivered:
+            raise SourceMissing(f"subscription[memory]: {receipt!r} is not a receipt of an unsettled message.")
+        return self._delivered.pop(receipt)
 
     def _check(self) -> None:
         if self.is_down:

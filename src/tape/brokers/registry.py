@@ -1,4 +1,4 @@
-"""Which sources there are, and how a new one is added."""
+"""The registry of sources."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Source
 from tape.errors import SourceMisconfigured
 
 S = TypeVar("S", bound=type[Source])
 
-# Where the class is; its broker's client is imported when one is made.
+# Module and class; the client library of a broker is imported when a source is created.
 _KNOWN: dict[str, str | type[Source]] = {
     "nats": "tape.brokers.nats.source:NatsSource",
     "kafka": "tape.brokers.kafka.source:KafkaSource",
@@ -21,7 +21,7 @@ _KNOWN: dict[str, str | type[Source]] = {
 
 
 def source(name: str) -> Callable[[S], S]:
-    """Make a class of yours a source: `spec.source` may name it from now on, in every process that imports it."""
+    """Register a class as a source: `spec.source` may name it in every process that imports it."""
 
     def register(cls: S) -> S:
         if name in _KNOWN and _KNOWN[name] is not cls:
@@ -38,21 +38,21 @@ def known_sources() -> tuple[str, ...]:
 
 
 def own_sources() -> tuple[str, ...]:
-    """The names of sources that were added to this process."""
-    return tuple(name for name, place in _KNOWN.items() if not isinstance(place, str))
+    """The names of the sources that were registered in this process."""
+    return tuple(name for name, factory in _KNOWN.items() if not isinstance(factory, str))
 
 
 def open_source(name: str, spec: Mapping[str, Any], credential: Mapping[str, Any] | str | None = None) -> Source:
-    """A source, not connected yet: its settings are the keys of the spec, and behind them the credential's."""
-    place = _KNOWN.get(name)
-    if place is None:
+    """A source, not connected yet. Its settings are the keys of the spec; the credential has defaults for them."""
+    factory = _KNOWN.get(name)
+    if factory is None:
         raise SourceMisconfigured(
             f"Unknown or unavailable subscription source {name!r}. Available: {', '.join(known_sources())}."
         )
-    if isinstance(place, str):
-        module, _, attribute = place.partition(":")
-        place = getattr(importlib.import_module(module), attribute)
+    if isinstance(factory, str):
+        module, _, attribute = factory.partition(":")
+        factory = getattr(importlib.import_module(module), attribute)
     else:
-        # A source of somebody's own has no keys in the spec but these.
+        # The spec has no other keys for a registered source.
         spec = {**spec, **spec.get("options", {})}
-    return place(Settings(name, spec, credential))  # type: ignore[call-arg]  # sources are made from settings
+    return factory(SourceSettings(name, spec, credential))  # type: ignore[call-arg]  # sources are made from settings

@@ -1,4 +1,4 @@
-"""What a spec and its credential say about a connection."""
+"""Settings of a connection, from a spec and its credential."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tape.errors import SourceMisconfigured
 
-# Names under which credentials may hold what a spec calls otherwise.
+# Names in credentials, and the names of the same settings in a spec.
 _ALIASES = {
     "nats_url": "url",
     "nats_user": "user",
@@ -21,11 +21,11 @@ _ALIASES = {
 }
 
 
-class Settings:
-    """The connection of one source: keys of the spec, and behind them those of its credential.
+class SourceSettings:
+    """The settings of one source: keys of the spec, and of its credential where the spec has none.
 
-    A value that was written into the spec wins over the credential's. Each is checked when it is asked for, and a
-    wrong one is a SourceMisconfigured that names it; values are never shown, because any of them may be a secret.
+    Each value is checked when it is read, and an invalid one raises SourceMisconfigured with its name; values are never
+    shown, because any of them may be a secret.
     """
 
     def __init__(self, source: str, spec: Mapping[str, Any], credential: Mapping[str, Any] | str | None = None) -> None:
@@ -35,20 +35,20 @@ class Settings:
         self._values |= {name: value for name, value in spec.items() if value is not None}
 
     def text(self, name: str) -> str:
-        """A text, or none."""
+        """A string; empty if it is not set."""
         value = self._values.get(name, "")
         if isinstance(value, (str, int)) and not isinstance(value, bool):
             return str(value).strip()
         raise self.wrong(f"{name!r} must be a text, not {type(value).__name__}")
 
     def required(self, name: str, hint: str = "") -> str:
-        """A text that must be there."""
+        """A string that must be set."""
         if not (value := self.text(name)):
             raise self.wrong(f"requires {name!r}{hint}")
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A list, or a text with commas between its parts."""
+        """A list, or a string with commas between its parts."""
         value = self._values.get(name) or []
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
@@ -63,7 +63,7 @@ class Settings:
         return value
 
     def mapping(self, name: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
-        """A mapping; with `known` keys, any other is refused."""
+        """A mapping; with `known` keys, any other is rejected."""
         value = self._values.get(name, {})
         if not isinstance(value, Mapping):
             raise self.wrong(f"{name!r} must be a mapping")
@@ -75,13 +75,13 @@ class Settings:
         return dict(value)
 
     def everything(self) -> dict[str, Any]:
-        """All values as they are."""
+        """All values, unchecked."""
         return dict(self._values)
 
     def raw(self, name: str) -> Any:
-        """The value as it was written, or None."""
+        """The value, unchecked, or None."""
         return self._values.get(name)
 
     def wrong(self, what: str) -> SourceMisconfigured:
-        """The error that says so."""
+        """The error for an invalid setting."""
         return SourceMisconfigured(f"subscription[{self.source}] {what}.")

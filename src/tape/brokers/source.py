@@ -1,4 +1,4 @@
-"""The port of a pull source: fetch messages, and settle each one when its run is safe."""
+"""The port of a pull source: fetch messages, and settle each one when its run is stored."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ UNLIMITED_REDELIVERY = RedeliveryLimits()
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message in our hands. Until its receipt is settled, its source keeps it and will deliver it again.
+    """A delivered message. Until its receipt is settled, its source keeps it and will redeliver it.
 
-    `headers` are pairs as the source has them: a name may come twice. `deliveries` counts this one: 1 is the first.
+    `headers` are the pairs of the source: a name may be repeated. `deliveries` counts this one: 1 is the first.
     """
 
     message_id: str
@@ -50,51 +50,52 @@ class Delivery:
 class Source(abc.ABC):
     """A connection to a broker. Its methods are called by one task at a time.
 
-    Whatever fails raises one of three errors: SourceUnavailable when trying again may help (whoever calls waits, calls
-    `open` and goes on), SourceMissing when the stream, topic or subscription is not there, SourceMisconfigured when
-    a setting is wrong.
+    Every failure raises one of three errors: SourceUnavailable when a retry may succeed (the caller waits, calls `open`
+    and continues), SourceMissing when the stream, topic or subscription does not exist, SourceMisconfigured when a
+    setting is invalid.
     """
 
     # Whether a receipt can be settled by another process than the one that fetched it.
-    settles_elsewhere = True
-    # Whether a message that was given up can still be found at the source, by its id.
+    settles_elsewhere = True  # vocabulary: public attribute of sources
+    # Whether a settled message can still be found at the source, by its id.
     keeps_settled = False
 
     @abc.abstractmethod
     async def open(self) -> None:
-        """Connect and check that what is to be read is there. Called again after a failure."""
+        """Connect and check that the stream, topic or subscription exists. Called again after a failure."""
 
     @abc.abstractmethod
     async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
-        """At most `limit` messages, as soon as there is one; none after `wait_s` seconds without any."""
+        """Up to `limit` messages as soon as there is one; none after `wait_s` seconds without any."""
 
     @abc.abstractmethod
     async def ack(self, receipts: Sequence[str]) -> None:
-        """These are done: they are not delivered again. Returns when the source knows it."""
+        """Acknowledge messages, which are not redelivered. Returns when the source has recorded it."""
 
     @abc.abstractmethod
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
-        """Deliver these again, after `delay_s` seconds if the source can wait."""
+        """Redeliver messages, after `delay_s` seconds if the source supports delays."""
 
-    def comes_again(self, receipt: str) -> bool:
-        """Whether a message that was handed out is delivered again by itself, because an earlier one is.
+    def will_redeliver(self, receipt: str) -> bool:
+        """Whether the source redelivers a message on its own, because it redelivers an earlier one.
 
-        A source that keeps an order goes back to what was not taken, and what it gave meanwhile would overtake that.
+        A source that keeps an order seeks back to the message that was not acknowledged; the later ones that it has
+        delivered meanwhile must not overtake it.
         """
         return False
 
     async def term(self, receipts: Sequence[str]) -> None:
-        """Never deliver these again, although nobody handled them."""
+        """Never redeliver messages, although they were not processed."""
         await self.ack(receipts)
 
     async def release(self) -> None:
-        """Give back what was fetched ahead and not handed out yet; called before a pause and before the end."""
+        """Return prefetched messages to the source; called before a pause and before the end."""
         return
 
     async def lag(self) -> int | None:
-        """How many messages wait behind the last one, where the source tells."""
+        """The number of messages after the last one delivered, where the source reports it."""
         return None
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Disconnect. What was not settled is delivered again."""
+        """Disconnect. Messages that were not settled are redelivered."""

@@ -1,4 +1,4 @@
-"""Certificates of a connection: PEM text out of the wallet, or the path of a file."""
+"""TLS certificates of a connection: PEM text from the wallet, or the path of a file."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 
 _PARTS = ("ca", "cert", "key")
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsCertificates:
     """Certificates to trust (`ca`; the machine's own if empty), and our own `cert` with its `key`, as PEM text."""
 
     ca: str = ""
@@ -22,10 +22,10 @@ class Tls:
     key: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """The same for Python's ssl."""
+        """The certificates as a context of Python's ssl module."""
         context = ssl.create_default_context(cadata=self.ca or None)
         if self.cert:
-            # The ssl module reads a key from a file only: one that nobody else may read, for a moment.
+            # The ssl module reads a key only from a file: a temporary one that only this user can read.
             handle, path = tempfile.mkstemp(prefix="tape-tls-")
             try:
                 os.write(handle, f"{self.cert}\n{self.key}".encode())
@@ -36,10 +36,10 @@ class Tls:
         return context
 
 
-def tls_of(settings: Settings) -> Tls | None:
-    """What `tls` of the spec says, or `ca`, `cert` and `key` of the credential; None if neither says anything."""
+def tls_of(settings: SourceSettings) -> TlsCertificates | None:
+    """The certificates in `tls` of the spec, or in `ca`, `cert` and `key` of the credential; None without any."""
     given = settings.mapping("tls", _PARTS)
-    spec = Settings(f"{settings.source}.tls", given)
+    spec = SourceSettings(f"{settings.source}.tls", given)
     wanted = {name: spec.text(name) or settings.text(name) for name in _PARTS}
     if settings.raw("tls") is None and not any(wanted.values()):
         return None
@@ -49,7 +49,7 @@ def tls_of(settings: Settings) -> Tls | None:
         raise settings.wrong(f"'tls' names a file that cannot be read: {error.strerror}: {error.filename}") from error
     if bool(parts["cert"]) != bool(parts["key"]):
         raise settings.wrong("'tls' must have both 'cert' and 'key', or neither")
-    tls = Tls(**parts)
+    tls = TlsCertificates(**parts)
     try:
         tls.context()
     except (ssl.SSLError, ValueError) as error:

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tape.brokers.log import LOGS, Extent, Log, Placed, open_log, there_from
+from tape.brokers.log import LOGS, Log, LogRange, OffsetDelivery, first_offset, open_log
 from tape.errors import PipelineInput, SourceReplaced
 from tape.pipeline.options import count_option, flag_option, known_options
 from tape.subscriptions.document.spec import CONNECTION_KEYS
@@ -127,13 +127,13 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark asks again after an interrupted first micro-batch, so `latest` is not supported: it would have moved.
         """
-        extents, starting = self._log.extents(), self._options.starting
+        ranges, starting = self._log.ranges(), self._options.starting
         if starting == "earliest":
-            return {part: there.begin for part, there in extents.items()}
+            return {part: there.begin for part, there in ranges.items()}
         requested = starting if isinstance(starting, dict) else {}
-        standing = self._log.standing()
-        first = {part: max(requested.get(part, 0), standing.get(part, 0)) for part in extents}
-        return {part: first[part] or there.begin for part, there in extents.items()}
+        standing = self._log.committed_offsets()
+        first = {part: max(requested.get(part, 0), standing.get(part, 0)) for part in ranges}
+        return {part: first[part] or there.begin for part, there in ranges.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  (Spark's name)
         """Return the limit of the option `maxOffsetsPerTrigger`."""
@@ -142,28 +142,28 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  (Spark's name)
         """Record the end of the log; the stream ends there."""
-        self._stop_at = {part: there.end for part, there in self._log.extents().items()}
+        self._stop_at = {part: there.end for part, there in self._log.ranges().items()}
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802  (Spark's name)
         """Return the end of the next micro-batch. Raises SourceReplaced if the source was recreated."""
-        ends = self._stop_at or {part: there.end for part, there in self._log.extents().items()}
+        ends = self._stop_at or {part: there.end for part, there in self._log.ranges().items()}
         check_same_source(start, ends)
         return next_offsets(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802  (Spark's name)
         """Return the end of the log, for the lag in progress reports."""
-        return {part: there.end for part, there in self._log.extents().items()}
+        return {part: there.end for part, there in self._log.ranges().items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """Split one micro-batch into ranges of offsets. Raises if the source has deleted messages of it."""
-        extents = self._log.extents()
-        check_same_source(end, {part: there.end for part, there in extents.items()})
-        wanted: dict[str, Extent] = {}
+        ranges = self._log.ranges()
+        check_same_source(end, {part: there.end for part, there in ranges.items()})
+        wanted: dict[str, LogRange] = {}
         for part, until in end.items():
             fail = self._options.fail_on_data_loss
-            begin = there_from(part, start.get(part, 0), until, extents[part], self._options.source, fail_on_loss=fail)
+            begin = first_offset(part, start.get(part, 0), until, ranges[part], self._options.source, fail_on_loss=fail)
             if begin < until:
-                wanted[part] = Extent(begin, until)
+                wanted[part] = LogRange(begin, until)
         return [MessagePartition(part, *piece) for part, piece in split_ranges(wanted, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -175,7 +175,7 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             for some in opened.read(part, begin, end, fail_on_loss=self._options.fail_on_data_loss):
                 if some:
-                    yield rows_of(some, part, Extent(begin, end))
+                    yield rows_of(some, part, LogRange(begin, end))
         finally:
             opened.close()
 
@@ -192,7 +192,7 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open
 
 
-def rows_of(placed: Sequence[Placed], part: str, offsets: Extent) -> pa.RecordBatch:
+def rows_of(placed: Sequence[OffsetDelivery], part: str, offsets: LogRange) -> pa.RecordBatch:
     """Convert messages to rows."""
     encode = msgspec.json.Encoder().encode
     columns: list[Sequence[Any]] = [
@@ -219,7 +219,7 @@ def check_same_source(start: Offsets, ends: Offsets) -> None:
                 " Start with a new checkpoint, and another path for the subscription."
             )
         if at > ends[part]:
-            there_from(part, at, at, Extent(0, ends[part]), "the stream")
+            first_offset(part, at, at, LogRange(0, ends[part]), "the stream")
 
 
 def next_offsets(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
@@ -237,7 +237,7 @@ def next_offsets(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
     return {part: start.get(part, 0) + share for part, share in shares.items()}
 
 
-def split_ranges(wanted: Mapping[str, Extent], at_least: int) -> list[tuple[str, Extent]]:
+def split_ranges(wanted: Mapping[str, LogRange], at_least: int) -> list[tuple[str, LogRange]]:
     """Split the source's partitions into ranges for tasks, at least so many if the ranges are large enough."""
     total = sum(there.end - there.begin for there in wanted.values())
     found = []
@@ -246,7 +246,7 @@ def split_ranges(wanted: Mapping[str, Extent], at_least: int) -> list[tuple[str,
         if at_least > len(wanted):
             pieces = max(1, min(round(at_least * (end - begin) / total), (end - begin) // MIN_RANGE_OFFSETS))
         edges = [begin + (end - begin) * number // pieces for number in range(pieces + 1)]
-        found += [(part, Extent(*edges[number : number + 2])) for number in range(pieces)]
+        found += [(part, LogRange(*edges[number : number + 2])) for number in range(pieces)]
     return found
 
 

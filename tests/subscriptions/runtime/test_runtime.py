@@ -355,7 +355,7 @@ async def test_settings_that_cannot_work_end_it_at_once() -> None:
 
 async def test_what_a_source_delivers_again_by_itself_overtakes_nothing() -> None:
     stage = Stage()
-    stage.source.comes_again = lambda receipt: receipt == "2"  # type: ignore[method-assign]
+    stage.source.will_redeliver = lambda receipt: receipt == "2"  # type: ignore[method-assign]
     for number in range(3):
         stage.source.publish(str(number).encode())
     async with playing(stage):

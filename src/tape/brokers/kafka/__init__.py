@@ -1,4 +1,4 @@
-"""Apache Kafka: a member of a consumer group."""
+"""Apache Kafka."""
 
 from tape.brokers.kafka.source import KafkaSource
 

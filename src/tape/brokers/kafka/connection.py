@@ -1,18 +1,18 @@
-"""How a Kafka cluster is connected to, in librdkafka's words: brokers, TLS and SASL."""
+"""Connections to Kafka as properties of librdkafka: brokers, TLS and SASL."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tape.brokers.settings import Settings
-from tape.brokers.tls import Tls, tls_of
+from tape.brokers.settings import SourceSettings
+from tape.brokers.tls import TlsCertificates, tls_of
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 
 
-def connection_of(settings: Settings) -> dict[str, Any]:
-    """What every client of a cluster is made with: `brokers`, security, and more of librdkafka's `options`."""
+def connection_of(settings: SourceSettings) -> dict[str, Any]:
+    """The properties of every client of a cluster: `brokers`, security, and `options` for librdkafka."""
     brokers = settings.texts("brokers")
     if not brokers:
         raise settings.wrong("requires 'brokers' (string or array of host:port)")
@@ -24,8 +24,8 @@ def connection_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def security_of(settings: Settings) -> dict[str, Any]:
-    """What `security_protocol`, `tls`, `user` and `password` mean for the client.
+def security_of(settings: SourceSettings) -> dict[str, Any]:
+    """The properties for `security_protocol`, `tls`, `user` and `password`.
 
     Without `security_protocol`, certificates turn TLS on and a user turns SASL on.
     """
@@ -47,7 +47,7 @@ def security_of(settings: Settings) -> dict[str, Any]:
     return config
 
 
-def _login(settings: Settings, user: str) -> dict[str, str]:
+def _login(settings: SourceSettings, user: str) -> dict[str, str]:
     mechanism = settings.text("sasl_mechanism") or "PLAIN"
     if mechanism not in MECHANISMS:
         raise settings.wrong(f"'sasl_mechanism' is {mechanism!r}; use one of {', '.join(MECHANISMS)}")
@@ -56,6 +56,6 @@ def _login(settings: Settings, user: str) -> dict[str, str]:
     return {"sasl.mechanism": mechanism, "sasl.username": user, "sasl.password": settings.required("password")}
 
 
-def _certificates(tls: Tls) -> dict[str, str]:
+def _certificates(tls: TlsCertificates) -> dict[str, str]:
     parts = {"ssl.ca.pem": tls.ca, "ssl.certificate.pem": tls.cert, "ssl.key.pem": tls.key}
     return {name: value for name, value in parts.items() if value}

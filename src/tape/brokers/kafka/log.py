@@ -1,36 +1,37 @@
-"""A Kafka topic as a log: its partitions are the parts."""
+"""A Kafka topic as a log."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from tape.brokers.kafka.connection import connection_of
 from tape.brokers.kafka.source import delivery_of
-from tape.brokers.log import Extent, Log, Placed, there_from
-from tape.brokers.settings import Settings
+from tape.brokers.log import Log, LogRange, OffsetDelivery, first_offset
+from tape.brokers.settings import SourceSettings
 from tape.errors import MissingExtra, SourceMisconfigured, SourceMissing, SourceUnavailable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ANSWER_S = 10.0
-# How long a partition may give nothing although it has more.
-SILENCE_S = 30.0
-AT_ONCE = 1_000
+REQUEST_TIMEOUT_S = 10.0
+# A partition that has more records and delivers none for this time is unavailable.
+IDLE_TIMEOUT_S = 30.0
+BATCH = 1_000
 PREFETCH = 10_000
 
 
 class KafkaLog(Log):
-    """Reads `topic` by partition and offset, without joining `group`, whose place is only shown and asked for.
+    """Reads `topic` by partition and offset, without joining `group`; only its committed offsets are used.
 
     Needs `pip install 'tape[kafka]'`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
         try:
             import confluent_kafka
         except ImportError as error:
@@ -50,45 +51,51 @@ class KafkaLog(Log):
         self._where = f"subscription[kafka] at {self._config['bootstrap.servers']}"
         self._open: Any = None
 
-    def extents(self) -> dict[str, Extent]:
+    def ranges(self) -> dict[str, LogRange]:
         """The low and high watermarks of every partition."""
         found = {}
         for number in self._partitions():
-            place = self._kafka.TopicPartition(self.topic, number)
-            low, high = self._asked(lambda place=place: self._client.get_watermark_offsets(place, timeout=ANSWER_S))  # type: ignore[misc]
-            found[self._part(number)] = Extent(low, high)
+            position = self._kafka.TopicPartition(self.topic, number)
+            low, high = self._call(partial(self._client.get_watermark_offsets, position, timeout=REQUEST_TIMEOUT_S))
+            found[self._part(number)] = LogRange(low, high)
         return found
 
-    def standing(self) -> dict[str, int]:
-        """What the group has committed."""
-        places = [self._kafka.TopicPartition(self.topic, number) for number in self._partitions()]
-        found = self._asked(lambda: self._client.committed(places, timeout=ANSWER_S))
-        return {self._part(place.partition): place.offset for place in found if place.offset >= 0}
+    def committed_offsets(self) -> dict[str, int]:
+        """The offsets that the group has committed."""
+        positions = [self._kafka.TopicPartition(self.topic, number) for number in self._partitions()]
+        found = self._call(lambda: self._client.committed(positions, timeout=REQUEST_TIMEOUT_S))
+        return {self._part(position.partition): position.offset for position in found if position.offset >= 0}
 
-    def read(self, part: str, begin: int, end: int, *, fail_on_loss: bool = True) -> Iterator[list[Placed]]:
-        """Records by offset. Offsets without one (compacted, or the marks of transactions) are passed over."""
-        number = self._number(part)
-        place = self._kafka.TopicPartition(self.topic, number)
-        there = Extent(*self._asked(lambda: self._client.get_watermark_offsets(place, timeout=ANSWER_S)))
-        place.offset = begin = there_from(part, begin, end, there, self._where, fail_on_loss=fail_on_loss)
-        self._asked(lambda: self._client.assign([place]))
-        heard_at = time.monotonic()
+    def read(
+        self, partition: str, begin: int, end: int, *, fail_on_loss: bool = True
+    ) -> Iterator[list[OffsetDelivery]]:
+        """Records by offset. Offsets without a record (compacted, or transaction markers) are skipped."""
+        number = self._number(partition)
+        position = self._kafka.TopicPartition(self.topic, number)
+        available = LogRange(
+            *self._call(lambda: self._client.get_watermark_offsets(position, timeout=REQUEST_TIMEOUT_S))
+        )
+        position.offset = begin = first_offset(partition, begin, end, available, self._where, fail_on_loss=fail_on_loss)
+        self._call(lambda: self._client.assign([position]))
+        received_at = time.monotonic()
         try:
             while begin < end:
-                found, begin = self._some(begin, end)
+                found, begin = self._poll_batch(begin, end)
                 if found:
-                    heard_at = time.monotonic()
+                    received_at = time.monotonic()
                     yield found
-                elif begin < end and time.monotonic() - heard_at > SILENCE_S:
-                    raise SourceUnavailable(f"{self._where}: {part} gives nothing from {begin} on.")
+                elif begin < end and time.monotonic() - received_at > IDLE_TIMEOUT_S:
+                    raise SourceUnavailable(f"{self._where}: {partition} delivers no records from {begin} on.")
         finally:
             self._client.unassign()
 
     def commit(self, positions: Mapping[str, int]) -> None:
-        """Commit for the group, so that tools which watch its lag see how far we are. A group at work refuses that."""
-        places = [self._kafka.TopicPartition(self.topic, self._number(part), at) for part, at in positions.items()]
-        if places:
-            self._asked(lambda: self._client.commit(offsets=places, asynchronous=False))
+        """Commit for the group, so that tools show its lag. Kafka rejects this while the group has active members."""
+        offsets = [
+            self._kafka.TopicPartition(self.topic, self._number(partition), at) for partition, at in positions.items()
+        ]
+        if offsets:
+            self._call(lambda: self._client.commit(offsets=offsets, asynchronous=False))
 
     def close(self) -> None:
         client, self._open = self._open, None
@@ -102,36 +109,36 @@ class KafkaLog(Log):
                 self._open = self._kafka.Consumer(self._config)
             except (self._kafka.KafkaException, TypeError, ValueError) as error:
                 raise SourceMisconfigured(
-                    f"subscription[kafka] has settings that the client refuses: {error}."
+                    f"subscription[kafka] has settings that the client rejects: {error}."
                 ) from error
         return self._open
 
-    def _some(self, begin: int, end: int) -> tuple[list[Placed], int]:
-        """What has arrived, and the offset to go on with."""
-        first = self._asked(lambda: self._client.poll(1.0))
-        messages = [] if first is None else [first, *self._asked(lambda: self._client.consume(AT_ONCE, timeout=0))]
+    def _poll_batch(self, begin: int, end: int) -> tuple[list[OffsetDelivery], int]:
+        """The records that have arrived, and the next offset to read."""
+        first = self._call(lambda: self._client.poll(1.0))
+        messages = [] if first is None else [first, *self._call(lambda: self._client.consume(BATCH, timeout=0))]
         found = []
         for message in messages:
             offset, error = message.offset(), message.error()
             if error is not None:
-                self._heed(error)
-                # The end of the partition: nothing more comes, although the last offsets may have had no record.
+                self._check_error(error)
+                # The end of the partition: the last offsets may have no record.
                 begin = max(begin, offset) if error.code() == self._kafka.KafkaError._PARTITION_EOF else begin
             elif offset < end:
-                found.append(Placed(offset, delivery_of(message)))
+                found.append(OffsetDelivery(offset, delivery_of(message)))
                 begin = offset + 1
             else:
                 begin = end
         return found, begin
 
-    def _heed(self, error: Any) -> None:
+    def _check_error(self, error: Any) -> None:
         codes = self._kafka.KafkaError
-        passing = (codes._PARTITION_EOF, codes._TRANSPORT, codes._TIMED_OUT, codes._ALL_BROKERS_DOWN, codes._RESOLVE)
-        if error.code() not in passing:
+        transient = (codes._PARTITION_EOF, codes._TRANSPORT, codes._TIMED_OUT, codes._ALL_BROKERS_DOWN, codes._RESOLVE)
+        if error.code() not in transient:
             raise SourceUnavailable(f"{self._where}: topic {self.topic!r}: {error.str()}.")
 
     def _partitions(self) -> list[int]:
-        topic = self._asked(lambda: self._client.list_topics(self.topic, timeout=ANSWER_S)).topics[self.topic]
+        topic = self._call(lambda: self._client.list_topics(self.topic, timeout=REQUEST_TIMEOUT_S)).topics[self.topic]
         if topic.error is not None:
             raise SourceMissing(f"{self._where}: topic {self.topic!r}: {topic.error.str()}.")
         return sorted(topic.partitions)
@@ -139,13 +146,13 @@ class KafkaLog(Log):
     def _part(self, number: int) -> str:
         return f"{self.topic}:{number}"
 
-    def _number(self, part: str) -> int:
-        topic, _, number = part.rpartition(":")
+    def _number(self, partition: str) -> int:
+        topic, _, number = partition.rpartition(":")
         if topic != self.topic or not number.isdecimal():
-            raise SourceMissing(f"{self._where}: {part!r} is no partition of topic {self.topic!r}.")
+            raise SourceMissing(f"{self._where}: {partition!r} is not a partition of topic {self.topic!r}.")
         return int(number)
 
-    def _asked(self, call: Callable[[], T]) -> T:
+    def _call(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except self._kafka.KafkaException as error:

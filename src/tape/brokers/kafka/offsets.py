@@ -1,4 +1,4 @@
-"""Which records of a partition are done: Kafka keeps one number, we settle one by one."""
+"""Settled offsets of a partition: records are settled one by one, Kafka stores one committed offset."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 
 
 class Offsets:
-    """One partition: what was handed out, what of it is done, and how far that may be committed.
+    """The delivered and settled offsets of one partition, and the offset that may be committed.
 
-    A commit says "everything before this", so it goes only as far as no record is left open. When a record is
-    delivered again, those behind it come again as well; the ones that are done already are passed over.
+    A commit covers every record before it, so it ends before the first unsettled record. When a record is redelivered,
+    the later ones are redelivered too; settled ones are skipped.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Offsets:
         self._committed = -1
 
     def hand_out(self, offset: int) -> int:
-        """Note that a record is handed out; how often it was by now, or 0 if it is done already."""
+        """Record a delivery; the number of deliveries of the record, or 0 if it is settled."""
         if self._next < 0:
             self._committed = offset
         self._next = max(self._next, offset + 1)
@@ -33,28 +33,28 @@ class Offsets:
         return self._deliveries[offset]
 
     def settle(self, offset: int) -> None:
-        """A record is done."""
+        """Settle a record."""
         if offset in self._open:
             self._open.discard(offset)
             self._owed.discard(offset)
             self._done.add(offset)
 
     def go_back(self, offset: int) -> int:
-        """A record is to come again, and with it what was handed out behind it. Where to read on: at the oldest."""
+        """Redeliver a record and the unsettled ones after it; the offset to seek to."""
         self._owed.update(each for each in self._open if each >= offset)
         return min(self._owed, default=offset)
 
     def is_owed(self, offset: int) -> bool:
-        """Whether a record that was handed out will come again, because one before it does."""
+        """Whether a delivered record will be redelivered, because an earlier one is."""
         return offset in self._owed
 
     def position(self) -> int | None:
-        """The oldest record that is not done, if that is further than what was committed."""
+        """The oldest unsettled offset, if it is after the committed one."""
         position = min(self._open, default=self._next)
         return position if position > self._committed else None
 
     def committed(self, position: int) -> None:
-        """Everything before a position is committed and can be forgotten."""
+        """Everything before a position is committed: forget it."""
         self._committed = position
         self._done = {offset for offset in self._done if offset >= position}
         for offset in [offset for offset in self._deliveries if offset < position]:

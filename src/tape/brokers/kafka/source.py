@@ -1,4 +1,4 @@
-"""Records of a topic, through a consumer group."""
+"""A Kafka topic as a source, read by a member of a consumer group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tape.brokers.kafka.connection import connection_of
 from tape.brokers.kafka.offsets import Offsets
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Delivery, Source
 from tape.errors import MissingExtra, SourceMisconfigured, SourceMissing, SourceUnavailable
 
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ANSWER_S = 5.0
-# Another member has the partition now, and will get the records: nothing is lost.
+REQUEST_TIMEOUT_S = 5.0
+# Another member has the partition now and gets the records: nothing is lost.
 _MOVED = (
     "ILLEGAL_GENERATION",
     "UNKNOWN_MEMBER_ID",
@@ -30,22 +30,22 @@ _MOVED = (
     "_NO_OFFSET",
     "_ASSIGNMENT_LOST",
 )
-# What is over by itself, or told elsewhere.
-_PASSING = ("_PARTITION_EOF", "_TRANSPORT", "_RESOLVE", "_TIMED_OUT", "_ALL_BROKERS_DOWN")
+# Transient errors, and errors that another call reports.
+_TRANSIENT = ("_PARTITION_EOF", "_TRANSPORT", "_RESOLVE", "_TIMED_OUT", "_ALL_BROKERS_DOWN")
 
 
 class KafkaSource(Source):
     """Reads `topic` as a member of `group`; a new group begins with the oldest record.
 
-    A record that comes back after `nack` is fetched again, with those behind it that are not done; its partition waits
-    meanwhile. How often a record was delivered is counted by this process alone: Kafka does not. `options` has more of
-    librdkafka's settings. Needs `pip install 'tape[kafka]'`.
+    After `nack` a record is fetched again, with the later unsettled ones; its partition is paused for the delay. The
+    deliveries of a record are counted by this process: Kafka has no such count. `options` has more properties of
+    librdkafka. Needs `pip install 'tape[kafka]'`.
     """
 
-    settles_elsewhere = False
+    settles_elsewhere = False  # vocabulary: public attribute of sources
     keeps_settled = True
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
         try:
             import confluent_kafka
         except ImportError as error:
@@ -65,17 +65,17 @@ class KafkaSource(Source):
             "logger": log,
         }
         self._moved = tuple(getattr(confluent_kafka.KafkaError, name, None) for name in _MOVED)
-        self._passing = tuple(getattr(confluent_kafka.KafkaError, name) for name in _PASSING)
+        self._transient = tuple(getattr(confluent_kafka.KafkaError, name) for name in _TRANSIENT)
         self._consumer: Any = None
         self._offsets: dict[int, Offsets] = {}
         self._arrived: deque[Delivery] = deque()
-        self._asleep: dict[int, float] = {}
+        self._paused_until: dict[int, float] = {}
         self._is_down = False
-        # The client is synchronous: it has a thread of its own, for as long as it is open.
+        # The client is synchronous: all its calls run on one thread.
         self._thread = ThreadPoolExecutor(1, "tape-kafka")
 
     async def open(self) -> None:
-        """Join the group, once the topic is known to be there."""
+        """Check that the topic exists, and join the group."""
         await self._on_thread(self._join)
 
     async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
@@ -84,29 +84,29 @@ class KafkaSource(Source):
         return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
 
     async def ack(self, receipts: Sequence[str]) -> None:
-        """Settle records, and commit as far as none is left open."""
-        for partition, offset in map(self._place_of, receipts):
+        """Settle records, and commit up to the first unsettled one."""
+        for partition, offset in map(self._offset_of, receipts):
             if (offsets := self._offsets.get(partition)) is not None:
                 offsets.settle(offset)
         if receipts:
             await self._on_thread(self._commit)
 
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
-        """Go back to the oldest of them in each partition, which rests for the delay."""
+        """Seek to the oldest of them in each partition, which is paused for the delay."""
         oldest: dict[int, int] = {}
-        for partition, offset in map(self._place_of, receipts):
+        for partition, offset in map(self._offset_of, receipts):
             oldest[partition] = min(offset, oldest.get(partition, offset))
         if oldest:
             await self._on_thread(lambda: self._go_back(oldest, delay_s))
 
-    def comes_again(self, receipt: str) -> bool:
-        """Whether its partition went back to a record before it."""
-        partition, offset = self._place_of(receipt)
+    def will_redeliver(self, receipt: str) -> bool:
+        """Whether its partition was sought to an earlier record."""
+        partition, offset = self._offset_of(receipt)
         offsets = self._offsets.get(partition)
         return offsets is not None and offsets.is_owed(offset)
 
     async def lag(self) -> int | None:
-        """Records between our place and the end of the partitions that we have."""
+        """Records between the position and the end of the assigned partitions."""
         return await self._on_thread(self._count_lag)
 
     async def close(self) -> None:
@@ -122,11 +122,11 @@ class KafkaSource(Source):
         try:
             self._consumer = self._kafka.Consumer(self._config)
         except (self._kafka.KafkaException, TypeError, ValueError) as error:
-            raise SourceMisconfigured(f"subscription[kafka] has settings that the client refuses: {error}.") from error
+            raise SourceMisconfigured(f"subscription[kafka] has settings that the client rejects: {error}.") from error
         try:
-            topics = self._consumer.list_topics(self.topic, timeout=ANSWER_S).topics
-            if (trouble := topics[self.topic].error) is not None:
-                raise SourceMissing(f"subscription[kafka]: topic {self.topic!r} at {self._brokers}: {trouble.str()}.")
+            topics = self._consumer.list_topics(self.topic, timeout=REQUEST_TIMEOUT_S).topics
+            if (problem := topics[self.topic].error) is not None:
+                raise SourceMissing(f"subscription[kafka]: topic {self.topic!r} at {self._brokers}: {problem.str()}.")
             self._consumer.subscribe([self.topic], on_revoke=self._forget, on_lost=self._forget)
             self._wait_for_partitions()
         except self._kafka.KafkaException as error:
@@ -137,8 +137,8 @@ class KafkaSource(Source):
             raise
 
     def _wait_for_partitions(self) -> None:
-        """Wait until we have partitions, which a short poll would do in vain; a group may have none left for us."""
-        until = time.monotonic() + ANSWER_S
+        """Wait for an assignment, up to 5 s, which a short poll would miss; a group may have no partition left."""
+        until = time.monotonic() + REQUEST_TIMEOUT_S
         while not self._consumer.assignment() and time.monotonic() < until:
             if (message := self._consumer.poll(0.1)) is not None:
                 self._take(message)
@@ -148,7 +148,7 @@ class KafkaSource(Source):
             raise SourceUnavailable(f"Kafka at {self._brokers} is not connected.")
         if self._is_down:
             self._probe(wait_s)
-        wait_s = self._waken(wait_s)
+        wait_s = self._resume_partitions(wait_s)
         try:
             first = self._consumer.poll(wait_s)
             messages = [] if first is None else [first]
@@ -163,7 +163,7 @@ class KafkaSource(Source):
 
     def _take(self, message: Any) -> None:
         if (error := message.error()) is not None:
-            if error.code() in self._passing:
+            if error.code() in self._transient:
                 return
             raise SourceUnavailable(f"Kafka topic {self.topic!r} at {self._brokers}: {error.str()}.")
         count = self._offsets.setdefault(message.partition(), Offsets()).hand_out(message.offset())
@@ -176,13 +176,17 @@ class KafkaSource(Source):
         }
         if not moved or self._consumer is None:
             return
-        places = [self._kafka.TopicPartition(self.topic, number, position) for number, position in moved.items()]
+        positions = [self._kafka.TopicPartition(self.topic, number, position) for number, position in moved.items()]
         try:
-            self._consumer.commit(offsets=places, asynchronous=False)
+            self._consumer.commit(offsets=positions, asynchronous=False)
         except self._kafka.KafkaException as error:
             if error.args[0].code() not in self._moved:
-                raise SourceUnavailable(f"Kafka at {self._brokers} takes no commit: {error.args[0].str()}.") from error
-            log.warning("Kafka topic %s: not committed, the records come again: %s", self.topic, error.args[0].str())
+                raise SourceUnavailable(
+                    f"Kafka at {self._brokers} rejects the commit: {error.args[0].str()}."
+                ) from error
+            log.warning(
+                "Kafka topic %s: commit rejected, the records are redelivered: %s", self.topic, error.args[0].str()
+            )
         for number, position in moved.items():
             self._offsets[number].committed(position)
 
@@ -196,17 +200,17 @@ class KafkaSource(Source):
                 self._consumer.seek(self._kafka.TopicPartition(self.topic, number, offset))
                 if delay_s > 0:
                     self._consumer.pause([self._kafka.TopicPartition(self.topic, number)])
-                    self._asleep[number] = time.monotonic() + delay_s
+                    self._paused_until[number] = time.monotonic() + delay_s
             except self._kafka.KafkaException as error:
-                raise SourceUnavailable(f"Kafka at {self._brokers} cannot go back: {error.args[0].str()}.") from error
+                raise SourceUnavailable(f"Kafka at {self._brokers} cannot seek: {error.args[0].str()}.") from error
 
-    def _waken(self, wait_s: float) -> float:
-        """Resume the partitions that rested long enough; the time until the next one, or `wait_s`."""
+    def _resume_partitions(self, wait_s: float) -> float:
+        """Resume partitions whose pause is over; the time until the next one, or `wait_s`."""
         now = time.monotonic()
-        for number in [number for number, until in self._asleep.items() if until <= now]:
-            del self._asleep[number]
+        for number in [number for number, until in self._paused_until.items() if until <= now]:
+            del self._paused_until[number]
             self._consumer.resume([self._kafka.TopicPartition(self.topic, number)])
-        return min([wait_s, *(until - now for until in self._asleep.values())])
+        return min([wait_s, *(until - now for until in self._paused_until.values())])
 
     def _probe(self, wait_s: float) -> None:
         try:
@@ -220,9 +224,9 @@ class KafkaSource(Source):
             return None
         total = 0
         try:
-            for place in self._consumer.position(self._consumer.assignment()):
-                low, high = self._consumer.get_watermark_offsets(place, timeout=ANSWER_S)
-                total += high - (place.offset if place.offset >= 0 else low)
+            for position in self._consumer.position(self._consumer.assignment()):
+                low, high = self._consumer.get_watermark_offsets(position, timeout=REQUEST_TIMEOUT_S)
+                total += high - (position.offset if position.offset >= 0 else low)
         except self._kafka.KafkaException as error:
             raise SourceUnavailable(f"Kafka at {self._brokers} does not answer: {error.args[0].str()}.") from error
         return total
@@ -230,14 +234,14 @@ class KafkaSource(Source):
     def _forget(self, _: Any, partitions: list[Any]) -> None:
         for each in partitions:
             self._offsets.pop(each.partition, None)
-            self._asleep.pop(each.partition, None)
+            self._paused_until.pop(each.partition, None)
         gone = {each.partition for each in partitions}
         self._arrived = deque(each for each in self._arrived if each.metadata["partition"] not in gone)
 
     def _leave(self) -> None:
         consumer, self._consumer = self._consumer, None
         self._offsets.clear()
-        self._asleep.clear()
+        self._paused_until.clear()
         self._arrived.clear()
         if consumer is not None:
             consumer.close()
@@ -249,7 +253,7 @@ class KafkaSource(Source):
 
     # ── on the event loop ────────────────────────────────────────────────────────────────────────
 
-    def _place_of(self, receipt: str) -> tuple[int, int]:
+    def _offset_of(self, receipt: str) -> tuple[int, int]:
         topic, _, rest = receipt.rpartition(":")[0].rpartition(":")[0], "", receipt.split(":")[-2:]
         if topic != self.topic or not all(part.isdecimal() for part in rest):
             raise SourceMissing(f"subscription[kafka]: {receipt!r} is not a receipt of topic {self.topic!r}.")
@@ -260,14 +264,14 @@ class KafkaSource(Source):
 
 
 def delivery_of(message: Any, deliveries: int = 1) -> Delivery:
-    """A record of librdkafka as a delivery, with its place as id and receipt."""
+    """A record of librdkafka as a delivery, with topic, partition and offset as id and receipt."""
     topic, partition, offset, key = message.topic(), message.partition(), message.offset(), message.key()
     shown = None if key is None else key.decode(errors="replace")
-    place = f"{topic}:{partition}:{offset}"
+    offset_id = f"{topic}:{partition}:{offset}"
     return Delivery(
-        message_id=place,
+        message_id=offset_id,
         body=message.value(),
-        receipt=place,
+        receipt=offset_id,
         headers=[(name, _text(value)) for name, value in message.headers() or ()],
         metadata={"topic": topic, "partition": partition, "offset": offset, "key": shown},
         ordering_key=shown or str(partition),

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.tls import tls_of
 from tape.errors import MissingExtra
 
@@ -68,7 +68,7 @@ def addresses_of(servers: str | Sequence[str]) -> str:
     return ", ".join(url.rpartition("@")[2].removeprefix("nats://").strip() for url in urls)
 
 
-def login_options(settings: Settings) -> dict[str, Any]:
+def login_options(settings: SourceSettings) -> dict[str, Any]:
     """Credentials of a source: `creds`, else `nkey`, else `token`, else `user` and `password`; and `tls`."""
     options: dict[str, Any] = {}
     if (tls := tls_of(settings)) is not None:

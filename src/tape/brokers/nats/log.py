@@ -1,4 +1,4 @@
-"""A JetStream stream as a log: one part, whose offsets are the sequences of the stream."""
+"""A JetStream stream as a log with one partition, whose offsets are the stream's sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tape.brokers.log import Extent, Log, Placed, there_from
+from tape.brokers.log import Log, LogRange, OffsetDelivery, first_offset
 from tape.brokers.nats.connection import (
     addresses_of,
     connect,
@@ -19,28 +19,28 @@ from tape.brokers.nats.connection import (
     login_options,
     new_client,
 )
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Delivery
 from tape.errors import SourceMisconfigured, SourceMissing, SourceReplaced, SourceUnavailable
 
 T = TypeVar("T")
 
 NANOSECONDS = 1_000_000_000
-AT_ONCE = 500
-ANSWER_S = 10.0
-# A consumer that nobody asks any more is removed by the server after this.
-FORGOTTEN_S = 60
-_NOTHING_MORE = ("404", "408")
+BATCH = 500
+REQUEST_TIMEOUT_S = 10.0
+# The server removes an inactive consumer after this time.
+INACTIVE_S = 60
+_END_STATUSES = ("404", "408")
 
 
 class NatsLog(Log):
-    """Reads `stream` by sequence, through a consumer of its own that acknowledges nothing and leaves no trace.
+    """Reads `stream` by sequence, through an ephemeral consumer without acknowledgements.
 
-    `subject` filters; `consumer` names a durable one that was at work before, and whose place is where to begin. A
-    stream that removes what was acknowledged cannot be read this way. Needs `pip install 'tape[nats]'`.
+    `subject` filters; `consumer` names a durable consumer at whose position reading starts. A stream that removes
+    acknowledged messages cannot be read this way. Needs `pip install 'tape[nats]'`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
         self._nats = import_nats("subscriptions to NATS")
         self.stream = settings.required("stream")
         self._durable = settings.text("consumer")
@@ -53,33 +53,35 @@ class NatsLog(Log):
         self._loop = asyncio.Runner()
         self._connection: Any = None
 
-    def extents(self) -> dict[str, Extent]:
-        """The stream's first and last sequence. Its name in offsets has its age: one made anew is another part."""
-        part, there = self._run(self._look())
-        return {part: there}
+    def ranges(self) -> dict[str, LogRange]:
+        """The stream's first and last sequence. The partition has the time of creation in its name."""
+        partition, available = self._run(self._stream_info())
+        return {partition: available}
 
-    def standing(self) -> dict[str, int]:
-        """What the durable consumer has acknowledged without a gap."""
+    def committed_offsets(self) -> dict[str, int]:
+        """The sequence up to which the durable consumer has acknowledged every message."""
         if not self._durable:
             return {}
-        part, _ = self._run(self._look())
-        info = self._run(self._ask(f"CONSUMER.INFO.{self.stream}.{self._durable}", f"consumer {self._durable!r}"))
-        return {part: info["ack_floor"]["stream_seq"] + 1}
+        partition, _ = self._run(self._stream_info())
+        info = self._run(self._request(f"CONSUMER.INFO.{self.stream}.{self._durable}", f"consumer {self._durable!r}"))
+        return {partition: info["ack_floor"]["stream_seq"] + 1}
 
-    def read(self, part: str, begin: int, end: int, *, fail_on_loss: bool = True) -> Iterator[list[Placed]]:
-        """Messages by sequence. Those that were deleted, or that the filter leaves out, are passed over."""
-        begin = self._check(part, begin, end, fail_on_loss)
+    def read(
+        self, partition: str, begin: int, end: int, *, fail_on_loss: bool = True
+    ) -> Iterator[list[OffsetDelivery]]:
+        """Messages by sequence. Deleted and filtered ones are skipped."""
+        begin = self._check(partition, begin, end, fail_on_loss)
         while begin < end:
-            reading = _Reading(self._connection)
+            reading = _Pull(self._connection)
             try:
                 self._run(reading.open(self._make_consumer(begin)))
                 while begin < end and not reading.is_torn:
-                    placed = [_placed(message) for message in self._run(reading.more())]
-                    after = reading.following(placed, begin, end)
-                    if after - begin != len(placed):
-                        self._check(part, begin, end, fail_on_loss)  # deleted one by one, or passed by retention?
+                    deliveries = [_offset_delivery(message) for message in self._run(reading.more())]
+                    after = reading.following(deliveries, begin, end)
+                    if after - begin != len(deliveries):
+                        self._check(partition, begin, end, fail_on_loss)  # deleted one by one, or removed by retention?
                     begin = after
-                    yield [each for each in placed if each.offset < end]
+                    yield [each for each in deliveries if each.offset < end]
             finally:
                 with contextlib.suppress(SourceUnavailable):
                     self._run(reading.close())
@@ -89,29 +91,29 @@ class NatsLog(Log):
         self._loop.run(disconnect(connection))
         self._loop.close()
 
-    def _check(self, part: str, begin: int, end: int, fail_on_loss: bool) -> int:
-        found, there = self._run(self._look())
-        if found != part:
-            raise SourceReplaced(f"{self._where}: stream {self.stream!r} is {found!r} now; {part!r} was read.")
-        return there_from(part, begin, end, there, self._where, fail_on_loss=fail_on_loss)
+    def _check(self, partition: str, begin: int, end: int, fail_on_loss: bool) -> int:
+        found, available = self._run(self._stream_info())
+        if found != partition:
+            raise SourceReplaced(f"{self._where}: stream {self.stream!r} is {found!r} now; {partition!r} was read.")
+        return first_offset(partition, begin, end, available, self._where, fail_on_loss=fail_on_loss)
 
-    async def _look(self) -> tuple[str, Extent]:
-        info = await self._ask(f"STREAM.INFO.{self.stream}", f"stream {self.stream!r}")
+    async def _stream_info(self) -> tuple[str, LogRange]:
+        info = await self._request(f"STREAM.INFO.{self.stream}", f"stream {self.stream!r}")
         retention, state = info["config"].get("retention", "limits"), info["state"]
         if retention != "limits":
             raise SourceMisconfigured(
-                f"{self._where}: stream {self.stream!r} has the retention {retention!r}, by which what is"
-                " acknowledged is removed; reading by sequence acknowledges nothing. Use a stream with 'limits', or"
+                f"{self._where}: stream {self.stream!r} has the retention {retention!r}, which removes"
+                " acknowledged messages; reading by sequence acknowledges nothing. Use a stream with 'limits', or"
                 " another runtime.target."
             )
-        return f"{self.stream}@{info['created']}", Extent(max(state["first_seq"], 1), state["last_seq"] + 1)
+        return f"{self.stream}@{info['created']}", LogRange(max(state["first_seq"], 1), state["last_seq"] + 1)
 
     def _make_consumer(self, begin: int) -> Callable[[], Awaitable[str]]:
         config = {
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": begin,
             "ack_policy": "none",
-            "inactive_threshold": FORGOTTEN_S * NANOSECONDS,
+            "inactive_threshold": INACTIVE_S * NANOSECONDS,
             "mem_storage": True,
             "num_replicas": 1,
             **({"filter_subject": self._filter} if self._filter else {}),
@@ -119,17 +121,17 @@ class NatsLog(Log):
         body = msgspec.json.encode({"stream_name": self.stream, "config": config})
 
         async def make() -> str:
-            made = await self._ask(f"CONSUMER.CREATE.{self.stream}", f"a consumer on {self.stream!r}", body)
+            made = await self._request(f"CONSUMER.CREATE.{self.stream}", f"a consumer on {self.stream!r}", body)
             return f"{self.stream}.{made['name']}"
 
         return make
 
-    async def _ask(self, what: str, told: str, body: bytes = b"") -> dict[str, Any]:
+    async def _request(self, what: str, target: str, body: bytes = b"") -> dict[str, Any]:
         await self._connect()
-        answer = await self._connection.request(f"$JS.API.{what}", body, timeout=ANSWER_S)
+        answer = await self._connection.request(f"$JS.API.{what}", body, timeout=REQUEST_TIMEOUT_S)
         said: dict[str, Any] = msgspec.json.decode(answer.data)
         if (error := said.get("error")) is not None:
-            text = f"{self._where}: {told}: {error.get('description', 'refused')}."
+            text = f"{self._where}: {target}: {error.get('description', 'rejected')}."
             raise SourceMissing(text) if error.get("code") == 404 else SourceUnavailable(text)
         return said
 
@@ -149,8 +151,8 @@ class NatsLog(Log):
             raise SourceUnavailable(f"{self._where}: {str(error) or type(error).__name__}.") from error
 
 
-class _Reading:
-    """One consumer, asked for what is there and no more."""
+class _Pull:
+    """One ephemeral consumer, which is asked for available messages only."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -168,15 +170,15 @@ class _Reading:
         self._consumer = await make()
 
     async def more(self) -> list[Any]:
-        """The next messages; none when there are no more, or when one was lost on its way."""
-        request = msgspec.json.encode({"batch": AT_ONCE, "no_wait": True})
+        """The next messages; none at the end of the stream, or when one was lost in transit."""
+        request = msgspec.json.encode({"batch": BATCH, "no_wait": True})
         await self._connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._consumer}", request, reply=self._inbox)
         found: list[Any] = []
-        while len(found) < AT_ONCE:
-            message = await asyncio.wait_for(self._arrived.get(), ANSWER_S)
+        while len(found) < BATCH:
+            message = await asyncio.wait_for(self._arrived.get(), REQUEST_TIMEOUT_S)
             if not message.reply:
                 status = (message.headers or {}).get("Status", "")
-                if status not in _NOTHING_MORE:
+                if status not in _END_STATUSES:
                     raise OSError(f"the pull was ended: {status} {(message.headers or {}).get('Description', '')}")
                 break
             number = message.metadata.sequence.consumer
@@ -187,10 +189,10 @@ class _Reading:
             found.append(message)
         return found
 
-    def following(self, placed: list[Placed], begin: int, end: int) -> int:
-        """The sequence to go on with: behind the last message, where it was torn, or at the end if there are none."""
-        if placed:
-            return placed[-1].offset + 1
+    def following(self, deliveries: list[OffsetDelivery], begin: int, end: int) -> int:
+        """The next sequence: after the last message, where it was torn, or the end if there are none."""
+        if deliveries:
+            return deliveries[-1].offset + 1
         return begin if self.is_torn else end
 
     async def close(self) -> None:
@@ -198,10 +200,14 @@ class _Reading:
             await self._subscription.unsubscribe()
             if self._consumer:
                 stream, _, name = self._consumer.rpartition(".")
-                await self._connection.request(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"", timeout=ANSWER_S)
+                await self._connection.request(
+                    f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"", timeout=REQUEST_TIMEOUT_S
+                )
 
 
-def _placed(message: Any) -> Placed:
+def _offset_delivery(message: Any) -> OffsetDelivery:
     sequence = message.metadata.sequence.stream
     metadata = {"subject": message.subject, "stream_seq": sequence}
-    return Placed(sequence, Delivery(str(sequence), message.data, message.reply, header_pairs(message), metadata))
+    return OffsetDelivery(
+        sequence, Delivery(str(sequence), message.data, message.reply, header_pairs(message), metadata)
+    )

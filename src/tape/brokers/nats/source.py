@@ -19,23 +19,23 @@ from tape.brokers.nats.connection import (
     login_options,
     new_client,
 )
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Delivery, RedeliveryLimits, Source
 from tape.errors import SourceError, SourceMissing, SourceUnavailable
 
 NANOSECONDS = 1_000_000_000
-# No messages, and none in time.
-_ORDINARY_ENDS = ("404", "408")
+# Statuses of a pull without messages, and of one that has expired.
+_END_STATUSES = ("404", "408")
 
 
 class NatsSource(Source):
-    """Reads `stream` through the durable `consumer`, which is made if the spec says `create: true`.
+    """Reads `stream` through the durable `consumer`, which is created with `create: true`.
 
-    One pull is open at a time. It hands over what is there at once, so a batch that is not full waits for nobody; what
-    comes later belongs to the next poll. Needs `pip install 'tape[nats]'`.
+    One pull is open at a time. It returns available messages at once, without waiting for a full batch; later messages
+    belong to the next poll. Needs `pip install 'tape[nats]'`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
         self._nats = import_nats("subscriptions to NATS")
         self.stream = settings.required("stream")
         self.consumer = settings.required("consumer")
@@ -51,17 +51,17 @@ class NatsSource(Source):
         self._arrived: deque[Any] = deque()
         self._news = asyncio.Event()
         self._pulls = 0
-        self._to_come = 0
-        self._refusal = ""
+        self._outstanding = 0
+        self._pull_error = ""
         self._max_deliver = 0
         self._max_age_ms = 0
 
     async def open(self) -> None:
-        """Connect, and find the consumer."""
+        """Connect, and look up the consumer."""
         await self._disconnect()
         self._connection = connection = new_client(self._nats)
         try:
-            with self._told("cannot be reached"):
+            with self._translate_errors("cannot be reached"):
                 await connect(
                     self._servers,
                     connection,
@@ -74,34 +74,34 @@ class NatsSource(Source):
         except SourceError:
             await self._disconnect()
             raise
-        with self._told("lost"):
+        with self._translate_errors("lost"):
             self._inbox = connection.new_inbox()
             # Never more than one pull of a thousand messages is on its way.
             await connection.subscribe(f"{self._inbox}.*", cb=self._take, pending_msgs_limit=0, pending_bytes_limit=0)
 
     async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
-        """What has arrived of the open pull, else of a new one."""
+        """Messages of the open pull, else of a new one."""
         if not self._arrived:
             await self._pull(limit, wait_s)
         found = [self._delivery(self._arrived.popleft()) for _ in range(min(limit, len(self._arrived)))]
-        if not found and self._refusal:
-            raise SourceUnavailable(f"NATS at {self._address} ended the pull: {self._refusal}.")
+        if not found and self._pull_error:
+            raise SourceUnavailable(f"NATS at {self._address} ended the pull: {self._pull_error}.")
         if not found and not self._is_connected:
             raise SourceUnavailable(f"NATS at {self._address}: the connection was lost.")
         return found
 
     async def ack(self, receipts: Sequence[str]) -> None:
-        await self._answer(receipts, b"+ACK")
+        await self._send_ack(receipts, b"+ACK")
 
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
         delay = json.dumps({"delay": int(delay_s * NANOSECONDS)}) if delay_s > 0 else ""
-        await self._answer(receipts, f"-NAK {delay}".strip().encode())
+        await self._send_ack(receipts, f"-NAK {delay}".strip().encode())
 
     async def term(self, receipts: Sequence[str]) -> None:
-        await self._answer(receipts, b"+TERM")
+        await self._send_ack(receipts, b"+TERM")
 
     async def release(self) -> None:
-        """Hand back what has arrived and was not polled."""
+        """Return messages that were not polled."""
         waiting = [message.reply for message in self._arrived]
         self._arrived.clear()
         if waiting and self._is_connected:
@@ -109,7 +109,7 @@ class NatsSource(Source):
 
     async def lag(self) -> int | None:
         """Messages that the consumer has not delivered yet."""
-        with self._told("does not answer"):
+        with self._translate_errors("does not answer"):
             info = await self._connection.jetstream().consumer_info(self.stream, self.consumer)
         self._max_deliver = int(info.config.max_deliver or 0)
         return int(info.num_pending)
@@ -123,7 +123,7 @@ class NatsSource(Source):
         jetstream, api = self._connection.jetstream(), self._nats.js.api
         errors = self._nats.js.errors
         try:
-            with self._told("does not answer"):
+            with self._translate_errors("does not answer"):
                 stream = await jetstream.stream_info(self.stream)
                 self.keeps_settled = stream.config.retention == api.RetentionPolicy.LIMITS
                 self._max_age_ms = int((stream.config.max_age or 0) * 1_000)
@@ -133,67 +133,67 @@ class NatsSource(Source):
                 " 'stream'."
             ) from error
         try:
-            with self._told("does not answer"):
+            with self._translate_errors("does not answer"):
                 info = await jetstream.consumer_info(self.stream, self.consumer)
         except errors.NotFoundError as error:
             if not self._should_create:
                 raise SourceMissing(
-                    f"subscription[nats]: consumer {self.consumer!r} on stream {self.stream!r} not found. Make a"
-                    " durable pull consumer, or let the spec say 'create: true'."
+                    f"subscription[nats]: consumer {self.consumer!r} on stream {self.stream!r} not found. Create a"
+                    " durable pull consumer, or set 'create: true'."
                 ) from error
             config = api.ConsumerConfig(
                 durable_name=self.consumer,
                 ack_policy=api.AckPolicy.EXPLICIT,
                 filter_subject=self._filter or None,
             )
-            with self._told("does not answer"):
+            with self._translate_errors("does not answer"):
                 info = await jetstream.add_consumer(self.stream, config)
         config = info.config
         self._max_deliver = int(config.max_deliver or 0)
         if config.deliver_subject or config.ack_policy != api.AckPolicy.EXPLICIT:
             raise SourceMissing(
                 f"subscription[nats]: consumer {self.consumer!r} on stream {self.stream!r} is not a pull consumer with"
-                " explicit acknowledgement, so messages could be lost. Make another one and name it in 'consumer'."
+                " explicit acknowledgement, so messages could be lost. Create another one and name it in 'consumer'."
             )
 
     async def _pull(self, limit: int, wait_s: float) -> None:
         self._news.clear()
-        if self._to_come == 0:
+        if self._outstanding == 0:
             request = {"batch": limit, "expires": max(int(wait_s * NANOSECONDS), 1_000_000)}
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
             self._pulls += 1
-            self._to_come, self._refusal = limit, ""
-            with self._told("lost"):
+            self._outstanding, self._pull_error = limit, ""
+            with self._translate_errors("lost"):
                 await self._connection.publish(subject, json.dumps(request).encode(), reply=self._reply)
         with contextlib.suppress(TimeoutError):
-            while not self._arrived and self._to_come and self._is_connected:
+            while not self._arrived and self._outstanding and self._is_connected:
                 self._news.clear()
                 await asyncio.wait_for(self._news.wait(), wait_s)
         if not self._arrived:
-            # The server forgets the pull at this moment; what it sent before that is taken by the next poll.
-            self._to_come = 0
+            # The pull has expired at the server; messages that it sent before are returned by the next poll.
+            self._outstanding = 0
 
     async def _take(self, message: Any) -> None:
         if message.reply.startswith("$JS.ACK."):
-            self._to_come = max(self._to_come - 1, 0)
+            self._outstanding = max(self._outstanding - 1, 0)
             self._arrived.append(message)
         elif message.subject == self._reply:  # a status: this pull is over
-            self._to_come = 0
+            self._outstanding = 0
             status = message.headers or {}
-            if status.get("Status") not in _ORDINARY_ENDS:
-                self._refusal = f"{status.get('Status', '')} {status.get('Description', '')}".strip()
+            if status.get("Status") not in _END_STATUSES:
+                self._pull_error = f"{status.get('Status', '')} {status.get('Description', '')}".strip()
         self._news.set()
 
     async def _wake(self, *_: object) -> None:
         self._news.set()
 
-    async def _answer(self, receipts: Sequence[str], word: bytes) -> None:
+    async def _send_ack(self, receipts: Sequence[str], word: bytes) -> None:
         for receipt in receipts:
             if not receipt.startswith("$JS.ACK."):
                 raise SourceMissing(f"subscription[nats]: {receipt!r} is not a receipt; those begin with $JS.ACK.")
         if not receipts:
             return
-        with self._told("lost"):
+        with self._translate_errors("lost"):
             for receipt in receipts:
                 await self._connection.publish(receipt, word)
             await self._connection.flush(int(CONNECT_TIMEOUT_S))
@@ -221,7 +221,7 @@ class NatsSource(Source):
 
     @property
     def _reply(self) -> str:
-        """Where the open pull is answered: the end of an earlier one is told apart from its own."""
+        """The reply subject of the open pull: each has its own, so that the end of an earlier one is ignored."""
         return f"{self._inbox}.{self._pulls}"
 
     @property
@@ -231,12 +231,12 @@ class NatsSource(Source):
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         self._arrived.clear()
-        self._to_come = 0
+        self._outstanding = 0
         await disconnect(connection)
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Turn what the client raises into an error that says where."""
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        """Translate errors of the client into SourceUnavailable with the address."""
         if self._connection is None:
             raise SourceUnavailable(f"NATS at {self._address} is not connected.")
         try:

@@ -11,35 +11,35 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from tape.brokers.settings import Settings
+from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Delivery, RedeliveryLimits, Source
 from tape.errors import MissingExtra, SourceError, SourceMisconfigured, SourceMissing, SourceUnavailable
 
 OPEN_S = 5.0
 CALL_S = 30.0
-# How long a message of a stream is ours before it is delivered again.
+# A message of a stream is redelivered after this time unless it is acknowledged.
 LEASE_S = 60
 KEEPALIVE_S = 30.0
-# How long the service has to end a stream that we leave.
-FAREWELL_S = 2.0
-# The service refuses larger requests.
+# How long to wait for the service to end a stream.
+CLOSE_TIMEOUT_S = 2.0
+# The service rejects larger requests.
 IDS_AT_ONCE = 1_000
 MAX_DELAY_S = 600
-# What a policy for dead letters allows at least, where it cannot be looked at.
-LEAST_ATTEMPTS = 5
+# The minimum of a dead-letter policy, where the policy cannot be read.
+MIN_ATTEMPTS = 5
 _UNKNOWN_DELIVERIES_KEPT = 100_000
 
 
 class PubSubSource(Source):
     """Reads `subscription`, `projects/<project>/subscriptions/<name>`.
 
-    Each poll is a call that waits for messages as long as it is told to; `streaming: true` keeps a stream open instead,
-    on which messages come as they are published. `endpoint` (else PUBSUB_EMULATOR_HOST) names another place than
-    Google's: with `http://` or without a scheme it is an emulator and no credentials are sent. Needs
+    Each poll is a call that waits for messages; `streaming: true` keeps a stream open instead, on which messages arrive
+    as they are published. `endpoint` (else PUBSUB_EMULATOR_HOST) is another address than Google's: with `http://` or
+    without a scheme it is an emulator and no credentials are sent. Needs
     `pip install 'tape[pubsub]'`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
         try:
             self._service = importlib.import_module("google.pubsub_v1.services.subscriber")
             self._transport = importlib.import_module("google.pubsub_v1.services.subscriber.transports.grpc_asyncio")
@@ -59,7 +59,7 @@ class PubSubSource(Source):
         self._is_streaming = settings.flag("streaming")
         self._client: Any = None
         self._seen: Counter[str] = Counter()
-        self._max_attempts = LEAST_ATTEMPTS
+        self._max_attempts = MIN_ATTEMPTS
         self._keeps_ms = 0
         self._arrived: deque[Any] = deque()
         self._news = asyncio.Event()
@@ -68,18 +68,18 @@ class PubSubSource(Source):
         self._broke: Exception | None = None
 
     async def open(self) -> None:
-        """Connect, and see that the subscription is there."""
+        """Connect, and check that the subscription exists."""
         await self._disconnect()
-        # Finding credentials may ask the network: not on the loop.
+        # Looking for credentials may use the network: not on the event loop.
         self._client = await asyncio.to_thread(self._connect) if self._needs_credentials else self._connect()
-        # Whoever may read a subscription need not be allowed to look at it: a receipt that is none costs nothing.
+        # An identity may consume a subscription without the right to get it, so acknowledge an invalid receipt.
         try:
-            with self._told(), contextlib.suppress(self._errors.InvalidArgument):
+            with self._translate_errors(), contextlib.suppress(self._errors.InvalidArgument):
                 await self._client.acknowledge(subscription=self.subscription, ack_ids=["none"], timeout=OPEN_S)
         except SourceError:
             await self._disconnect()
             raise
-        await self._look_at_limits()
+        await self._read_limits()
 
     async def poll(self, limit: int, wait_s: float) -> list[Delivery]:
         if self._client is None:
@@ -92,12 +92,12 @@ class PubSubSource(Source):
 
     async def ack(self, receipts: Sequence[str]) -> None:
         for some in _chunks(receipts):
-            with self._told():
+            with self._translate_errors():
                 await self._ready.acknowledge(subscription=self.subscription, ack_ids=some, timeout=CALL_S)
 
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
         for some in _chunks(receipts):
-            with self._told():
+            with self._translate_errors():
                 await self._ready.modify_ack_deadline(
                     subscription=self.subscription,
                     ack_ids=some,
@@ -106,7 +106,7 @@ class PubSubSource(Source):
                 )
 
     async def release(self) -> None:
-        """End the stream and hand back what it brought."""
+        """End the stream and return its messages."""
         await self._stop_reading()
         waiting = [each.ack_id for each in self._arrived]
         self._arrived.clear()
@@ -117,18 +117,18 @@ class PubSubSource(Source):
             await self.release()
         await self._disconnect()
 
-    async def _look_at_limits(self) -> None:
-        """When the service gives up on a message; who may not look at the subscription goes by what it brings."""
-        self._max_attempts, self._keeps_ms = LEAST_ATTEMPTS, 0
+    async def _read_limits(self) -> None:
+        """Read the redelivery limits; without the right to get the subscription, the defaults are used."""
+        self._max_attempts, self._keeps_ms = MIN_ATTEMPTS, 0
         with contextlib.suppress(self._errors.GoogleAPICallError, self._errors.RetryError):
             found = await self._client.get_subscription(subscription=self.subscription, timeout=OPEN_S, retry=None)
-            self._max_attempts = found.dead_letter_policy.max_delivery_attempts or LEAST_ATTEMPTS
+            self._max_attempts = found.dead_letter_policy.max_delivery_attempts or MIN_ATTEMPTS
             self._keeps_ms = int(found.message_retention_duration.total_seconds() * 1_000)
 
     # ── one call a poll ──────────────────────────────────────────────────────────────────────────
 
     async def _pull(self, limit: int, wait_s: float) -> None:
-        with self._told(), contextlib.suppress(self._errors.DeadlineExceeded, TimeoutError):
+        with self._translate_errors(), contextlib.suppress(self._errors.DeadlineExceeded, TimeoutError):
             answer = await self._client.pull(
                 subscription=self.subscription, max_messages=limit, timeout=max(wait_s, 0.05), retry=None
             )
@@ -147,7 +147,7 @@ class PubSubSource(Source):
                 await asyncio.wait_for(self._news.wait(), wait_s)
         if not self._arrived and self._broke is not None:
             self._reading, broke = None, self._broke
-            with self._told():
+            with self._translate_errors():
                 raise broke
 
     async def _read(self, limit: int) -> None:
@@ -160,7 +160,7 @@ class PubSubSource(Source):
 
         async def requests() -> AsyncIterator[Any]:
             yield request
-            # The service ends a stream whose sender has ended; an empty request now and then keeps it.
+            # The service ends a stream whose sender has ended; an empty request keeps it open.
             while not self._is_leaving.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_leaving.wait(), KEEPALIVE_S)
@@ -179,13 +179,13 @@ class PubSubSource(Source):
             self._news.set()
         finally:
             if stream is not None:
-                stream.cancel()  # or the service goes on sending to nobody
+                stream.cancel()  # otherwise the service continues to send
 
     async def _stop_reading(self) -> None:
         reading, self._reading = self._reading, None
         if reading is not None:
             self._is_leaving.set()
-            await asyncio.wait([reading], timeout=FAREWELL_S)
+            await asyncio.wait([reading], timeout=CLOSE_TIMEOUT_S)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
@@ -195,7 +195,7 @@ class PubSubSource(Source):
         message = received.message
         attributes = dict(message.attributes)
         attempt = int(received.delivery_attempt) or None
-        # The service counts only where a dead letter topic is set; otherwise we count what we see.
+        # The service counts attempts only with a dead-letter topic; otherwise this process counts.
         self._seen[message.message_id] += 1
         if len(self._seen) > _UNKNOWN_DELIVERIES_KEPT:
             self._seen.clear()
@@ -214,7 +214,7 @@ class PubSubSource(Source):
             ordering_key=message.ordering_key,
             deliveries=attempt or self._seen[message.message_id],
             redelivery=RedeliveryLimits(
-                # Attempts are counted only where there is a topic for dead letters: there is a last one then.
+                # With a dead-letter topic attempts are counted, and there is a last one.
                 max(self._max_attempts - attempt, 0) if attempt else None,
                 int(published.timestamp() * 1_000) + self._keeps_ms if published and self._keeps_ms else None,
             ),
@@ -245,7 +245,7 @@ class PubSubSource(Source):
                 options["credentials"] = accounts.Credentials.from_service_account_info(self._account)
             except ValueError as error:
                 raise SourceMisconfigured(
-                    f"subscription[pubsub]: 'service_account' is no key file: {error}."
+                    f"subscription[pubsub]: 'service_account' is not a key file: {error}."
                 ) from error
         transport = self._transport.SubscriberGrpcAsyncIOTransport(**options)
         return self._service.SubscriberAsyncClient(transport=transport)
@@ -255,19 +255,19 @@ class PubSubSource(Source):
         self._arrived.clear()
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(Exception):  # it may be broken in any way; nothing depends on a farewell
+            with contextlib.suppress(Exception):  # nothing depends on an orderly close
                 await client.transport.close()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn what the client raises into an error that says where."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate errors of the client into errors of sources."""
         errors = self._errors
         try:
             yield
         except errors.NotFound as error:
             raise SourceMissing(f"subscription[pubsub]: {self.subscription} not found: {error.message}.") from error
         except (errors.PermissionDenied, errors.Unauthenticated) as error:
-            raise SourceUnavailable(f"Pub/Sub refuses us at {self.subscription}: {error.message}.") from error
+            raise SourceUnavailable(f"Pub/Sub denies access to {self.subscription}: {error.message}.") from error
         except (errors.GoogleAPICallError, errors.RetryError) as error:
             raise SourceUnavailable(f"Pub/Sub {self.subscription}: {error}.") from error
 

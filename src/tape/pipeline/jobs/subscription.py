@@ -185,7 +185,7 @@ class SubscriptionStream:
 
     def _check_order(self) -> None:
         assert self._log is not None
-        parts = self._log.extents()
+        parts = self._log.ranges()
         if self._spec.spool.ordering == "global" and len(parts) > 1:
             raise OrderNotKept(
                 f"{self._control.path}: spool.ordering is 'global', and topic {self._spec.topic!r} has {len(parts)}"

@@ -313,7 +313,7 @@ class Runtime:
                 self.limiter.settled(len(deliveries))
 
     async def _dispatch_batch(self, fetched: list[Delivery]) -> None:
-        deliveries = [each for each in fetched if not self._source.comes_again(each.receipt)]
+        deliveries = [each for each in fetched if not self._source.will_redeliver(each.receipt)]
         if not deliveries:
             return
         messages = [self._planned(delivery) for delivery in deliveries]
