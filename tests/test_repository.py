@@ -23,10 +23,8 @@ ROOT = Path(__file__).parent.parent
 # Classes of one name that are not two things: the reason why they share it.
 SHARED_CLASS_NAMES: dict[str, str] = {
     "Delivery": "to be renamed",
-    "Dispatcher": "to be renamed",
     "Done": "to be renamed",
     "Filter": "to be renamed",
-    "Settings": "to be renamed",
     "Source": "to be renamed",
 }
 # Words that end in -ing and name a thing.

@@ -1,6 +1,6 @@
-"""Connectors: how the outbox reaches the outside world, one object per system on the other side.
+"""Connectors of the outbox, one object per target system.
 
-A connector sends an effect (`dispatch`), finds out what became of one (`observe`), and undoes one (`compensate`).
+A connector sends an effect (`dispatch`), reads its outcome (`observe`), and undoes it (`compensate`).
 """
 
 from __future__ import annotations

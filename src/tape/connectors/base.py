@@ -1,4 +1,4 @@
-"""What a connector is, what it may answer, and the names under which this process knows its connectors."""
+"""The port of a connector, its results, and the registry of connectors of this process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _check_status(result: object, status: str, known: Any) -> None:
 
 @dataclass
 class DispatchResult:
-    """What became of sending an effect.
+    """The result of dispatching an effect.
 
-    - `confirmed`: it happened; `external_ref` is what the other side calls it.
+    - `confirmed`: it happened; `external_ref` is the id that the target gave it.
     - `failed`: it did certainly *not* happen. With `retry_at_ms` it is sent again then, otherwise it has
       failed for good.
     - `unknown`: it may have happened. One that is idempotent is sent again, at `retry_at_ms` if that is given; any
-      other is not sent again before somebody has found out.
+      other is not sent again before it is reconciled.
     """
 
     status: DispatchStatus
@@ -47,11 +47,11 @@ class DispatchResult:
 
 @dataclass
 class ObservationResult:
-    """What looking at the other side showed.
+    """The result of observing an effect at its target.
 
     - `confirmed`: it happened. `duplicate`: it happened more than once, and `external_ref` is the one too many.
     - `absent`: it did not happen, and nothing that is still on its way can make it happen.
-    - `failed`: it was tried there and refused. `stuck`: nobody can tell.
+    - `failed`: the target has rejected it. `stuck`: the outcome cannot be observed.
     """
 
     status: ObservationStatus
@@ -64,7 +64,7 @@ class ObservationResult:
 
 @dataclass
 class CompensationResult:
-    """Whether undoing worked; `failed` is tried again later."""
+    """The result of a compensation; `failed` is retried later."""
 
     status: CompensationStatus
     response: dict[str, Any] = field(default_factory=dict)
@@ -76,19 +76,19 @@ class CompensationResult:
 
 @runtime_checkable
 class EffectConnector(Protocol):
-    """One system on the other side. Methods may be coroutines; `effect` and `obligation` are records of tape.v1.
+    """The connection to one target system. Methods may be coroutines; `effect` and `obligation` are records of tape.v1.
 
     An exception that leaves `dispatch` means `unknown`, one that leaves `observe` means `stuck`.
     """
 
     def dispatch(self, effect: Any) -> DispatchResult | Awaitable[DispatchResult]:
-        """Send an effect. Pass its business key or idempotency key on, so that the other side acts once."""
+        """Send an effect. Pass its business key or idempotency key on, so that the target acts once."""
 
     def observe(self, effect: Any) -> ObservationResult | Awaitable[ObservationResult]:
-        """Find out what became of an effect that may have been sent."""
+        """Observe the outcome of an effect that may have been sent."""
 
     def compensate(self, obligation: Any) -> CompensationResult | Awaitable[CompensationResult]:
-        """Undo an effect; it may be asked to more than once."""
+        """Undo an effect; may be called more than once."""
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
@@ -97,7 +97,7 @@ _connectors: dict[str, EffectConnector] = {}
 
 
 def register(connector: EffectConnector, *, name: str = "") -> EffectConnector:
-    """Let effects that name this connector be sent by this process. A name that is taken gets the new connector."""
+    """Register a connector of this process; effects name it. An earlier one of that name is replaced."""
     known_as = name or str(getattr(connector, "name", ""))
     if not known_as:
         raise InvalidConnector(f"{connector!r} has no name; use register(connector, name='bank').")
@@ -119,7 +119,7 @@ def all_registered() -> dict[str, EffectConnector]:
 
 
 def clear() -> None:
-    """Forget all connectors."""
+    """Unregister all connectors."""
     _connectors.clear()
 
 
@@ -129,12 +129,12 @@ R = TypeVar("R", DispatchResult, ObservationResult, CompensationResult)
 
 
 def call_dispatch(connector: EffectConnector, effect: Any) -> DispatchResult:
-    """Send an effect; whatever goes wrong inside the connector is `unknown`."""
+    """Dispatch an effect; an exception of the connector is `unknown`."""
     return _call(connector.dispatch, effect, DispatchResult, lambda error: DispatchResult("unknown", error=error))
 
 
 def call_observe(connector: EffectConnector, effect: Any) -> ObservationResult:
-    """Look at what became of an effect; whatever goes wrong inside the connector is `stuck`."""
+    """Observe an effect; an exception of the connector is `stuck`."""
     return _call(
         connector.observe,
         effect,
@@ -144,7 +144,7 @@ def call_observe(connector: EffectConnector, effect: Any) -> ObservationResult:
 
 
 def call_compensate(connector: EffectConnector, obligation: Any) -> CompensationResult:
-    """Undo an effect; whatever goes wrong inside the connector is `failed`."""
+    """Compensate an effect; an exception of the connector is `failed`."""
     return _call(
         connector.compensate, obligation, CompensationResult, lambda error: CompensationResult("failed", error=error)
     )
@@ -164,10 +164,10 @@ def _call(method: Callable[[Any], Any], subject: Any, kind: type[R], otherwise: 
 
 
 def observation_of(status: str, response: dict[str, Any]) -> ObservationResult:
-    """What a status check has said, as an observation; the response may bring the `external_ref`."""
+    """The result of a status check as an observation; the response may have the `external_ref`."""
     return ObservationResult(status, str(response.get("external_ref") or ""), response)  # type: ignore[arg-type]
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """An exception as it is put on record."""
+    """An exception as it is recorded."""
     return {"type": type(error).__name__, "message": str(error)}

@@ -1,4 +1,4 @@
-"""Effects that are functions of this process: for what has a client library, and for tests."""
+"""Effects as calls of functions of this process, for client libraries and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tape.durable.observation import check_status
 
 @dataclass
 class LocalConnector:
-    """Calls functions, each with what its parameters name: the fields of the request and of the record.
+    """Calls functions, each with the fields of the request and of the record that its parameters name.
 
     `send` may answer a `DispatchResult`, a dict (confirmed, with that response; an `external_ref` in it is the
     reference) or None (confirmed); an exception means `unknown`. `look` answers what a status check may. `undo` may
@@ -34,23 +34,23 @@ class LocalConnector:
         return _later(answer, _dispatched)
 
     def observe(self, effect: Any) -> ObservationResult:
-        """Call `look`; without one nobody can tell."""
+        """Call `look`; without one the outcome is `stuck`."""
         seen = check_status(self.look, effect) if self.look is not None else None
         if seen is None:
-            return ObservationResult("stuck", response={"error": {"message": f"{self.name!r} cannot tell."}})
+            return ObservationResult("stuck", response={"error": {"message": f"{self.name!r} has no look function."}})
         return observation_of(*seen)
 
     def compensate(self, obligation: Any) -> Any:
-        """Call `undo`; without one nothing can be undone."""
+        """Call `undo`; without one the compensation fails."""
         if self.undo is None:
-            return CompensationResult("failed", error={"message": f"{self.name!r} cannot undo."})
+            return CompensationResult("failed", error={"message": f"{self.name!r} has no undo function."})
         payload = content_of(obligation.payload_json)
         offered = {"obligation": obligation, "payload": payload, **fields_of(obligation)}
         return _later(call_offering(self.undo, offered, payload), _compensated)
 
 
 def _later(answer: Any, shape: Callable[[Any], Any]) -> Any:
-    """The answer in its shape, also of a coroutine."""
+    """The converted answer, also of a coroutine."""
     if not isinstance(answer, Awaitable):
         return shape(answer)
 
@@ -64,7 +64,7 @@ def _dispatched(answer: Any) -> Any:
     if answer is None or isinstance(answer, dict):
         answer = answer or {}
         return DispatchResult("confirmed", external_ref=str(answer.get("external_ref", "")), response=answer)
-    return answer  # anything else that is no DispatchResult is reported by who asked
+    return answer  # the caller reports anything else that is not a DispatchResult
 
 
 def _compensated(answer: Any) -> Any:

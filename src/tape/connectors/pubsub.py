@@ -1,4 +1,4 @@
-"""Effects that are messages of Google Pub/Sub, and workers that are woken by them."""
+"""Effects as messages of Google Pub/Sub, and workers that are triggered by messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tape.base.owner import new_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, DispatchResult, ObservationResult, described
-from tape.connectors.delivery import DEFAULT_ATTEMPTS, Dispatcher
+from tape.connectors.effect_dispatcher import DEFAULT_ATTEMPTS, EffectDispatcher
 from tape.connectors.templates import content_of, fill_in
 from tape.errors import MissingExtra, TapeError
 from tape.proto import tape_pb2 as pb
@@ -28,9 +28,9 @@ except ImportError as missing:
 log = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_S = 30.0
-# Pub/Sub says no: the message is not there.
+# Pub/Sub has rejected the message: it is not stored.
 _REFUSED = (google.InvalidArgument, google.NotFound, google.PermissionDenied, google.Unauthenticated)
-# The longest time for which Pub/Sub keeps a message back.
+# The longest ack deadline of Pub/Sub.
 _LONGEST_PAUSE_S = 600
 
 
@@ -39,8 +39,8 @@ class PubSubConnector:
     """Publishes an effect's request; it is confirmed once Pub/Sub has the message, whose id is the `external_ref`.
 
     The attributes `idempotency_key`, `business_key`, `run_id`, `tool_name` and `connector` go with it: Pub/Sub may
-    deliver a message more than once, and by its key a consumer can tell. `ordering_key_from` is a text with blanks
-    such as `{account}`, or a function of the effect. What was published can neither be looked up nor taken back.
+    redeliver a message, and a consumer deduplicates on the key. `ordering_key_from` is a text with blanks
+    such as `{account}`, or a function of the effect. A published message can neither be observed nor compensated.
     """
 
     name: str
@@ -66,10 +66,10 @@ class PubSubConnector:
             )
             message_id = published.result(timeout=PUBLISH_TIMEOUT_S)
         except _REFUSED as error:
-            self._go_on(topic, key)
+            self._resume_ordering_key(topic, key)
             return DispatchResult("failed", error=described(error))
         except Exception as error:
-            self._go_on(topic, key)
+            self._resume_ordering_key(topic, key)
             return DispatchResult("unknown", error=described(error))
         return DispatchResult("confirmed", external_ref=message_id, response={"message_id": message_id})
 
@@ -88,21 +88,20 @@ class PubSubConnector:
             return str(self.ordering_key_from(effect))
         return fill_in(str(self.ordering_key_from), effect)
 
-    def _go_on(self, topic: str, key: str) -> None:
-        """After a failure the client of Pub/Sub holds back what has the same ordering key; the outbox decides that."""
+    def _resume_ordering_key(self, topic: str, key: str) -> None:
+        """Resume the ordering key, which the client pauses after a failure; the outbox retries."""
         if key:
             self.publisher.resume_publish(topic, key)
 
 
 @dataclass
 class PubSubSubscriber:
-    """Carries out outbox effects that messages name, instead of looking for them: an outbox dispatcher that is woken.
+    """Dispatches the outbox effects that messages name: an outbox dispatcher that is triggered by messages.
 
     A message names an effect by its attributes `run_id` and `idempotency_key`, or in its body, as the relay of
-    `/tape/effect/pending/**` sends it. The effect is claimed, so that one worker has it, `handle(request,
-    attributes)` does the work, and its `DispatchResult` is recorded; an exception means `unknown`. A message is
-    acknowledged when its effect is settled, and comes again when the effect is due again. `counts` says what
-    became of the messages.
+    `/tape/effect/pending/**` sends it. The effect is claimed, `handle(request, attributes)` is called, and its
+    `DispatchResult` is recorded; an exception means `unknown`. A message is acknowledged when its effect is settled,
+    and redelivered when the effect is due again. `counts` has the number of messages by outcome.
     """
 
     project: str
@@ -123,23 +122,25 @@ class PubSubSubscriber:
         self._settled: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         self._pull: Any = None
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher: EffectDispatcher | None = None
 
     def run(self, *, block: bool = True) -> None:
-        """Take messages until `stop()` is called; with `block=False` in the background."""
+        """Receive messages until `stop()` is called; with `block=False` in the background."""
         subscriber = self.subscriber = self.subscriber or pubsub_v1.SubscriberClient()
         client = (self.tape_client_factory or TapeClient)(self.tape_url)
         pauses = RetryPolicy(
             initial_interval_s=self.backoff_base_ms / 1000, max_interval_s=self.backoff_max_ms / 1000, jitter=0.2
         )
-        self._dispatcher = Dispatcher(client, self.claimer or new_owner(), self.max_attempts, self.lease_ttl_ms, pauses)
+        self._dispatcher = EffectDispatcher(
+            client, self.claimer or new_owner(), self.max_attempts, self.lease_ttl_ms, pauses
+        )
         path = subscriber.subscription_path(self.project, self.subscription)
         self._pull = subscriber.subscribe(path, callback=self._receive)
         if block:
             self._pull.result()
 
     def stop(self) -> None:
-        """Take no more messages; those that are being worked on are finished first."""
+        """Receive no more messages; those in flight are finished first."""
         if self._pull is not None and self._dispatcher is not None:
             self._pull.cancel()
             self._pull.result()
@@ -152,19 +153,19 @@ class PubSubSubscriber:
         try:
             outcome, pause_ms = self._work(message)
         except TapeError as error:
-            log.warning("message %s is left for later: %s", message.message_id, error)
+            log.warning("message %s failed and will be redelivered: %s", message.message_id, error)
             outcome, pause_ms = "later", self.backoff_base_ms
         with self._lock:
             self.counts[outcome] += 1
         if pause_ms:
-            # It comes again when this runs out, unless the client holds on to it and extends it.
+            # It is redelivered when this deadline expires; `drop` keeps the client from extending it.
             message.modify_ack_deadline(min(-(-pause_ms // 1000), _LONGEST_PAUSE_S))
             message.drop()
         else:
             message.ack()
 
     def _work(self, message: Any) -> tuple[str, int]:
-        """What became of a message, and for how many ms it is kept back; 0 if it is done with."""
+        """The outcome of a message, and the delay in ms until its redelivery; 0 if it is settled."""
         assert self._dispatcher is not None
         body = content_of(message.data.decode(errors="replace"))
         run_id, key = _effect_named_by(dict(message.attributes), body)
@@ -200,7 +201,7 @@ class PubSubSubscriber:
 
 @dataclass
 class _Handling:
-    """A handler as a connector that cannot be asked afterwards."""
+    """A handler as a connector without observation and compensation."""
 
     handle: Callable[[dict[str, Any], dict[str, Any]], DispatchResult]
     attributes: dict[str, Any]
@@ -210,14 +211,14 @@ class _Handling:
         return self.handle(request if isinstance(request, dict) else {"body": request}, self.attributes)
 
     def observe(self, effect: Any) -> ObservationResult:
-        return ObservationResult("stuck", response={"error": {"message": "a handler cannot be asked afterwards"}})
+        return ObservationResult("stuck", response={"error": {"message": "a handler cannot observe an effect"}})
 
     def compensate(self, obligation: Any) -> CompensationResult:
-        return CompensationResult("failed", error={"message": "a handler undoes nothing"})
+        return CompensationResult("failed", error={"message": "a handler cannot compensate"})
 
 
 def _effect_named_by(attributes: dict[str, str], body: Any) -> tuple[str, str]:
-    """The run and the key that a message is about; empty texts if it is about no effect."""
+    """The run and the key of the effect that a message names; empty without one."""
     run_id, key = attributes.get("run_id", ""), attributes.get("idempotency_key", "")
     if key or not isinstance(body, dict):
         return run_id, key

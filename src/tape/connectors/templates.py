@@ -1,4 +1,4 @@
-"""Addresses with blanks: `https://bank.example/payments/{business_key}`, filled in from an effect or an obligation."""
+"""URL templates: `https://bank.example/payments/{business_key}`, filled in from an effect or an obligation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tape.errors import InvalidConnector
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """What the blanks of an address may name: the fields of a request or payload, and those of the record itself."""
+    """The values for placeholders: the fields of a request or payload, and those of the record."""
     own = {field.name: getattr(record, field.name) for field in record.DESCRIPTOR.fields}
     carried = content_of(own.get("request_json", own.get("payload_json", "")))
     return {**(carried if isinstance(carried, dict) else {}), **own}
 
 
 def content_of(text: str) -> Any:
-    """What a JSON text says; a text that is no JSON stays one."""
+    """The value of a JSON text; a text that is not JSON is returned as it is."""
     try:
         return json.loads(text) if text else {}
     except ValueError:
@@ -26,7 +26,7 @@ def content_of(text: str) -> Any:
 
 
 def fill_in(template: str, record: Any) -> str:
-    """The address with its blanks filled in; every value is percent-encoded, so that none can change the path."""
+    """The URL with its placeholders filled in; values are percent-encoded, so that none can change the path."""
     known = fields_of(record)
     filled = []
     for text, blank, _, _ in string.Formatter().parse(template):

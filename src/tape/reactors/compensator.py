@@ -14,7 +14,7 @@ from tape.base.owner import claim_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, EffectConnector, ObservationResult, call_compensate, described, get
-from tape.connectors.delivery import DEFAULT_LEASE_MS, LONGEST_ERROR, record_observation, recordable
+from tape.connectors.effect_dispatcher import DEFAULT_LEASE_MS, LONGEST_ERROR, record_observation, recordable
 from tape.connectors.templates import content_of
 from tape.durable.callback_arguments import call_offering
 from tape.durable.registry import get_compensator, get_tool_compensator

@@ -11,7 +11,7 @@ from tape.base.process import stop_event
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.connectors.base import all_registered, get
-from tape.connectors.delivery import DEFAULT_ATTEMPTS, DEFAULT_LEASE_MS, Dispatcher, report
+from tape.connectors.effect_dispatcher import DEFAULT_ATTEMPTS, DEFAULT_LEASE_MS, EffectDispatcher, report
 from tape.proto import tape_pb2 as pb
 from tape.reactors.connection import Report, connected, for_each
 from tape.reactors.journal_feed import JournalFeed
@@ -39,7 +39,7 @@ def dispatch_one(
     connector = get(eff.connector)
     if connector is None:
         return report(eff, "unregistered", f"no connector {eff.connector!r} in this process")
-    return Dispatcher(client, claimer, dispatch_max_attempts, lease_ttl_ms).send(eff, connector)
+    return EffectDispatcher(client, claimer, dispatch_max_attempts, lease_ttl_ms).send(eff, connector)
 
 
 def outbox_dispatch_once(

@@ -10,7 +10,7 @@ from tape.base.retry import RetryPolicy
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.connectors.base import ObservationResult, call_observe, get, observation_of
-from tape.connectors.delivery import record_observation, report
+from tape.connectors.effect_dispatcher import record_observation, report
 from tape.durable.observation import check_status
 from tape.durable.registry import get_status_check
 from tape.errors import IllegalTransition

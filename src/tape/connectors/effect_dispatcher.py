@@ -1,9 +1,9 @@
-"""Sending one effect of the outbox: claimed, sent, and on record, so that it is never sent blindly twice.
+"""Dispatches one effect of the outbox: claim, send, record.
 
-    claim ─► (somebody vanished with it? look first) ─► send ─► record
+    claim ─► (did an earlier claim expire? observe first) ─► dispatch ─► record
 
-A dispatcher that dies anywhere on this way leaves a claim behind that runs out. Whoever claims the effect next is
-told, and asks the other side before it sends what must not be repeated.
+The claim of a dispatcher that dies expires. The next dispatcher that claims the effect learns of the expired claim, and
+observes a non-idempotent effect before it dispatches it again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tape.proto import tape_pb2 as pb
 DEFAULT_LEASE_MS = 60_000
 DEFAULT_ATTEMPTS = 5
 LONGEST_ERROR = 20_000
-DOUBT = "unknown: "  # begins the text of an attempt that may have come through
-# 1 s, 2 s, 4 s, … up to a minute, each up to a fifth shorter or longer.
-PAUSES = RetryPolicy(jitter=0.2)
+DOUBT = "unknown: "  # prefix of the error of an attempt that may have succeeded
+# 1 s, 2 s, 4 s, … up to 60 s, each with 20 % jitter.
+BACKOFF = RetryPolicy(jitter=0.2)
 
 RESOLUTIONS = {
     "confirmed": pb.EFFECT_RESOLUTION_CONFIRMED,
@@ -41,17 +41,17 @@ RESOLUTIONS = {
 
 
 @dataclass(frozen=True)
-class Dispatcher:
-    """Who sends: a name for the claims, and how patient it is."""
+class EffectDispatcher:
+    """Dispatches effects as `claimer`, with at most `max_attempts` attempts and backoff between them."""
 
     client: TapeClient
     claimer: str
     max_attempts: int = DEFAULT_ATTEMPTS
     lease_ttl_ms: int = DEFAULT_LEASE_MS
-    pauses: RetryPolicy = field(default=PAUSES)
+    backoff: RetryPolicy = field(default=BACKOFF)
 
     def send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
-        """Send an effect if it is free; says what became of it: `outcome` and `reason`."""
+        """Dispatch an effect if it can be claimed; a report with `outcome` and `reason`."""
         return replace(self, claimer=claim_owner(self.claimer))._send(effect, connector)
 
     def _send(self, effect: pb.EffectRecord, connector: EffectConnector) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Dispatcher:
                 name=f"claim on effect {effect.idempotency_key}",
                 leased_at=claimed_at,
             ) as lease:
-                return self._carry_out(claim.effect, connector, claim.previous_claimer, lease)
+                return self._dispatch(claim.effect, connector, claim.previous_claimer, lease)
         except (LeaseHeld, IllegalTransition) as error:
             return report(effect, "lost", str(error))
 
@@ -79,18 +79,18 @@ class Dispatcher:
             renew=renew,
         )
 
-    def _carry_out(
+    def _dispatch(
         self, effect: pb.EffectRecord, connector: EffectConnector, previous: str, lease: LeaseRenewer
     ) -> dict[str, Any]:
-        # An earlier attempt may have come through, whatever becomes of this one.
+        # An earlier attempt may have succeeded, whatever the result of this one is.
         in_doubt = bool(previous) or _may_have_been_sent(effect)
         if previous and effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
             seen = call_observe(connector, effect)
             if seen.status != "absent":
-                return self._record_seen(effect, seen, f"{previous} vanished with it")
+                return self._record_seen(effect, seen, f"the claim of {previous} expired")
             in_doubt = False
         if not lease.is_held:
-            return report(effect, "lost", "the claim ran out before the effect was sent")
+            return report(effect, "lost", "the claim expired before the effect was dispatched")
         result = call_dispatch(connector, effect)
         if result.status == "confirmed":
             observed = ObservationResult("confirmed", result.external_ref, result.response)
@@ -101,7 +101,7 @@ class Dispatcher:
         if result.status == "unknown":
             if is_last or effect.semantics == pb.EFFECT_SEMANTICS_NON_IDEMPOTENT:
                 return self._attempted(effect, reason, 0, in_doubt=True)
-            pause_ms = int(self.pauses.delay(effect.dispatch_attempts + 1) * 1000)
+            pause_ms = int(self.backoff.delay(effect.dispatch_attempts + 1) * 1000)
             return self._attempted(effect, reason, result.retry_at_ms or now_ms() + pause_ms, in_doubt=True)
         if result.retry_at_ms and not is_last:
             return self._attempted(effect, reason, result.retry_at_ms, in_doubt=in_doubt)
@@ -112,11 +112,11 @@ class Dispatcher:
 
     def _record_seen(self, effect: pb.EffectRecord, seen: ObservationResult, why: str) -> dict[str, Any]:
         if seen.status == "stuck":
-            said = recordable(seen.response, LONGEST_ERROR)
-            reason = f"{why}, and the other side does not show whether it was sent: {said}"
+            observed = recordable(seen.response, LONGEST_ERROR)
+            reason = f"{why}, and the target does not show whether it was dispatched: {observed}"
             return self._attempted(effect, reason, 0, in_doubt=True)
         record_observation(self.client, effect, seen)
-        return report(effect, seen.status, f"{why}; the other side was asked")
+        return report(effect, seen.status, f"{why}; the effect was observed")
 
     def _attempted(self, effect: pb.EffectRecord, reason: str, next_at_ms: int, *, in_doubt: bool) -> dict[str, Any]:
         reason = DOUBT + reason if in_doubt else reason
@@ -146,12 +146,12 @@ class Dispatcher:
 
 
 def _may_have_been_sent(effect: pb.EffectRecord) -> bool:
-    """Whether an earlier attempt may have come through. An older server or dispatcher does not say: then it may."""
+    """Whether an earlier attempt may have succeeded; also if an older server or dispatcher did not record it."""
     return effect.dispatch_attempts > 0 and effect.dispatch_certainty != pb.DISPATCH_CERTAINTY_FAILED
 
 
 def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: ObservationResult) -> pb.EffectRecord:
-    """Record what the other side shows. That something happened is a fact, whoever has the claim."""
+    """Record an observation. An observation is valid without the claim."""
     declared = get_tool_compensator(effect.tool_name) if seen.status == "duplicate" else None
     is_negative = seen.status in ("failed", "absent")
     why = {"type": "Observed", "message": seen.status, **seen.response}
@@ -168,14 +168,14 @@ def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: Observ
     try:
         record = call_with_retry(client.record_external_observation, **fields)
     except InvalidInput as error:
-        # That it happened must be on record, whatever is wrong with what the other side said about it.
+        # The observation must be recorded even if the response of the target is invalid.
         fields |= {"response_json": recordable({"unrecorded": str(error)}), "external_ref": ""}
         record = call_with_retry(client.record_external_observation, **fields)
     return record
 
 
 def recordable(value: Any, longest: int = 0) -> str:
-    """A value as JSON, also if it is none: a record must not fail because of what somebody answered."""
+    """A value as JSON; one that is not JSON as its text, so that recording a response never fails."""
     try:
         text = to_json(value)
     except InvalidJson:
@@ -186,7 +186,7 @@ def recordable(value: Any, longest: int = 0) -> str:
 
 
 def report(effect: pb.EffectRecord, outcome: str, reason: str) -> dict[str, Any]:
-    """What is told about an effect that was touched."""
+    """The report on an effect."""
     return {
         "run_id": effect.run_id,
         "idempotency_key": effect.idempotency_key,
