@@ -128,11 +128,11 @@ class PubSubSubscriber:
         """Receive messages until `stop()` is called; with `block=False` in the background."""
         subscriber = self.subscriber = self.subscriber or pubsub_v1.SubscriberClient()
         client = (self.tape_client_factory or TapeClient)(self.tape_url)
-        pauses = RetryPolicy(
+        backoff = RetryPolicy(
             initial_interval_s=self.backoff_base_ms / 1000, max_interval_s=self.backoff_max_ms / 1000, jitter=0.2
         )
         self._dispatcher = EffectDispatcher(
-            client, self.claimer or new_owner(), self.max_attempts, self.lease_ttl_ms, pauses
+            client, self.claimer or new_owner(), self.max_attempts, self.lease_ttl_ms, backoff
         )
         path = subscriber.subscription_path(self.project, self.subscription)
         self._pull = subscriber.subscribe(path, callback=self._receive)
