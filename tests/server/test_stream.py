@@ -507,7 +507,8 @@ async def test_a_server_without_keys_answers_to_this_machine_only(server: Server
 
 async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> None:
     url = f"tape://{guarded.grpc_address}"
-    plain, service = (bearer(key, scopes=s).removeprefix("Bearer ") for s in ([], ["service"]))
+    scopes = ([], ["service"], ["service", "tenant:*"])
+    plain, service, fleet = (bearer(key, scopes=each).removeprefix("Bearer ") for each in scopes)
     async with AsyncTapeClient(url) as anonymous:
         with pytest.raises(TapeError, match="authorization metadata missing"):
             await anonymous.head()
@@ -523,7 +524,10 @@ async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> N
                 pass
         with pytest.raises(ScopeRequired, match="GetValue"):
             await ordinary.get_value(namespace="a", key="b")
-    async with AsyncTapeClient(url, id_token=service) as trusted:
+    async with AsyncTapeClient(url, id_token=service) as bound:
+        with pytest.raises(ScopeRequired, match="tenant:\\*"):
+            await bound.append("/tape/a/b", tenant="other")
+    async with AsyncTapeClient(url, id_token=fleet) as trusted:
         await trusted.append("/tape/a/b", tenant="other")
         seen = []
         async for entry in trusted.follow("/tape/a/b"):

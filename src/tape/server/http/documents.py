@@ -142,7 +142,7 @@ def openapi() -> dict[str, Any]:
                     "summary": "Append CloudEvents durably; deduplicated by source and id.",
                     "parameters": [_SESSION],
                     "requestBody": {"required": True, "content": publish},
-                    "responses": _responses(_json(_PUBLISHED), "413", "422", "429", "503"),
+                    "responses": _responses(_json(_PUBLISHED), "409", "413", "422", "429", "503"),
                 },
             },
             "/v1/events/list": _post(
