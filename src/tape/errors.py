@@ -1,6 +1,6 @@
 """Every error that Tape raises: one tree, a stable code each, and what to do next in the message.
 
-`status` is the canonical gRPC status name; the doors of the server translate it.
+`status` is the canonical gRPC status name; the gRPC and HTTP services of the server translate it.
 `retryable` says whether the same call may succeed later without being changed.
 `docs/errors.md` has one paragraph per code.
 """
@@ -54,7 +54,7 @@ class PayloadTooLarge(InvalidInput):
 
 
 class InvalidPredicate(InvalidInput):
-    """A CEL text does not compile: the message points to the place and says what was expected."""
+    """A CEL text does not compile: the message shows the line and column and what was expected."""
 
     code = "TAPE-1006"
 
@@ -119,7 +119,7 @@ class NotFound(TapeError):
     status = "NOT_FOUND"
 
 
-# ── 13xx: somebody else was faster ───────────────────────────────────────────────────────────────
+# ── 13xx: conflicts with another writer ──────────────────────────────────────────────────────────
 
 
 class VersionConflict(TapeError):
@@ -137,7 +137,7 @@ class IllegalTransition(TapeError):
 
 
 class LeaseHeld(TapeError):
-    """Somebody else holds the lease."""
+    """Another owner holds the lease."""
 
     code = "TAPE-1303"
     status = "FAILED_PRECONDITION"
@@ -192,7 +192,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreError):
-    """The disk of the database is full. Make room; no restart is needed."""
+    """The disk of the database is full. Free disk space; no restart is needed."""
 
     code = "TAPE-1502"
     status = "UNAVAILABLE"
@@ -239,7 +239,7 @@ class SchemaTooNew(StoreError):
 
 
 class ServerStopping(TapeError):
-    """The server is shutting down; resume elsewhere or when it is back."""
+    """The server is shutting down; resume with another server, or when this one is back."""
 
     code = "TAPE-1601"
     status = "UNAVAILABLE"
@@ -286,7 +286,7 @@ class InvalidConfig(TapeError):
     status = "INVALID_ARGUMENT"
 
 
-# ── 175x: what carries on a run is told ──────────────────────────────────────────────────────────
+# ── 175x: raised in the code of a run ────────────────────────────────────────────────────────────
 
 
 class NotInRun(TapeError):
@@ -329,7 +329,7 @@ class RunCancelled(RunInterrupted):
 
 
 class EffectUnknown(RunInterrupted):
-    """Nobody knows whether an effect happened. It is not repeated; reconciling it lets the run go on."""
+    """It is not known whether an effect happened. It is not repeated; the run continues once it is reconciled."""
 
     code = "TAPE-1755"
 
@@ -540,7 +540,7 @@ class CursorFileInUse(TapeError):
     status = "FAILED_PRECONDITION"
 
 
-# ── 185x: the HTTP door ──────────────────────────────────────────────────────────────────────────
+# ── 185x: HTTP service ───────────────────────────────────────────────────────────────────────────
 
 
 class InvalidRequest(InvalidInput):
@@ -635,14 +635,14 @@ class InvalidReaction(InvalidInput):
 
 
 class TaskNotHeld(TapeError):
-    """The caller does not hold the lease of the task: it ran out and somebody else has the task, or it was settled."""
+    """The caller does not hold the lease of the task: the lease expired, or the task was settled."""
 
     code = "TAPE-1802"
     status = "FAILED_PRECONDITION"
 
 
 class ShardsApart(TapeError):
-    """The number of shards cannot change while the shards of a reaction stand at different places."""
+    """The number of shards cannot change while the shards of a reaction have different cursors."""
 
     code = "TAPE-1803"
     status = "FAILED_PRECONDITION"
@@ -748,7 +748,7 @@ class ArchiveBeyondRepair(ArchiveDamaged):
 
 
 class ArchiveBusy(PipelineError):
-    """Somebody else changed the archive at the same moment; nothing was changed."""
+    """Another process changed the archive at the same moment; this change was not made."""
 
     code = "TAPE-2021"
     status = "ABORTED"
@@ -795,11 +795,13 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         where = ", ".join(filter(None, (f"line {self.line}" if self.line else "", self.path)))
         shown = _shown(self.value)
-        is_told = self.value in (None, "") or (shown if isinstance(self.value, str) else f"got {shown}") in self.message
+        is_quoted = (
+            self.value in (None, "") or (shown if isinstance(self.value, str) else f"got {shown}") in self.message
+        )
         # A message goes on from the value ("7 must be a text"), or is a sentence that names the field itself.
         names_itself = f"'{self.path.removeprefix('spec.')}" in self.message
-        before = "" if is_told or names_itself else f"{shown} "
-        after = f", got {shown}" if names_itself and not is_told and self.message[-1] not in "?)" else ""
+        before = "" if is_quoted or names_itself else f"{shown} "
+        after = f", got {shown}" if names_itself and not is_quoted and self.message[-1] not in "?)" else ""
         end = "" if self.message.endswith(("?", ".")) else "."
         return f"{where}{': ' * bool(where)}{before}{self.message}{after}{end}"
 
@@ -872,7 +874,7 @@ class StepRefused(PlaybookError):
 
 
 class ToolFailed(PlaybookError):
-    """A tool could not do it this time: the other side is away or says that it is busy."""
+    """A tool failed with an error that may pass: its service is unavailable or busy."""
 
     code = "TAPE-2115"
     status = "UNAVAILABLE"
@@ -934,7 +936,7 @@ class WalletLocked(WalletError):
 
 
 class SecretDamaged(WalletError):
-    """A sealed secret does not open: it was changed, or moved from another place."""
+    """A sealed secret does not open: it was changed, or copied from another row."""
 
     code = "TAPE-2203"
     status = "DATA_LOSS"
@@ -997,7 +999,7 @@ def _shown(value: Any) -> str:
 
 
 class InternalTokenUnset(TapeError):
-    """The server has no internal token, so what only its holders may see is shown to nobody."""
+    """The server has no internal token, so endpoints that require that token reject all requests."""
 
     code = "TAPE-2210"
     status = "UNAVAILABLE"
@@ -1105,7 +1107,7 @@ class SpoolFull(TapeError):
 
 
 class SpoolUnavailable(TapeError):
-    """The place where a spool keeps its messages cannot be used."""
+    """The backend that stores a spool's messages is unavailable."""
 
     code = "TAPE-2252"
     status = "UNAVAILABLE"

@@ -31,7 +31,7 @@ _ENV_ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `tape serve` can be told. Each name is a flag, a TAPE_* variable and a key of tape.toml."""
+    """The settings of `tape serve`. Each name is a flag, a TAPE_* variable and a key of tape.toml."""
 
     store: str = "sqlite:tape.db"
     listen: str = "127.0.0.1:7878"
@@ -103,10 +103,10 @@ class Settings:
         if self.anonymous not in ("loopback", "network"):
             raise InvalidConfig(f"anonymous is {self.anonymous!r}; use loopback or network.")
         AllowList.parse(self.http_allow)
-        self._check_doors()
+        self._check_exposure()
 
-    def _check_doors(self) -> None:
-        """Without tokens, nobody but this machine is let in, unless that was asked for."""
+    def _check_exposure(self) -> None:
+        """Reject addresses that other machines can reach without tokens, unless `anonymous` is network."""
         for name in ("listen", "http_listen"):
             address = getattr(self, name)
             if not address and name == "http_listen":
@@ -114,9 +114,9 @@ class Settings:
             host, _ = parse_address(name, address)
             if not (self.auth_jwks or self.anonymous == "network" or is_loopback(host)):
                 raise InvalidConfig(
-                    f"{name} is {address!r}, which other machines can reach, and auth_jwks is not set: anybody could"
-                    " read and write. Set auth_jwks (`tape token` makes keys for development), stay on 127.0.0.1, or,"
-                    " behind something that authenticates, set anonymous to network."
+                    f"{name} is {address!r}, which other machines can reach, and auth_jwks is not set: all of them"
+                    " could read and write. Set auth_jwks (`tape token` makes keys for development), stay on 127.0.0.1,"
+                    " or, behind a proxy that authenticates, set anonymous to network."
                 )
 
     @property

@@ -1,6 +1,6 @@
-"""Coroutines of connectors and agents, waited for by code that is not one.
+"""Run coroutines of connectors and agents from synchronous code.
 
-They run on loops that live as long as the process: a connector may keep an asyncio client from call to call.
+They run on event loops that live as long as the process, so that a connector may keep an asyncio client between calls.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _loops: dict[tuple[int, str], tuple[asyncio.AbstractEventLoop, threading.Thread]
 
 
 def run_to_end(value: Any, *, on: str = "connectors") -> Any:
-    """The value itself, or what it leads to if it can be awaited; `on` names the loop that it runs on."""
+    """Return the value, or its result if it is awaitable; `on` names the event loop that it runs on."""
     if not inspect.isawaitable(value):
         return value
     loop, thread = _loop(on)
     if threading.current_thread() is thread:
-        raise RuntimeError(f"This coroutine of the {on} would wait for itself; await what it calls instead.")
-    context = contextvars.copy_context()  # so that it belongs to the run and the span of the thread that waits
+        raise RuntimeError(f"This coroutine of the {on} would wait for itself; await it instead.")
+    context = contextvars.copy_context()  # the run and the span of the calling thread
 
     async def waiting() -> Any:
         return await value
@@ -36,7 +36,7 @@ def run_to_end(value: Any, *, on: str = "connectors") -> Any:
 
 def _loop(name: str) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     with _lock:
-        found = _loops.get((os.getpid(), name))  # a fork needs loops of its own
+        found = _loops.get((os.getpid(), name))  # a forked process needs its own loops
         if found is None:
             loop = asyncio.new_event_loop()
             thread = threading.Thread(target=loop.run_forever, name=f"tape-{name}", daemon=True)

@@ -1,4 +1,4 @@
-"""One writer per file, by the lock that the system offers."""
+"""An exclusive lock on a file, so that it has one writer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ try:
 except ImportError:  # pragma: no cover - Windows
 
     def lock_file(fd: int) -> None:
-        """Hold the file, or raise BlockingIOError if somebody else does."""
+        """Lock the file; BlockingIOError if another process has locked it."""
         import msvcrt
         import os
 
@@ -22,5 +22,5 @@ except ImportError:  # pragma: no cover - Windows
 else:
 
     def lock_file(fd: int) -> None:
-        """Hold the file, or raise BlockingIOError if somebody else does."""
+        """Lock the file; BlockingIOError if another process has locked it."""
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 OnRetry = Callable[[Exception, int, float], object]
 
 UNLIMITED = 2**63 - 1
-"""`max_attempts` of a policy that never gives up."""
+"""`max_attempts` of a policy without a limit."""
 
 
 @dataclass(frozen=True)

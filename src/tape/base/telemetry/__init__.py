@@ -1,1 +1,1 @@
-"""How Tape is observed: metrics and trace context."""
+"""Metrics and trace context."""

@@ -1,4 +1,4 @@
-"""What Tape counts, for Prometheus. One registry per server, no global state."""
+"""Prometheus metrics. One registry per server, no global state."""
 
 from __future__ import annotations
 
@@ -40,47 +40,47 @@ class Metrics:
         self.subscriptions = gauge("subscriptions", "Open subscriptions")
         self.delivered = counter("subscription_entries", "Entries handed to subscriptions")
         self.fell_behind = counter("subscriptions_fell_behind", "Times a slow subscription went back to the journal")
-        self.read_retries = counter("subscription_read_retries", "Failed journal reads that were tried again")
+        self.read_retries = counter("subscription_read_retries", "Failed journal reads that were retried")
 
         self.live_subscriptions = gauge("live_subscriptions", "Open HTTP streams")
         self.live_delivered = counter("live_entries", "Entries for HTTP streams, one for each stream")
-        self.live_dropped = counter("live_dropped", "Entries that slow HTTP streams lost, as each was told")
-        self.live_reaped = counter("live_reaped", "HTTP streams ended because nobody read them")
+        self.live_dropped = counter("live_dropped", "Entries that slow HTTP streams lost, as their gap frames report")
+        self.live_reaped = counter("live_reaped", "HTTP streams closed because the client did not read")
         self.http_requests = counter("http_requests", "HTTP requests by route and status", "route", "status")
 
         self.predicate_errors = counter("predicate_errors", "Entries passed over because a predicate failed on them")
 
         self.reactions = gauge("reactions", "Reactions that this server knows")
-        self.lanes = gauge("reaction_lanes", "Lanes that this server matches")
+        self.lanes = gauge("reaction_lanes", "Matcher partitions that this server has leased")
         self.reaction_lag = gauge("reaction_lag", "Entries between the head and what this server has matched")
         self.matched_entries = counter("reaction_entries", "Entries looked at by the matcher")
         self.evaluated = counter("reaction_predicates", "Predicates evaluated by the matcher")
         self.reaction_errors = counter("reaction_predicate_errors", "Predicates of reactions that failed on an entry")
         self.reaction_missed = counter("reaction_entries_missed", "Entries that retention removed before matching")
-        self.matcher_restarts = counter("reaction_restarts", "Times the matcher looked again: leases, registry, errors")
+        self.matcher_restarts = counter("reaction_restarts", "Matcher restarts: leases, registry changes, errors")
         self.reaction_tasks = counter("reaction_tasks", "Tasks made by the matcher")
         self.reaction_runs = counter("reaction_runs", "Runs begun by the matcher")
         self.reaction_suppressed = counter("reaction_suppressed", "Matches on entries of a reaction's own work")
         self.tasks_claimed = counter("tasks_claimed", "Tasks handed out by this server")
-        self.tasks_settled = counter("tasks_settled", "Reports on tasks, by what became of them", "status")
-        self.tasks_refused = counter("tasks_refused", "Reports on tasks by somebody who did not hold them")
+        self.tasks_settled = counter("tasks_settled", "Reports on tasks, by resulting status", "status")
+        self.tasks_refused = counter("tasks_refused", "Rejected reports on tasks: the worker's lease had expired")
         self.tasks_purged = counter("tasks_purged", "Done and dropped tasks removed after their time")
         self.dispatchers = gauge("dispatchers", "Open task streams")
 
         self.messages_received = counter("subscription_messages_received", "Messages fetched from sources", "source")
         self.message_executions = counter(
-            "subscription_executions", "Messages that were to become runs, by what came of it", "source", "outcome"
+            "subscription_executions", "Dispatched messages, by outcome", "source", "outcome"
         )
         self.directives_applied = counter(
             "subscription_directives_applied", "Headers that changed how a message is handled", "controls"
         )
         self.batch_dispatches = counter("subscription_batch_dispatch", "Batches that were dispatched", "source")
         self.batch_messages = counter("subscription_batch_messages", "Messages in those batches", "source")
-        self.rate_limited = counter("subscription_rate_limited", "Times a limit began to hold", "source", "reason")
-        self.dead_lettered = counter("subscription_dead_lettered", "Messages put aside for somebody", "source")
-        self.spooled = counter(
-            "subscription_spooled", "Messages that wait for their downstream, when they came", "source"
+        self.rate_limited = counter(
+            "subscription_rate_limited", "Times a limit began to delay messages", "source", "reason"
         )
+        self.dead_lettered = counter("subscription_dead_lettered", "Messages that became dead letters", "source")
+        self.spooled = counter("subscription_spooled", "Messages stored in a spool", "source")
         self.circuit_transitions = counter(
             "subscription_circuit_transitions", "Circuits that opened or closed", "downstream", "transition"
         )
@@ -88,7 +88,7 @@ class Metrics:
         self.dropped = counter(
             "subscription_dropped", "Messages that were not kept and are left to their source", "source", "reason"
         )
-        self.quarantined = counter("subscription_quarantined", "Damaged messages of spools, put aside", "source")
+        self.quarantined = counter("subscription_quarantined", "Damaged spool messages in quarantine", "source")
         self.spool_bytes = gauge("subscription_spool_bytes", "Size of what waits in a spool", "source", "subscription")
         self.spool_items = gauge("subscription_spool_items", "Messages that wait in a spool", "source", "subscription")
         self.spool_oldest = gauge(

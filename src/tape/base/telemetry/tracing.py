@@ -1,4 +1,4 @@
-"""W3C trace context, as it arrives with a call and rests on an entry."""
+"""W3C trace context of calls and entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9
 
 
 class Trace(NamedTuple):
-    """Who caused an entry: hex ids, and the reaction whose work it was; empty where unknown."""
+    """The span that caused an entry (hex ids) and the reaction that it belongs to; empty where unknown."""
 
     trace_id: str = ""
     span_id: str = ""
