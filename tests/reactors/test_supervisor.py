@@ -105,7 +105,7 @@ def test_a_loop_that_fails_pauses_and_goes_on(caplog: pytest.LogCaptureFixture) 
     repeat(work, name="the work", interval_s=0, stop=stop, on_result=lambda result: stop.set())
     assert len(calls) == 2
     assert "the work failed" in caplog.text
-    assert "goes on after 1 failure(s)" in caplog.text
+    assert "continues after 1 failure(s)" in caplog.text
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

@@ -87,11 +87,11 @@ def test_a_timer_of_a_run_that_somebody_is_at_waits_for_it(client: TapeClient) -
     assert driven == [run_id]
 
 
-def test_a_timer_that_is_set_anew_while_it_is_handled_fires_anew(client: TapeClient) -> None:
+def test_a_timer_that_is_replaced_while_it_is_handled_fires_again(client: TapeClient) -> None:
     run_id = begin(client)
     timer(client, run_id)
     (report,) = fire_due_timers_once(on_timer=lambda due: timer(client, run_id, fire_at_ms=2), client=client, limit=1)
-    assert "set anew" in report["reason"]
+    assert "replaced" in report["reason"]
     assert outcomes(fire_due_timers_once(on_timer=lambda due: None, client=client)) == ["fired"]
 
 

@@ -1,6 +1,6 @@
 """Durable agents of google-adk: `durable_app(name=…, agent=…)`, or its parts, `TapePlugin` and `TapeSessionService`.
 
-Needs the extra: `pip install 'tape[adk]'`. Only `RunIdentity` can do without.
+Needs the extra: `pip install 'tape[adk]'`. `RunIdentity` works without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tape.adk.plugin import TapePlugin
     from tape.adk.session import TapeSessionService
 
-_HOMES = {
+_MODULE_OF = {
     "DurableRunner": "durable",
     "durable_app": "durable",
     "MissingIdentity": "identity",
@@ -29,10 +29,10 @@ __all__ = ["DurableRunner", "MissingIdentity", "RunIdentity", "TapePlugin", "Tap
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'tape.adk' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"tape.adk.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"tape.adk.{_MODULE_OF[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("google"):
             raise MissingExtra(f"tape.adk.{name}", "adk") from None

@@ -1,6 +1,6 @@
-"""One drive of an agent's run: where it stands in the ledger of decisions, and which call is which.
+"""One execution of an agent's run: the index of its next decision, and the position of each tool call.
 
-A resumed invocation goes on from the events of its session, so every event that shows a decision carries the
+A resumed invocation continues from the events of its session, so every event that shows a decision carries the
 decision's index, and counting begins after the highest one.
 """
 
@@ -27,7 +27,7 @@ _PER_BRANCH = 20
 
 
 def first_index(space: str) -> int:
-    """Where the decisions of a branch begin. The root counts 0, 1, 2, …; parallel branches must not share a counter."""
+    """The first decision index of a branch. The root counts 0, 1, 2, …; parallel branches must not share a counter."""
     if not space:
         return 0
     number = int.from_bytes(hashlib.sha256(space.encode()).digest()[:5], "big")
@@ -35,8 +35,8 @@ def first_index(space: str) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tool call stands: in which decision, and which of that decision's calls of the same tool it is."""
+class CallPosition:
+    """The position of a tool call: its decision, and its number among that decision's calls of the same tool."""
 
     decision_index: int
     call_index: int
@@ -44,25 +44,25 @@ class Place:
 
 @dataclass(eq=False)
 class Drive:
-    """What the plugin knows of an invocation while it runs."""
+    """State of an invocation while it runs."""
 
     run: RunHandle
     session: Any  # google-adk's; it is the same object for the whole invocation
-    is_replaying: bool  # an earlier drive may have left decisions
+    is_replaying: bool  # an earlier execution may have recorded decisions
     budget: Budget | None = None
-    within: str = ""  # the effect that this invocation is a part of: an agent that another one calls as its tool
+    within: str = ""  # the effect that this invocation belongs to: an agent called as a tool of another agent
     looked_at: float = field(default_factory=time.monotonic)  # when it was last seen not to be cancelled
     has_raised: bool = False
     _next: dict[str, int] = field(default_factory=dict)
     _fresh: set[str] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
     _unmarked: dict[str, int] = field(default_factory=dict)
-    _places: dict[str, Place] = field(default_factory=dict)
+    _positions: dict[str, CallPosition] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
     _entered: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.earlier_events = list(self.session.events)  # those that were in the session when the drive began
+        self.earlier_events = list(self.session.events)  # those of the session when this execution began
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────
 
@@ -71,16 +71,16 @@ class Drive:
         return self._next.get(branch or "", self._first(branch or ""))
 
     def may_be_recorded(self, branch: str | None) -> bool:
-        """Whether an earlier drive may have made that decision."""
+        """Whether an earlier execution may have recorded that decision."""
         return self.is_replaying and (branch or "") not in self._fresh
 
     def ask(self, branch: str | None) -> None:
-        """The model is asked: from here on the branch makes decisions that nobody made before."""
+        """Note that the model is asked: from here on the branch makes new decisions."""
         self._fresh.add(branch or "")
         self._asked.add(branch or "")
 
     def decided(self, branch: str | None) -> None:
-        """A decision was made; the next event of the branch shows it."""
+        """Note that a decision was made; the next event of the branch shows it."""
         branch = branch or ""
         index = self.next_index(branch)
         self._asked.discard(branch)
@@ -95,16 +95,16 @@ class Drive:
         return first_index("\n".join(filter(None, (self.within, branch))))
 
     def is_first_entry(self, agent: str, branch: str | None) -> bool:
-        """Whether an agent is entered for the first time in this drive; true once."""
-        place = (agent, branch or "")
-        is_first = place not in self._entered
-        self._entered.add(place)
+        """Whether an agent is entered for the first time in this execution; true once."""
+        entry = (agent, branch or "")
+        is_first = entry not in self._entered
+        self._entered.add(entry)
         return is_first
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def learn(self, events: Iterable[Any]) -> None:
-        """Take in events that an earlier drive has left in the session."""
+        """Read the decisions of events that an earlier execution added to the session."""
         for event in events:
             index = (event.custom_metadata or {}).get(MARK)
             if index is not None:
@@ -113,7 +113,7 @@ class Drive:
                 self._know_calls(event, index)
 
     def mark(self, event: Any, *, is_streamed: bool) -> None:
-        """Write on an event which decision it shows, if it shows one that no event has shown yet."""
+        """Mark an event with the index of its decision, if no event has shown that decision yet."""
         if event.author == "user" or not event.content or event.get_function_responses():
             return
         index = self._unmarked.pop(event.branch or "", None)
@@ -125,27 +125,27 @@ class Drive:
     def _know_calls(self, event: Any, index: int) -> None:
         counts: Counter[str] = Counter()
         for call in event.get_function_calls():
-            self._places[call.id] = Place(index, counts[call.name])
+            self._positions[call.id] = CallPosition(index, counts[call.name])
             counts[call.name] += 1
 
     # ── tool calls ───────────────────────────────────────────────────────────────────────────────
 
-    def place_of(self, call_id: str | None) -> Place:
-        """Where a call stands; its decision is -1 if no recorded one asked for it."""
-        return self._places.get(call_id or "", Place(-1, 0))
+    def position_of(self, call_id: str | None) -> CallPosition:
+        """The position of a call; its decision is -1 if no recorded decision asked for it."""
+        return self._positions.get(call_id or "", CallPosition(-1, 0))
 
     def broke(self, call_id: str | None) -> None:
-        """A call raised: unless something answers for it, the agent does not get further than this decision."""
+        """Note that a call raised: without an answer to it the agent does not get past this decision."""
         self._broken.add(call_id or "")
 
     def is_cut_short(self, event: Any) -> bool:
         """Whether an event has the answers to some calls of a decision of which another one raised.
 
-        Kept in the session, it would make the agent believe that the decision was carried out.
+        In the session it would look as if all calls of the decision were done.
         """
         answered = {answer.id for answer in event.get_function_responses()}
-        decisions = {self._places[call].decision_index for call in answered if call in self._places}
+        decisions = {self._positions[call].decision_index for call in answered if call in self._positions}
         return any(
-            call not in answered and call in self._places and self._places[call].decision_index in decisions
+            call not in answered and call in self._positions and self._positions[call].decision_index in decisions
             for call in self._broken
         )

@@ -15,16 +15,16 @@ from google.adk.events.event import Event
 from google.adk.runners import Runner
 
 from tape.adk.identity import RunIdentity
-from tape.adk.invocation import meaning_of
+from tape.adk.invocation import unwrapped
 from tape.adk.plugin import TapePlugin
 from tape.adk.session import TapeSessionService
 from tape.client.channel import DEFAULT_URL
 
 
 class DurableRunner(Runner):
-    """A runner that raises what Tape means: RunParked, RunCancelled, BudgetExceeded, EffectFailed, ….
+    """A runner that raises Tape's errors: RunParked, RunCancelled, BudgetExceeded, EffectFailed, ….
 
-    google-adk wraps what plugins raise into a RuntimeError; this one takes it out again.
+    google-adk wraps exceptions of plugins into a RuntimeError; this runner unwraps them.
     """
 
     async def run_async(self, **arguments: Any) -> AsyncGenerator[Event, None]:
@@ -36,27 +36,27 @@ class DurableRunner(Runner):
                 async for event in events:
                     yield event
         except Exception as error:
-            if (meant := meaning_of(error)) is error:
+            if (cause := unwrapped(error)) is error:
                 raise
-            raise meant from error
+            raise cause from error
 
     async def _is_over(self, *, user_id: str, session_id: str, invocation_id: str | None = None, **_: Any) -> bool:
-        """Whether the agent of an invocation has come to its end; its run is ended then.
+        """Whether the agent of an invocation has ended; if so, its run is ended.
 
-        A process that died between the two leaves a run that google-adk would not call the plugin for. (It does
-        for an LlmAgent, whose end may be that it has handed over to another agent.)
+        If a process dies between the two, google-adk does not call the plugin for the run again. (It does for an
+        LlmAgent, which may have ended by transferring to another agent.)
         """
         if isinstance(self.agent, LlmAgent):
             return False
-        place: dict[str, Any] = {"app_name": self.app_name, "user_id": user_id, "session_id": session_id}
-        session = await self.session_service.get_session(**place)
+        key: dict[str, Any] = {"app_name": self.app_name, "user_id": user_id, "session_id": session_id}
+        session = await self.session_service.get_session(**key)
         plugin = next((plugin for plugin in self.app.plugins if isinstance(plugin, TapePlugin)), None)
         is_over = session is not None and any(
             event.invocation_id == invocation_id and event.author == self.agent.name and event.actions.end_of_agent
             for event in session.events
         )
         if is_over and plugin is not None and invocation_id:
-            await asyncio.to_thread(plugin.runs.finish, **place, invocation_id=invocation_id)
+            await asyncio.to_thread(plugin.runs.finish, **key, invocation_id=invocation_id)
         return is_over
 
 
@@ -75,10 +75,10 @@ def durable_app(
     cancel_check_interval_s: float = 5.0,
     lease_ttl_ms: int | None = None,
 ) -> tuple[App, DurableRunner]:
-    """An app of google-adk around an agent, and a runner for it, whose every invocation is a durable run.
+    """An app of google-adk for an agent, and a runner for it; every invocation is a durable run.
 
-    `tape_url` is by default `TAPE_URL`, else the server of this machine. Runs act for `identity`, by default the one
-    that the environment describes; with `require_identity` an incomplete one is refused. `app_kwargs` go to `App`
+    `tape_url` is by default `TAPE_URL`, else the server of this machine. Runs get `identity`, by default that of the
+    environment; with `require_identity` an incomplete one is rejected. `app_kwargs` go to `App`
     and `runner_kwargs` to the runner; sessions are kept by the server unless `session_service` is among them.
     When a process dies, its runs can be recovered after `lease_ttl_ms` (by default two minutes).
     """

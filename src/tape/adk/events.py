@@ -1,4 +1,4 @@
-"""Events of google-adk on their way to a session of Tape and back, with nothing lost."""
+"""Conversion of google-adk's events to records of Tape and back, without loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.adk.events.event import Event
 
 from tape.proto import tape_pb2 as pb
 
-# Where an event's further fields travel: a record has room for its content and its actions only.
+# The key of an event's other fields within its actions: a record has fields for content and actions only.
 _REST = "tape.event"
 _COLUMNS = ("id", "invocation_id", "author", "branch")
 
@@ -28,12 +28,12 @@ def to_record(event: Event) -> pb.EventRecord:
 
 
 def from_record(record: pb.EventRecord) -> Event:
-    """The event that a record keeps; those of other clients have less to say."""
+    """The event that a record keeps; records of other clients may lack fields."""
     actions: dict[str, Any] = json.loads(record.actions_json or "{}")
     fields: dict[str, Any] = {"timestamp": record.timestamp_ms / 1000, **actions.pop(_REST, {})}
     fields |= {name: getattr(record, name) for name in _COLUMNS if getattr(record, name)}
     fields["actions"] = actions
     if record.content_json:
         fields["content"] = json.loads(record.content_json)
-    # By way of JSON, because that is how bytes in it are to be read.
+    # Through JSON, because bytes are encoded as base64.
     return Event.model_validate_json(json.dumps(fields))

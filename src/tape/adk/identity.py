@@ -1,4 +1,4 @@
-"""For whom a run acts: which tenant, which person, which agent, and what it may do."""
+"""The identity of a run: tenant, actor, agent and scopes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO = ("", "0", "false", "no", "off")
 
 @dataclass
 class RunIdentity:
-    """Who is behind a run. It is on the run and on the first entry of its journal; `scopes` are what it may do."""
+    """The identity of a run, kept on the run and on its first journal entry; `scopes` are its permissions."""
 
     tenant_id: str = ""
     actor: str = ""
@@ -27,7 +27,7 @@ class RunIdentity:
     gateway_route: str = ""
     scopes: list[str] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
-    # What `validate` asks for unless told otherwise.
+    # What `validate` requires by default.
     REQUIRED_FOR_AIPLEX: tuple[str, ...] = ("tenant_id", "actor", "agent_id")
 
     @classmethod
@@ -54,14 +54,14 @@ class RunIdentity:
             raise MissingIdentity(missing)
 
     def is_empty(self) -> bool:
-        """Whether it says nothing at all."""
+        """Whether every field is empty."""
         return not any(self.fields().values())
 
     def fields(self) -> dict[str, Any]:
-        """What it says, as `begin_run` takes it."""
-        said = asdict(self)
-        del said["REQUIRED_FOR_AIPLEX"]
-        return said
+        """The arguments of `begin_run`."""
+        values = asdict(self)
+        del values["REQUIRED_FOR_AIPLEX"]
+        return values
 
 
 def _items(text: str) -> list[str]:

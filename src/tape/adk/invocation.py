@@ -1,4 +1,4 @@
-"""What objects of google-adk tell about an invocation."""
+"""Reads the state of an invocation from google-adk's objects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from google.genai import types
 from tape.adk.drive import MARK, STREAMED
 from tape.errors import TapeError
 
-# Where a tool's exception carries what it means for the run.
-MEANING = "_tape_meaning"
+# The attribute of a tool's exception that has the error to raise instead.
+REPLACEMENT = "_tape_replacement"
 
 
-def meaning_of(error: Exception) -> Exception:
-    """What an exception that came out of a runner stands for: google-adk wraps those of plugins."""
+def unwrapped(error: Exception) -> Exception:
+    """The exception behind one that a runner raised: google-adk wraps those of plugins."""
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, TapeError):
         return error.__cause__
-    meant = getattr(error, MEANING, error)
-    return meant if isinstance(meant, Exception) else error
+    replacement = getattr(error, REPLACEMENT, error)
+    return replacement if isinstance(replacement, Exception) else error
 
 
 def has_answered(agent: LlmAgent, context: InvocationContext, events: Sequence[Event]) -> bool:
@@ -48,10 +48,10 @@ def has_answered(agent: LlmAgent, context: InvocationContext, events: Sequence[E
 
 
 def put_question_back(context: InvocationContext) -> None:
-    """Put what a node of a workflow was asked back to where it was first asked: before what it did about it.
+    """Move the question to a workflow node back to its first position: before the events of its answer.
 
-    google-adk asks a resumed node anew, after all that is in the session, and its model would not see what it has
-    decided and done already.
+    google-adk repeats the question to a resumed node at the end of the session, and its model would not see what it
+    has decided and done already.
     """
     events, path = context.session.events, context.node_path
     asked = [
@@ -89,7 +89,7 @@ def model_of(context: CallbackContext) -> str:
 
 
 async def first_answer(context: InvocationContext, kind: str, **given: Any) -> Any:
-    """What the first of an agent's own callbacks of a kind says that says anything."""
+    """The first result of an agent's own callbacks of a kind that is not None."""
     callbacks: Sequence[Callable[..., Any]] = getattr(context.agent, f"canonical_{kind}_callbacks", ())
     for callback in callbacks:
         answer = callback(**given)

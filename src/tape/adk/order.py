@@ -1,4 +1,4 @@
-"""The events of a resumed invocation, in an order that lets each agent see what it was about to do."""
+"""Orders the events of a resumed invocation so that each agent finds its open tool calls."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from google.adk.events.event import Event
 
 
 class CallsLast(list[Event]):
-    """Events of a session in which a call that nobody answered yet stays the last event of its branch.
+    """Events of a session in which an unanswered call stays the last event of its branch.
 
-    google-adk carries out the calls of a resumed agent only if they are the very last that its branch has. The
-    notes that a workflow makes of its own progress share the branch, and whether one of them is there before the
-    agent looks is a matter of luck: behind such a note the call was never made, and the agent taken to be done.
+    google-adk executes the open calls of a resumed agent only if they are the last event of its branch. A workflow
+    adds progress events to the same branch, sometimes before the agent reads it: without this order the call would
+    not be executed, and the agent would count as done.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
@@ -20,13 +20,13 @@ class CallsLast(list[Event]):
         self.extend(events)
 
     def append(self, event: Event) -> None:
-        """Put an event last, or a note of somebody else's before the call that it would hide."""
-        place = len(self)
+        """Add an event at the end, or a progress event of another author before the open call that it would hide."""
+        position = len(self)
         if event.author != "user" and event.content is None:
             latest = next((number for number in range(len(self) - 1, -1, -1) if _share(self[number], event)), None)
             if latest is not None and self[latest].author != event.author and self[latest].get_function_calls():
-                place = latest
-        self.insert(place, event)
+                position = latest
+        self.insert(position, event)
 
     def extend(self, events: Iterable[Event]) -> None:
         """Append each of them."""

@@ -1,9 +1,9 @@
 """The plugin that makes runs of an agent durable: decisions are made once, tools act once.
 
-An invocation of google-adk is a run. What the model says is recorded before it is acted upon, and a resumed
-invocation gets it from the record. A tool's call is an effect: on record before the act, settled after it.
+An invocation of google-adk is a run. The model's response is recorded before it is used, and a resumed invocation
+gets the recorded one. A tool call is an effect: recorded as pending before the call, settled after it.
 
-No callback returns anything that it need not: google-adk would skip the agent's own callbacks.
+Callbacks return None where possible: after another result google-adk skips the agent's own callbacks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from google.adk.tools.tool_context import ToolContext
 
 from tape.adk.drive import MARK, Drive
 from tape.adk.identity import RunIdentity
-from tape.adk.invocation import MEANING, calls_of, first_answer, has_answered, model_of, put_question_back
+from tape.adk.invocation import REPLACEMENT, calls_of, first_answer, has_answered, model_of, put_question_back
 from tape.adk.records import decision_json, is_continuation, joined, response_of, result_from_record, result_to_record
 from tape.adk.runs import Runs, refuse_cancelled
 from tape.base.ids import new_id
@@ -43,7 +43,7 @@ from tape.durable.lease import DEFAULT_TTL_MS
 from tape.durable.server_retry import call_with_retry
 from tape.errors import BudgetExceeded, EffectFailed
 
-# Where a tool context carries the effect that is to be settled after its call.
+# The attribute of a tool context that has the effect to settle after the call.
 _BEGUN_EFFECT = "_tape_begun_effect"
 
 
@@ -51,9 +51,9 @@ class TapePlugin(BasePlugin):
     """Makes every invocation of a runner a durable run. Put it first among the plugins of an `App`.
 
     `budget` caps each run; a run configuration made by `tape.with_budget` wins. With `check_cancellation` a
-    cancelled run also stops before the next step, looked at no more often than every `cancel_check_interval_s`;
-    effects are refused to it in any case. `identity` says for whom runs act, by default what the environment says.
-    Without a `lease_owner` each drive of a run has one of its own, so that no two drive the same run at once.
+    cancelled run also stops before its next step, checked at most every `cancel_check_interval_s`; its effects are
+    rejected in any case. `identity` is the identity of runs, by default that of the environment. Without a
+    `lease_owner` each execution of a run has its own, so that no two execute the same run at once.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class TapePlugin(BasePlugin):
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────
 
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        """Begin the run of this invocation, or take it up again."""
+        """Begin the run of this invocation, or resume it."""
         if invocation_context.live_request_queue is not None:
             return  # a live connection cannot be resumed
         outer = find_call()
         if outer is not None and outer.idempotency_key:
-            # An agent that another one calls as its tool: a part of that effect, in the same run.
+            # An agent called as a tool of another agent: part of that effect, in the same run.
             budget = next((each.budget for each in self._drives.values() if each.run is outer.run), None)
             key = outer.idempotency_key
             drive = Drive(outer.run, invocation_context.session, is_replaying=True, budget=budget, within=key)
         else:
             drive = await asyncio.to_thread(self.runs.begin, invocation_context)
         self._drives[id(drive.session)] = drive
-        # A cancelled task calls back to nobody: its run must not be kept from those who would carry it on.
+        # A cancelled task makes no callback: stop renewing its lease, so that another process can resume the run.
         weakref.finalize(invocation_context, self._forget, id(drive.session))
 
     def _forget(self, key: int) -> None:
@@ -111,14 +111,14 @@ class TapePlugin(BasePlugin):
             drive.run.lease.stop(wait=False)
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        """End the run; one that waits for the answer to a long-running call waits for it on record."""
+        """End the run; one with an unanswered long-running call parks at a gate."""
         drive = self._drives.pop(id(invocation_context.session), None)
         if drive is not None and not drive.within:
             is_closed_early = isinstance(sys.exception(), (GeneratorExit, asyncio.CancelledError))
             await asyncio.to_thread(self.runs.end, drive, invocation_context, is_closed_early=is_closed_early)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        """Fail the run, unless it can be carried on: after a gate, when an outcome is known, when a server is back."""
+        """Fail the run, unless it can be resumed later: parked at a gate, outcome unknown, server unavailable."""
         drive = self._drives.pop(id(invocation_context.session), None)
         if drive is not None and not drive.within:
             await asyncio.to_thread(self.runs.end_failed, drive, error)
@@ -126,24 +126,24 @@ class TapePlugin(BasePlugin):
     async def on_agent_error_callback(
         self, *, agent: BaseAgent, callback_context: CallbackContext, error: Exception
     ) -> None:
-        """Take note: the event that google-adk makes of an exception is not to be kept."""
+        """Note the exception: google-adk's event of it must not be stored."""
         if drive := self._drive(callback_context):
             drive.has_raised = True
 
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> None:
-        """Write on each event which decision it shows, and keep those from the session that would mislead a resume."""
+        """Mark each event with its decision, and do not store events that would mislead a resumed agent."""
         drive = self._drives.get(id(invocation_context.session))
         if drive is None or event.partial:
             return
         is_exception = drive.has_raised and event.error_code and not event.content
         if is_exception or drive.is_cut_short(event):
-            event.partial = True  # it is shown, and not kept
+            event.partial = True  # shown, but not stored
             return
         config = invocation_context.run_config
         drive.mark(event, is_streamed=bool(config and config.streaming_mode.value))
 
     async def before_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> None:
-        """Let a resumed agent see what it has done, and do not ask one again that had given its last answer."""
+        """Show a resumed agent what it has done, and do not run one again that has given its final answer."""
         drive = self._drive(callback_context)
         if drive is None or not drive.is_replaying or not isinstance(agent, LlmAgent):
             return
@@ -166,7 +166,7 @@ class TapePlugin(BasePlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        """Answer from the record if this decision was made before; else see that the budget allows it."""
+        """Return the recorded decision if there is one; else check the budget."""
         drive = self._drive(callback_context)
         if drive is None:
             return None
@@ -177,7 +177,7 @@ class TapePlugin(BasePlugin):
             await asyncio.to_thread(_admit, drive)
             drive.ask(context.branch)
             return None
-        # The callbacks that come after the model had their say the first time, too.
+        # Run the after-model callbacks, as in the first execution.
         given: dict[str, Any] = {"callback_context": callback_context, "llm_response": known}
         altered = await context.plugin_manager.run_after_model_callback(**given)
         return altered or await first_answer(context, "after_model", **given) or known
@@ -185,13 +185,13 @@ class TapePlugin(BasePlugin):
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        """Record what the model decided, before anything is done about it."""
+        """Record the model's decision before it is used."""
         drive = self._drive(callback_context)
         is_answer = not llm_response.partial and llm_response.content is not None
         if drive is None or not is_answer or MARK in (llm_response.custom_metadata or {}):
             return None
         for call in calls_of(llm_response):
-            call.id = call.id or f"adk-{new_id()}"  # the prefix tells google-adk that the model did not give it
+            call.id = call.id or f"adk-{new_id()}"  # the prefix marks an id that the model did not set
         return await asyncio.to_thread(self._record, drive, callback_context, llm_response)
 
     def _record(self, drive: Drive, context: CallbackContext, response: LlmResponse) -> LlmResponse | None:
@@ -199,7 +199,7 @@ class TapePlugin(BasePlugin):
         index = drive.next_index(branch)
         tokens = (response.usage_metadata.total_token_count if response.usage_metadata else 0) or 0
         if tokens:
-            # It is spent, also if this process dies before the decision is on record and the model is asked again.
+            # Spent also if this process dies before the decision is recorded and the model is asked again.
             usd = drive.budget.usd_of(tokens) if drive.budget else 0.0
             call_with_retry(run.client.charge_budget, run_id=run.run_id, usd=usd, tokens=tokens)
         mine = decision_json(response, continues=not drive.is_asked(branch))
@@ -216,32 +216,32 @@ class TapePlugin(BasePlugin):
         if recorded.response_json == mine:
             response.custom_metadata = {**(response.custom_metadata or {}), MARK: index}
             return None
-        return _marked(response_of(recorded.response_json), index)  # somebody was faster: what is on record counts
+        return _marked(response_of(recorded.response_json), index)  # another process was faster: use the recorded one
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any] | None:
-        """Put the call on record as an effect, or answer with what came of it before."""
+        """Record the call as an effect, or return its recorded result."""
         drive = self._drive(tool_context)
-        if drive is None or type(tool) is BaseTool:  # the latter stands for a tool that the model made up
+        if drive is None or type(tool) is BaseTool:  # a plain BaseTool stands for an unknown tool that the model named
             return None
         await self._stop_if_cancelled(drive)
         declared = meta_of(tool)
         meta = dataclasses.replace(declared, result_type=Any) if declared else EffectMeta(tool.name)
         call_id = tool_context.function_call_id
-        place = drive.place_of(call_id)
-        root = EffectCall(drive.run, decision_index=place.decision_index)
-        if place.decision_index < 0 and meta.key_from is None:
-            # Nobody recorded the decision (a callback answered for the model); the call's id is all there is.
+        position = drive.position_of(call_id)
+        root = EffectCall(drive.run, decision_index=position.decision_index)
+        if position.decision_index < 0 and meta.key_from is None:
+            # The decision is not recorded (a callback replaced the model): only the call's id identifies the call.
             meta = dataclasses.replace(meta, key_from=lambda: f"{root.run_id}/no-decision/{meta.name}/{call_id}")
         if meta.dispatch == "outbox":
             # Its function prepares the request and begins the effect itself, from here.
-            root.counts[place.decision_index, meta.name] = place.call_index
+            root.counts[position.decision_index, meta.name] = position.call_index
             _enter(tool_context, root)
             return None
-        begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, root, tool_args, call_index=place.call_index)
+        begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, root, tool_args, call_index=position.call_index)
         _enter(tool_context, begun_effect.call)
         if begun_effect.is_to_be_performed:
             setattr(tool_context, _BEGUN_EFFECT, begun_effect)
@@ -257,22 +257,22 @@ class TapePlugin(BasePlugin):
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any
     ) -> dict[str, Any] | None:
-        """Settle the effect with the tool's result and what it did to the state."""
+        """Settle the effect with the tool's result and state changes."""
         begun_effect: BegunEffect | None = getattr(tool_context, _BEGUN_EFFECT, None)
         actions = tool_context.actions
         if begun_effect is None or actions.requested_tool_confirmations or actions.requested_auth_configs:
-            return None  # it was answered from the record, or asks for leave and has not acted
+            return None  # its result was recorded already, or it asks for confirmation and has not acted
         setattr(tool_context, _BEGUN_EFFECT, None)
         mine = result_to_record(result, actions)
         recorded = await asyncio.to_thread(begun_effect.confirm, mine)
         if recorded == mine:
             return None
-        return result_from_record(recorded, tool_context)  # somebody was faster: what is on record counts
+        return result_from_record(recorded, tool_context)  # another process was faster: use the recorded one
 
     async def on_tool_error_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
     ) -> None:
-        """Settle the effect as failed, or as unknown; a call that was interrupted is left to be done again."""
+        """Settle the effect as failed or unknown; an interrupted call stays pending and is made again."""
         drive = self._drive(tool_context)
         if drive is None or not isinstance(error, Exception):
             return
@@ -280,11 +280,11 @@ class TapePlugin(BasePlugin):
         begun_effect: BegunEffect | None = getattr(tool_context, _BEGUN_EFFECT, None)
         if begun_effect is not None:
             setattr(tool_context, _BEGUN_EFFECT, None)
-            setattr(error, MEANING, await asyncio.to_thread(begun_effect.fail, error))
+            setattr(error, REPLACEMENT, await asyncio.to_thread(begun_effect.fail, error))
 
 
 def _recall(drive: Drive, branch: str | None) -> LlmResponse | None:
-    """The response on record for the next decision of a branch, with all that goes on with it; None if it is new."""
+    """The recorded response for the next decision of a branch, with its continuations; None if there is none."""
     response = None
     while drive.may_be_recorded(branch):
         index = drive.next_index(branch)
@@ -311,13 +311,13 @@ def _admit(drive: Drive) -> None:
 
 def _enter(tool_context: ToolContext, call: EffectCall) -> None:
     setattr(tool_context, ATTRIBUTE, call)
-    enter(call)  # also for tools that do not ask for their context
+    enter(call)  # also for tools without a tool_context parameter
 
 
 async def _answer_for_failed(
     failure: EffectFailed, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
 ) -> dict[str, Any]:
-    """Let those who answered for a failed tool the first time answer again, or raise as the tool did."""
+    """Run the error callbacks for a recorded failure, as in the first execution; raise it if none answers."""
     context = tool_context._invocation_context
     answer = await context.plugin_manager.run_on_tool_error_callback(
         tool=tool, tool_args=tool_args, tool_context=tool_context, error=failure

@@ -1,4 +1,4 @@
-"""What a model said and what a tool did, on their way to the record and back."""
+"""Conversion of model responses and tool results to records and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.genai import types
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-# A tool's result is recorded as it is; these two keys carry what JSON has no word for.
+# A tool's result is recorded as it is; these two keys have what JSON cannot express.
 _ACTIONS = "tape.actions"
 _PART = "tape.part"
 
@@ -28,12 +28,12 @@ def decision_json(response: LlmResponse, *, continues: bool) -> str:
 
 def response_of(text: str) -> LlmResponse:
     """The response that a decision keeps."""
-    # By way of JSON, because that is how bytes in it are to be read.
+    # Through JSON, because bytes are encoded as base64.
     return LlmResponse.model_validate_json(json.dumps(json.loads(text)["response"]))
 
 
 def is_continuation(text: str) -> bool:
-    """Whether a decision only goes on with the answer that the one before it began."""
+    """Whether a decision continues the answer of the one before it."""
     return bool(json.loads(text).get("continues"))
 
 
@@ -48,14 +48,14 @@ def joined(first: LlmResponse, second: LlmResponse) -> LlmResponse:
 
 
 def result_to_record(result: Any, actions: EventActions) -> dict[str, Any]:
-    """A tool's result with what it did to the state and asked of the agent, as JSON can say it."""
+    """A tool's result with its state changes and actions, as JSON."""
     recorded: dict[str, Any] = _plain(result if isinstance(result, dict) else {"result": result})
     done = actions.model_dump(mode="json", exclude_defaults=True)
     return recorded | {_ACTIONS: done} if done else recorded
 
 
 def result_from_record(recorded: Any, tool_context: Context) -> dict[str, Any]:
-    """The result as the tool gave it; what it did to the state and asked of the agent is done again."""
+    """The result as the tool returned it; its state changes and actions are applied again."""
     # A reconciler may have written anything.
     kept = dict(recorded) if isinstance(recorded, dict) else {"result": recorded}
     actions = EventActions.model_validate(kept.pop(_ACTIONS, {}))

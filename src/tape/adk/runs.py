@@ -1,4 +1,4 @@
-"""How the run of an invocation begins and how it ends."""
+"""Begins and ends the runs of invocations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.adk.agents.invocation_context import InvocationContext
 
 from tape.adk.drive import Drive
 from tape.adk.identity import RunIdentity
-from tape.adk.invocation import meaning_of, unanswered_calls
+from tape.adk.invocation import unanswered_calls, unwrapped
 from tape.adk.order import CallsLast
 from tape.base.owner import new_owner
 from tape.client.shared import shared_client
@@ -25,7 +25,7 @@ from tape.proto import tape_pb2 as pb
 
 
 class Runs:
-    """Begins, ends and leaves runs on a server. Its methods wait for the server: call them on a thread."""
+    """Begins and ends runs on a server. Its methods block: call them on a thread."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Runs:
         self._lease_ttl_ms = lease_ttl_ms
 
     def begin(self, context: InvocationContext) -> Drive:
-        """Begin the run of an invocation, or take it up again, and keep its lease."""
+        """Begin or resume the run of an invocation, and renew its lease."""
         own = budget_from_run_config(context.run_config)
         run, is_resumed = self._take(context.app_name, context.user_id, context.session.id, context.invocation_id, own)
         if own is None and is_resumed:
@@ -65,13 +65,13 @@ class Runs:
         return drive
 
     def end(self, drive: Drive, context: InvocationContext, *, is_closed_early: bool) -> None:
-        """End the run of an invocation that came to its end; one that waits for an answer waits on record."""
+        """End the run of an invocation; one with an unanswered long-running call parks at a gate."""
         _let_go(drive)
         run = drive.run
         if context.is_aborted:
             _end_as(run, pb.RUN_STATUS_CANCELLED, {"reason": "aborted"})
         elif is_closed_early:
-            return  # whoever listened has left, and the run is not over: it is there to be recovered
+            return  # the consumer closed the stream early: the run stays open for recovery
         elif waiting := unanswered_calls(context):
             call_with_retry(
                 run.client.await_signal,
@@ -83,25 +83,25 @@ class Runs:
             _end_as(run, pb.RUN_STATUS_TERMINAL)
 
     def end_failed(self, drive: Drive, error: Exception) -> None:
-        """Fail the run, unless the exception only means that it cannot go on just now."""
+        """Fail the run, unless it can be resumed after this exception."""
         _let_go(drive)
-        meant = meaning_of(error)
-        if ends_run(meant):
-            _end_as(drive.run, pb.RUN_STATUS_FAILED, {"error": type(meant).__name__, "message": str(meant)})
+        cause = unwrapped(error)
+        if ends_run(cause):
+            _end_as(drive.run, pb.RUN_STATUS_FAILED, {"error": type(cause).__name__, "message": str(cause)})
 
     def finish(self, *, app_name: str, user_id: str, session_id: str, invocation_id: str) -> None:
-        """End the run of an invocation that is over, for somebody who died before doing so."""
+        """End the run of an invocation that has ended, for a process that died before it ended the run."""
         run, _ = self._take(app_name, user_id, session_id, invocation_id, None)
         _end_as(run, pb.RUN_STATUS_TERMINAL)
 
     def _take(
         self, app_name: str, user_id: str, session_id: str, invocation_id: str, budget: Budget | None
     ) -> tuple[RunHandle, bool]:
-        """The run of an invocation, leased to this drive, and whether it was begun before."""
+        """The run of an invocation, leased to this execution, and whether it was begun before."""
         owner = adopted_owner.get() or self._lease_owner or new_owner()
         client = (self._client or shared_client(self._url)).with_lease_owner(owner)
         identity = self._identity.fields()
-        if budget is not None:  # whoever resumes the run does not have the run configuration
+        if budget is not None:  # a process that resumes the run does not have the run configuration
             identity["labels"] = {**identity["labels"], KEY: json.dumps(asdict(budget))}
         ids = {"app_name": app_name, "user_id": user_id, "session_id": session_id, "invocation_id": invocation_id}
         begun = call_with_retry(client.begin_run, **ids, **identity, lease_owner=owner, lease_ttl_ms=self._lease_ttl_ms)
@@ -114,7 +114,7 @@ class Runs:
 
 
 def refuse_cancelled(run: RunHandle) -> None:
-    """Raise RunCancelled if that is what became of the run."""
+    """Raise RunCancelled if the run was cancelled."""
     state = call_with_retry(run.client.get_run, run_id=run.run_id)
     if pb.RUN_STATUS_CANCELLED in (state.status, state.former_status):
         raise RunCancelled(f"The run {run.run_id!r} was cancelled.")

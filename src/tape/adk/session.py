@@ -1,4 +1,4 @@
-"""Sessions of google-adk that are kept by a Tape server, with every event on the journal."""
+"""A session service of google-adk on a Tape server, with every event on the journal."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tape.proto import tape_pb2 as pb
 
 
 class TapeSessionService(BaseSessionService):
-    """A session service whose sessions outlive every process.
+    """A session service that stores sessions on a Tape server.
 
-    State is treated as google-adk does: `app:` keys are the app's, `user:` keys the user's, `temp:` keys are never
-    kept; a key that is set to None is deleted. An event whose id is there already is not appended again.
+    State follows google-adk's rules: `app:` keys are the app's, `user:` keys the user's, `temp:` keys are never
+    kept; a key that is set to None is deleted. An event with a known id is not appended again.
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, client: TapeClient | None = None) -> None:
@@ -38,17 +38,17 @@ class TapeSessionService(BaseSessionService):
     async def create_session(
         self, *, app_name: str, user_id: str, state: dict[str, Any] | None = None, session_id: str | None = None
     ) -> Session:
-        """A new session; AlreadyExistsError if there is one with that id, also if somebody was faster."""
+        """Create a session; raises AlreadyExistsError if the id exists."""
         wanted = session_id.strip() if session_id else ""
-        place = {"app_name": app_name, "user_id": user_id, "session_id": wanted or new_id()}
+        key = {"app_name": app_name, "user_id": user_id, "session_id": wanted or new_id()}
         state_json = _to_json(_kept(state or {}))
         try:
-            created = await self._call(self._tape.create_session, **place, state_json=state_json, if_absent=True)
+            created = await self._call(self._tape.create_session, **key, state_json=state_json, if_absent=True)
         except SessionExists as error:
             if wanted:
                 raise AlreadyExistsError(str(error)) from error
-            # Nobody else has this id: the call was repeated because its answer was lost.
-            created = (await self._call(self._tape.get_session, **place)).session
+            # The id is new: the call was retried because its first answer was lost.
+            created = (await self._call(self._tape.get_session, **key)).session
         return _session(created)
 
     async def get_session(
@@ -75,15 +75,15 @@ class TapeSessionService(BaseSessionService):
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Sessions without their events, of one user or of all, the latest last."""
         if user_id == "":
-            return ListSessionsResponse()  # there is nobody without a name, and "" asks for everybody
+            return ListSessionsResponse()  # no session has an empty user id, and "" would list those of all users
         listed = await self._call(self._tape.list_sessions, app_name=app_name, user_id=user_id or "")
         sessions = sorted(map(_session, listed.sessions), key=lambda session: session.last_update_time)
         return ListSessionsResponse(sessions=sessions)
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
-        """Remove a session and its events; the journal keeps what it has."""
-        place = {"app_name": app_name, "user_id": user_id, "session_id": session_id.strip()}
-        await self._call(self._tape.delete_session, **place)
+        """Delete a session and its events; journal entries stay."""
+        key = {"app_name": app_name, "user_id": user_id, "session_id": session_id.strip()}
+        await self._call(self._tape.delete_session, **key)
 
     async def append_event(self, session: Session, event: Event) -> Event:
         """Append an event and merge its state delta, on the server and then in `session`."""
@@ -110,7 +110,7 @@ class TapeSessionService(BaseSessionService):
         return self._client or shared_client(self._url)
 
     async def _call(self, method: Callable[..., Any], **arguments: Any) -> Any:
-        # Each of these may be repeated: sessions and events have ids.
+        # Each call is idempotent: sessions and events have ids.
         return await asyncio.to_thread(call_with_retry, method, **arguments)
 
 
