@@ -1,4 +1,4 @@
-"""The bus: tells observers in this process what happens, at once and without keeping it."""
+"""The event bus: calls handlers in this process with each event; it stores nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ambient: ContextVar[EventBus | None] = ContextVar("tape_bus", default=None)
 class EventBus:
     """Calls handlers in the order in which they were added, those for the event's kind first.
 
-    A handler that raises stops nobody: its error is kept in `errors` and logged once per handler.
+    A handler that raises does not affect the others: its error is kept in `errors` and logged once per handler.
     `max_buffer` keeps the latest events in `buffer` (0: none).
     """
 
@@ -45,14 +45,14 @@ class EventBus:
         return self
 
     def off(self, handler: Handler) -> EventBus:
-        """Call the handler no more."""
+        """Remove a handler."""
         self._of_all = tuple(each for each in self._of_all if each != handler)
         for kind, handlers in list(self._of_kind.items()):
             self._of_kind[kind] = tuple(each for each in handlers if each != handler)
         return self
 
     def emit(self, event: Any) -> None:
-        """Tell everybody."""
+        """Call the handlers with an event."""
         self._buffer.append(event)
         kind = event.get("kind", "") if isinstance(event, dict) else getattr(event, "kind", "")
         for handler in (*self._of_kind.get(kind, ()), *self._of_all):
@@ -152,11 +152,11 @@ class EventDispatcher:
         return self
 
     def emit(self, event: Any) -> None:
-        """Tell everybody."""
+        """Call the handlers with an event."""
         self.bus.emit(event)
 
     def translate(self, adk_event: Any) -> list[HarnessEvent]:
-        """What a framework's event says: text, calls of tools and their results."""
+        """The events of a framework's event: text, tool calls and tool results."""
         found: list[HarnessEvent] = []
         for part in getattr(getattr(adk_event, "content", None), "parts", None) or ():
             if text := getattr(part, "text", None):
@@ -168,7 +168,7 @@ class EventDispatcher:
         return found
 
     def translate_and_emit(self, adk_event: Any) -> list[HarnessEvent]:
-        """Translate, and tell everybody."""
+        """Translate an event and emit the results."""
         found = self.translate(adk_event)
         for event in found:
             self.bus.emit(event)
@@ -186,7 +186,7 @@ def active_bus() -> EventBus | None:
 
 
 def emit(event: Any) -> None:
-    """Emit on the active bus; without one, nobody listens."""
+    """Emit on the active bus; without one, do nothing."""
     bus = _ambient.get()
     if bus is not None:
         bus.emit(event)

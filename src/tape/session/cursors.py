@@ -1,4 +1,4 @@
-"""Where a reader was, kept over a restart."""
+"""Cursors of readers that survive a restart."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileCursor:
         return cursor
 
     def save(self, cursor: int) -> None:
-        """Write the cursor beside the file and put it in its place."""
+        """Write the cursor to a temporary file and rename it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         scratch.write_text(json.dumps({"cursor": cursor}))

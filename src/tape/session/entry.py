@@ -1,4 +1,4 @@
-"""Entries of a tape: a dict that knows its place, a typed view of it, and how events become one."""
+"""Entries of a tape: a dict with a seq, a typed view of it, and the conversion of events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NewType
 from tape.errors import InvalidEvent
 
 Cursor = NewType("Cursor", int)
-"""The seq from which a reader goes on."""
+"""The seq from which a reader continues."""
 
 ENVELOPE = ("seq", "t", "type")
 

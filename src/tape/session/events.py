@@ -48,7 +48,7 @@ class ToolCallEnd(HarnessEvent):
 
 @dataclass(frozen=True, slots=True)
 class PermissionRequest(HarnessEvent):
-    """Somebody is asked whether a tool may be called."""
+    """Permission for a tool call is requested."""
 
     tool_name: str = ""
     args: dict[str, Any] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Branch:
 
 
 class ForkManager:
-    """Keeps up to `max_branches` branches; the oldest one that is not active makes room for a new one."""
+    """Keeps up to `max_branches` branches; a new one evicts the oldest that is not active."""
 
     def __init__(self, *, max_branches: int = 20) -> None:
         if max_branches < 1:
@@ -69,7 +69,7 @@ class ForkManager:
         return branch
 
     def add(self, branch: Branch) -> None:
-        """Put a branch in its place."""
+        """Store a branch under its name."""
         self._branches.pop(branch.name, None)
         self._branches[branch.name] = branch
         while len(self._branches) > self._max:

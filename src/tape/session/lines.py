@@ -77,10 +77,10 @@ class Reading:
 
 
 def segments(path: Path) -> list[Path]:
-    """The files of a tape, oldest first: those that rotation has put aside, then the current one."""
-    aside = [each for each in path.parent.glob(f"{path.name}.*") if each.name[len(path.name) + 1 :].isdecimal()]
-    aside.sort(key=lambda each: int(each.name[len(path.name) + 1 :]))
-    return [*aside, path]
+    """The files of a tape, oldest first: rotated ones, then the current one."""
+    rotated = [each for each in path.parent.glob(f"{path.name}.*") if each.name[len(path.name) + 1 :].isdecimal()]
+    rotated.sort(key=lambda each: int(each.name[len(path.name) + 1 :]))
+    return [*rotated, path]
 
 
 def read_entries(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], Reading]:

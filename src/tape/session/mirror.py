@@ -1,4 +1,4 @@
-"""A backend that cannot stop anybody: what it refuses is kept, reported, and offered again."""
+"""Writes to a backend without ever failing the session: rejected entries are kept, reported and retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ERRORS = 100
 
 @dataclass(frozen=True, slots=True)
 class BackendError:
-    """A backend failed on an entry. The entry is kept and will be offered again."""
+    """A backend failed on an entry. The entry is kept and retried."""
 
     backend: str
     seq: int
@@ -29,7 +29,7 @@ class BackendError:
 
 @dataclass(frozen=True, slots=True)
 class BackendHealth:
-    """How the backends of a tape do: attempts that failed, entries that wait to be offered again, entries given up."""
+    """Counts of a tape's backends: failed attempts, entries that wait for a retry, entries dropped."""
 
     failures: int = 0
     pending: int = 0
@@ -67,7 +67,7 @@ class Mirror:
                 self._failed(entry, error)
         self._backlog.append(entry)
         if len(self._backlog) > self._max_backlog:
-            self._give_up_oldest()
+            self._drop_oldest()
         if time.monotonic() >= self._retry_at:
             self.catch_up()
         return None
@@ -85,7 +85,7 @@ class Mirror:
         return len(self._backlog)
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """What a method answers that the backend may have; None if it has none or fails."""
+        """Call an optional method of the backend; None if it has none or the method fails."""
         method = getattr(self.backend, name, None)
         if method is None:
             return None
@@ -96,7 +96,7 @@ class Mirror:
             return None
 
     def resume(self, entries: list[dict[str, Any]]) -> None:
-        """Hand over what the backend lacks of a session that goes on; one that cannot say gets what comes next."""
+        """Append the entries that the backend lacks of a continued session; one without `head` gets new entries only."""
         if not hasattr(self.backend, "read_since") or (head := self.ask("head")) is None:
             return
         for entry in entries:
@@ -104,7 +104,7 @@ class Mirror:
                 self.append(entry)
 
     def forget(self) -> None:
-        """Drop what waits: the tape was cleared."""
+        """Drop waiting entries: the tape was cleared."""
         self._backlog.clear()
 
     def _failed(self, entry: dict[str, Any], error: Exception) -> None:
@@ -114,14 +114,14 @@ class Mirror:
         self._retry_at = time.monotonic() + self._backoff.next_delay()
         if type(error) not in self._kinds_logged:
             self._kinds_logged.add(type(error))
-            _log().error("%s. The session goes on; the entry is kept and offered again.", failure)
+            _log().error("%s. The session continues; the entry is kept and retried.", failure)
 
-    def _give_up_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         entry = self._backlog.popleft()
         self._lost += 1
         if self._lost == 1:
             _log().error(
-                "%s has refused %d entries; seq %d is given up, as are others until it takes them again.",
+                "%s has rejected %d entries; seq %d is dropped, as are further ones until it accepts them again.",
                 type(self.backend).__name__,
                 self._max_backlog,
                 entry.get("seq", -1),
@@ -129,6 +129,6 @@ class Mirror:
 
 
 def _log() -> Any:
-    import logging  # takes longer to import than all of this room, and is needed only here
+    import logging  # takes longer to import than all of tape.session, and is needed only here
 
     return logging.getLogger("tape.session")

@@ -83,7 +83,7 @@ class Reactor:
         self.errors: deque[HandlerError] = deque(maxlen=MAX_ERRORS)
         self.disabled: dict[str, str] = {}
         self.cursor_errors = 0
-        self._tell: Callable[[Any], object] = bus.emit if bus is not None else tape.record
+        self._emit: Callable[[Any], object] = bus.emit if bus is not None else tape.record
         self._store: CursorStore | None = FileCursor(cursor_path) if cursor_path is not None else cursor_store
         self._rules: list[ReactorRule] = []
         self._numbers = itertools.count()
@@ -244,9 +244,9 @@ class Reactor:
             reason = f"preempted by {fire.rule.name} (priority {fire.rule.priority})"
             cursor = self.tape.head
             self.tokens.get_or_create(running.rule.agent_name).cancel_with_cursor(cursor)
-            self._tell(Interrupted(agent_name=running.rule.agent_name, reason=reason, resume_cursor=cursor))
+            self._emit(Interrupted(agent_name=running.rule.agent_name, reason=reason, resume_cursor=cursor))
 
-    # ── from the queue to the handlers ───────────────────────────────────────────────────────────
+    # ── handlers ───────────────────────────────────────────────────────────
 
     async def _work(self, budget: int | None) -> None:
         while budget is None or self._ended < budget:
@@ -280,14 +280,14 @@ class Reactor:
         except Exception as error:
             self.errors.append(HandlerError(rule.name, fire.change, error))
             log.error("The handler of rule %s failed on %s", rule.name, fire.change.signal_name, exc_info=error)
-            self._tell(AttemptFailed(agent_name=rule.agent_name, error=f"{type(error).__name__}: {error}"))
+            self._emit(AttemptFailed(agent_name=rule.agent_name, error=f"{type(error).__name__}: {error}"))
 
     def _disable(self, rule: ReactorRule, change: Change, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
         self.disabled[rule.name] = reason
         self.errors.append(HandlerError(rule.name, change, error))
         log.error("The predicate of rule %s failed, so the rule is disabled", rule.name, exc_info=error)
-        self._tell(ErrorOccurred(tool_name=rule.name, error=f"The predicate failed, the rule is disabled. {reason}"))
+        self._emit(ErrorOccurred(tool_name=rule.name, error=f"The predicate failed, the rule is disabled. {reason}"))
 
     def _save_cursor(self) -> None:
         if self._store is None:
@@ -301,9 +301,9 @@ class Reactor:
         try:
             self._store.save(cursor)
             self._saved = cursor
-        except OSError as error:  # worth telling, but not worth stopping for: a restart would only repeat more
+        except OSError as error:  # log and continue: a restart would only repeat more entries
             if not self.cursor_errors:
-                log.error("The cursor %d could not be kept", cursor, exc_info=error)
+                log.error("The cursor %d could not be saved", cursor, exc_info=error)
             self.cursor_errors += 1
 
 

@@ -1,4 +1,4 @@
-"""Signals: values that tell when they change, and values computed from them."""
+"""Signals: values with change notification, and values computed from them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Signal:
 
     __slots__ = (
         "_bus",
+        "_changes",
         "_depth",
         "_lock",
-        "_news",
+        "_notifying",
         "_subscribers",
-        "_telling",
         "_value",
         "_version",
         "errors",
@@ -48,8 +48,8 @@ class Signal:
         self._bus = bus
         self._depth = 0
         self._lock = threading.Lock()
-        self._telling = threading.Lock()
-        self._news: deque[tuple[Any, Any, int]] = deque()
+        self._notifying = threading.Lock()
+        self._changes: deque[tuple[Any, Any, int]] = deque()
         self._subscribers: tuple[tuple[Callable[[Any, Any], object], object], ...] = ()
 
     def __repr__(self) -> str:
@@ -66,14 +66,14 @@ class Signal:
         return self._value
 
     def get(self) -> Any:
-        """The value; who computes from it is told when it changes."""
+        """The value; `computed` and `reaction` run again when it changes."""
         reading = _tracker.get()
         if reading is not None:
             reading.add(self)
         return self._value
 
     def set(self, value: Any, *, force: bool = False) -> bool:
-        """Give it a value; whether that was a change. `force` makes an equal value one."""
+        """Set the value; returns whether it changed. With `force` an equal value counts as a change."""
         with self._lock:
             if not force and _equal(self._value, value):
                 return False
@@ -82,7 +82,7 @@ class Signal:
         return True
 
     def update(self, fn: Callable[[Any], Any]) -> bool:
-        """Set it to what a function makes of its value; nobody else can set it in between."""
+        """Set it to a function of its value, atomically."""
         with self._lock:
             value = fn(self._value)
             if _equal(self._value, value):
@@ -92,7 +92,7 @@ class Signal:
         return True
 
     def subscribe(self, fn: Callable[..., object]) -> Callable[[], None]:
-        """Call `fn(new, previous)`, or `fn(new)`, after each change; call the answer to stop that."""
+        """Call `fn(new, previous)`, or `fn(new)`, after each change; call the result to unsubscribe."""
         takes_both = positional_count(fn) != 1
         entry = ((fn if takes_both else lambda new, previous: fn(new)), object())
         with self._lock:
@@ -134,21 +134,21 @@ class Signal:
         return self.changed.where(lambda value, previous: bool(value))
 
     def _change(self, value: Any) -> None:
-        self._news.append((value, self._value, self._version + 1))
+        self._changes.append((value, self._value, self._version + 1))
         self._value = value
         self._version += 1
 
     def _announce(self) -> None:
-        """Tell of changes in their order and outside the lock: one thread at a time tells, for all of them."""
-        while self._news and self._telling.acquire(blocking=False):
+        """Notify subscribers of changes in order and outside of the lock; one thread at a time does it for all."""
+        while self._changes and self._notifying.acquire(blocking=False):
             try:
                 with _propagation():
-                    while self._news:
-                        self._tell(*self._news.popleft())
+                    while self._changes:
+                        self._notify(*self._changes.popleft())
             finally:
-                self._telling.release()
+                self._notifying.release()
 
-    def _tell(self, value: Any, previous: Any, version: int) -> None:
+    def _notify(self, value: Any, previous: Any, version: int) -> None:
         for call, _ in self._subscribers:
             try:
                 call(value, previous)
@@ -176,7 +176,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def current_tracker() -> set[Signal] | None:
-    """The set into which reads of signals go at the moment, if somebody tracks them."""
+    """The set that collects reads of signals, inside `track_reads`."""
     return _tracker.get()
 
 

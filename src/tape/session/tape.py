@@ -178,21 +178,21 @@ class SessionTape:
 
     @property
     def backend_errors(self) -> list[BackendError]:
-        """The latest failures of the backend, or of those it hands on to."""
+        """The latest failures of the backend, and of the backends within it."""
         return [*self._mirror.errors, *getattr(self.backend, "errors", ())]
 
     @property
     def backend_health(self) -> BackendHealth:
-        """How often backends failed, how many entries wait to be offered again, how many were given up."""
+        """How often backends failed, how many entries wait for a retry, how many were dropped."""
         own = self._mirror.health
         inner = getattr(self.backend, "health", None) or BackendHealth()
         return BackendHealth(own.failures + inner.failures, own.pending + inner.pending, own.lost + inner.lost)
 
     def flush(self) -> int:
-        """Offer the backend what it refused and let it finish; how many entries it still lacks."""
+        """Retry failed entries and flush the backend; returns how many entries it still lacks."""
         with self._lock:
             self._mirror.catch_up()
-        self._mirror.ask("flush")  # without the lock: whoever records need not wait for it
+        self._mirror.ask("flush")  # without the lock, so that recording does not wait for it
         return self.backend_health.pending
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ class SessionTape:
                 continue
             try:
                 loop.call_soon_threadsafe(_resolve, future)
-            except RuntimeError:  # its loop is closed: nobody is there any more
+            except RuntimeError:  # its loop is closed
                 pass
 
 

@@ -1,4 +1,4 @@
-"""Tokens: how an agent is told to stop, and where it can go on."""
+"""Tokens: cancel an agent, and keep the cursor from which it can resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TurnSnapshot:
 
 
 class CancellationToken:
-    """Set once by whoever wants to stop an agent, looked at by the agent. Safe to use from several threads."""
+    """Cancels the turn of an agent; the agent checks it. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
@@ -88,11 +88,11 @@ class AgentToken(CancellationToken):
 
     @property
     def resume_cursor(self) -> int:
-        """The seq from which the agent can go on."""
+        """The seq from which the agent can resume."""
         return self._resume_cursor
 
     def cancel_with_cursor(self, cursor: int) -> None:
-        """Ask the agent to stop; whoever sees that also sees where to go on."""
+        """Ask the agent to stop; the cursor is set before the cancellation is visible."""
         self._resume_cursor = int(cursor)
         self.cancel()
 
@@ -145,7 +145,7 @@ class TokenRegistry:
 
 
 def make_cancellation_callback(token: CancellationToken) -> Callable[..., dict[str, str] | None]:
-    """A before-tool callback that notes each call, and answers in its place once the token is cancelled."""
+    """A before-tool callback that records each call, and returns an error for it once the token is cancelled."""
 
     def before_tool(
         tool: Any, args: dict[str, Any] | None = None, tool_context: Any = None, **_: Any

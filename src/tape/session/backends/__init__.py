@@ -1,1 +1,1 @@
-"""Where a tape is kept besides memory: nowhere, a list, a file, a server, or several of them."""
+"""Backends of a tape: none, a list, a file, a server, or several of them."""

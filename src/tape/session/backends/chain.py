@@ -11,7 +11,7 @@ from tape.session.mirror import BackendError, BackendHealth, Mirror
 
 
 class ChainBackend:
-    """Hands every entry to each of its backends; one that fails is retried and never holds up the others.
+    """Appends every entry to each of its backends; one that fails is retried and never blocks the others.
 
     `ChainBackend([a, b])` and `ChainBackend(a, b)` are the same. Reads are answered by the one that has most.
     """
@@ -45,13 +45,13 @@ class ChainBackend:
         )
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Hand an entry to all."""
+        """Append an entry to all."""
         with self._lock:
             for mirror in self._mirrors:
                 mirror.append(entry)
 
     def resume(self, entries: list[dict[str, Any]]) -> None:
-        """Hand to each what the others already have and it lacks, as after a crash."""
+        """Append to each the entries that only the others have, as after a crash."""
         for mirror in self._mirrors:
             mirror.resume(entries)
 
@@ -71,7 +71,7 @@ class ChainBackend:
             mirror.ask("clear")
 
     def flush(self) -> None:
-        """Offer what was refused once more, then flush all."""
+        """Retry the entries that failed, then flush all."""
         self._finish("flush")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The file backend: durable as far as asked, one writer, repaired when it was torn."""
+"""The file backend: one writer, configurable durability, repair of a torn last line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _sync = getattr(os, "fdatasync", os.fsync)
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class LineRepair:
     """Half a line at the end of a file, left by a crash, that was moved to another file."""
 
     offset: int
@@ -29,11 +29,11 @@ class Repair:
 
 
 class JsonlBackend:
-    """Keeps a tape in a file, one JSON object a line, and continues one that is already there.
+    """Keeps a tape in a file, one JSON object a line, and continues an existing file.
 
     `fsync` says when an entry survives a power loss: `"never"` (when the system gets to it), `"interval"` (within
     `fsync_interval_s`), `"always"` (when `append` returns). It survives a killed process in every case.
-    With `rotate_bytes` a full file is put aside as `<path>.1`, `.2`, …; `rotate_keep` limits how many are kept.
+    With `rotate_bytes` a full file is renamed to `<path>.1`, `.2`, …; `rotate_keep` limits how many are kept.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class JsonlBackend:
             raise InvalidInput(f"rotate_bytes {rotate_bytes!r} and rotate_keep {rotate_keep!r} must not be negative.")
         self.path = Path(path).absolute()
         self.fsync: Fsync = fsync if isinstance(fsync, str) else "always" if fsync else "never"
-        self.repairs: list[Repair] = []
+        self.repairs: list[LineRepair] = []
         self.bad_lines: list[BadLine] = []
         self._interval = fsync_interval_s
         self._rotate_bytes = rotate_bytes
@@ -80,7 +80,7 @@ class JsonlBackend:
             self._close_file()
             raise
 
-    # ── what a tape calls ────────────────────────────────────────────────────────────────────────
+    # ── called by a tape ────────────────────────────────────────────────────────────────────────
 
     def append(self, entry: dict[str, Any]) -> None:
         """Write an entry. If this raises, the file is as it was before."""
@@ -125,7 +125,7 @@ class JsonlBackend:
         return self._head
 
     def clear(self) -> None:
-        """Empty the file and remove those that were put aside."""
+        """Empty the file and remove rotated ones."""
         with self._lock:
             for segment in segments(self.path)[:-1]:
                 segment.unlink()
@@ -135,13 +135,13 @@ class JsonlBackend:
             self._size = self._head = 0
 
     def flush(self) -> None:
-        """Return when everything is on the disk."""
+        """Return when all entries are on disk."""
         with self._lock:
             if self._fd >= 0:
                 _sync(self._fd)
 
     def close(self) -> None:
-        """Bring everything to the disk and let the file go. An append opens it again."""
+        """Sync and close the file. An append opens it again."""
         self._closing.set()
         self._unsynced.set()
         if self._syncer is not None:
@@ -155,10 +155,10 @@ class JsonlBackend:
                     self._close_file()
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:  # nobody closed it, and nobody can any more
+        if getattr(self, "_fd", -1) >= 0:  # it was not closed
             self._close_file()
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+    # ── internals ───────────────────────────────────────────────────────────────────────────────────
 
     def _reopen(self) -> None:
         self._closing.clear()
@@ -189,7 +189,7 @@ class JsonlBackend:
                 file.flush()
                 os.fsync(file.fileno())
             os.ftruncate(self._fd, size - len(tail))
-            self.repairs.append(Repair(size - len(tail), len(tail), str(torn)))
+            self.repairs.append(LineRepair(size - len(tail), len(tail), str(torn)))
             _warn("%s ended with half a line; its %d bytes were moved to %s.", self.path, len(tail), torn)
             return size - len(tail)
         os.write(self._fd, b"\n")  # only the newline was missing
@@ -216,7 +216,7 @@ class JsonlBackend:
         return entries[-1]["seq"] + 1 if entries else 0
 
     def _rotate(self) -> None:
-        """Put the file aside; under its name there is always one that we hold."""
+        """Rename the file to the next number and open a new one; at every moment a locked file has the name."""
         numbers = [int(each.name.rpartition(".")[2]) for each in segments(self.path)[:-1]]
         fresh = self.path.with_name(f"{self.path.name}.new")
         fresh.unlink(missing_ok=True)
@@ -253,11 +253,11 @@ class JsonlBackend:
                     copy = os.dup(self._fd) if self._fd >= 0 else -1
                 if copy >= 0:
                     try:
-                        _sync(copy)  # without the lock: nobody waits for the disk
+                        _sync(copy)  # without the lock, so that appends do not wait for the disk
                     finally:
                         os.close(copy)
             except OSError as error:
-                self._sync_error = error  # the next append tells it
+                self._sync_error = error  # raised by the next append
                 self._unsynced.set()
 
 
@@ -265,7 +265,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 def _open_locked(path: Path) -> int:
-    """The file, held by us alone. One that was replaced between opening and locking is opened again."""
+    """Open and lock the file. One that was replaced between opening and locking is opened again."""
     deadline = time.monotonic() + 5
     while True:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _BINARY, 0o644)
@@ -284,7 +284,7 @@ def _open_locked(path: Path) -> int:
             raise
         os.close(fd)
         if time.monotonic() > deadline:
-            raise TapeFileUnusable(f"{path} is replaced again and again; nobody can hold it.")
+            raise TapeFileUnusable(f"{path} is replaced again and again and cannot be locked.")
 
 
 def _after_last_newline(fd: int, size: int) -> bytes:

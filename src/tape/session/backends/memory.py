@@ -24,7 +24,7 @@ class NullBackend:
 
 
 class InMemoryBackend:
-    """Keeps every entry in the list `entries`, whatever the tape itself lets go."""
+    """Keeps every entry in the list `entries`, also those that the tape evicts."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What a tape asks of a backend."""
+"""The interface of a backend."""
 
 from __future__ import annotations
 
