@@ -167,7 +167,7 @@ def test_a_backend_is_retried_by_later_records(monkeypatch: pytest.MonkeyPatch) 
     assert backend.entries == tape.events
 
 
-def test_what_is_given_up_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_entries_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     held = mirror.Mirror(Failing(), max_backlog=3)
     with caplog.at_level(logging.ERROR, "tape.session"):
         for seq in range(5):

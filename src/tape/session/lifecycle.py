@@ -48,7 +48,7 @@ class _Invocation:
 class WorkflowLifecyclePlugin:
     """Records what the agents of a workflow do, on a `tape` or a `bus`.
 
-    Agents are distinguished by the names of their classes (LoopAgent, ParallelAgent, and those with Retry or Fallback in
+    Agents are distinguished by their class names (LoopAgent, ParallelAgent, and those with Retry or Fallback in
     their names), so it works with any framework that calls `before_agent_callback` and `after_agent_callback`; where
     google-adk is installed, it is one of its plugins. It is the active bus of the agents it sees.
     """

@@ -96,7 +96,7 @@ class Mirror:
             return None
 
     def resume(self, entries: list[dict[str, Any]]) -> None:
-        """Append the entries that the backend lacks of a continued session; one without `head` gets new entries only."""
+        """Append the entries that the backend lacks of a continued session; without `head` only new ones."""
         if not hasattr(self.backend, "read_since") or (head := self.ask("head")) is None:
             return
         for entry in entries:
