@@ -51,7 +51,7 @@ async def test_an_invalid_record_is_rejected_at_its_offset_with_the_reason(shop:
     assert "event_type 'subscription.paused' is not accepted here" in done["results"][0]["error"]
     for bad, said in (
         (body(3, 2), "begin 3 and end 2"),
-        (body(0, 9, *(record(offset) for offset in (5, 4))), "offset 4 is not in its place"),
+        (body(0, 9, *(record(offset) for offset in (5, 4))), "offset 4 is out of order"),
         ({"part": "p", "begin": 0, "end": 1}, "missing required field `subscription`"),
         (body(0, 2000, *(record(offset) for offset in range(1001))), "1001 records exceed the 1000"),
     ):

@@ -1,7 +1,7 @@
-"""Documents with their problems: everything that is wrong is found in one reading, each with path, line and remedy.
+"""Documents and their problems, each with path, line and remedy.
 
-A validator asks a `Fields` for what it expects and gets a value of that type in any case; whatever was wrong is
-noted on the way, and `Document.check()` raises it all at once.
+A validator reads values from `Fields` and always gets a value of the expected type. Problems are recorded, and
+`Document.check()` raises all of them at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")
 
 
 class Document:
-    """A document as it was written, what it says, and what is wrong with it."""
+    """A document: its text, its value and its problems."""
 
     def __init__(self, content: str, default_kind: str = "Playbook") -> None:
         self.content = _plain(content)
@@ -53,7 +53,7 @@ class Document:
         self.labels: Any = metadata.get("labels") or {}
 
     def fields(self, *known: str) -> Fields:
-        """The document's own keys: `apiVersion`, `kind`, `metadata` and these; what all kinds share is checked here."""
+        """The top-level keys: `apiVersion`, `kind`, `metadata` and these. Checks `metadata`, which all kinds share."""
         fields = self.root.mapping("apiVersion", "kind", "metadata", *known)
         metadata = fields.section("metadata", "name", "path", "labels", "description", "annotations")
         if "metadata" not in fields:
@@ -72,24 +72,24 @@ class Document:
         return fields
 
     def line_of(self, path: Path) -> int:
-        """The line of a path, or of the nearest part around it."""
+        """The line of a path, or of its nearest parent that has one."""
         while path and path not in self._lines:
             path = path[:-1]
         return self._lines.get(path, 1)
 
     def wrong(self, path: Path, message: str, value: Any = REQUIRED) -> None:
-        """Note a problem."""
+        """Record a problem."""
         shown = None if value is REQUIRED else value
         self.problems.append(Problem(render(path), self.line_of(path), message, shown))
 
     def check(self) -> None:
-        """Raise InvalidDocument with everything that was noted, in the order of the lines."""
+        """Raise InvalidDocument with all recorded problems, sorted by line."""
         if self.problems:
             raise InvalidDocument(sorted(self.problems, key=lambda problem: problem.line))
 
 
 class Node:
-    """A value in a document and where it stands."""
+    """A value in a document, with its path."""
 
     def __init__(self, document: Document, value: Any, path: Path) -> None:
         self.document = document
@@ -102,11 +102,11 @@ class Node:
         return self.document.line_of(self.path)
 
     def wrong(self, message: str) -> None:
-        """Note that this value is wrong; the message goes on from its path and value."""
+        """Record that this value is wrong; the message follows its path and value."""
         self.document.wrong(self.path, message, self.value)
 
     def mapping(self, *known: str) -> Fields:
-        """The fields of a mapping. A key that is not known is a problem, with the nearest known one; no keys is any."""
+        """The fields of a mapping. A key that is not in `known` is a problem; without `known` any key is valid."""
         fields = self.value
         if not isinstance(fields, dict):
             self.wrong("must be a mapping")
@@ -117,7 +117,7 @@ class Node:
         return Fields(self, is_given=True)
 
     def items(self) -> list[Node]:
-        """The places of a list's items."""
+        """The nodes of a list's items."""
         if not isinstance(self.value, list):
             self.wrong("must be a list")
             return []
@@ -165,7 +165,7 @@ class Node:
 
 
 class Fields:
-    """The keys of a mapping. Each question names a key; REQUIRED as its default makes the key necessary."""
+    """The keys of a mapping. A key whose default is REQUIRED must be given."""
 
     def __init__(self, node: Node, *, is_given: bool) -> None:
         self.node = node
@@ -175,15 +175,15 @@ class Fields:
         return key in self.node.value
 
     def keys(self) -> list[str]:
-        """The keys that are there."""
+        """The given keys."""
         return list(self.node.value)
 
     def at(self, key: str) -> Node:
-        """The place of a key, also of one that is missing."""
+        """The node of a key, also of a missing one."""
         return Node(self.node.document, self.node.value.get(key), (*self.node.path, key))
 
     def value(self, key: str, default: Any = None) -> Any:
-        """Whatever stands there."""
+        """The value as it is."""
         return self._ask(key, default, lambda node: node.value, None)
 
     def text(self, key: str, default: str = REQUIRED) -> str:
@@ -211,11 +211,11 @@ class Fields:
         return self._ask(key, default, Node.texts, [])
 
     def items(self, key: str, *, required: bool = False) -> list[Node]:
-        """The places of a list's items; none if the key is not there."""
+        """The nodes of a list's items; none if the key is missing."""
         return self._ask(key, REQUIRED if required else [], Node.items, [])
 
     def section(self, key: str, *known: str, required: bool = False) -> Fields:
-        """A mapping under a key; `is_given` tells whether it is there."""
+        """A mapping under a key; `is_given` is false if it is missing."""
         absent = Fields(Node(self.node.document, {}, (*self.node.path, key)), is_given=False)
         return self._ask(key, REQUIRED if required else absent, lambda node: node.mapping(*known), absent)
 
@@ -229,12 +229,12 @@ class Fields:
         return otherwise
 
 
-# What makes sure that a document of a kind is right: notes what is wrong with it.
+# Checks a document of one kind and records its problems.
 Check = Callable[[Document], object]
 
 
 def checked_document(content: str, kinds: Mapping[str, Check], default_kind: str = "Playbook") -> Document:
-    """A document of one of these kinds with nothing wrong with it; InvalidDocument otherwise."""
+    """A valid document of one of these kinds. Raises InvalidDocument with all problems."""
     document = Document(content, default_kind)
     check = kinds.get(document.kind)
     if check is None:
@@ -246,7 +246,7 @@ def checked_document(content: str, kinds: Mapping[str, Check], default_kind: str
 
 
 def _plain(content: str) -> str:
-    """The YAML text itself: base64 is tried first, and no YAML mapping can be taken for it, as that has a colon."""
+    """The YAML text, decoded if it is base64: a YAML mapping has a colon, which base64 has not."""
     packed = "".join(content.split())
     try:
         return base64.b64decode(packed, validate=True).decode() if packed else content
@@ -255,7 +255,7 @@ def _plain(content: str) -> str:
 
 
 def nearest(given: Any, known: Sequence[str], *, listed: bool = True) -> str:
-    """The end of a sentence about something unknown: the nearest known, or all of them."""
+    """The remedy for an unknown value: the nearest known one, or all of them."""
     close = difflib.get_close_matches(given, known, n=1, cutoff=0.5) if isinstance(given, str) else []
     if close:
         return f"; did you mean {close[0]!r}?"

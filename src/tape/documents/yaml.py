@@ -1,4 +1,4 @@
-"""YAML 1.2 with the line of every value: `off` and `2026-01-01` are texts, a key that comes twice is an error."""
+"""YAML 1.2 with the line of every value: `off` and `2026-01-01` are texts, a duplicate key is an error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tape.errors import InvalidDocument, Problem
 
 Path = tuple[str | int, ...]
 
-# Aliases can make a small text huge.
+# Limits for documents that aliases expand.
 MAX_VALUES = 100_000
 MAX_DEPTH = 64
 
 _TEXT = "tag:yaml.org,2002:str"
-# Tags that ruamel gives by itself to plain scalars; what they mean here is the 1.2 core schema's business.
+# Tags that ruamel adds to plain scalars; scalars are read by the YAML 1.2 core schema.
 _IMPLICIT = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -31,14 +31,14 @@ _SPECIAL = {
 
 
 def load(text: str) -> tuple[Any, Mapping[Path, int]]:
-    """The value of a YAML text, and the line on which each part of it stands, by its path."""
+    """The value of a YAML text, and the line of each value by path."""
     try:
         node = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = " ".join(filter(None, (error.context, error.problem)))
-        told = f"Invalid YAML: {reason or 'it cannot be read'}"
-        raise InvalidDocument([Problem("", mark.line + 1 if mark else 0, told)]) from error
+        message = f"Invalid YAML: {reason or 'it cannot be read'}"
+        raise InvalidDocument([Problem("", mark.line + 1 if mark else 0, message)]) from error
     except (YAMLError, ValueError, RecursionError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else "it cannot be read"
         raise InvalidDocument([Problem("", 0, f"Invalid YAML: {first}")]) from error
@@ -97,7 +97,7 @@ def _scalar(node: ScalarNode, path: Path) -> Any:
 
 
 def render(path: Path) -> str:
-    """A path as people write it: `spec.headers.directives[0].controls`."""
+    """A path as text: `spec.headers.directives[0].controls`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

@@ -1,1 +1,1 @@
-"""How a message is handled: playbooks, what runs them, and the pools that they run on."""
+"""Playbooks: documents, tools, the runner, and workers of pools."""

@@ -1,4 +1,4 @@
-"""Playbooks in files: for running them without a server, and for checking them."""
+"""Playbooks in files: to validate them, and to run them without a server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def read_file(file: Path) -> str:
 
 
 def load_file(file: Path) -> Playbook:
-    """The playbook of a file; InvalidDocument tells everything that is wrong with it."""
+    """The playbook of a file. Raises InvalidDocument with all problems."""
     return read_playbook(checked_document(read_file(file), KINDS))
 
 
 def from_folder(folder: Path) -> Load:
-    """Finds playbooks by path: Python functions of this process, else the `*.yaml` files of a folder."""
+    """A loader by path: Python functions of this process, then the `*.yaml` files of a folder."""
 
     def load(path: str) -> Playbook:
         if declared := declared_playbooks().get(path):
@@ -36,7 +36,7 @@ def from_folder(folder: Path) -> Load:
             try:
                 document = Document(read_file(file))
             except (InvalidDocument, InvalidInput):
-                continue  # another file's trouble
+                continue  # an invalid file is skipped
             if document.kind == "playbook" and document.path == path:
                 return load_file(file)
         raise PlaybookNotFound(f"Playbook not found: {path} (no YAML file in {folder} has that metadata.path)")

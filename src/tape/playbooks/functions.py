@@ -1,4 +1,4 @@
-"""Python in playbooks: `@tape.playbook` makes a function a playbook, `@tape.function` one that a step can call."""
+"""Python in playbooks: `@tape.playbook` declares a playbook, `@tape.function` a function that steps can call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["function", "playbook"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Parameters with a meaning of their own: everything that was sent, the execution, and what effects ask for.
+# Reserved parameters: the whole payload, the execution, and the context of effects.
 PAYLOAD, RUN, CONTEXT = "payload", "run", "tool_context"
 _GIVEN = frozenset({PAYLOAD, RUN, CONTEXT})
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
@@ -38,12 +38,12 @@ class PythonPlaybook(msgspec.Struct, frozen=True):
 
     @property
     def import_path(self) -> str:
-        """`module:function`, as the catalog names it."""
+        """`module:function`, as in the catalog."""
         return f"{self.function.__module__}:{self.function.__qualname__.replace('<locals>.', '')}"
 
     @property
     def document(self) -> str:
-        """The document that announces it, as JSON, which is YAML too."""
+        """Its document for the catalog, as JSON, which is valid YAML."""
         metadata = {"path": self.path} | ({"description": self.description} if self.description else {})
         document: dict[str, Any] = {"kind": "Playbook", "metadata": metadata, "python": self.import_path}
         if inputs := inputs_of(self.function):
@@ -60,10 +60,10 @@ _functions: dict[str, Callable[..., Any]] = {}
 def playbook(path: str, *, pool: str = "", description: str = "") -> Callable[[F], F]:
     """Make a function, `def` or `async def`, the playbook of that path.
 
-    Its parameters are the playbook's inputs: what is sent under their names, of the types that they are annotated
-    with. `payload` is everything that was sent, `run` tells which execution this is. What it returns is the output.
-    Workers that import the module announce it to the catalog; `pool` is where it runs unless somebody asks for another.
-    Use `@tape.effect` for what it does to the world: a worker that takes over calls the function again and skips those.
+    Its parameters are the playbook's inputs, converted to their annotated types. `payload` is the whole payload, `run`
+    describes the execution. The return value is the output. Workers that import the module register it in the catalog;
+    `pool` is the default pool of its runs. Use `@tape.effect` for side effects: a worker that resumes the run calls the
+    function again and skips completed effects.
     """
     if pool and not is_pool(pool):
         raise InvalidInput(f"pool {pool!r} {POOL_RULE}.")
@@ -109,13 +109,13 @@ def declared_functions() -> dict[str, Callable[..., Any]]:
 
 
 def forget_declarations() -> None:
-    """Forget all of them; for tests."""
+    """Remove all declarations; for tests."""
     _playbooks.clear()
     _functions.clear()
 
 
 def inputs_of(function: Callable[..., Any]) -> tuple[Input, ...]:
-    """The inputs that a function's parameters stand for."""
+    """The inputs of a function: its parameters."""
     hints = _hints(function)
     found = []
     for parameter in inspect.signature(function).parameters.values():
@@ -129,7 +129,7 @@ def inputs_of(function: Callable[..., Any]) -> tuple[Input, ...]:
 
 
 def bind(function: Callable[..., Any], sent: Mapping[str, Any], run: RunInfo, context: Any = None) -> dict[str, Any]:
-    """The arguments for a function: what was sent, by name, as the types that it asks for."""
+    """The arguments of a function from a payload, by name, converted to the annotated types."""
     hints = _hints(function)
     arguments: dict[str, Any] = {}
     problems = []
@@ -145,7 +145,7 @@ def bind(function: Callable[..., Any], sent: Mapping[str, Any], run: RunInfo, co
                 arguments[name] = msgspec.convert(sent[name], hints.get(name, Any))
             except msgspec.ValidationError as error:
                 problems.append(f"{name}: {str(error)[:1].lower()}{str(error)[1:]}")
-            except TypeError:  # a type that msgspec does not know: the function gets what was sent
+            except TypeError:  # msgspec cannot convert the type: pass the value unchanged
                 arguments[name] = sent[name]
         elif parameter.default is parameter.empty:
             if _json_type(hints.get(name, Any))[1]:
@@ -160,7 +160,7 @@ def bind(function: Callable[..., Any], sent: Mapping[str, Any], run: RunInfo, co
 
 
 async def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """What a function gives: a coroutine function on the loop, another on a thread, in the same context."""
+    """Call a function: a coroutine function on the loop, another on a thread, in the same context."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     context = contextvars.copy_context()
@@ -180,7 +180,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _json_type(hint: Any) -> tuple[str, bool]:
-    """The input type of an annotation, and whether it may be left out."""
+    """The input type of an annotation, and whether it is optional."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [each for each in typing.get_args(hint) if each is not type(None)]
         is_optional = len(others) < len(typing.get_args(hint))

@@ -1,4 +1,4 @@
-"""Playbooks as objects: a document of the catalog is read once and kept."""
+"""A cache of playbooks: each document of the catalog is read once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tape.playbooks.document import Playbook, read_playbook
 
 
 class LoadedPlaybook:
-    """A playbook that was read, and what this process finds wrong with it, such as a tool that it does not have."""
+    """A playbook and its problems in this process, such as an unknown tool."""
 
     __slots__ = ("playbook", "problems")
 

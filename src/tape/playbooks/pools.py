@@ -1,6 +1,6 @@
-"""Pools by name: groups of workers that share their work with nobody else.
+"""Pools: named groups of workers with their own queue.
 
-A pool is a reaction to the commands that are issued to it; its tasks are what the workers take.
+A pool is a reaction to the commands that are issued to it; its workers claim the tasks of that reaction.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 from tape.model.reaction_states import POOL
 
 SHARED = "shared"
-# The app of every execution, as the ledgers know it.
+# The app name of every execution in the ledgers.
 APP = "playbooks"
-# For messages: what a pool may be called.
+# For error texts: valid names of pools.
 POOL_RULE = "must be lower-case letters, digits, - and _, at most 63 of them"
 
 POOL_PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
@@ -21,7 +21,7 @@ _POOL = re.compile(POOL_PATTERN)
 
 
 def is_pool(name: str) -> bool:
-    """Whether a text can name a pool: it is a segment of a subject and the name of a group of workers."""
+    """Whether a text is a valid name of a pool."""
     return bool(_POOL.fullmatch(name))
 
 
@@ -31,19 +31,19 @@ def default_pool(path: str) -> str:
     return area if slash and area in ("system", "subscription") else SHARED
 
 
-# A worker that dies takes an attempt with it; what kills ten of them is put aside for somebody to look at.
+# A worker that dies counts as an attempt; after ten attempts the command is a dead letter.
 MAX_ATTEMPTS = 10
 FIRST_PAUSE_MS = 1_000
 MAX_CONCURRENCY = 100_000
 
 
 def reaction_id(pool: str) -> str:
-    """The reaction whose tasks the workers of a pool take."""
+    """The id of a pool's reaction."""
     return f"{POOL}{pool}"
 
 
 def reaction_fields(pool: str) -> dict[str, Any]:
-    """The reaction of a pool. How many tasks run at once is what its workers have room for."""
+    """The reaction of a pool. Its workers limit the concurrency."""
     return {
         "reaction_id": reaction_id(pool),
         "name": f"pool {pool}",

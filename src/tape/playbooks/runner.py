@@ -1,4 +1,4 @@
-"""Runs a playbook: step after step, each recorded by its host, so that whoever takes over goes the same way."""
+"""Runs a playbook step by step. The host records each step, so that another worker can resume the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.templates import evaluate
 from tape.playbooks.tools import TOOLS, ToolCall
 
-# A playbook whose arrows go round for ever is stopped here.
+# Limit of steps in one run, for playbooks with loops.
 MAX_STEPS = 10_000
 MAX_DEPTH = 16
 
@@ -29,8 +29,8 @@ async def run_playbook(
 ) -> Any:
     """Run a playbook to its end; its output.
 
-    `prefix` is put before the keys of its steps: a playbook within a step is recorded below that step. An error that
-    is the playbook's own is a StepFailed, a TemplateFailed or an InvalidPayload; others mean that it was interrupted.
+    `prefix` precedes the keys of its steps: a playbook inside a step is recorded below that step. Failures of the
+    playbook are StepFailed, TemplateFailed or InvalidPayload; other errors interrupt it.
     """
     sent = bind_inputs(playbook.inputs, playbook.workload, payload)
     if playbook.python:
@@ -57,7 +57,7 @@ async def _run_function(playbook: Playbook, sent: dict[str, Any], run: RunInfo, 
 
 
 class _Run:
-    """One way through the steps of a playbook."""
+    """One run through the steps of a playbook."""
 
     def __init__(self, playbook: Playbook, sent: dict[str, Any], run: RunInfo, host: Host, prefix: str) -> None:
         self._playbook = playbook
@@ -75,7 +75,7 @@ class _Run:
         self._visits: Counter[str] = Counter()
 
     async def steps(self) -> Any:
-        """Every step that the arrows lead to; the output."""
+        """Run the steps from the first to the end; returns the output."""
         name, last = self._playbook.first, None
         while name and name != END:
             step = self._playbook.steps[name]
@@ -109,7 +109,7 @@ class _Run:
         except (StepFailed, PlaybookError) as error:
             if not step.is_optional:
                 raise
-            return _told(error)
+            return _error_value(error)
 
     async def _each(self, step: PlaybookStep, key: str) -> list[Any]:
         assert step.each is not None
@@ -118,11 +118,11 @@ class _Run:
             raise PlaybookError(
                 f"each of step {step.name}: {step.each.text!r} gives {type(items).__name__}, not a list."
             )
-        places = asyncio.Semaphore(step.concurrency)
+        slots = asyncio.Semaphore(step.concurrency)
         failed: list[BaseException] = []
 
         async def one(index: int, item: Any) -> Any:
-            async with places:
+            async with slots:
                 if failed:
                     return None
                 values = {**self._values, step.item_name: item, "index": index}
@@ -130,7 +130,7 @@ class _Run:
                     return await self._perform(step, f"{key}[{index}]", values)
                 except (StepFailed, PlaybookError) as error:
                     if step.is_optional:
-                        return _told(error)
+                        return _error_value(error)
                     failed.append(error)
                 except BaseException as error:
                     failed.append(error)
@@ -149,12 +149,12 @@ class _Run:
         call = ToolCall(config, self._run, step.name, key, self._host)
 
         async def act() -> Any:
-            return await _tried(step, lambda: tool.call(call))
+            return await _with_retry(step, lambda: tool.call(call))
 
         return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act, may_wait=True)
 
 
-async def _tried(step: PlaybookStep, act: Callable[[], Any]) -> Any:
+async def _with_retry(step: PlaybookStep, act: Callable[[], Any]) -> Any:
     """Return what a tool returns, after as many attempts as the step's policy allows, each within `timeout_s`."""
 
     async def act_in_time() -> Any:
@@ -172,8 +172,8 @@ async def _tried(step: PlaybookStep, act: Callable[[], Any]) -> Any:
     return await retry_async(act_in_time, step.retry, can_retry=can_retry)
 
 
-def _told(error: Exception) -> dict[str, Any]:
-    """A failure as a value, for steps with `on_error: continue`."""
+def _error_value(error: Exception) -> dict[str, Any]:
+    """An error as the result of a step with `on_error: continue`."""
     kind = error.error_type if isinstance(error, StepFailed) else type(error).__name__
     message = error.error_message if isinstance(error, StepFailed) else str(error)
     return {"error": {"type": kind, "message": message}}

@@ -1,4 +1,4 @@
-"""A worker: takes the commands of one pool and runs their playbooks, as many at a time as it was given places."""
+"""A worker: claims the commands of one pool and runs their playbooks, up to `concurrency` at a time."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ __all__ = ["run_worker", "work"]
 
 log = logging.getLogger(__name__)
 
-# A run's lease ends a little before that of its task: whoever gets the task then can take the run up at once.
+# A run's lease expires before that of its task, so that the next worker of the task can resume the run at once.
 TASK_LEASE_MS = 30_000
 RUN_LEASE_SHARE = 0.8
 MAX_THREADS = 1_000
-# Runs that are prepared while others act, as long as those are quick: leased, and their first step on record.
+# Runs that are prepared while all slots are busy with short ones: leased, and their first step recorded.
 PREFETCH = 64
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What a pool is told to run."""
+    """A command to a pool: the execution to run."""
 
     execution_id: str
     path: str
@@ -90,9 +90,9 @@ def run_worker(
 ) -> None:
     """Run the playbooks of a pool until SIGTERM or SIGINT, or (`once`) until nothing is due any more.
 
-    Python playbooks declared in this process are announced to the catalog first, unless they belong to another pool.
-    When told to stop, it takes nothing more and lets what runs finish within `drain_s` seconds; what does not is left
-    to others, who go on where it was. A worker that is killed is missed after `lease_ms`.
+    Registers the Python playbooks of this process in the catalog first, unless they belong to another pool. On stop it
+    claims no more tasks and lets runs finish within `drain_s` seconds; other workers resume the rest. The runs of a
+    killed worker are resumed after `lease_ms`.
     """
     start_export("tape-worker")
     with contextlib.suppress(asyncio.CancelledError):  # interrupted by a second signal
@@ -134,7 +134,7 @@ async def work(
     async with AsyncTapeClient(url) as client:
         blocking = await asyncio.to_thread(TapeClient, url)
         try:
-            await _introduce(client, pool, announce=announce, waits=not options.get("once"))
+            await _register_pool(client, pool, announce=announce, waits=not options.get("once"))
             dispatcher = Dispatcher(client, owner=owner, claim_max=concurrency, lease_ms=lease_ms, **options)
             worker = Worker(client, blocking, owner, int(lease_ms * RUN_LEASE_SHARE), dispatcher.fail)
             dispatcher.add(
@@ -147,8 +147,8 @@ async def work(
             await asyncio.to_thread(blocking.close)
 
 
-async def _introduce(client: AsyncTapeClient, pool: str, *, announce: bool, waits: bool) -> None:
-    """Tell the server of the pool and of this worker's playbooks; one that `waits` does so until there is a server."""
+async def _register_pool(client: AsyncTapeClient, pool: str, *, announce: bool, waits: bool) -> None:
+    """Register the pool and this worker's playbooks; with `waits`, retry until the server is available."""
 
     async def register() -> None:
         if announce:
@@ -162,13 +162,13 @@ async def _introduce(client: AsyncTapeClient, pool: str, *, announce: bool, wait
 
 
 async def announce_playbooks(client: AsyncTapeClient, pool: str) -> list[pb.Resource]:
-    """Put the Python playbooks of this process into the catalog, unless they belong to another pool."""
+    """Register the Python playbooks of this process in the catalog, unless they belong to another pool."""
     mine = [each for each in declared_playbooks().values() if each.pool in ("", pool)]
     return [await client.register_resource(each.document, if_changed=True) for each in mine]
 
 
 class Worker:
-    """Runs one command after the other, in any number of places."""
+    """Runs the playbooks of commands."""
 
     def __init__(
         self,
@@ -176,9 +176,9 @@ class Worker:
         blocking: TapeClient,
         owner: str,
         lease_ms: int,
-        give_up: Callable[[TapeError], None],
+        stop_worker: Callable[[TapeError], None],
     ) -> None:
-        self._give_up = give_up
+        self._stop_worker = stop_worker
         self._client = client
         self._blocking = blocking
         self._owner = owner
@@ -187,12 +187,12 @@ class Worker:
         self.leases = RunLeases(client, lease_ms)
 
     async def handle(self, envelope: Envelope) -> None:
-        """Run the playbook of a command to its end. An exception means that somebody should try again later."""
+        """Run the playbook of a command to its end. After an exception the task is retried."""
         try:
             command = msgspec.convert(envelope.payload, Command, strict=False)
         except msgspec.ValidationError as error:
             raise NeverRetry(f"the command cannot be read: {error}") from error
-        # Another attempt is another owner: one that was given up and goes on all the same is held to the lease.
+        # Each attempt is a lease owner of its own: an abandoned attempt that still runs loses its lease.
         owner = f"{self._owner}:{envelope.task_id}:{envelope.attempt}"
         run = RunInfo(
             id=command.execution_id,
@@ -213,14 +213,14 @@ class Worker:
             log.info("run %s was cancelled: %s", run.id, error)
         except NotFound as error:
             raise NeverRetry(str(error)) from error
-        except NotServed as error:  # that of any other command would be the same: none is to be used up
-            self._give_up(error)
+        except NotServed as error:  # every command would fail the same way: keep their attempts
+            self._stop_worker(error)
             with contextlib.suppress(TapeError):
-                await host.let_go()
+                await host.release()
             raise ReleaseTask(str(error)) from error
         except BaseException:
             try:
-                await asyncio.shield(host.let_go())
+                await asyncio.shield(host.release())
             except (TapeError, asyncio.CancelledError) as error:
                 log.debug("the lease on run %s was not given back: %r", run.id, error)
             raise
@@ -230,9 +230,9 @@ class Worker:
             playbook = await self._playbook(command.catalog_id)
             if playbook.python:
                 await acquire_slot()
-                await host.advance()  # a function is not called by somebody who does not have the run
+                await host.advance()  # acquire the lease before the function is called
             output = await run_playbook(playbook, command.payload, run, host)
-            release_slot()  # what is left is to record the end, together with those of others
+            release_slot()  # recording the end needs no slot
             await host.end(pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
         except Exception as error:
             if is_interruption(error):
@@ -243,19 +243,19 @@ class Worker:
                 log.info("nothing to do for run %s: %s", run.id, error)
                 return
             log.warning("run %s of %s failed: %s", run.id, command.path, error)
-            log.debug("where it failed", exc_info=error)
-            await self._fail(host, run.id, _told(error))
+            log.debug("traceback of the failure", exc_info=error)
+            await self._fail(host, run.id, _failure_json(error))
 
     async def _fail(self, host: RemoteHost, run_id: str, detail_json: str) -> None:
         try:
             await host.end(pb.RUN_STATUS_FAILED, detail_json)
         except IllegalTransition as error:
-            log.info("run %s has ended in another way meanwhile: %s", run_id, error)
+            log.info("run %s has ended already: %s", run_id, error)
 
     # ── playbooks ────────────────────────────────────────────────────────────────────────────────
 
     async def _playbook(self, catalog_id: int) -> Playbook:
-        """The playbook of a catalog id: what was registered under it never changes."""
+        """The playbook of a catalog id; its content never changes."""
         content = self._contents.get(catalog_id)
         if content is None:
             content = (await call_with_retry_async(self._client.get_resource, catalog_id=catalog_id)).content
@@ -273,14 +273,14 @@ class Worker:
 def _runnable(content: str) -> Playbook:
     known = known_playbook(content)
     if known.problems:
-        # It was right when it was registered: this worker lacks something that others may have.
+        # It was valid when it was registered: this worker lacks a tool that others may have.
         raise RunInterrupted(f"this worker cannot run {known.playbook.path}: {' '.join(map(str, known.problems))}")
     return known.playbook
 
 
-def _told(error: Exception) -> str:
+def _failure_json(error: Exception) -> str:
     if isinstance(error, StepFailed):
-        told = {"step": error.step, "type": error.error_type, "message": error.error_message}
+        failure = {"step": error.step, "type": error.error_type, "message": error.error_message}
     else:
-        told = {"type": type(error).__name__, "message": str(error)}
-    return json.dumps({"error": told})
+        failure = {"type": type(error).__name__, "message": str(error)}
+    return json.dumps({"error": failure})

@@ -1,4 +1,4 @@
-"""A worker as the host of playbooks: every step is an effect on the run's journal."""
+"""The host of playbooks in a worker: every step is an effect in the run's journal."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tape.playbooks.pools import APP
 from tape.proto import tape_pb2 as pb
 from tape.reactions.slots import acquire_slot
 
-# A child that was started for a step is the same one for as long as a run may reasonably take.
+# Dedup window of child executions, longer than any run: 30 days.
 CHILD_WINDOW_S = 30 * 24 * 3600
-# A larger result is recorded at once, so that a refusal is the step's own failure.
+# A larger result is recorded at once, so that a rejection fails its step.
 DEFERRED_BYTES = 64 << 10
 
 Load = Callable[[str], Awaitable[Playbook]]
 
 
 class RemoteHost:
-    """Records the steps of one run on a server, in the name of whoever has the run's lease.
+    """Records the steps of one run on a server, under the run's lease.
 
-    What is known of a step travels with the next call: the lease with the first step, a result with the step after it
-    or with the end. Nothing acts before its own record and those before it are durable.
+    Records are sent with the next call: the lease with the first step, a result with the next step or with the end. A
+    step acts only after its own record and all earlier ones are durable.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RemoteHost:
         self.has_lease = False
 
     async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
-        """The recorded result of a step; if there is none, act and record what came of it."""
+        """The recorded result of a step; if there is none, act and record the result."""
         begin = pb.BeginEffectRequest(
             run_id=self._run.id,
             decision_index=-1,
@@ -69,7 +69,7 @@ class RemoteHost:
             result = _plain(await act())
         except Exception as error:
             if is_interruption(error):
-                raise  # not the step failed: whoever takes over will try it
+                raise  # an interruption, not a failure: the next worker retries it
             raise await self._failed(step, key, error) from error
         self._settled.append(self._completion(key, pb.EFFECT_STATUS_CONFIRMED, response_json=result))
         if not may_wait or len(result) > DEFERRED_BYTES:
@@ -81,7 +81,7 @@ class RemoteHost:
         return msgspec.json.decode(result)
 
     async def _failed(self, step: str, key: str, error: Exception) -> StepFailed:
-        # A step within a step tells what failed in there.
+        # The error of a nested playbook names the step that failed.
         kind = error.error_type if isinstance(error, StepFailed) else type(error).__name__
         message = f"{error.step}: {error.error_message}" if isinstance(error, StepFailed) else str(error)
         error_json = json.dumps({"type": kind, "message": message})
@@ -98,7 +98,7 @@ class RemoteHost:
         )
 
     async def advance(self, **parts: Any) -> pb.AdvanceRunResponse:
-        """Record what is known by now, and whatever else is asked for, in one commit."""
+        """Record pending results and `parts` in one commit."""
         settled, self._settled = self._settled, []
         lease = {} if self.has_lease else {"lease_owner": self._owner, "lease_ttl_ms": self._lease_ms}
         try:
@@ -108,9 +108,9 @@ class RemoteHost:
         except BaseException as error:
             self._settled = settled + self._settled
             if isinstance(error, asyncio.CancelledError):
-                self.has_lease = True  # perhaps: it may be on its way
+                self.has_lease = True  # the request can have arrived
             if settled and parts and isinstance(error, TapeError):
-                # The rest was refused, for example because the run was cancelled; what happened, happened.
+                # The rest was rejected, for example because the run was cancelled; record the completed effects.
                 with contextlib.suppress(TapeError):
                     await self.advance()
             raise
@@ -121,8 +121,8 @@ class RemoteHost:
         """End the run."""
         await self.advance(end=pb.EndRunRequest(run_id=self._run.id, status=status, detail_json=detail_json))  # type: ignore[arg-type]  # the enum's numbers are ints
 
-    async def let_go(self) -> None:
-        """Record what is known, and give the lease back: whoever gets the task next need not wait for it to run out."""
+    async def release(self) -> None:
+        """Record pending results and release the lease, so that the next worker does not wait for its expiry."""
         if self.has_lease:
             if self._settled:
                 await self.advance()
@@ -171,13 +171,13 @@ def _within(call: EffectCall) -> Iterator[EffectCall]:
 
 
 def _outcome(step: str, key: str, record: Any) -> Any:
-    """What is on record is what counts, also if somebody else was there first."""
+    """The recorded outcome of a step, by this worker or another one."""
     if record.status == pb.EFFECT_STATUS_CONFIRMED:
         return msgspec.json.decode(record.response_json or "null")
     if record.status == pb.EFFECT_STATUS_FAILED:
         error = msgspec.json.decode(record.error_json or "{}", type=dict)
         raise StepFailed(step, str(error.get("type", "")), str(error.get("message", "")))
-    raise EffectUnknown(f"Nobody knows whether the effect {key!r} happened; see: tape effects --unknown")
+    raise EffectUnknown(f"It is unknown whether the effect {key!r} happened; see: tape effects --unknown")
 
 
 def _plain(result: Any) -> str:

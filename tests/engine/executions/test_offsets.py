@@ -38,8 +38,8 @@ async def taken(database: Database, part: str = "orders:0") -> list[tuple[int, i
 async def took(
     database: Database, begin: int, end: int, records: Sequence[OffsetRecord], part: str = "orders:0"
 ) -> RangeResult:
-    stretch = checked_range(OffsetRange(PATH, part, begin, end), [each.offset for each in records])
-    return await database.write(lambda tx: execute_range(tx, stretch, records))
+    range_ = checked_range(OffsetRange(PATH, part, begin, end), [each.offset for each in records])
+    return await database.write(lambda tx: execute_range(tx, range_, records))
 
 
 def words(result: RangeResult) -> list[str]:
@@ -122,19 +122,19 @@ async def test_any_pieces_in_any_order_make_each_record_one_run(shop: Database) 
 
 
 @pytest.mark.parametrize(
-    ("stretch", "offsets", "said"),
+    ("range_", "offsets", "said"),
     [
         (OffsetRange("", "p", 0, 1), [], "subscription and part must be given"),
         (OffsetRange("s", "p", 5, 1), [], "begin 5 and end 1"),
         (OffsetRange("s", "p", -1, 1), [], "begin -1"),
-        (OffsetRange("s", "p", 0, 5), [5], "offset 5 is not in its place"),
-        (OffsetRange("s", "p", 0, 5), [3, 3], "offset 3 is not in its place"),
-        (OffsetRange("s", "p", 2, 5), [1], "offset 1 is not in its place"),
+        (OffsetRange("s", "p", 0, 5), [5], "offset 5 is out of order"),
+        (OffsetRange("s", "p", 0, 5), [3, 3], "offset 3 is out of order"),
+        (OffsetRange("s", "p", 2, 5), [1], "offset 1 is out of order"),
     ],
 )
-def test_a_stretch_that_makes_no_sense_is_refused(stretch: OffsetRange, offsets: list[int], said: str) -> None:
+def test_a_stretch_that_makes_no_sense_is_refused(range_: OffsetRange, offsets: list[int], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        checked_range(stretch, offsets)
+        checked_range(range_, offsets)
 
 
 def test_requests_are_what_a_record_holds() -> None:

@@ -1,4 +1,4 @@
-"""Which messages have their run already: a key is claimed in the transaction that begins the run."""
+"""Deduplication: a key is claimed in the transaction that starts the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tape.store import Transaction
 
 
 class Claims:
-    """The keys of one transaction: those claimed before, and those it claims itself."""
+    """Dedup claims for one transaction: existing ones, and new ones."""
 
     def __init__(self, tx: Transaction, wanted: Iterable[tuple[str, str]]) -> None:
         self._tx = tx
@@ -27,24 +27,24 @@ class Claims:
             self._known |= {(scope, key): (execution_id, claimed) for key, execution_id, claimed in rows}
 
     def holder(self, scope: str, key: str, window_ms: int, now: int) -> str:
-        """The execution that has the key within the window; empty if it is free."""
+        """The execution that claimed the key within the window; empty if it is free."""
         execution_id, claimed = self._known.get((scope, key), ("", 0))
         return execution_id if execution_id and claimed > now - window_ms else ""
 
     def claim(self, scope: str, key: str, execution_id: str, window_ms: int, now: int) -> None:
-        """Take a free key. It is written with the rest of the transaction, by `write`."""
+        """Claim a free key. `write` writes it."""
         self._known[(scope, key)] = (execution_id, now)
         self._new.append((scope, key, execution_id, now, now + window_ms))
 
     def write(self) -> None:
-        """Write what was claimed."""
+        """Write the new claims."""
         if self._new:
             columns = ("scope", "key", "execution_id", "claimed_at_ms", "expires_at_ms")
             self._tx.upsert("tape_dedup", ("scope", "key"), columns, self._new)
 
 
 def forget_claims(tx: Transaction, now: int, limit: int = 10_000) -> int:
-    """Remove claims whose window is over, some at a time; how many went."""
+    """Delete up to `limit` expired claims. Returns their number."""
     return tx.execute(
         "DELETE FROM tape_dedup WHERE (scope, key) IN"
         " (SELECT scope, key FROM tape_dedup WHERE expires_at_ms < ? ORDER BY expires_at_ms LIMIT ?)",

@@ -1,7 +1,7 @@
-"""Executing playbooks: a request becomes a run and a command to its pool, or is found to have its run already.
+"""Executions: a request starts a run and issues a command to its pool, unless it is a duplicate.
 
-Plain functions on a transaction. `execute_batch` is made for many at once: one look into the catalog, one at the
-claims, one insert for each table; what is wrong with one request is its own result and stops no other.
+Plain functions on a transaction. `execute_batch` reads the catalog and the dedup claims once, and inserts once per
+table. An invalid request is its own result and does not affect the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KIND = "playbook"
 
 
 class Dedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request is recognized by when it comes again, and for how many seconds."""
+    """The key that identifies duplicates of a request, and the window in seconds."""
 
     key: str
     window_secs: int = 300
@@ -50,9 +50,9 @@ class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A playbook to run. `workload` is another name of `payload`; a message that became this says so.
+    """A request to run a playbook. `workload` is another name of `payload`.
 
-    In a batch, those of one `lane` are begun in their order, and behind one that fails the others are skipped.
+    In a batch, requests of one `lane` start in order; after a failure the rest of the lane is skipped.
     """
 
     path: str = ""
@@ -72,17 +72,17 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def parent(self) -> int:
-        """The execution, or the subscription, that this one comes from; 0 without one."""
+        """The parent execution or subscription; 0 without one."""
         return int(self.parent_execution_id or 0)
 
     @property
     def scope(self) -> str:
-        """Where its dedup key has to be unique: in its subscription, else below its parent."""
+        """The scope of its dedup key: its subscription, else its parent."""
         return f"subscription:{self.subscription}" if self.subscription else str(self.parent)
 
     @property
     def input(self) -> dict[str, Any]:
-        """What the playbook is given."""
+        """The payload of the playbook."""
         return (self.payload if self.payload is not None else self.workload) or {}
 
 
@@ -90,7 +90,7 @@ Result: TypeAlias = RunDispatchResult | TapeError
 
 
 def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> ExecuteRequest:
-    """The request, if what it says can be written at all; an InvalidInput that names the field otherwise."""
+    """The request, if it is valid. Raises InvalidInput with the field otherwise."""
     if not request.path and request.catalog_id in ("", 0):
         raise InvalidInput("Either 'path' or 'catalog_id' must be provided")
     _check_number("catalog_id", request.catalog_id)
@@ -113,7 +113,7 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
 
 
 def execute(tx: Transaction, request: ExecuteRequest) -> RunDispatchResult:
-    """Begin the run of a checked request; raises what is wrong with it."""
+    """Start the run of a checked request. Raises its error."""
     result = execute_batch(tx, [request])[0]
     if isinstance(result, TapeError):
         raise result
@@ -121,7 +121,7 @@ def execute(tx: Transaction, request: ExecuteRequest) -> RunDispatchResult:
 
 
 def execute_batch(tx: Transaction, requests: Sequence[ExecuteRequest], *, until_refused: bool = False) -> list[Result]:
-    """Begin the runs of checked requests, in order; each has its own result, up to the first refusal if asked so."""
+    """Start the runs of checked requests in order; one result each. `until_refused` stops after the first error."""
     found = fetch_many(tx, {each.path for each in requests}, {int(each.catalog_id or 0) for each in requests})
     claims = Claims(tx, [(each.scope, each.dedup.key) for each in requests if each.dedup])
     batch = _Batch(tx, found, claims, _new_ids(tx, len(requests)))
@@ -135,7 +135,7 @@ def execute_batch(tx: Transaction, requests: Sequence[ExecuteRequest], *, until_
 
 
 class _Batch:
-    """The runs of one transaction: gathered, then written together."""
+    """The runs of one transaction, collected and written together."""
 
     def __init__(
         self, tx: Transaction, found: Mapping[str | int, Resource], claims: Claims, ids: Sequence[str]
@@ -148,7 +148,7 @@ class _Batch:
         self._now = now_ms()
         self._pools: set[str] = set()
         self._openings: list[RunOpening] = []
-        self._others: list[list[Draft]] = []  # what follows the first entry of each run
+        self._others: list[list[Draft]] = []  # the entries after the first of each run
         self._audits: list[Draft] = []
 
     def add(self, request: ExecuteRequest) -> Result:
@@ -176,7 +176,7 @@ class _Batch:
         resource = self._resource(request)
         playbook = known_playbook(resource.content).playbook
         if not request.subscription:
-            # Whoever asks directly is told at once; a message is begun in any case, and its run says what is wrong.
+            # A direct request gets the error at once; a message starts its run, which fails with the error.
             bind_inputs(playbook.inputs, playbook.workload, request.input)
         pool = request.execution_pool or playbook.pool or default_pool(resource.path)
         run_id = next(self._ids)
@@ -200,12 +200,12 @@ class _Batch:
             agent_id=resource.path,
             labels_json=to_json({f"tape.{name}": str(about[name]) for name in _LABELS if name in about}),
         )
-        whose = {"run_id": run_id, "tenant": run.app_name, "session": run.session_id, **trace._asdict()}
+        owner = {"run_id": run_id, "tenant": run.app_name, "session": run.session_id, **trace._asdict()}
         name = command_subject(pool, run_id)
-        drafts = [Draft(subject=name, kind="command", payload_json=to_json(command), **whose)]
+        drafts = [Draft(subject=name, kind="command", payload_json=to_json(command), **owner)]
         for event in request.events:
             payload_json = to_json({**event.payload, "execution_id": run_id})
-            drafts.append(checked(Draft(subject=event.subject, payload_json=payload_json, **whose)))
+            drafts.append(checked(Draft(subject=event.subject, payload_json=payload_json, **owner)))
         self._pools.add(pool)
         self._openings.append(RunOpening(run, about, trace))
         self._others.append(drafts)
@@ -221,7 +221,7 @@ class _Batch:
         return resource
 
     def write(self) -> None:
-        """Write everything, each kind of row in one go. Pools come first: they begin before their commands."""
+        """Write all rows, one insert per table. Pools come first: they must exist before their commands."""
         for pool in sorted(self._pools):
             ensure_pool(self._tx, pool)
         self._claims.write()
@@ -239,7 +239,7 @@ _LABELS = ("path", "version", "catalog_id", "pool", "parent_execution_id", "subs
 
 
 def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: str) -> Draft:
-    """What tells of a request that became no run; `suppressed` is the id that its run would have had."""
+    """The event about a duplicate; `suppressed` is the id that its run would have had."""
     payload = {
         "subscription": request.subscription,
         "execution_id": original,
@@ -256,7 +256,7 @@ def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: 
 
 
 def _new_ids(tx: Transaction, count: int) -> list[str]:
-    """Ids that no run has. Another process can have made the same one: then it is the later one's to change."""
+    """New ids that no run has. Two processes can generate the same id; the later one generates another."""
     ids = [str(new_id()) for _ in range(count)]
     while taken := find_taken_ids(tx, ids):
         ids = [str(new_id()) if each in taken else each for each in ids]

@@ -1,7 +1,7 @@
-"""Records of a source that is read by offset become runs, each once, however often they are handed over.
+"""Executions of records from a source that is read by offset: each record starts one run, however often it is sent.
 
-What was taken is remembered as stretches of offsets, written in the transaction of the runs. So the memory of a part is
-one row as long as nothing is left out, and it does not matter who hands over, in which pieces, or how often.
+Executed offsets are stored as ranges, in the transaction of the runs. A partition without gaps has one row. Ranges can
+be sent by any process, in any pieces, any number of times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_OFFSET = (1 << 63) - 1
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
-    """Offsets of one part of a subscription's source: from `begin` up to and without `end`."""
+    """Offsets of one partition (`part`) of a subscription's source: from `begin`, exclusive of `end`."""
 
     subscription: str
     part: str
@@ -31,77 +31,77 @@ class OffsetRange(msgspec.Struct, frozen=True):
 
 
 class OffsetRecord(NamedTuple):
-    """What stands at an offset: a request, the dead letter that stands for one, or why it cannot be a request."""
+    """The record of an offset: a request, a dead letter in its stead, or the error of an invalid request."""
 
     offset: int
     wanted: ExecuteRequest | Draft | TapeError
 
 
-# `taken` was taken before; `told` is a dead letter now; `held` stands behind one that was refused.
-Outcome: TypeAlias = RunDispatchResult | TapeError | Literal["taken", "told", "held"]
+# Statuses of POST /api/taken: `taken`: executed before; `told`: now a dead letter; `held`: after an error. vocabulary:
+Outcome: TypeAlias = RunDispatchResult | TapeError | Literal["taken", "told", "held"]  # vocabulary: wire
 
 
 class RangeResult(NamedTuple):
-    """What became of each record, and the offset from which on nothing of the stretch was taken."""
+    """The outcome of each record, and the first offset that was not executed."""
 
     outcomes: list[Outcome]
     end: int
 
 
-def checked_range(stretch: OffsetRange, offsets: Sequence[int]) -> OffsetRange:
-    """The stretch, if it and the offsets of its records make sense; InvalidInput otherwise."""
-    if not stretch.subscription or not stretch.part:
-        raise InvalidInput("subscription and part must be given: they say whose offsets these are.")
-    check_id("subscription", stretch.subscription)
-    check_id("part", stretch.part)
-    if not 0 <= stretch.begin <= stretch.end <= MAX_OFFSET:
-        raise InvalidInput(f"begin {stretch.begin} and end {stretch.end} must be offsets, the first not the larger.")
-    last = stretch.begin - 1
+def checked_range(range_: OffsetRange, offsets: Sequence[int]) -> OffsetRange:
+    """The range, if it and the offsets of its records are valid. Raises InvalidInput otherwise."""
+    if not range_.subscription or not range_.part:
+        raise InvalidInput("subscription and part are required.")
+    check_id("subscription", range_.subscription)
+    check_id("part", range_.part)
+    if not 0 <= range_.begin <= range_.end <= MAX_OFFSET:
+        raise InvalidInput(f"begin {range_.begin} and end {range_.end} must be offsets, the first not the larger.")
+    last = range_.begin - 1
     for offset in offsets:
-        if not last < offset < stretch.end:
+        if not last < offset < range_.end:
             raise InvalidInput(
-                f"offset {offset} is not in its place: offsets increase, from begin {stretch.begin} on and before"
-                f" end {stretch.end}."
+                f"offset {offset} is out of order: offsets increase, from begin {range_.begin} on and before"
+                f" end {range_.end}."
             )
         last = offset
-    return stretch
+    return range_
 
 
-def execute_range(tx: Transaction, stretch: OffsetRange, records: Sequence[OffsetRecord]) -> RangeResult:
-    """Begin the runs of those records that were not taken before, in order, up to the first that is refused.
+def execute_range(tx: Transaction, range_: OffsetRange, records: Sequence[OffsetRecord]) -> RangeResult:
+    """Start the runs of records that were not executed before, in order, up to the first error.
 
-    A stretch without records is taken as well: there was nothing at its offsets.
+    A range without records counts as executed: its offsets are empty.
     """
-    known = _touching(tx, stretch)
+    known = _adjacent_ranges(tx, range_)
     fresh = [record for record in records if not any(first <= record.offset < after for first, after in known)]
     given = _before_the_first_error(fresh)
     requests = [record.wanted for record in given if isinstance(record.wanted, ExecuteRequest)]
     results = iter(execute_batch(tx, requests, until_refused=True) if requests else ())
     outcomes: dict[int, Outcome] = {}
-    end = stretch.end
-    letters: list[Draft] = []
+    end = range_.end
+    dead_letters: list[Draft] = []
     for record in fresh:
         if isinstance(record.wanted, ExecuteRequest):
             outcome: Outcome = next(results)
         elif isinstance(record.wanted, Draft):
-            letters.append(record.wanted)
-            outcome = "told"
+            dead_letters.append(record.wanted)
+            outcome = "told"  # vocabulary: a status of POST /api/taken
         else:
             outcome = record.wanted
         outcomes[record.offset] = outcome
         if isinstance(outcome, TapeError):
             end = record.offset
             break
-    if letters:
-        append(tx, letters)
-    _remember(tx, stretch, end, known)
+    if dead_letters:
+        append(tx, dead_letters)
+    _store_range(tx, range_, end, known)
     missing: dict[bool, Outcome] = {True: "taken", False: "held"}
     new = {record.offset for record in fresh}
     return RangeResult([outcomes.get(each.offset, missing[each.offset not in new]) for each in records], end)
 
 
 def executed_ranges(reader: Reader | Transaction, subscription: str) -> dict[str, list[tuple[int, int]]]:
-    """What was taken of each part of a subscription's source: stretches in order, each without its end."""
+    """The executed ranges of each partition of a subscription's source, in order; ends are exclusive."""
     rows = reader.query(
         "SELECT part, first_offset, next_offset FROM tape_taken WHERE subscription = ? ORDER BY part, first_offset",
         subscription,
@@ -119,29 +119,29 @@ def _before_the_first_error(records: Sequence[OffsetRecord]) -> Sequence[OffsetR
     return records
 
 
-def _touching(tx: Transaction, stretch: OffsetRange) -> list[tuple[int, int]]:
-    """What was taken of the stretch, and right before and behind it."""
+def _adjacent_ranges(tx: Transaction, range_: OffsetRange) -> list[tuple[int, int]]:
+    """The executed ranges that overlap a range or are adjacent to it."""
     rows = tx.query(
         "SELECT first_offset, next_offset FROM tape_taken"
         " WHERE subscription = ? AND part = ? AND first_offset <= ? AND next_offset >= ? ORDER BY first_offset",
-        stretch.subscription,
-        stretch.part,
-        stretch.end,
-        stretch.begin,
+        range_.subscription,
+        range_.part,
+        range_.end,
+        range_.begin,
     )
     return [(first, after) for first, after in rows]
 
 
-def _remember(tx: Transaction, stretch: OffsetRange, end: int, known: Sequence[tuple[int, int]]) -> None:
-    if end == stretch.begin:
+def _store_range(tx: Transaction, range_: OffsetRange, end: int, known: Sequence[tuple[int, int]]) -> None:
+    if end == range_.begin:
         return
-    touching = [(first, after) for first, after in known if first <= end]
-    first = min([stretch.begin, *(first for first, _ in touching)])
-    after = max([end, *(after for _, after in touching)])
-    if touching == [(first, after)]:
+    adjacent = [(first, after) for first, after in known if first <= end]
+    first = min([range_.begin, *(first for first, _ in adjacent)])
+    after = max([end, *(after for _, after in adjacent)])
+    if adjacent == [(first, after)]:
         return
-    whose = (stretch.subscription, stretch.part)
-    for old, _ in touching:
+    whose = (range_.subscription, range_.part)
+    for old, _ in adjacent:
         if old != first:
             tx.execute("DELETE FROM tape_taken WHERE subscription = ? AND part = ? AND first_offset = ?", *whose, old)
     columns = ("subscription", "part", "first_offset", "next_offset")

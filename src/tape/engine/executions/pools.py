@@ -1,4 +1,4 @@
-"""Pools in the store: a pool is there when its reaction is."""
+"""Pools in the store: a pool exists if its reaction is registered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def command_subject(pool: str, run_id: str) -> str:
 
 
 def ensure_pool(tx: Transaction, pool: str) -> None:
-    """Make sure that a pool is there, before the first command is issued to it."""
+    """Register the reaction of a pool, before the first command is issued to it."""
     found = registry.find(tx, reaction_id(pool))
     if found is None or found.deleted:
         registry.register(tx, check_reaction(Reaction(**reaction_fields(pool), handler_kind=HandlerKind.TASK)))

@@ -1,4 +1,4 @@
-"""A tool that another room brings: known by its place, loaded when a playbook uses it."""
+"""A tool of another package, imported when a playbook uses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tape.playbooks.tools.tool import Tool, ToolCall
 
 
 class LazyTool:
-    """Stands for the tool `module:Class` until somebody needs it."""
+    """Imports the tool `module:Class` on first use."""
 
     def __init__(self, import_path: str) -> None:
         self._import_path = import_path
@@ -23,9 +23,9 @@ class LazyTool:
         return tool
 
     def check(self, fields: Fields) -> None:
-        """As the tool checks."""
+        """Check with the imported tool."""
         self._tool.check(fields)
 
     async def call(self, call: ToolCall) -> Any:
-        """As the tool does."""
+        """Call the imported tool."""
         return await self._tool.call(call)

@@ -1,4 +1,4 @@
-"""What a tool has to be: it checks what a step configures, and carries it out."""
+"""The port of tools: check the configuration of a step, and execute it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One step as a tool carries it out.
+    """The call of a tool for one step.
 
-    `config` is what stands below `tool`, rendered. `key` is the same whenever the step is tried again, also by another
-    worker: give it to the other side, so that it acts once. `host` is where the playbook runs.
+    `config` is the rendered mapping below `tool`. `key` is the same for every attempt, also by another worker: send it
+    as the idempotency key. `host` runs the playbook.
     """
 
     config: dict[str, Any]
@@ -31,14 +31,14 @@ class ToolCall:
 
 
 class Tool(Protocol):
-    """A kind of tool. Its result is anything that JSON can say, and is what later steps see as `<step>`."""
+    """A kind of tool. Its result is a JSON value, which later steps see as `<step>`."""
 
     def check(self, fields: Fields) -> None:
-        """Note what is wrong with the configuration of a step, unknown keys included; texts may be templates."""
+        """Record problems of a step's configuration, unknown keys included; texts may be templates."""
 
     async def call(self, call: ToolCall) -> Any:
-        """Carry a step out. An exception is a failed attempt, and `retry` of the step says whether there is another;
-        after a StepRefused there is none."""
+        """Execute a step. An exception is a failed attempt; `retry` of the step decides about another. StepRefused is
+        permanent."""
 
 
 @runtime_checkable

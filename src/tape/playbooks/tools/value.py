@@ -1,4 +1,4 @@
-"""`kind: value`: a step that computes. `value` is its result, with every template in it filled in."""
+"""`kind: value`: the result is `value`, with its templates rendered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ValueFields(msgspec.Struct, kw_only=True):
 
 
 class ValueTool:
-    """Gives what stands under `value`."""
+    """Returns `value`."""
 
     declaration: ClassVar[type[msgspec.Struct]] = ValueFields
 
