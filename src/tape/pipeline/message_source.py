@@ -192,19 +192,19 @@ class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open
 
 
-def rows_of(placed: Sequence[OffsetDelivery], part: str, offsets: LogRange) -> pa.RecordBatch:
+def rows_of(messages: Sequence[OffsetDelivery], part: str, offsets: LogRange) -> pa.RecordBatch:
     """Convert messages to rows."""
     encode = msgspec.json.Encoder().encode
     columns: list[Sequence[Any]] = [
-        [each.delivery.message_id for each in placed],
-        [part] * len(placed),
-        [each.offset for each in placed],
-        [each.delivery.ordering_key for each in placed],
-        [[{"name": name, "value": value} for name, value in each.delivery.headers] for each in placed],
-        [each.delivery.body for each in placed],
-        [encode(each.delivery.metadata).decode() for each in placed],
-        [offsets.begin] * len(placed),
-        [offsets.end] * len(placed),
+        [each.delivery.message_id for each in messages],
+        [part] * len(messages),
+        [each.offset for each in messages],
+        [each.delivery.ordering_key for each in messages],
+        [[{"name": name, "value": value} for name, value in each.delivery.headers] for each in messages],
+        [each.delivery.body for each in messages],
+        [encode(each.delivery.metadata).decode() for each in messages],
+        [offsets.begin] * len(messages),
+        [offsets.end] * len(messages),
     ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
