@@ -64,7 +64,8 @@ PHRASES: tuple[tuple[str, str], ...] = (
 ALLOWED = re.compile(
     r"dead[ _-]?letter(?:s|ed|ing)?|DeadLetter\w*"
     r"|(?:lower|upper)[ -]?case letters?|(?:capital|small) letters?|letters(?:,| and) digits"
-    r"|\bin[- ]place\b|\btak(?:es?|ing) place\b|\bplaceholders?\b|\bdecimal places\b|\bin the first place\b",
+    r"|\bin[- ]place\b|\btak(?:es?|ing) place\b|\bplaceholders?\b|\bdecimal places\b|\bin the first place\b"
+    r"|\bletter-spacing\b",
     re.I,
 )
 # The examples move idle cash, which banks call a sweep.

@@ -26,7 +26,7 @@ from tape.pipeline.jobs.subscription import StreamOptions, run_subscription
 from tape.pipeline.journal_reader import query_store_once
 from tape.pipeline.message_source import MessageReader, message_options
 from tape.pipeline.session import QUICK_JVM
-from tape.pipeline.subscription_task import TaskReport
+from tape.pipeline.subscription_task import ExecutionReport
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.runtime.remote import RemoteRuntime
 from tests.broker_services import KafkaCluster, NatsServer
@@ -139,7 +139,7 @@ class Job:
 
     def __init__(self, spark: SparkSession, shop: Shop, path: str, checkpoint: str) -> None:
         self.context = JobContext("subscription", quiet=True)
-        self.done = TaskReport(stuck="it did not end")
+        self.done = ExecutionReport(stuck="it did not end")
         self._work = partial(
             run_subscription, spark, shop.url, "", path, self.context, StreamOptions(checkpoint, follow=True)
         )
@@ -165,7 +165,7 @@ def following(spark: SparkSession, shop: Shop, path: str, checkpoint: str) -> Jo
     return Job(spark, shop, path, checkpoint)
 
 
-def run(spark: SparkSession, shop: Shop, path: str, checkpoint: str, **options: Any) -> TaskReport:
+def run(spark: SparkSession, shop: Shop, path: str, checkpoint: str, **options: Any) -> ExecutionReport:
     return run_subscription(
         spark, shop.url, "", path, JobContext("subscription", quiet=True), StreamOptions(checkpoint, **options)
     )
@@ -246,7 +246,7 @@ def test_a_paused_stream_waits_max_in_flight_bounds_it_and_a_draining_one_ends(
         wait_for(lambda: Path(checkpoint, "offsets", "0").exists() or job.has_ended, "a waiting micro-batch", 300)
         job.context.stop()
         wait_for(lambda: job.has_ended, "the end of the waiting job", 300)
-    assert (job.done, shop.runs(path)) == (TaskReport(), [])
+    assert (job.done, shop.runs(path)) == (ExecutionReport(), [])
     shop.control.act(number, "resume")
     with following(spark, shop, path, checkpoint) as job:
         wait_for(lambda: len(shop.runs(path)) == 10 or job.has_ended, "the runs", 300)
@@ -266,7 +266,7 @@ def test_an_unavailable_broker_is_reported_and_retried(spark: SparkSession, shop
         wait_for(lambda: shop.events(path, "source.lost") or job.has_ended, "the event", 300)
         job.context.stop()
         wait_for(lambda: job.has_ended, "the end", 300)
-    assert job.done == TaskReport()
+    assert job.done == ExecutionReport()
 
 
 def test_subscriptions_that_cannot_run_on_spark_are_rejected_with_the_remedy(

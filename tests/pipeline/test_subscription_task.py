@@ -23,7 +23,7 @@ from tape.pipeline.journal_reader import query_store_once
 from tape.pipeline.message_source import check_same_source, message_options, next_offsets, rows_of, split_ranges
 from tape.pipeline.record_writers import PendingRecord, RecordWriter, StoreRecordWriter, WriteResult
 from tape.pipeline.spark_errors import find_tape_error
-from tape.pipeline.subscription_task import SubscriptionTask, TaskReport, sum_reports
+from tape.pipeline.subscription_task import ExecutionReport, SubscriptionTask, sum_reports
 from tape.subscriptions.events import subscription_ref
 from tape.subscriptions.runtime.flow_limits import FlowLimiter
 from tests.subscriptions.specs import subscription
@@ -66,7 +66,7 @@ class FakeWriter:
         self.is_closed = True
 
 
-def run_task(writer: RecordWriter, *ranges: tuple[str, LogRange, list[OffsetDelivery]], **spec: Any) -> TaskReport:
+def run_task(writer: RecordWriter, *ranges: tuple[str, LogRange, list[OffsetDelivery]], **spec: Any) -> ExecutionReport:
     task = SubscriptionTask(subscription(PATH, **spec), subscription_ref(PATH, 7), lambda: writer, AT_ONCE)
     batches = [rows_of(messages, part, extent) for part, extent, messages in ranges]
     return sum_reports([row for batch in task(iter(batches)) for row in batch.column("report").to_pylist()])
@@ -246,7 +246,7 @@ def test_a_rate_limit_delays_micro_batches_and_emits_one_event() -> None:
     stream._limiter = FlowLimiter(100, 10, clock=lambda: now[0])
     for _ in range(4):
         stream._wait_until_allowed()
-        stream._count(TaskReport(received=10, started=10))
+        stream._count(ExecutionReport(received=10, started=10))
     assert now[0] == pytest.approx(3.0, abs=0.3)  # 40 messages at 10/s: the first 10 at once
     assert emitted == ["subscription.rate_limited"]
     context.is_stopping = True

@@ -36,7 +36,7 @@ REJECTION_RETRY = RetryPolicy(max_attempts=5, initial_interval_s=0.5)
 _encode = msgspec.json.Encoder().encode
 
 
-class TaskReport(msgspec.Struct):
+class ExecutionReport(msgspec.Struct):
     """Counts of tasks. An earlier attempt has written the `known` records. `stuck` is why a task stopped."""
 
     received: int = 0
@@ -49,7 +49,7 @@ class TaskReport(msgspec.Struct):
     applied: dict[str, int] = {}
     stuck: str = ""
 
-    def add(self, other: TaskReport) -> None:
+    def add(self, other: ExecutionReport) -> None:
         """Add the counts of another report."""
         for name in ("received", "started", "duplicates", "known", "refusals", "dead", "requests"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -77,7 +77,7 @@ class SubscriptionTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of a partition; yield one row with the report."""
-        report = TaskReport()
+        report = ExecutionReport()
         writer = self.open_writer()
         try:
             TaskAttempt(self, writer, report).write(row for batch in batches for row in batch.to_pylist())
@@ -105,7 +105,7 @@ class SubscriptionTask:
 class TaskAttempt:
     """One run of the task: batches records, writes them in order, and dead-letters records that stay rejected."""
 
-    def __init__(self, task: SubscriptionTask, writer: RecordWriter, report: TaskReport) -> None:
+    def __init__(self, task: SubscriptionTask, writer: RecordWriter, report: ExecutionReport) -> None:
         self._task = task
         self._writer = writer
         self._report = report
@@ -202,9 +202,9 @@ class TaskAttempt:
         return msgspec.structs.replace(dead_letter, context={**dead_letter.context, "message": kept})
 
 
-def sum_reports(reports: list[str]) -> TaskReport:
+def sum_reports(reports: list[str]) -> ExecutionReport:
     """Sum the reports of all tasks."""
-    found = TaskReport()
+    found = ExecutionReport()
     for text in reports:
-        found.add(msgspec.json.decode(text, type=TaskReport))
+        found.add(msgspec.json.decode(text, type=ExecutionReport))
     return found

@@ -27,7 +27,7 @@ from tape.pipeline.record_writers import ServerRecordWriter, StoreRecordWriter
 from tape.pipeline.spark_errors import find_tape_error
 from tape.pipeline.stream_progress import listen_to_progress, wait_for_end
 from tape.pipeline.subscription_control import SERVER_RETRY, SubscriptionControl
-from tape.pipeline.subscription_task import REPORT_SCHEMA, SubscriptionTask, TaskReport, sum_reports
+from tape.pipeline.subscription_task import REPORT_SCHEMA, ExecutionReport, SubscriptionTask, sum_reports
 from tape.subscriptions import events
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.document.spec import Subscription
@@ -71,7 +71,7 @@ def run_subscription(
     context: JobContext,
     options: StreamOptions,
     metrics: Metrics | None = None,
-) -> TaskReport:
+) -> ExecutionReport:
     """Start executions for the messages of a source, with `follow` until stopped; return the totals."""
     api = Control(url, token)
     worker_id = process_name()
@@ -116,13 +116,13 @@ class SubscriptionStream:
         self._limiter = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         limits = (options.batch_messages, spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         self._batch_limit = min(limit for limit in limits if limit is not None)
-        self._totals = TaskReport()
+        self._totals = ExecutionReport()
         self._failure: TapeError | None = None
         self._log: Log | None = None
         self._lost_at: float | None = None
         self._is_slowed = False
 
-    def run(self) -> TaskReport:
+    def run(self) -> ExecutionReport:
         """Run the query to its end, or until the job is stopped."""
         checkpoint, attempt, starts = resolve_url(self._options.checkpoint), 0, 0
         source, topic = self._spec.source, self._spec.topic or self._spec.stream
@@ -218,7 +218,7 @@ class SubscriptionStream:
             if self._context.is_stopping:
                 raise JobStopped
 
-    def _attempt(self, batch: DataFrame) -> TaskReport:
+    def _attempt(self, batch: DataFrame) -> ExecutionReport:
         try:
             found = sum_reports([row.report for row in batch.mapInArrow(self._task, REPORT_SCHEMA).collect()])
         except PySparkException as error:
@@ -246,7 +246,7 @@ class SubscriptionStream:
             self._context.wait(max(allowance.wait_s or 0.0, MIN_WAIT_S))
         raise JobStopped
 
-    def _count(self, report: TaskReport) -> None:
+    def _count(self, report: ExecutionReport) -> None:
         self._limiter.received(report.started)
         self._limiter.settled(report.started)
         self._totals.add(report)
