@@ -26,7 +26,7 @@ class Rig:
     spec: dict[str, Any]
     publish: Callable[[bytes, Headers], Any]
     missing: dict[str, Any]
-    settles_elsewhere: bool = True
+    settles_elsewhere: bool = True  # vocabulary: public attribute of sources
     opened: list[Source] = field(default_factory=list)
     only: Source | None = None
 
@@ -70,11 +70,11 @@ async def nats_rig(server: NatsServer) -> Rig:
         writer.write(
             f"HPUB {name}.orders {answer} {len(raw)} {len(raw) + len(body)}\r\n".encode() + raw + body + b"\r\n"
         )
-        told = b""
-        while not told.startswith(b"MSG"):  # the stream has it
-            told = await reader.readline()
-            assert told, "the NATS server hung up"
-            assert not told.startswith(b"-ERR"), told
+        answer = b""
+        while not answer.startswith(b"MSG"):  # the stream has it
+            answer = await reader.readline()
+            assert answer, "the NATS server hung up"
+            assert not answer.startswith(b"-ERR"), answer
         writer.close()
 
     spec = {"url": url, "stream": name, "consumer": "readers"}
@@ -99,7 +99,9 @@ async def kafka_rig(cluster: KafkaCluster) -> Rig:
         "options": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "200"},
     }
     producer.list_topics(name, timeout=120)
-    return Rig("kafka", spec, publish, {"brokers": "127.0.0.1:1"}, settles_elsewhere=False)
+    return Rig(
+        "kafka", spec, publish, {"brokers": "127.0.0.1:1"}, settles_elsewhere=False
+    )  # vocabulary: public attribute of sources
 
 
 async def pubsub_rig(server: PubSub, **more: Any) -> Rig:

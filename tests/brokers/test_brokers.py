@@ -79,16 +79,16 @@ LOGINS = {
 
 
 @pytest.mark.parametrize("login", LOGINS)
-async def test_nats_lets_in_who_has_the_credential_and_nobody_else(login: str, tmp_path: Path) -> None:
+async def test_nats_requires_the_credential(login: str, tmp_path: Path) -> None:
     config, credential = LOGINS[login]
     server = Guarded(tmp_path, config.replace("UKEY", public_key()) if login == "nkey" else config)
     try:
         spec = {"url": f"nats://{server.address}", "stream": "NONE", "consumer": "none"}
         with pytest.raises(SourceMissing, match="stream 'NONE' not found"):
             await open_source("nats", spec, credential).open()
-        with pytest.raises(SourceUnavailable, match="Authorization") as told:
+        with pytest.raises(SourceUnavailable, match="Authorization") as raised:
             await open_source("nats", spec).open()
-        assert "hush" not in str(told.value)
+        assert "hush" not in str(raised.value)
     finally:
         server.close()
 
@@ -109,7 +109,7 @@ async def test_nats_is_spoken_to_over_tls_when_certificates_are_given(
             await open_source("nats", spec | {"tls": files}).open()
         with pytest.raises(SourceMissing):  # the texts of a credential
             await open_source("nats", spec, certificate | {"ca": certificate["cert"]}).open()
-        with pytest.raises(SourceUnavailable):  # a server whose certificate nobody vouches for
+        with pytest.raises(SourceUnavailable):  # a server whose certificate is not trusted
             await open_source("nats", spec, certificate).open()
     finally:
         server.close()
@@ -151,7 +151,7 @@ async def test_headers_keep_all_their_values(nats_server: NatsServer, kafka_clus
         await source.close()
 
 
-async def test_nats_tells_an_outage_and_goes_on_where_it_was() -> None:
+async def test_nats_reports_an_outage_and_resumes_from_its_position() -> None:
     with NatsServer() as server:
         rig = await nats_rig(server)
         source = rig.open()
@@ -172,7 +172,7 @@ async def test_nats_tells_an_outage_and_goes_on_where_it_was() -> None:
         await source.close()
 
 
-async def test_kafka_tells_an_outage() -> None:
+async def test_kafka_reports_an_outage() -> None:
     with KafkaCluster() as cluster:
         rig = await kafka_rig(cluster)
         source = rig.open()
@@ -220,7 +220,7 @@ async def test_receipts_of_something_else_are_refused(nats_server: NatsServer, k
         await source.close()
 
 
-def test_kafka_logs_in_and_encrypts_as_told(certificate: dict[str, str]) -> None:
+def test_kafka_logs_in_and_encrypts_as_configured(certificate: dict[str, str]) -> None:
     from confluent_kafka import Consumer
 
     def config(spec: dict[str, Any], credential: dict[str, str] | None = None) -> dict[str, Any]:
@@ -252,6 +252,6 @@ def test_kafka_logs_in_and_encrypts_as_told(certificate: dict[str, str]) -> None
             config(spec)
 
 
-def test_a_source_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_source_is_rejected() -> None:
     with pytest.raises(SourceMisconfigured, match="Available: nats, kafka, pubsub"):
         open_source("webhook", {})

@@ -78,7 +78,7 @@ async def test_messages_come_whole_and_in_order_and_are_gone_once_acknowledged(r
     assert [each.body for each in await fetch(again, 1)] == [b"later"]
 
 
-async def test_what_was_not_acknowledged_comes_again_to_the_next(rig: Rig) -> None:
+async def test_an_unacknowledged_message_is_redelivered_to_the_next_reader(rig: Rig) -> None:
     source = rig.open()
     await source.open()
     await rig.feed(b"one", b"two")
@@ -92,7 +92,7 @@ async def test_what_was_not_acknowledged_comes_again_to_the_next(rig: Rig) -> No
     assert await source.poll(10, 0.2) == []
 
 
-async def test_a_message_that_is_given_up_never_comes_again(rig: Rig) -> None:
+async def test_a_terminated_message_is_never_redelivered(rig: Rig) -> None:
     source = rig.open()
     await source.open()
     await rig.feed(b"poison", b"good")
@@ -128,11 +128,11 @@ async def test_an_empty_source_gives_nothing_after_the_wait(rig: Rig) -> None:
     assert await source.poll(10, 0.2) == []
 
 
-async def test_what_is_not_there_is_told_when_it_is_opened(broker: Rig) -> None:
+async def test_a_missing_stream_topic_or_subscription_is_reported_on_open(broker: Rig) -> None:
     source = broker.open(**broker.missing)
-    with pytest.raises(SourceError) as told:
+    with pytest.raises(SourceError) as raised:
         await source.open()
-    assert next(iter(broker.missing.values())) in str(told.value)
+    assert next(iter(broker.missing.values())) in str(raised.value)
     with pytest.raises(SourceUnavailable):
         await source.poll(1, 0.1)
 
@@ -153,8 +153,8 @@ async def test_every_setting_that_lacks_is_named(broker: Rig) -> None:
 
 async def test_receipts_are_settled_by_another_process_where_the_source_says_so(broker: Rig) -> None:
     source, other = broker.open(), broker.open()
-    assert source.settles_elsewhere is broker.settles_elsewhere
-    if not source.settles_elsewhere:
+    assert source.settles_elsewhere is broker.settles_elsewhere  # vocabulary: public attribute of sources
+    if not source.settles_elsewhere:  # vocabulary: public attribute of sources
         return
     await source.open()
     await broker.feed(b"one", b"two")

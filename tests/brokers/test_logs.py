@@ -1,4 +1,4 @@
-"""Every log keeps the promises of the port: ranges, stretches, what is gone, what was made anew."""
+"""Conformance of every log: ranges, reading by offset, removed messages, recreated sources."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def off_loop(work: Any, *args: Any, **more: Any) -> Any:
     return await asyncio.to_thread(functools.partial(work, *args, **more))
 
 
-async def test_a_stretch_gives_its_messages_in_order_and_gives_them_again(rig: Rig, opened: list[Log]) -> None:
+async def test_a_range_is_read_in_order_and_can_be_read_again(rig: Rig, opened: list[Log]) -> None:
     bodies = [b"%d" % number for number in range(25)]
     await rig.feed(*bodies, headers=[("x-a", "1"), ("x-a", "2")])
     reader = Reader(rig, opened)
@@ -78,8 +78,8 @@ async def test_a_message_is_what_the_source_of_the_same_name_gives(rig: Rig, ope
     await source.close()
     reader = Reader(rig, opened)
     part, there = await off_loop(reader.only)
-    ((placed,),) = await off_loop(lambda: [some for some in reader.log.read(part, *there) if some])
-    read = placed.delivery
+    ((only,),) = await off_loop(lambda: [some for some in reader.log.read(part, *there) if some])
+    read = only.delivery
     assert (read.message_id, read.body, list(read.headers)) == (live.message_id, live.body, list(live.headers))
     assert read.ordering_key == live.ordering_key
     assert read.metadata.items() <= live.metadata.items()
@@ -142,7 +142,7 @@ async def test_nats_reads_one_subject_passes_over_deleted_messages_and_stops_whe
 
 
 @pytest.mark.parametrize(("begin", "end", "found"), [(5, 9, 5), (10, 12, 10), (7, 7, 7)])
-def test_a_stretch_that_is_there_is_read_from_its_beginning(begin: int, end: int, found: int) -> None:
+def test_an_available_range_is_read_from_its_beginning(begin: int, end: int, found: int) -> None:
     assert first_offset("p", begin, end, LogRange(5, 12), "here") == found
 
 

@@ -23,7 +23,7 @@ RUN = RunInfo(id="1", path="domain/drain")
 
 
 class Recording(LocalHost):
-    """A host that remembers what was recorded, and dies where it is told to."""
+    """A host that remembers what was recorded, and fails where the test asks it to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ async def test_what_a_dead_worker_had_fetched_and_recorded_is_not_fetched_again(
     await rig.feed(b"1", b"2")
     host = Recording()
     first = await call(rig, host, batch=1)
-    again = await call(rig, host, batch=1)  # whoever takes the run over, before the step was recorded as done
+    again = await call(rig, host, batch=1)  # another worker recovers the run before the step is recorded
     assert again == first
     assert [each["data"] for each in (await call(rig))["messages"]] == [2]
 
@@ -169,7 +169,7 @@ async def test_a_playbook_drains_a_stream(nats_server: NatsServer) -> None:
         ({}, "source"),
     ],
 )
-def test_what_is_wrong_with_a_step_is_told_when_it_is_registered(tool: dict[str, Any], problem: str) -> None:
+def test_an_invalid_step_is_rejected_at_registration(tool: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidDocument, match=problem):
         playbook(tool)
 

@@ -93,7 +93,7 @@ def test_what_was_sent_is_confirmed_and_has_a_reference(connector: EffectConnect
     assert (result.status, bool(result.external_ref), result.error) == ("confirmed", True, {})
 
 
-def test_it_can_be_asked_afterwards_or_says_that_nobody_can_tell(connector: EffectConnector) -> None:
+def test_an_effect_can_be_observed_or_is_stuck(connector: EffectConnector) -> None:
     call_dispatch(connector, EFFECT)
     seen = call_observe(connector, EFFECT)
     assert isinstance(seen, ObservationResult)
@@ -106,7 +106,7 @@ def test_it_undoes_or_says_that_it_cannot(connector: EffectConnector) -> None:
     assert result.status == "compensated" or result.error
 
 
-def test_it_answers_a_coroutine_that_runs_elsewhere_too(connector: EffectConnector) -> None:
+def test_a_coroutine_may_run_on_another_thread(connector: EffectConnector) -> None:
     async def main() -> DispatchResult:
         return await asyncio.to_thread(call_dispatch, connector, EFFECT)
 

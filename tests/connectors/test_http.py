@@ -86,7 +86,7 @@ def test_the_business_key_is_the_key_and_the_answer_names_it(bank: Receiver, con
     assert (last["key"], last["body"]) == ("invoice/7%20%C3%A9", {"amount": 5})
 
 
-def test_nobody_there_means_certainly_not_sent(connector: Making) -> None:
+def test_a_refused_connection_means_not_sent(connector: Making) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         result = connector(url=f"http://127.0.0.1:{taken.getsockname()[1]}/").dispatch(payment())
@@ -102,9 +102,9 @@ def test_an_answer_that_does_not_come_in_time_is_unknown_and_can_be_looked_up(
     slow = connector(timeout_s=0.2)
     assert slow.dispatch(effect).status == "unknown"
     wait_for(lambda: effect.idempotency_key in [each["key"] for each in bank.ledger()], "the payment to happen")
-    patient = connector()
-    assert patient.observe(effect).status == "confirmed"
-    assert patient.observe(payment()).status == "absent"
+    observing = connector()
+    assert observing.observe(effect).status == "confirmed"
+    assert observing.observe(payment()).status == "absent"
 
 
 def test_a_status_can_be_read_in_the_words_of_the_other_side(bank: Receiver, connector: Making) -> None:

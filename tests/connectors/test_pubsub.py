@@ -143,7 +143,7 @@ def test_a_worker_carries_out_what_messages_name_once(pubsub: PubSub, served: Ta
     assert sorted(each["number"] for each in one.handled + other.handled) == [0, 1, 2]
 
 
-def test_what_failed_comes_again_and_what_is_unknown_does_not(pubsub: PubSub, served: TapeClient) -> None:
+def test_a_failed_effect_is_redelivered_and_an_unknown_one_is_not(pubsub: PubSub, served: TapeClient) -> None:
     topic, subscription = pubsub.topic()
     other_topic, other_subscription = pubsub.topic()
     again, never = left_in_the_outbox(served, 1), left_in_the_outbox(served, 2, semantics=2)
@@ -171,8 +171,8 @@ def test_the_worker_is_a_program_too(pubsub: PubSub, served: TapeClient, tmp_pat
     )
     wait_for(lambda: status_of(served, effect) == 2, "the worker to do it")
     worker.send_signal(signal.SIGTERM)
-    told, _ = worker.communicate(timeout=120)
+    output, _ = worker.communicate(timeout=120)
     assert worker.returncode == 0
-    assert "'confirmed': 1" in told
+    assert "'confirmed': 1" in output
     found = served.get_effect(run_id=effect.run_id, idempotency_key=effect.idempotency_key)
     assert found.effect.external_ref == "done-9"

@@ -63,7 +63,7 @@ class Running:
                 await asyncio.sleep(0.01)
 
     async def end(self) -> None:
-        """Tell it to stop and wait until it has."""
+        """Stop it and wait until it has ended."""
         self.stop.set()
         await asyncio.wait_for(self.task, 120)
 
@@ -184,7 +184,7 @@ async def test_a_handler_that_raises_is_tried_again(server: Server, client: Asyn
     assert "in flaky)" in attempts[1][1]
 
 
-async def test_what_always_fails_becomes_a_dead_letter_and_holds_up_nobody(
+async def test_a_task_that_always_fails_becomes_a_dead_letter_and_blocks_no_other(
     server: Server, client: AsyncTapeClient
 ) -> None:
     def poisoned(envelope: Envelope) -> None:
@@ -636,10 +636,10 @@ async def test_a_server_that_restarts_is_found_again_and_reports_arrive(store_ur
 
 async def test_what_cannot_be_served_is_said(server: Server) -> None:
     url = f"tape://{server.grpc_address}"
-    known = [reaction(lambda envelope: None, reaction_id="nobody")]
+    known = [reaction(lambda envelope: None, reaction_id="unknown")]
     with pytest.raises(NothingToDispatch, match=r"@tape\.on"):
         await dispatch(url, [])
-    with pytest.raises(NotFound, match="'nobody'"):
+    with pytest.raises(NotFound, match="'unknown'"):
         await dispatch(url, known, register=False)
     with pytest.raises(ServerUnreachable):
         await dispatch("tape://127.0.0.1:1", known)

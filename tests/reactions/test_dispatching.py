@@ -112,7 +112,7 @@ async def test_a_report_on_what_is_not_held_is_refused_by_name(client: AsyncTape
     await matched(client)
     (theirs,) = await claim(client, owner="else")
     dispatcher = Dispatcher(client, "d", ["r"], window=5)
-    dispatcher.say(completed=[theirs.task_id], renew=["nobody"])
+    dispatcher.say(completed=[theirs.task_id], renew=["unknown"])
     await dispatcher.until(lambda d: len(d.refused) == 2, "two refusals")
     assert {refused.error_code for refused in dispatcher.refused} == {"TAPE-1802", "TAPE-1200"}
     await dispatcher.close()
@@ -183,14 +183,14 @@ async def test_a_stream_must_say_who_it_is_and_name_reactions_that_exist(client:
     for fields, error in (
         ({"owner": "", "reactions": ["r"]}, InvalidInput),
         ({"owner": "d", "reactions": []}, InvalidInput),
-        ({"owner": "d", "reactions": ["nobody"]}, NotFound),
+        ({"owner": "d", "reactions": ["unknown"]}, NotFound),
     ):
         dispatcher = Dispatcher(client, window=1, **fields)  # type: ignore[arg-type]
         await dispatcher.until(lambda d: d.is_over, "the refusal")
         assert isinstance(dispatcher.error, error)
 
 
-async def test_a_stopping_server_tells_its_dispatchers(store_url: str) -> None:
+async def test_a_stopping_server_ends_the_streams_of_its_dispatchers(store_url: str) -> None:
     server = Server(settings_for(store_url))
     await server.start()
     async with AsyncTapeClient(f"tape://{server.grpc_address}") as client:

@@ -1,4 +1,4 @@
-"""NATS, Kafka and Pub/Sub when they are away, refuse, or are not installed."""
+"""NATS, Kafka and Pub/Sub when they are unavailable, reject messages, or are not installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_nats_subjects_have_dots_and_none_within_a_token() -> None:
     assert subject_of(entry(1)) == "tape.effect.confirmed.pay%2Ecard.r-1"
 
 
-def test_nats_that_is_away_is_unavailable_and_holds_everything_back() -> None:
+def test_an_unreachable_nats_server_is_unavailable_and_holds_everything_back() -> None:
     sink = NatsSink(f"nats://127.0.0.1:{free_port()}", timeout_s=0.2)
     outcomes = sink.publish_batch([entry(1), entry(2, "other")])
     assert [type(outcome) for outcome in outcomes] == [SinkUnavailable, SinkHeldBack]
@@ -31,8 +31,8 @@ def test_nats_that_is_away_is_unavailable_and_holds_everything_back() -> None:
     sink.close()
 
 
-def test_a_subject_without_a_stream_is_worth_another_try(nats: Process) -> None:
-    sink = NatsSink(f"nats://127.0.0.1:{nats.port}", "nobody.listens", timeout_s=30)
+def test_a_subject_without_a_stream_is_retried(nats: Process) -> None:
+    sink = NatsSink(f"nats://127.0.0.1:{nats.port}", "no.stream", timeout_s=30)
     with pytest.raises(SinkUnavailable, match="Is there a stream"):
         sink.publish(entry(1))
     sink.close()
@@ -47,7 +47,7 @@ def test_a_message_that_nats_never_takes_is_rejected_and_its_run_held_back(nats:
     sink.close()
 
 
-def test_nats_that_comes_back_is_found_and_a_repeat_is_dropped_by_the_stream(tmp_path: Path) -> None:
+def test_nats_is_reconnected_after_an_outage_and_the_stream_drops_a_duplicate(tmp_path: Path) -> None:
     import nats as client
 
     server = nats_server(tmp_path)
@@ -83,7 +83,7 @@ def test_nats_that_comes_back_is_found_and_a_repeat_is_dropped_by_the_stream(tmp
     again.close()
 
 
-def test_kafka_that_is_away_is_unavailable() -> None:
+def test_an_unreachable_kafka_cluster_is_unavailable() -> None:
     sink = KafkaSink(f"127.0.0.1:{free_port()}", "topic", timeout_s=0.5, config={"log_level": 0})
     outcomes = sink.publish_batch([entry(1), entry(2)])
     assert [type(outcome) for outcome in outcomes] == [SinkUnavailable, SinkHeldBack]
@@ -147,6 +147,6 @@ def test_importing_the_sinks_loads_no_broker_client() -> None:
         lambda: PubSubSink("p", ""),
     ],
 )
-def test_settings_that_make_no_sense_are_told(make: Any) -> None:
+def test_invalid_settings_are_rejected(make: Any) -> None:
     with pytest.raises(InvalidInput):
         make()

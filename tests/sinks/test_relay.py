@@ -1,4 +1,4 @@
-"""The relay: at least once, in the order of each run, with its place kept over every failure."""
+"""The relay: at least once, in the order of each run, with its cursor kept across every failure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def client(server: ServerProcess) -> Iterator[TapeClient]:
 def fill(client: TapeClient, count: int, runs: int = 4, kind: str = "order") -> None:
     client.append_many(
         [
-            Draft(subject=f"/tape/{kind}/placed/{n}", run_id=f"run-{n % runs}", payload_json=f'{{"n":{n}}}')
+            Draft(subject=f"/tape/{kind}/created/{n}", run_id=f"run-{n % runs}", payload_json=f'{{"n":{n}}}')
             for n in range(count)
         ]
     )
@@ -191,7 +191,7 @@ def refuse_seven(request: Any) -> Any:
     return (422 if json.loads(request.body["payload_json"])["n"] == 7 else 200), {}
 
 
-def test_block_keeps_its_place_until_the_entry_is_taken(client: TapeClient, http: HttpReceiver, tmp_path: Path) -> None:
+def test_block_retries_until_the_entry_is_accepted(client: TapeClient, http: HttpReceiver, tmp_path: Path) -> None:
     fill(client, 10)
     http.answer = refuse_seven
     sink, cursor = WebhookSink(http.url, allow_private=True), str(tmp_path / "cursor.json")
@@ -222,13 +222,13 @@ def test_skip_goes_on_and_counts(client: TapeClient, http: HttpReceiver, caplog:
 def test_dead_letters_go_to_a_file(client: TapeClient, http: HttpReceiver, tmp_path: Path) -> None:
     fill(client, 10)
     http.answer = refuse_seven
-    metrics, letters = RelayMetrics(), tmp_path / "dead" / "letters.jsonl"
+    metrics, dead_letters = RelayMetrics(), tmp_path / "dead" / "entries.jsonl"
     sink = WebhookSink(http.url, allow_private=True)
-    run_outbox_relay(client.url, sink, once=True, policy="dead_letter", dead_letter=str(letters), metrics=metrics)
-    (letter,) = [json.loads(line) for line in letters.read_text().splitlines()]
-    assert (letter["run_id"], letter["seq"], letter["global_seq"]) == ("run-3", 2, 8)
-    assert letter["payload_json"] == '{"n":7}'
-    assert letter["error"].startswith("SinkRejected")
+    run_outbox_relay(client.url, sink, once=True, policy="dead_letter", dead_letter=str(dead_letters), metrics=metrics)
+    (dead_letter,) = [json.loads(line) for line in dead_letters.read_text().splitlines()]
+    assert (dead_letter["run_id"], dead_letter["seq"], dead_letter["global_seq"]) == ("run-3", 2, 8)
+    assert dead_letter["payload_json"] == '{"n":7}'
+    assert dead_letter["error"].startswith("SinkRejected")
     assert metrics.registry.get_sample_value("tape_relay_dead_letters_total") == 1
     sink.close()
 
@@ -243,8 +243,8 @@ def test_a_dead_letter_that_cannot_be_written_keeps_the_entry(
     with pytest.raises(IsADirectoryError):
         outbox_relay_tick(client.url, sink, dead_letter=str(tmp_path), **options)
     assert cursor_in(tmp_path / "c.json") == {"last_global_seq": 7}
-    assert outbox_relay_tick(client.url, sink, dead_letter=str(tmp_path / "letters"), **options) == 3
-    assert len((tmp_path / "letters").read_text().splitlines()) == 1
+    assert outbox_relay_tick(client.url, sink, dead_letter=str(tmp_path / "dead"), **options) == 3
+    assert len((tmp_path / "dead").read_text().splitlines()) == 1
     sink.close()
 
 
@@ -252,12 +252,12 @@ def test_dead_letters_go_to_a_subject_once(client: TapeClient, http: HttpReceive
     fill(client, 10)
     http.answer = refuse_seven
     sink = WebhookSink(http.url, allow_private=True)
-    options: dict[str, Any] = {"policy": "dead_letter", "dead_letter": "/tape/letter/dead/orders", "once": True}
-    for _ in range(2):  # without a cursor everything comes again
+    options: dict[str, Any] = {"policy": "dead_letter", "dead_letter": "/tape/rejected/entry/orders", "once": True}
+    for _ in range(2):  # without a cursor everything is published again
         run_outbox_relay(client.url, sink, subject_pattern="/tape/order/**", **options)
-    follow = client.follow("/tape/letter/**")
-    letter = next(follow)
-    assert letter.payload["seq"] == 2
+    follow = client.follow("/tape/rejected/**")
+    dead_letter = next(follow)
+    assert dead_letter.payload["seq"] == 2
     assert client.head().global_seq == 11
     follow.close()  # type: ignore[attr-defined]
     with pytest.raises(InvalidInput, match="would be relayed"):
@@ -330,7 +330,7 @@ def test_old_cursors_are_converted_without_losing_or_repeating(client: TapeClien
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"last_global_seq": -1}', '{"last_global_seq": "7"}'])
-def test_a_damaged_cursor_is_told_and_never_taken_for_the_beginning(tmp_path: Path, text: str) -> None:
+def test_a_damaged_cursor_is_an_error_and_never_the_beginning(tmp_path: Path, text: str) -> None:
     (tmp_path / "cursor.json").write_text(text)
     with pytest.raises(InvalidCursorFile, match="Restore it"):
         outbox_relay_tick("tape://127.0.0.1:1", Collecting(), cursor_path=str(tmp_path / "cursor.json"))
@@ -419,7 +419,7 @@ def test_shards_share_the_work_without_repeats_or_disorder(client: TapeClient) -
         {"dead_letter": "file"},
     ],
 )
-def test_settings_that_make_no_sense_are_told(options: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(options: dict[str, Any], tmp_path: Path) -> None:
     for _ in range(2):  # and leave no lock behind
         with pytest.raises(InvalidInput):
             run_outbox_relay("tape://127.0.0.1:1", Collecting(), cursor_path=str(tmp_path / "c.json"), **options)
@@ -521,7 +521,7 @@ def test_the_command_relays_to_a_webhook_and_ends_politely(
         (["--sink", "log::nowhere"], ":stderr, :stdout or the path"),
     ],
 )
-def test_arguments_that_make_no_sense_are_told(arguments: list[str], words: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: list[str], words: str) -> None:
     done = tape("relay", *arguments)
     assert done.returncode == 1
     assert words in " ".join(done.stderr.split())

@@ -85,7 +85,7 @@ def test_it_gives_up_after_max_retries(http: HttpReceiver) -> None:
     assert len(http.tries) == 3
 
 
-def test_nobody_there_is_unavailable() -> None:
+def test_a_refused_connection_is_unavailable() -> None:
     webhook = WebhookSink(f"http://127.0.0.1:{free_port()}/", max_retries=0, allow_private=True)
     with pytest.raises(SinkUnavailable, match="cannot be reached"):
         webhook.publish(entry(1))
@@ -99,7 +99,7 @@ def test_a_receiver_that_does_not_answer_in_time_is_unavailable() -> None:
 
 
 class Pauses(threading.Event):
-    """Notes how long somebody would have waited."""
+    """Records the delays instead of waiting."""
 
     def __init__(self, webhook: WebhookSink) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def test_a_name_that_changes_its_address_is_checked_where_it_connects(
         {"concurrency": 0},
     ],
 )
-def test_settings_that_make_no_sense_are_told(options: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         WebhookSink(**({"url": "https://example.com/"} | options))
 
@@ -290,7 +290,7 @@ def test_a_batch_that_is_not_full_leaves_after_the_interval(http: HttpReceiver, 
     wait_for(lambda: http.received, "the batch")
 
 
-def test_a_failed_flush_is_told_and_keeps_the_batch(http: HttpReceiver, aiplex: AIPlexSink) -> None:
+def test_a_failed_flush_is_raised_and_keeps_the_batch(http: HttpReceiver, aiplex: AIPlexSink) -> None:
     http.answer = lambda request: (500, {})
     aiplex.publish(entry(1))
     wait_for(lambda: aiplex._error, "the failure")

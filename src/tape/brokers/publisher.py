@@ -8,7 +8,7 @@ from tape.model.message import Message
 
 
 class Publisher(abc.ABC):
-    """Publishes messages. Used by one event loop; the connection is made when it is first needed.
+    """Publishes messages. Used by one event loop; it connects when it is first used.
 
     Every failure is one of two errors: PublishFailed when a retry may succeed, PublishRejected when it never will.
     """

@@ -109,7 +109,7 @@ def register(connector: EffectConnector, *, name: str = "") -> EffectConnector:
 
 
 def get(name: str) -> EffectConnector | None:
-    """The connector of that name, if this process knows it."""
+    """The connector of that name, or None."""
     return _connectors.get(name)
 
 

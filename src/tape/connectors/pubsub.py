@@ -74,11 +74,11 @@ class PubSubConnector:
         return DispatchResult("confirmed", external_ref=message_id, response={"message_id": message_id})
 
     def observe(self, effect: Any) -> ObservationResult:
-        """Pub/Sub cannot be asked for a message."""
+        """Pub/Sub cannot look up a message: `stuck`."""
         return ObservationResult("stuck", response={"error": {"message": "Pub/Sub cannot be asked for a message."}})
 
     def compensate(self, obligation: Any) -> CompensationResult:
-        """A message that was published cannot be taken back."""
+        """A published message cannot be undone: `failed`."""
         return CompensationResult("failed", error={"message": "A message that was published cannot be taken back."})
 
     def _ordering_key(self, effect: Any) -> str:

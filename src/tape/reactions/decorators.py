@@ -1,4 +1,4 @@
-"""Decorators that say which function handles which entries. Nothing is sent until a dispatcher runs.
+"""Decorators that declare handlers for entries. Nothing is sent until a dispatcher runs.
 
     @tape.on_value_change("treasury", key="fx_rate", debounce_ms=500)
     def reprice_book(envelope): ...
@@ -159,7 +159,7 @@ def on_gate(gate: str, verb: str = "released", **kwargs: Any) -> Callable[[F], F
 
 
 def on_run(status: str = "terminal", **kwargs: Any) -> Callable[[F], F]:
-    """React when a run takes on a status: running, terminal, failed, stuck, cancelled, compensating, …."""
+    """React when a run gets a status: running, terminal, failed, stuck, cancelled, compensating, …."""
     return on(_pattern("run", status.lower(), "*", "*", "*", "*"), **kwargs)
 
 

@@ -30,7 +30,7 @@ class CursorFile:
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         self.path = Path(path) if os.fspath(path) else None
         self.position = 0
-        self.old: OldCursor | None = None  # what it was converted from
+        self.old: OldCursor | None = None  # the cursor before its conversion
         self._is_old = False
         self._lock = -1
         if self.path is not None:

@@ -1,4 +1,4 @@
-"""What is at the other end of a bridge, in the same words for every broker."""
+"""Receivers for bridges, with one interface for every broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Received(NamedTuple):
 
 
 class Outside(abc.ABC):
-    """A topic, and somebody who listens to it."""
+    """A topic and a receiver of its messages."""
 
     target = ""
 

@@ -138,7 +138,7 @@ async def test_a_reaction_that_is_registered_later_is_served_too(
         assert numbers(await outside.receive(1)) == [1]
 
 
-async def test_a_broker_that_is_away_is_waited_for_and_nothing_is_lost(server: Server, client: AsyncTapeClient) -> None:
+async def test_no_message_is_lost_while_a_broker_is_unavailable(server: Server, client: AsyncTapeClient) -> None:
     with NatsServer() as broker:
         async with nats_outside(broker) as outside:
             await register(
@@ -160,10 +160,10 @@ async def test_a_broker_that_is_away_is_waited_for_and_nothing_is_lost(server: S
                 assert set(numbers(await outside.receive(2))) == {0, 1}
 
 
-async def test_a_subject_that_no_stream_stores_is_said_and_ends_in_the_dead_letters(
+async def test_a_subject_without_a_stream_becomes_a_dead_letter_with_the_reason(
     server: Server, client: AsyncTapeClient, nats_server: NatsServer
 ) -> None:
-    target = f"nats://{nats_server.address}/nobody.listens"
+    target = f"nats://{nats_server.address}/no.stream"
     await register(client, handler_kind=PUBLISH, publish_target=target, dlq_after_n=1)
     async with bridge(server) as tally:
         await client.append("/tape/order/paid/1", {})
@@ -173,10 +173,10 @@ async def test_a_subject_that_no_stream_stores_is_said_and_ends_in_the_dead_lett
 
         await until(is_dead, "the dead letter")
     (dead,) = await tasks(client, status=DLQ)
-    assert "no JetStream stream has the subject 'nobody.listens'" in dead.last_error
+    assert "no JetStream stream has the subject 'no.stream'" in dead.last_error
 
 
-async def test_a_target_that_no_bridge_knows_holds_up_no_other(
+async def test_an_invalid_target_does_not_block_other_reactions(
     server: Server, client: AsyncTapeClient, nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with nats_outside(nats_server) as outside:
@@ -192,7 +192,7 @@ async def test_a_target_that_no_bridge_knows_holds_up_no_other(
 async def test_the_pubsub_bridge_publishes_to_the_topic_it_is_given(
     server: Server, client: AsyncTapeClient, pubsub: PubSub, nats_server: NatsServer
 ) -> None:
-    await register(client, "a", handler_kind=PUBLISH, publish_target="pubsub://other/elsewhere")
+    await register(client, "a", handler_kind=PUBLISH, publish_target="pubsub://other/topic")
     await register(client, "b", handler_kind=PUBLISH, publish_target=f"nats://{nats_server.address}/untouched")
     async with pubsub_outside(pubsub) as outside:
         project, topic = outside.target.removeprefix("pubsub://").split("/")

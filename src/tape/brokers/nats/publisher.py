@@ -43,7 +43,7 @@ class NatsPublisher(Publisher):
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> None:
-        # Waiters enter in the order in which they came: none overtakes another while the connection is made.
+        # The lock is fair: messages that wait for the connection keep their order.
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed:
                 return

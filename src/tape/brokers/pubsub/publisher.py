@@ -44,7 +44,7 @@ class PubSubPublisher(Publisher):
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> None:
-        # Waiters enter in the order in which they came: none overtakes another while the client is made.
+        # The lock is fair: messages that wait for the connection keep their order.
         async with self._connecting:
             if self._client is None:
                 # Looking for credentials may use the network: not on the event loop.

@@ -53,7 +53,7 @@ class PubSubSource(Source):
             raise settings.wrong(f"requires 'subscription' (projects/<p>/subscriptions/<s>), not {self.subscription!r}")
         self._endpoint = settings.text("endpoint") or os.environ.get("PUBSUB_EMULATOR_HOST", "")
         self._token = settings.text("token")
-        # A key file of Google says so in its field `type`.
+        # A key file of Google has this `type`.
         is_key = settings.text("type") == "service_account"
         self._account = settings.everything() if is_key else settings.mapping("service_account")
         self._is_streaming = settings.flag("streaming")

@@ -20,7 +20,7 @@ def open_publisher(target: PublishTarget) -> Publisher:
     if target.scheme == "nats":
         from tape.brokers.nats.publisher import NatsPublisher
 
-        # A connection that comes back on its own costs no task an attempt.
+        # A client that reconnects on its own costs a task no attempt.
         options: dict[str, Any] = {"name": "tape-bridge", "allow_reconnect": True, "max_reconnect_attempts": -1}
         options["reconnect_time_wait"] = 2
         if credentials := os.environ.get("TAPE_NATS_CREDS"):
