@@ -6,6 +6,8 @@ import ast
 import asyncio
 import gzip
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,6 +150,25 @@ def test_connections_are_reused(server: Scripted, client: HttpClient) -> None:
     for _ in range(3):
         client.request("GET", server.url)
     assert (len(server.requests), server.connections) == (3, 1)
+
+
+FORKING = """
+import asyncio, os, sys
+from tape.base.addresses import OPERATOR
+from tape.base.http import HttpClient
+
+client = HttpClient(OPERATOR)
+asyncio.run(client.send("GET", sys.argv[1]))
+child = os.fork()
+assert asyncio.run(client.send("GET", sys.argv[1])).text == "ok"
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_uses_connections_and_threads_of_its_own(server: Scripted) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, server.url], check=True, timeout=60)
+    assert (len(server.requests), server.connections) == (3, 2)
 
 
 async def test_the_asynchronous_face_sends_several_requests_at_a_time(server: Scripted) -> None:

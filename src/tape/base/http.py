@@ -10,6 +10,7 @@ import asyncio
 import email.utils
 import http.client
 import io
+import os
 import socket
 import threading
 import time
@@ -106,6 +107,11 @@ class HttpClient:
         self._max_body_bytes = max_body_bytes
         self._max_redirects = max_redirects
         self._connections = connections
+        self._start()
+
+    def _start(self) -> None:
+        """Begin with no connections and no threads; a forked process must not use those of its parent."""
+        self._pid = os.getpid()
         self._pools = self._new_pools("")
         self._proxied: dict[str, urllib3.PoolManager] = {}
         self._threads: ThreadPoolExecutor | None = None
@@ -126,6 +132,8 @@ class HttpClient:
 
         Raises HttpUnreachable, HttpInterrupted, HttpResponseTooLarge, AddressNotAllowed or InvalidHttpRequest.
         """
+        if self._pid != os.getpid():
+            self._start()
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         wanted = dict(headers or {})
         for _ in range(self._max_redirects):
@@ -145,6 +153,8 @@ class HttpClient:
 
     async def send(self, method: str, url: str, **options: Any) -> Response:
         """Do the same as `request` without blocking the event loop."""
+        if self._pid != os.getpid():
+            self._start()
         with self._starting:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._connections, thread_name_prefix="tape-http")
