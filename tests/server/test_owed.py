@@ -144,7 +144,7 @@ async def test_a_claim_is_renewed_by_its_owner_only(client: AsyncTapeClient) -> 
     assert again.acquired
     assert again.obligation.claim_expires_at_ms > first.obligation.claim_expires_at_ms
     assert not (await client.claim_obligation(**ids, claimer="r2", renew=True)).acquired
-    with pytest.raises(LeaseHeld, match="claimed by 'r1'; the claim of 'r2' has run out"):
+    with pytest.raises(LeaseHeld, match="claimed by 'r1'; the claim of 'r2' has expired"):
         await client.resolve_obligation(**ids, status=3, claimer="r2")
     with pytest.raises(LeaseHeld):
         await client.record_obligation_attempt(**ids, error="no", next_attempt_at_ms=1, claimer="r2")
@@ -175,7 +175,7 @@ async def test_an_expired_claim_names_its_previous_owner(client: AsyncTapeClient
     assert second.previous_claimer == "d1"
     assert (await client.claim_effect_dispatch(**ids, claimer="d2", renew=True)).previous_claimer == ""
     assert not (await client.claim_effect_dispatch(**ids, claimer="d1", renew=True)).acquired
-    with pytest.raises(LeaseHeld, match="is claimed by 'd2'; the claim of 'd1' has run out"):
+    with pytest.raises(LeaseHeld, match="is claimed by 'd2'; the claim of 'd1' has expired"):
         await client.record_dispatch_attempt(**ids, error="no", next_dispatch_at_ms=0, claimer="d1")
     with pytest.raises(LeaseHeld):
         await client.record_external_observation(**ids, resolution=2, claimer="d1")

@@ -1,4 +1,4 @@
-"""What retention removed, and still can be read: the journal's archive, a Delta table of Parquet files.
+"""The archive: journal entries that retention removed, in a Delta table of Parquet files.
 
 Needs the extra `lake`, and neither Spark nor Java. Jobs on Spark write it; servers, the command line and Spark read it.
 """
@@ -17,7 +17,7 @@ __all__ = ["open_archive"]
 
 
 def open_archive(url: str, options: Mapping[str, str] | None = None) -> ArchiveReader:
-    """The archive at a URL for a server to read; it need not be there yet. Raises MissingExtra, PipelineInput."""
+    """Open the archive at a URL for reading; it need not exist yet. Raises MissingExtra, PipelineInput."""
     try:
         from tape.archive.reader import ArchiveReader
     except ImportError as missing:

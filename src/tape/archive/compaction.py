@@ -1,4 +1,4 @@
-"""Keeping the archive's files few: small ones of a day and kind become larger ones, and what nobody needs goes."""
+"""Compaction of the archive: small files of a day and kind are rewritten as larger ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE_BYTES = 128 << 20
 
 
 def compact(archive: ArchiveTable, at_least: int = 2) -> int:
-    """Rewrite neighbouring small files as one, where there are so many of them; the number of files that went.
+    """Rewrite runs of at least `at_least` neighbouring small files as one file; the number of files replaced.
 
     The entries and their order stay. Readers see the old files or the new one; the old ones stay where they are
     until `Lake.tidy`.
@@ -39,7 +39,7 @@ def compact(archive: ArchiveTable, at_least: int = 2) -> int:
     try:
         archive.replace(old, large, "compaction")
     except ArchiveBusy as error:
-        log.warning("small files of the archive stay as they are for now: %s", error)
+        log.warning("archive compaction skipped, the archive was changed by another process: %s", error)
         for file in large:
             archive.filesystem.delete_file(file.path)
         archive.refresh()
@@ -48,7 +48,7 @@ def compact(archive: ArchiveTable, at_least: int = 2) -> int:
 
 
 def _find_neighbours(files: Sequence[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
-    """Small files that follow each other and together are not too large."""
+    """Consecutive small files whose sum is at most 128 MiB."""
     found: list[ArchiveFile] = []
     size = 0
     for file in files:

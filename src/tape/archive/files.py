@@ -28,7 +28,7 @@ _FIRST_CHAIN, _LAST_CHAIN = "tape.first_chain", "tape.last_chain"
 
 
 class ArchiveFile(msgspec.Struct, frozen=True):
-    """A file of the archive and the stretch of the journal that it has entries of.
+    """A file of the archive and the range of global_seqs of its entries.
 
     Its name ends in the beginnings of the chain values of its first and its last entry.
     """
@@ -54,7 +54,7 @@ class RowGroup(msgspec.Struct, frozen=True):
 
 
 def write_files(filesystem: pa.fs.FileSystem, entries: pa.Table) -> list[ArchiveFile]:
-    """Write entries as files, one for each day and kind; they are no part of the archive until it is told of them."""
+    """Write entries as files, one per day and kind; they are part of the archive once a commit adds them."""
     keyed = entries.append_column("day", pc.strftime(entries.column("ts"), format="%Y-%m-%d"))
     written = []
     for pair in keyed.group_by(list(PARTITIONS)).aggregate([]).to_pylist():
@@ -104,7 +104,7 @@ def rows_per_group(part: pa.Table) -> int:
 
 
 def read_footer(filesystem: pa.fs.FileSystem, file: ArchiveFile) -> tuple[pq.FileMetaData, list[RowGroup]]:
-    """What a file says of itself, and its groups. Raises ArchiveDamaged if it is not what the archive was told."""
+    """Read the Parquet metadata and row groups of a file. Raises ArchiveDamaged if its entry count differs."""
     with translate_errors(filesystem, file), pq.ParquetFile(file.path, filesystem=filesystem) as content:
         facts = content.metadata
         column = content.schema_arrow.get_field_index("global_seq")
@@ -138,7 +138,7 @@ def read_group(
 def read_file(
     filesystem: pa.fs.FileSystem, file: ArchiveFile, after: int, until: int, columns: Sequence[str] = READ_COLUMNS
 ) -> pa.Table:
-    """The entries of one file within a stretch of the journal. Raises ArchiveDamaged, naming the file."""
+    """Read the entries of one file within a range of global_seqs. Raises ArchiveDamaged, naming the file."""
     facts, groups = read_footer(filesystem, file)
     tables = [
         read_group(filesystem, facts, group, columns) for group in groups if group.last > after and group.first <= until
@@ -148,7 +148,7 @@ def read_file(
 
 
 def in_range(table: pa.Table, after: int, until: int) -> pa.ChunkedArray:
-    """Which rows lie in a stretch of the journal."""
+    """The mask of the rows within a range of global_seqs."""
     numbers = table.column("global_seq")
     return pc.and_(pc.greater(numbers, after), pc.less_equal(numbers, until))
 
@@ -170,13 +170,13 @@ def check_file(file: ArchiveFile, table: pa.Table) -> None:
 
 
 def files_in_range(files: Iterable[ArchiveFile], after: int, until: int) -> Iterator[ArchiveFile]:
-    """The files that can have entries of a stretch."""
+    """The files that can have entries of a range."""
     return (file for file in files if file.last > after and file.first <= until)
 
 
 @contextlib.contextmanager
 def translate_errors(filesystem: pa.fs.FileSystem, file: ArchiveFile) -> Iterator[None]:
-    """Tell the file with whatever goes wrong while it is read; a store that does not answer damages nothing."""
+    """Translate read errors to ArchiveDamaged, or to ArchiveUnreachable if the object store does not answer."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Where an archive is: a folder of this machine, or an object store's URL."""
+"""The location of an archive: a local folder, or the URL of an object store."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tape.errors import PipelineInput
 
 
 def resolve_url(url: str) -> str:
-    """An archive's URL that means the same in every process of a cluster."""
+    """Resolve an archive's URL so that it means the same in every process of a cluster."""
     if not url:
-        raise PipelineInput("The archive's place is missing: give a folder or a URL such as s3://bucket/tape.")
+        raise PipelineInput("The archive's location is missing: give a folder or a URL such as s3://bucket/tape.")
     if url.startswith("file://"):
         url = url.removeprefix("file://")
     return url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())

@@ -1,6 +1,6 @@
-"""The archive as servers read it: a few wanted entries at a time, from the files that can have them.
+"""Reading of the archive by servers: filtered entries, from the files that can have them.
 
-What was read is kept for the next step and for other readers, up to a number of bytes.
+Tables and footers are cached for later reads, up to 128 MiB and 2,048 files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENTRY = Entry.__struct_fields__
 
 
 class ArchiveReader:
-    """The archive at a URL, which may come into being later. May be used by several threads."""
+    """The archive at a URL, which need not exist yet. Thread-safe."""
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         self.url = resolve_url(url)
@@ -97,7 +97,7 @@ class ArchiveReader:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     def _read(self, entry_filter: EntryFilter, after: int, until: int, limit: int, newest: bool) -> list[Entry]:
-        if entry_filter.is_everything:  # numbers have no gaps, so the place of the last one is known
+        if entry_filter.is_everything:  # global_seqs have no gaps, so the last one is known
             after, until = (max(after, until - limit), until) if newest else (after, min(until, after + limit))
         rows = [
             (group, self._rows(group, entry_filter, after, until)) for group in self._groups(entry_filter, after, until)
@@ -194,7 +194,7 @@ class ArchiveReader:
 
 
 def kinds_of(entry_filter: EntryFilter) -> set[str] | None:
-    """The kinds that wanted entries can have; None is any."""
+    """The kinds that the filtered entries can have; None is any."""
     kinds = set(entry_filter.values["kind"]) if "kind" in entry_filter.values else None
     segments = entry_filter.pattern.segments
     if len(segments) > 1 and isinstance(kind := segments[1], str):
@@ -203,7 +203,7 @@ def kinds_of(entry_filter: EntryFilter) -> set[str] | None:
 
 
 def _matching_subjects(subjects: pa.ChunkedArray, pattern: Pattern) -> pa.ChunkedArray:
-    """Which subjects match; a pattern looks at each distinct one once."""
+    """The mask of subjects that match; the pattern is evaluated once per distinct subject."""
     coded = subjects.combine_chunks().dictionary_encode()
     fits = pa.array([pattern.matches(subject) for subject in coded.dictionary.to_pylist()], pa.bool_())
     return fits.take(coded.indices)

@@ -1,7 +1,7 @@
 """The archive: a Delta table of Parquet files, partitioned by day and kind.
 
-Whoever writes files adds them to the table in one commit that also holds how far the journal is archived (an
-application transaction whose version is a `global_seq`). So there is no second place that could disagree: files
+Files are added to the table in one commit that also has the last archived `global_seq` (an
+application transaction whose version is that number). There is no second record that could disagree: files
 without their commit were never there.
 """
 
@@ -25,7 +25,7 @@ from tape.journal.appender import Head
 
 APP = "tape-archive"
 REPLACING = "tape-archive-replacing"
-# Whoever has begun to read a file that was replaced meanwhile has this long to finish.
+# A replaced file is deleted after this time, so that readers that have opened it can finish.
 KEPT_HOURS = 168
 _BEGIN, _ANCHOR = "tape.begin", "tape.anchor"
 
@@ -92,7 +92,7 @@ class ArchiveTable:
         return self._table.version()
 
     def refresh(self) -> None:
-        """See what others have committed."""
+        """Load the commits of other processes."""
         self._table.update_incremental()
 
     def files(self) -> list[ArchiveFile]:
@@ -115,17 +115,17 @@ class ArchiveTable:
         return sorted(found, key=lambda file: (file.first, file.path))
 
     def add(self, written: Sequence[ArchiveFile], until: int) -> None:
-        """Make files part of the archive, together with how far it now reaches.
+        """Add files to the archive, together with the last archived global_seq.
 
-        Raises ArchiveBusy if another job has added something since the table was last looked at.
+        Raises ArchiveBusy if another process has added files since the last refresh.
         """
         note = {"tape.after": str(self.until), "tape.until": str(until)}
         self._commit([_add_action(file, changes_data=True) for file in written], note, [Transaction(APP, until)])
 
     def replace(self, old: Sequence[ArchiveFile], new: Sequence[ArchiveFile], why: str) -> None:
-        """Put files in the place of others that have the same entries, at once for every reader.
+        """Replace files by others with the same entries, atomically for all readers.
 
-        Raises ArchiveBusy if somebody else has replaced any since the table was last looked at.
+        Raises ArchiveBusy if another process has replaced files since the last refresh.
         """
         now = now_ms()
         gone = [RemoveAction(file.path, False, now, file.size, {"day": file.day, "kind": file.kind}) for file in old]
@@ -134,7 +134,7 @@ class ArchiveTable:
         self._commit([*gone, *(_add_action(file, changes_data=False) for file in new)], {"tape.why": why}, [exclusive])
 
     def read_file(self, file: ArchiveFile, after: int, until: int, columns: Sequence[str] = READ_COLUMNS) -> pa.Table:
-        """The entries of one file within a stretch. Raises ArchiveDamaged, naming the file."""
+        """Read the entries of one file within a range. Raises ArchiveDamaged, naming the file."""
         return parquet.read_file(self.filesystem, file, after, until, columns)
 
     def vacuum(self) -> int:
@@ -155,7 +155,7 @@ class ArchiveTable:
             )
         except CommitFailedError as error:
             raise ArchiveBusy(
-                f"The archive at {self.url} was changed by somebody else meanwhile, so nothing was: {error}"
+                f"The archive at {self.url} was changed by another process; nothing was written: {error}"
             ) from error
         self.refresh()
 

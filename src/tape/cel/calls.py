@@ -113,7 +113,7 @@ def variadic(implementation: Implementation, operands: Sequence[Run], at: int) -
 
 
 def string_test(name: str, operand: Run, wanted: str, at: int, *, is_string: bool) -> Run | None:
-    """`operand.startsWith("…")` and its kin with a constant; `is_string` if the operand surely is one."""
+    """`operand.startsWith("…")` and its kin with a constant; `is_string` if its type is known."""
     if name == "startsWith" and is_string:
         return lambda view: operand(view).startswith(wanted)
     if name == "endsWith" and is_string:

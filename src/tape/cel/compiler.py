@@ -29,14 +29,14 @@ from tape.cel.values import Exhausted, Fault, TypeValue
 
 
 class Observer(Protocol):
-    """Somebody who wants to see every sub-expression being evaluated."""
+    """Wraps the code of every sub-expression, to observe its evaluation."""
 
     def observe(self, node: Node, run: Run) -> Run:
         """The code to run in place of a node's own."""
 
 
 def compile_tree(checked: Checked, observer: Observer | None = None) -> Run:
-    """The code of a tree. Whoever runs it sets the envelope's steps first.
+    """Compile a tree to a closure. The caller sets the steps of the entry view before each evaluation.
 
     With an observer every node keeps its own code; without one, constants are folded and common
     shapes fused.
@@ -46,11 +46,11 @@ def compile_tree(checked: Checked, observer: Observer | None = None) -> Run:
     if not nesting:
         return run
 
-    def with_places(view: EntryView) -> object:
+    def with_locals(view: EntryView) -> object:
         view.locals = [None] * nesting
         return run(view)
 
-    return with_places
+    return with_locals
 
 
 class _Compiler:

@@ -118,7 +118,7 @@ Run: TypeAlias = Callable[[EntryView], Any]
 
 
 def raise_exhausted(at: int = -1) -> NoReturn:
-    """Give up an evaluation that has used its steps."""
+    """Stop an evaluation that has used its steps."""
     raise Exhausted("the evaluation takes more steps than it may", at)
 
 

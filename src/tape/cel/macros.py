@@ -22,7 +22,7 @@ def some(source: Run, slot: int, condition: Run, cost: int, at: int) -> Run:
 def _until(source: Run, slot: int, condition: Run, cost: int, at: int, *, decisive: bool) -> Run:
     def run(view: EntryView) -> bool:
         elements = _elements(source, view, at)
-        places = view.locals
+        locals_ = view.locals
         reason = ""
         reason_at = at
         result: bool
@@ -30,7 +30,7 @@ def _until(source: Run, slot: int, condition: Run, cost: int, at: int, *, decisi
             view.steps -= cost
             if view.steps < 0:
                 raise_exhausted(at)
-            places[slot] = element
+            locals_[slot] = element
             try:
                 result = condition(view)
                 if result is decisive:
@@ -49,13 +49,13 @@ def exactly_one(source: Run, slot: int, condition: Run, cost: int, at: int) -> R
 
     def run(view: EntryView) -> bool:
         elements = _elements(source, view, at)
-        places = view.locals
+        locals_ = view.locals
         count = 0
         for element in elements:
             view.steps -= cost
             if view.steps < 0:
                 raise_exhausted(at)
-            places[slot] = element
+            locals_[slot] = element
             if condition(view):
                 count += 1
         return count == 1
@@ -68,13 +68,13 @@ def transformed(source: Run, slot: int, condition: Run | None, transform: Run | 
 
     def run(view: EntryView) -> list[Any]:
         elements = _elements(source, view, at)
-        places = view.locals
+        locals_ = view.locals
         made: list[Any] = []
         for element in elements:
             view.steps -= cost
             if view.steps < 0:
                 raise_exhausted(at)
-            places[slot] = element
+            locals_[slot] = element
             if condition is None or condition(view):
                 made.append(element if transform is None else transform(view))
         return made

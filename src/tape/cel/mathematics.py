@@ -86,7 +86,7 @@ def not_uint(value: int) -> Uint:
 
 def _shift_width(count: int) -> int:
     if count < 0:
-        raise Fault(f"a shift by {count} places; it must not be negative")
+        raise Fault(f"a shift by {count} bits; it must not be negative")
     return min(count, _BITS)
 
 

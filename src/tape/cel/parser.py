@@ -41,7 +41,7 @@ _MACROS = {"all": (2,), "exists": (2,), "exists_one": (2,), "map": (2, 3), "filt
 
 
 def parse(text: str, limits: PredicateLimits) -> Node:
-    """The tree of a text. Raises InvalidPredicate with the place and what was expected there."""
+    """Parse a text. Raises InvalidPredicate with the position and what was expected there."""
     if len(text) > limits.length:
         raise InvalidPredicate(
             f"the text has {len(text)} characters; {limits.length} are allowed",

@@ -14,7 +14,7 @@ from tape.cel.values import Fault
 _MEMORY = 4 << 20
 # Beyond this size a pattern's automaton may not fit into the memory that RE2's sets take.
 _SMALL_PROGRAM = 2_000
-# Steps: to compile a pattern takes about as long as a thousand, one that RE2 gives up much longer.
+# Steps: compiling a pattern takes about as long as 1,000 steps; one that RE2 rejects as too large takes longer.
 _COST = 1_000
 _COST_OF_FAILURE = 20_000
 

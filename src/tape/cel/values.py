@@ -197,7 +197,7 @@ def elements_of(value: Any) -> Iterable[Any]:
 
 
 def revealed(value: Any) -> Any:
-    """The value for somebody outside: a copy of containers, with plain keys."""
+    """The value for callers outside of CEL: containers are copied, with plain keys."""
     if type(value) is list:
         return [revealed(item) for item in value]
     if type(value) is dict:

@@ -1,1 +1,1 @@
-"""What happened: entries, subjects, and the one global order."""
+"""The journal: append, read, list, history, retention and verification."""

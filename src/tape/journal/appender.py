@@ -1,7 +1,7 @@
-"""The page that one transaction writes: entries are numbered and chained in memory, written once.
+"""The appender of a transaction: entries are numbered and chained in memory and written once, at its commit.
 
-The head row of the journal gives out `global_seq`. The writer's transaction excludes every other
-writer of the database, so the numbers have no gap and their order is the order of commits.
+The head row of the journal has the last `global_seq`. The writer's transaction excludes every other writer of
+the database, so the numbers have no gap and their order is the order of commits.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def read_head(reader: Reader | Transaction) -> Head:
 
 
 class Appender:
-    """What the current transaction has appended so far; a participant of it."""
+    """The entries that the current transaction has appended; a participant of it."""
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         head = read_head(tx)
         self._global_seq = head.global_seq
         self._chain = head.chain
-        # Time never runs backwards along the journal, so a time can be found by bisection.
+        # Timestamps never decrease along the journal, so a time can be found by bisection.
         self._least_ms = head.ts_ms
         self._ts_ms = max(now_ms(), head.ts_ms)
         self._run_seqs = self._cached_run_seqs(head)
@@ -57,7 +57,7 @@ class Appender:
         self._causes: list[tuple[int, str]] = []
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Give checked drafts their places, one after the other."""
+        """Number and chain checked drafts."""
         self._load_runs({draft.run_id for draft in drafts})
         entries = []
         global_seq, chain, ts_ms, run_seqs = self._global_seq, self._chain, self._ts_ms, self._run_seqs
@@ -108,16 +108,16 @@ class Appender:
         return entries
 
     def record_request(self, request_id: str, tenant: str, answer: range, digest: bytes) -> None:
-        """Keep the answer to a request, in case it is repeated."""
+        """Record the answer of a request, so that a repetition gets the same one."""
         self._requests.append((request_id, tenant, answer.start, len(answer), self._ts_ms, digest))
 
     @property
     def global_seq(self) -> int:
-        """The last number given out."""
+        """The last global_seq, including the entries of this transaction."""
         return self._global_seq
 
     def cache_run_seq(self, run_id: str, seq: int) -> None:
-        """Take the last seq of a run from whoever has just read it, if it is not known better here."""
+        """Set the last seq of a run that the caller has just read, unless it is cached already."""
         self._run_seqs.setdefault(run_id, seq)
 
     def run_seq(self, run_id: str) -> int:
@@ -131,7 +131,7 @@ class Appender:
         return self._ts_ms
 
     def set_time(self, ts_ms: int) -> None:
-        """Let what is appended next have happened at another time than now: for a history that is made up."""
+        """Set the time of the next entries, for generated history; it never goes back."""
         self._ts_ms = self._least_ms = max(ts_ms, self._least_ms)
 
     def mark(self) -> object:
@@ -174,7 +174,7 @@ class Appender:
         tx.announce(self._entries)
 
     def _cached_run_seqs(self, head: Head) -> dict[str, int]:
-        """The run heads as this connection left them, if nobody has written since."""
+        """The run heads that this connection cached, if no other process has written since."""
         global_seq, chain, run_seqs = self._tx.memory.pop(Appender, (0, b"", {}))
         if (global_seq, chain) == (head.global_seq, head.chain) and len(run_seqs) < MAX_CACHED_RUNS:
             return run_seqs  # type: ignore[no-any-return]  # only this class puts it there

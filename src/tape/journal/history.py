@@ -1,4 +1,4 @@
-"""The journal and its archive as one sequence: what retention removed is read where it was archived."""
+"""The journal and its archive as one sequence: entries that retention removed are read from the archive."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tape.store import Database
 
 T = TypeVar("T")
 
-# An archive may be far away: those who wait for it must not keep others from the database.
+# An archive may be slow: reads of it must not occupy the threads of the database.
 THREADS = 4
 FIRST_WINDOW = 1_024
 MAX_WINDOW = 200_000
 
 
 class EntryFilter(msgspec.Struct, frozen=True):
-    """Which entries somebody wants, column by column: a pattern of subjects, and values that columns may have."""
+    """A filter of entries: a subject pattern, and the values that columns may have."""
 
     pattern: Pattern = Pattern("")
     values: Mapping[str, Collection[str]] = {}
 
     @classmethod
     def of_selection(cls, selection: Selection) -> EntryFilter:
-        """What a selection wants."""
+        """The filter of a selection."""
         named = {"run_id": selection.run_id, "kind": selection.kind}
         return cls(selection.pattern, {name: [value] for name, value in named.items() if value})
 
@@ -43,7 +43,7 @@ class EntryFilter(msgspec.Struct, frozen=True):
 
 
 class Archive(Protocol):
-    """Where the entries are that retention removed. Its methods wait, so they are called on threads of their own."""
+    """Entries that retention removed. Its methods block, so they are called on threads of their own."""
 
     def extent(self, at_least: int = 0) -> range:
         """The entries that are archived; if they seem to end before `at_least`, it looks for newer ones."""
@@ -58,7 +58,7 @@ class Archive(Protocol):
 
 
 class ArchiveCursor:
-    """Reads what somebody wants from an archive, step by step."""
+    """Reads filtered entries from an archive, in steps."""
 
     def __init__(self, archive: Archive, entry_filter: EntryFilter) -> None:
         self._archive = archive
@@ -67,7 +67,7 @@ class ArchiveCursor:
         self._window = FIRST_WINDOW
 
     def read(self, after: int, head: Head) -> Slice:
-        """The next entries after a global_seq that the journal no longer has. Raises CursorExpired if nobody has."""
+        """The next entries after a global_seq that was pruned. Raises CursorExpired if the archive lacks them."""
         archived = self._archive.extent(at_least=head.oldest - 1)
         if after + 1 not in archived:
             raise CursorExpired(after, archived.start if after < archived.start - 1 else head.oldest)
@@ -138,7 +138,7 @@ class History:
         return found
 
     async def read_expired(self, expired: CursorExpired, question: Callable[[Head], T]) -> T:
-        """Ask the archive for what the journal no longer has; without one, that is an error as before."""
+        """Run a query on the archive for entries that the journal lacks; without an archive, raise the error."""
         if self.archive is None:
             raise expired
         head = await self.database.read(read_head)
@@ -146,7 +146,7 @@ class History:
         return await self._run(lambda: question(head))
 
     async def query_archive(self, question: Callable[[Archive], T]) -> T:
-        """Ask the archive a question, on a thread of its own."""
+        """Run a query on the archive, on a thread of its own."""
         archive = self.archive
         assert archive is not None, "asked only where there is an archive"
         await self._verify_seam(await self.database.read(read_head))
@@ -156,12 +156,12 @@ class History:
         return await self.database.read(lambda reader: has_run_from(reader, run_id, first_seq))
 
     def open_archive_cursor(self, entry_filter: EntryFilter) -> ArchiveCursor:
-        """A cursor on the archive, for questions to `beyond`."""
+        """A cursor on the archive, for queries of `read_expired`."""
         assert self.archive is not None, "asked only where there is an archive"
         return ArchiveCursor(self.archive, entry_filter)
 
     async def _verify_seam(self, head: Head) -> None:
-        """Raise ArchiveDamaged unless the archive goes over into this journal, once for each end of it."""
+        """Raise ArchiveDamaged unless the archive's last entry precedes this journal; checked once per prune."""
         if self._verified_oldest == head.oldest or head.oldest == 1:
             return
         archive, seam = self.archive, head.oldest - 1

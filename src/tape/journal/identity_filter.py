@@ -1,4 +1,4 @@
-"""Whose entries a question is about, as a condition on the journal and on what is counted from it."""
+"""Identity filter: a condition on tenant, user and session for the journal and the counts."""
 
 from __future__ import annotations
 

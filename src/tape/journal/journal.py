@@ -15,7 +15,7 @@ from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
 from tape.model.reserved import refuse_reserved
 from tape.store import Database, Transaction
 
-# Room that an entry takes beside its payload, for the limits of the writer.
+# Size of an entry without its payload, for the limits of the writer.
 ENTRY_OVERHEAD_BYTES = 512
 # A repeated request is recognized for this long.
 REQUEST_RETENTION_MS = 24 * 3600 * 1000
@@ -70,7 +70,7 @@ class Journal:
     async def append_each(
         self, drafts: Sequence[Draft], request_ids: Sequence[str], *, of_client: bool = False
     ) -> list[int]:
-        """Append drafts in order, each with a request id of its own: those that were appended before are not again.
+        """Append drafts in order, each with a request id of its own: those that were appended before are not repeated.
 
         A bad draft refuses all of them before anything is written. Of Tape's own drafts the first write wins.
         """
@@ -118,7 +118,7 @@ class Journal:
 
 
 def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[range | RequestConflict]:
-    """Append several requests at once; those that were carried out before get their old answer, or a conflict."""
+    """Append several requests at once; a repeated request gets its first answer, or a conflict."""
     done = _find_answers(tx, [request.request_id for request in requests if request.request_id])
     appender = tx.enlist(Appender)
     drafts: list[Draft] = []
@@ -156,7 +156,7 @@ class _Answered(msgspec.Struct, frozen=True):
 
 
 def delete_expired_requests(tx: Transaction) -> int:
-    """Drop the memory of requests older than a day; the number of those."""
+    """Delete the records of requests older than 24 hours; how many."""
     before = now_ms() - REQUEST_RETENTION_MS
     return tx.execute("DELETE FROM tape_append_requests WHERE ts_ms < ?", before)
 

@@ -1,4 +1,4 @@
-"""Looking back: the newest entries that somebody may see, page by page."""
+"""Pages of entries, newest first, by identity, type, run and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tape.store import Reader
 # Entries looked at for one page; a rare type may need several calls.
 MAX_EXAMINED = 50_000
 STEP = 1_000
-# Of an archive only the columns that a question is about are looked at, many at once.
+# Of an archive only the filtered columns are read, many rows at once.
 MAX_ARCHIVED_EXAMINED = 1_000_000
 ARCHIVED_STEP = 200_000
 
@@ -34,7 +34,7 @@ class EntryQuery(msgspec.Struct, frozen=True):
 
     @property
     def entry_filter(self) -> EntryFilter:
-        """What to look for in an archive."""
+        """The filter for an archive."""
         identity = self.identity
         axes = {
             "tenant": identity.tenants,
@@ -110,7 +110,7 @@ async def list_history(history: History, query: EntryQuery) -> EntryPage:
 
 
 def _list_archived(archive: Archive, query: EntryQuery, newer: list[Entry], low: int, high: int) -> EntryPage:
-    """What an archive adds to a page that the journal has begun, looking back step by step."""
+    """Fill a page that the journal has begun with older entries of the archive, in steps."""
     found, entry_filter = newer, query.entry_filter
     last, step = max(low, high - MAX_ARCHIVED_EXAMINED), STEP
     while high > last:

@@ -15,7 +15,7 @@ from tape.model.pattern import Pattern
 from tape.store import Reader
 from tape.store.connection import Row
 
-# One question to the database looks at this many entries at most, so that none takes long.
+# One query reads this many entries at most, so that none takes long.
 WINDOW = 20_000
 # A pattern with no more subjects in the index than this is looked up there instead of scanned for.
 SPARSE = 5_000
@@ -27,7 +27,7 @@ _SELECT = f"SELECT {','.join(COLUMNS)} FROM tape_journal"
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which entries somebody wants to see: all conditions must hold."""
+    """A selection of entries: all conditions must hold."""
 
     pattern: Pattern
     run_id: str = ""
@@ -46,7 +46,7 @@ EVERYTHING = Selection(Pattern(""))
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Some entries, and how far the journal has been looked through to find them."""
+    """Entries, and the position up to which the journal was read for them."""
 
     entries: list[Entry]
     position: int
@@ -249,7 +249,7 @@ class _OwnRunCursor(RunCursor):
 
 
 def open_identity_cursor(identity: tuple[str, str, str] | None, run_id: str = "") -> Cursor:
-    """The cursor for what one identity may see, or everybody, in one run or in all."""
+    """The cursor for entries of one identity or of all, in one run or in all."""
     if identity is None:
         return open_cursor(Selection(EVERYTHING.pattern, run_id))
     return _OwnRunCursor(identity, run_id) if run_id else IdentityCursor(identity)

@@ -1,4 +1,4 @@
-"""Proving the journal: every entry against its chain value, from the anchor to the head."""
+"""Verification of the journal: every entry against its chain value, from the anchor to the head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = (
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something wrong at one place of the journal."""
+    """A problem at one entry of the journal."""
 
     global_seq: int
     problem: Problem
@@ -82,7 +82,7 @@ class ChainWalk:
         self._unreadable: set[int] = set()
 
     def rows(self, reader: Reader, start: int, end: int) -> Iterator[tuple[object, ...]]:
-        """The entries of a stretch; where the file is damaged, all that can still be read."""
+        """The entries of a range; where the file is damaged, all that can still be read."""
         try:
             yield from reader.query(
                 f"SELECT {_FIELDS} FROM tape_journal WHERE global_seq >= ? AND global_seq < ? ORDER BY global_seq",

@@ -1,4 +1,4 @@
-"""What goes into the journal and what comes out of it."""
+"""Drafts and entries of the journal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPAN = re.compile(r"[0-9a-f]{16}")
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """An entry before it has its place in the order.
+    """An entry before it is appended.
 
     Without a `run_id` it belongs to the run `log`. `kind` is the subject's and need not be given.
     `schema_version` is the producer's: consumers branch on it when a payload's shape changes. `cause` is the
@@ -42,7 +42,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One line of the journal. `global_seq` is its place in the one order, `seq` its place in its run."""
+    """An entry of the journal. `global_seq` is its position in the journal, `seq` its position in its run."""
 
     global_seq: int
     run_id: str
@@ -119,7 +119,7 @@ def check_payload(payload_json: str, max_bytes: int) -> None:
     if size * 4 > max_bytes and (size := len(payload_json.encode())) > max_bytes:
         raise PayloadTooLarge(
             f"payload_json has {size} bytes; this server takes {max_bytes} at most (max_payload_bytes)."
-            " Store the bulk elsewhere and append a reference to it."
+            " Store the large part in an object store and append a reference to it."
         )
     try:
         msgspec.json.decode(payload_json, type=msgspec.Raw)

@@ -25,7 +25,7 @@ _ENDS = {
     "terminal": "A run ended well.",
     "failed": "A run failed.",
     "cancelled": "A run was cancelled.",
-    "stuck": "A run cannot go on and needs somebody.",
+    "stuck": "A run cannot continue and needs an operator.",
     "compensating": "A run undoes what it did.",
 }
 _EFFECT = {**_RUN, "tool": "what was called", "idempotency_key": "which call", "status": "what is known of it"}
@@ -83,7 +83,7 @@ _LIFECYCLE = {
 _SPOOLED = {
     **_SUBSCRIPTION,
     "message_id": "the source's id of the message",
-    "recv_seq": "its place in the order of arrival",
+    "recv_seq": "its position in the order of arrival",
     "spool_ref": "where it is in the spool",
 }
 
@@ -139,11 +139,15 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType("effect.confirmed", "An effect happened.", _SETTLED),
     EventType("effect.failed", "An effect did not happen.", _SETTLED),
-    EventType("effect.unknown", "Nobody knows whether an effect happened.", _SETTLED),
-    EventType("effect.reconciled", "Somebody found out.", {**_EFFECT, "resolved_to": "what it turned out to be"}),
+    EventType("effect.unknown", "The outcome of an effect is unknown.", _SETTLED),
+    EventType(
+        "effect.reconciled",
+        "The outcome of an unknown effect was resolved.",
+        {**_EFFECT, "resolved_to": "what it turned out to be"},
+    ),
     EventType("obligation.registered", "An effect may have to be undone.", _OBLIGATION),
     EventType("obligation.pending", "Undoing failed and is tried again.", _OBLIGATION),
-    EventType("obligation.committed", "Somebody undoes it now.", _OBLIGATION),
+    EventType("obligation.committed", "A worker has claimed an obligation to compensate it.", _OBLIGATION),
     EventType("obligation.compensated", "It was undone.", _OBLIGATION),
     EventType("obligation.stuck", "It cannot be undone without help.", _OBLIGATION),
     EventType("gate.waiting", "A run waits at a gate.", {**_RUN, "gate": "which", "status": "waiting"}),
@@ -185,7 +189,7 @@ EVENTS: tuple[EventType, ...] = (
     *(EventType(f"subscription.{verb}", when, _REGISTRATION) for verb, when in _LIFECYCLE.items()),
     EventType(
         "subscription.message.received",
-        "A message was fetched; told in local mode only.",
+        "A message was fetched; emitted in local mode only.",
         {**_SUBSCRIPTION, "source": "its source", "message_id": "the source's id of it", "headers": "its headers"},
         is_safe=False,
     ),
@@ -202,7 +206,7 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "subscription.message.deduplicated",
-        "A message that came again within its window became no second run.",
+        "A duplicate of a message within the deduplication window started no second run.",
         {
             **_SUBSCRIPTION,
             "subscription_id": "the registration",
@@ -214,7 +218,7 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "subscription.message.rejected",
-        "Deliveries were refused. Many that are alike within a second are one event; no body and no secret is told.",
+        "Deliveries were refused. Equal ones within a second are one event; bodies and secrets are not included.",
         {
             **_SUBSCRIPTION,
             "reason": "why, in one word",
@@ -271,14 +275,14 @@ EVENTS: tuple[EventType, ...] = (
         {
             **_SUBSCRIPTION,
             "pending": "how many messages wait",
-            "recv_seq_high_water": "the place of the newest",
+            "recv_seq_high_water": "the position of the newest",
             "backend": "what they are written to",
         },
     ),
     EventType("subscription.message.replayed", "A message of the spool became a run.", _SPOOLED),
     EventType(
         "subscription.message.dead_lettered",
-        "A message is not tried again and waits for somebody.",
+        "A message was dead-lettered: it is not retried and waits for an operator.",
         {**_SPOOLED, "attempts": "tries so far", "reason": "why", "message": "the message itself, if no spool has it"},
     ),
     EventType(
@@ -298,7 +302,7 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "subscription.spool.quarantined",
-        "An item of the spool is torn or altered; it was put aside, not replayed.",
+        "An item of the spool is torn or altered; it was quarantined, not replayed.",
         {**_SUBSCRIPTION, "spool_ref": "where it was", "reason": "what is wrong with it"},
     ),
     EventType(
@@ -325,7 +329,7 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "audit.admin_scope_used",
-        "Somebody looked beyond its own session, by the scope of its token.",
+        "A caller read beyond its own session, by a scope of its token.",
         {
             "Tenant": "the caller's",
             "User": "the caller's",
@@ -371,7 +375,7 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "bus.subscription_idle_closed",
-        "This stream ends, because nobody read it.",
+        "The stream was closed because its client did not read it.",
         {"SubscriberID": "this stream", "IdleSeconds": "for how long"},
         is_notice=True,
     ),

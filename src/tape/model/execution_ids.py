@@ -1,6 +1,6 @@
 """Execution ids: whole numbers of 63 bits that grow with time, so that they sort by when they were made.
 
-The upper bits are milliseconds since 2024, then ten bits of whoever makes them, then a counter.
+The upper bits are milliseconds since 2024, then ten bits for the process, then a counter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Identifiers:
     """Makes ids that are larger each time, also when the clock goes back. Safe to share between threads."""
 
     def __init__(self, machine: int | None = None) -> None:
-        # Two processes may draw the same number: whoever stores an id makes sure that it is new.
+        # Two processes may draw the same number: the insert of an id checks that it is new.
         self._machine = (secrets.randbits(MACHINE_BITS) if machine is None else machine) << COUNTER_BITS
         self._last = 0  # milliseconds and counter, without the machine between them
         self._lock = threading.Lock()

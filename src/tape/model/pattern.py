@@ -165,7 +165,7 @@ class PatternSet(Generic[T]):
         bucket[value] = None
 
     def discard(self, pattern: Pattern, value: T) -> None:
-        """Undo `add`; nodes that nobody needs go away."""
+        """Undo `add`, and remove empty nodes."""
         path: list[tuple[_Node[T], str | Wildcard]] = []
         node = self._root
         for segment in pattern.segments:

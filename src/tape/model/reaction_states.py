@@ -17,7 +17,7 @@ class HandlerKind(IntEnum):
 
 
 class TaskStatus(IntEnum):
-    """Where a task stands. FAILED is a dead letter that somebody has dropped; only people bring a task there."""
+    """The status of a task. FAILED is a dead letter that an operator has dropped."""
 
     PENDING = 1
     CLAIMED = 2

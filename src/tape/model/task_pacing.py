@@ -15,14 +15,14 @@ JITTER = 0.2
 BURST_S = 0.1
 
 
-def backoff_ms(base_ms: int, attempts: int, luck: float | None = None) -> int:
+def backoff_ms(base_ms: int, attempts: int, random_share: float | None = None) -> int:
     """Milliseconds that a task waits after its `attempts`-th attempt: 1 s, 2 s, 4 s, … 1 h with a base of 1,000.
 
-    Up to 20 % are added at random; `luck` (0 to 1) is the share of them that is added.
+    Up to 20 % are added at random; `random_share` (0 to 1) is the share of them that is added.
     """
     policy = RetryPolicy(initial_interval_s=base_ms / 1_000, max_interval_s=MAX_BACKOFF_MS / 1_000, jitter=0)
     delay = round(policy.delay(min(attempts, MAX_DOUBLINGS + 1)) * 1_000)
-    share = random.random() if luck is None else luck  # noqa: S311 - not a secret
+    share = random.random() if random_share is None else random_share  # noqa: S311 - not a secret
     return min(int(delay * (1 + JITTER * share)), MAX_BACKOFF_MS)
 
 

@@ -82,7 +82,7 @@ class DatabaseConnection(Reader):
 
     @abstractmethod
     def savepoint(self) -> None:
-        """Mark a place inside the transaction."""
+        """Set a savepoint inside the transaction."""
 
     @abstractmethod
     def release(self) -> None:

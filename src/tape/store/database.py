@@ -18,7 +18,7 @@ from tape.store.writer import Bulk, Item, Single, Writer, WriterLimits
 S = TypeVar("S")
 T = TypeVar("T")
 
-# The channel on which new entries are told.
+# The notification channel for new entries.
 JOURNAL = "tape_journal"
 
 

@@ -61,7 +61,7 @@ def migrate(connection: DatabaseConnection) -> list[Migration]:
         return []
     connection.begin()
     try:
-        # Again, now that nobody else can be applying them.
+        # Read again under the lock: another process may have applied them.
         pending = pending_migrations(connection)
         for migration in pending:
             connection.run_script(migration.sql)

@@ -53,7 +53,7 @@ def to_psycopg(sql: str) -> str:
 def translate(error: psycopg.Error) -> TapeError:
     """The Tape error that says what a psycopg error means for the caller."""
     if isinstance(error, errors.DiskFull):
-        return StoreFull(f"The database's disk is full ({error}). Nothing was written; make room and try again.")
+        return StoreFull(f"The database's disk is full ({error}). Nothing was written; free disk space and retry.")
     if isinstance(error, errors.LockNotAvailable | errors.QueryCanceled):
         return StoreBusy(f"The database was busy for too long ({error}). Try again.")
     if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):

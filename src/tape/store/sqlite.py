@@ -34,13 +34,13 @@ POLL_S = 0.1
 # Pages in the write-ahead log before they are copied into the file (32 MiB): fewer copies of hot pages.
 CHECKPOINT_PAGES = 8_000
 # Below this much free space an I/O error is taken for a full disk.
-ROOM_BYTES = 1 << 20
+MIN_FREE_BYTES = 1 << 20
 
 
 def translate(error: apsw.Error, path: Path) -> TapeError:
     """The Tape error that says what an apsw error means for the caller."""
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and not has_free_space(path)):
-        return StoreFull(f"The disk of {path} is full ({error}). Nothing was written; make room and try again.")
+        return StoreFull(f"The disk of {path} is full ({error}). Nothing was written; free disk space and retry.")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreBusy(f"Another process kept {path} locked for {BUSY_TIMEOUT_MS} ms ({error}). Try again.")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
@@ -51,9 +51,9 @@ def translate(error: apsw.Error, path: Path) -> TapeError:
 
 
 def has_free_space(path: Path) -> bool:
-    """Whether the file system of `path` has any room left."""
+    """Whether the file system of `path` has at least 1 MiB of free space."""
     try:
-        return shutil.disk_usage(path.parent).free > ROOM_BYTES
+        return shutil.disk_usage(path.parent).free > MIN_FREE_BYTES
     except OSError:
         return True
 

@@ -32,7 +32,7 @@ class Transaction:
     def __init__(self, connection: DatabaseConnection) -> None:
         self._connection = connection
         # What participants remember from one transaction of this connection to the next. Other processes
-        # write too, and commits fail: whoever looks here must be able to tell whether it still holds.
+        # write too, and commits fail: readers must check whether it still holds.
         self.memory = connection.memory
         self._participants: dict[type[Participant], Participant] = {}
         self.announcements: list[Any] = []
@@ -69,7 +69,7 @@ class Transaction:
         self.announcements.extend(things)
 
     def notify(self, channel: str) -> None:
-        """Let whoever listens to the channel look, here and in other processes, once this is committed."""
+        """Notify the listeners of a channel, in this and other processes, after the commit."""
         self.notices.add(channel)
 
     def mark(self) -> dict[type[Participant], object]:

@@ -46,7 +46,7 @@ class WriterLimits:
 
 @dataclass(slots=True)
 class _Waiting(Generic[T]):
-    """An operation in the queue and the future of whoever waits for it."""
+    """A queued operation and the future of its caller."""
 
     future: asyncio.Future[T]
     size: int
@@ -126,10 +126,10 @@ class Writer:
 
     def _work(self) -> None:
         while batch := self._take():
-            told: tuple[list[Any], set[str]] = [], set()
+            outcome: tuple[list[Any], set[str]] = [], set()
             started = time.perf_counter()
             try:
-                told = self._run(batch)
+                outcome = self._run(batch)
             except TapeError as error:
                 self._fail(batch, error)
             except Exception as error:
@@ -139,7 +139,7 @@ class Writer:
                 self._metrics.commits.inc()
                 self._metrics.commit_seconds.observe(time.perf_counter() - started)
                 self._metrics.commit_operations.observe(len(batch))
-            self._loop.call_soon_threadsafe(self._settle, batch, *told)
+            self._loop.call_soon_threadsafe(self._settle, batch, *outcome)
         if self._connection is not None:
             self._connection.close()
 

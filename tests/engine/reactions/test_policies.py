@@ -29,9 +29,11 @@ EXAMPLES = settings.default.max_examples  # more of them in proofs
 T = TypeVar("T")
 
 
-@given(base=st.integers(1, MAX_BACKOFF_MS), attempts=st.integers(1, 10_000), luck=st.floats(0, 1))
-def test_a_retry_never_comes_before_the_doubling_nor_after_an_hour(base: int, attempts: int, luck: float) -> None:
-    wait = backoff_ms(base, attempts, luck)
+@given(base=st.integers(1, MAX_BACKOFF_MS), attempts=st.integers(1, 10_000), random_share=st.floats(0, 1))
+def test_a_retry_never_comes_before_the_doubling_nor_after_an_hour(
+    base: int, attempts: int, random_share: float
+) -> None:
+    wait = backoff_ms(base, attempts, random_share)
     assert min(base * 2 ** min(attempts - 1, 20), MAX_BACKOFF_MS) <= wait <= MAX_BACKOFF_MS
     assert backoff_ms(base, attempts, 0) <= wait
 

@@ -212,7 +212,7 @@ class _Sheet:
         tx.update("tape_effects", ("run_id", "idempotency_key"), _OUTCOME, [_outcome(effect) for effect in settled])
 
     def result(self, decided: Key | Result) -> Result:
-        """A result as it is told: the effect that was begun has its place in the journal by now."""
+        """The result for the caller, with the effect as it was written to the journal."""
         return Begun(self._effects[decided], existed=False) if isinstance(decided, tuple) else decided
 
 

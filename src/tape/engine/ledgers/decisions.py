@@ -1,4 +1,4 @@
-"""Decisions: what a model chose, recorded once, so that a re-driven run chooses the same again."""
+"""Decisions: the choices of a model, recorded once, so that a replayed run makes the same choices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS = columns(Decision)
 
 
 def find(reader: Reader | Transaction, run_id: str, decision_index: int) -> Decision | None:
-    """The decision at a place of a run, or None."""
+    """The decision of a run with this index, or None."""
     row = reader.one(
         f"SELECT {_COLUMNS} FROM tape_decisions WHERE run_id = ? AND decision_index = ?", run_id, decision_index
     )
@@ -37,7 +37,7 @@ def find(reader: Reader | Transaction, run_id: str, decision_index: int) -> Deci
 
 
 def record(tx: Transaction, wanted: Decision, *, owner: str = "", trace: Trace = NO_TRACE) -> Decision:
-    """Record a decision. A place that is taken keeps what it has, and that is the answer."""
+    """Record a decision. If the index has a decision already, that one is returned unchanged."""
     run = runs.get_writable(tx, wanted.run_id, owner)
     if (existing := find(tx, wanted.run_id, wanted.decision_index)) is not None:
         return existing

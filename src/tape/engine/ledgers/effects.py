@@ -1,7 +1,7 @@
-"""Effects: what a run does to the world. Pending before the act, settled after it, never twice.
+"""Effects: calls of a run to external systems. Pending before the call, settled after it, never executed twice.
 
-An *inline* effect is carried out by the agent. An *outbox* effect waits here until a dispatcher
-claims it, and is the only way to do something that must not be repeated.
+An *inline* effect is executed by the agent. An *outbox* effect waits here until a dispatcher claims it; only an
+outbox effect can do something that must not be repeated.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DEFAULT_LIMIT = 200
 PENDING, CONFIRMED, FAILED, UNKNOWN = EffectStatus
 SETTLED = frozenset({CONFIRMED, FAILED})
 
-# What a dispatcher or an observation may make of an effect. What is confirmed stays so; a failed one
-# can still turn out to have happened.
+# Transitions by a dispatcher or an observation. A confirmed effect stays confirmed; a failed one
+# can still be observed as confirmed.
 OBSERVING: Mapping[EffectStatus, frozenset[EffectStatus]] = {
     PENDING: frozenset({PENDING, CONFIRMED, FAILED, UNKNOWN}),
     UNKNOWN: frozenset({PENDING, CONFIRMED, FAILED, UNKNOWN}),
@@ -99,22 +99,22 @@ def get(reader: Reader | Transaction, run_id: str, key: str) -> Effect:
 
 
 def key_of(run_id: str, decision_index: int, tool_name: str, call_index: int) -> str:
-    """The idempotency key of a call: the same call of a re-driven run has the same."""
-    place = f"decision-{decision_index}" if decision_index >= 0 else "no-decision"
-    return f"{run_id}/{place}/{tool_name}/{call_index}"
+    """The idempotency key of a call: the same call of a replayed run has the same key."""
+    decision = f"decision-{decision_index}" if decision_index >= 0 else "no-decision"
+    return f"{run_id}/{decision}/{tool_name}/{call_index}"
 
 
 # ── begin ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """A refusal that is on the journal: it must be committed, so it is an answer and not an exception."""
+    """A rejection that is written to the journal: it must be committed, so it is a result and not an exception."""
 
     error: ScopeDenied
 
 
 def check(wanted: Effect) -> None:
-    """Raise if no run whatever could begin this effect."""
+    """Raise if no run could begin this effect."""
     if not wanted.tool_name:
         raise InvalidInput("tool_name is empty.")
     for name in ("tool_name", "idempotency_key", "business_key", "connector", "scope"):
@@ -122,7 +122,7 @@ def check(wanted: Effect) -> None:
     if wanted.semantics == EffectSemantics.NON_IDEMPOTENT:
         if wanted.dispatch_mode == DispatchMode.INLINE:
             raise IllegalTransition(
-                "A NON_IDEMPOTENT effect cannot be dispatched INLINE: nobody could tell after a crash whether it"
+                "A NON_IDEMPOTENT effect cannot be dispatched INLINE: after a crash it would be unknown whether it"
                 " happened. Use dispatch_mode OUTBOX with a connector."
             )
         if not wanted.scope:
@@ -132,7 +132,7 @@ def check(wanted: Effect) -> None:
 
 
 def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO_TRACE) -> tuple[Effect, bool] | Denied:
-    """Begin an effect before it is carried out. One that exists already is the answer, with its outcome, and True."""
+    """Begin an effect before its execution. If it exists already, that effect with its outcome and True."""
     run = runs.get_writable(tx, wanted.run_id, owner)
     if wanted.scope and wanted.scope not in run.scopes:
         return _deny(tx, run, wanted, trace)
@@ -149,7 +149,7 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
 
 
 def describe_begin(wanted: Effect) -> tuple[str, dict[str, Any]]:
-    """What the journal says of an effect that begins: subject and payload."""
+    """Subject and payload of the entry of an effect that begins."""
     payload = {
         "tool": wanted.tool_name,
         "decision_index": wanted.decision_index,
@@ -205,7 +205,7 @@ def complete(
     owner: str = "",
     trace: Trace = NO_TRACE,
 ) -> Effect:
-    """Say how a pending effect went. One that is settled already is the answer, unchanged."""
+    """Record the outcome of a pending effect. A settled effect is returned unchanged."""
     after = completed_status(status)
     run = runs.get_writable(tx, run_id, owner)
     before = find(tx, run_id, key)
@@ -228,14 +228,14 @@ def completed_status(number: int) -> EffectStatus:
 
 
 def completed(before: Effect, after: EffectStatus, response_json: str, error_json: str) -> Effect:
-    """The effect as it is when it has gone like this."""
+    """The effect with this outcome."""
     return msgspec.structs.replace(
         before, status=after, response_json=response_json, error_json=error_json, **_UNCLAIMED
     )
 
 
 def effect_not_begun(run_id: str, key: str) -> IllegalTransition:
-    """What somebody is told who completes what was never begun."""
+    """The error for completing an effect that was never begun."""
     return IllegalTransition(f"complete_effect before begin_effect: {key!r} of run {run_id!r} was never begun.")
 
 
@@ -249,7 +249,7 @@ def reconcile(
     error_json: str = "",
     trace: Trace = NO_TRACE,
 ) -> Effect:
-    """Decide what became of an effect that was left open. One that is settled already is the answer."""
+    """Resolve an effect with an open outcome. A settled effect is returned unchanged."""
     after = parse(EffectStatus, "resolved_status", status)
     run = runs.get(tx, run_id)
     before = get(tx, run_id, key)
@@ -276,7 +276,7 @@ def observe(
     claimer: str = "",
     trace: Trace = NO_TRACE,
 ) -> Effect:
-    """Record what looking at the outside world showed about an effect."""
+    """Record what the external system reports about an effect."""
     seen = parse(Resolution, "resolution", resolution)
     run = runs.get(tx, run_id)
     before = get(tx, run_id, key)
@@ -335,7 +335,7 @@ def _settle(tx: Transaction, run: Run, effect: Effect, verb: str, facts: dict[st
 
 
 def describe_settlement(effect: Effect, verb: str) -> tuple[str, dict[str, Any]]:
-    """What the journal says of an effect that is settled: subject and payload."""
+    """Subject and payload of the entry of an effect that is settled."""
     payload = {"tool": effect.tool_name, "idempotency_key": effect.idempotency_key, "status": verb}
     return subject.effect(verb, effect.tool_name, effect.run_id), payload
 
@@ -344,7 +344,7 @@ def describe_settlement(effect: Effect, verb: str) -> tuple[str, dict[str, Any]]
 
 
 def list_dispatchable(reader: Reader, *, now: int = 0, connector: str = "", limit: int = 0) -> list[Effect]:
-    """Outbox effects that are due and that nobody has claimed, the longest due first."""
+    """List outbox effects that are due and not claimed, longest due first."""
     moment = now or now_ms()
     narrowed, params = (" AND connector = ?", [connector]) if connector else ("", [])
     return load_all(
@@ -362,7 +362,7 @@ def list_dispatchable(reader: Reader, *, now: int = 0, connector: str = "", limi
 
 
 class EffectClaim(msgspec.Struct, frozen=True):
-    """What became of the wish to dispatch an effect."""
+    """The result of a claim: the effect, whether it was acquired, and the owner of an expired claim before it."""
 
     effect: Effect | None
     acquired: bool
@@ -372,7 +372,7 @@ class EffectClaim(msgspec.Struct, frozen=True):
 def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int, renew: bool = False) -> EffectClaim:
     """Claim an outbox effect for dispatching, or renew a claim.
 
-    Whoever held a claim that ran out is named: it may have sent the effect, and vanished before it said so.
+    `previous_claimer` is the owner of an expired claim: it may have sent the effect without reporting it.
     """
     if not claimer:
         raise InvalidInput("claimer is empty; a claim needs a name.")
@@ -396,7 +396,7 @@ def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int
 def _check_claim(effect: Effect, claimer: str) -> None:
     if claimer and effect.dispatch_claimed_by != claimer:
         holder = f"is claimed by {effect.dispatch_claimed_by!r}" if effect.dispatch_claimed_by else "is not claimed"
-        raise LeaseHeld(f"The effect {effect.idempotency_key!r} {holder}; the claim of {claimer!r} has run out.")
+        raise LeaseHeld(f"The effect {effect.idempotency_key!r} {holder}; the claim of {claimer!r} has expired.")
 
 
 def record_attempt(
@@ -437,7 +437,7 @@ def record_attempt(
 def list_open(
     reader: Reader, *, older_than_ms: int = 0, pending: bool = True, unknown: bool = True, limit: int = 0
 ) -> list[Effect]:
-    """Effects whose outcome nobody knows: all unknown ones, and pending ones that are old."""
+    """List effects with an open outcome: all unknown ones, and pending ones that are old."""
     if not pending and not unknown:
         pending = unknown = True
     conditions = []

@@ -1,4 +1,4 @@
-"""Gates: a run parks at a gate until somebody sends the signal it waits for. A gate works once per run."""
+"""Gates: a run waits at a gate until a signal is sent to it. A gate is used once per run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tape.store.records import Record, columns, insert, load, store
 
 
 class GateSignal(Record, frozen=True):
-    """A row of tape_signals: what a gate was asked and what it was answered."""
+    """A row of tape_signals: the context of a gate and its resolution."""
 
     run_id: str
     gate_name: str
@@ -42,7 +42,7 @@ def find(reader: Reader | Transaction, run_id: str, gate_name: str) -> GateSigna
 def wait(
     tx: Transaction, run_id: str, gate_name: str, *, payload_json: str = "", owner: str = "", trace: Trace = NO_TRACE
 ) -> GateSignal:
-    """The answer if it has come; otherwise the run parks at the gate and gives up its lease."""
+    """The signal if it was sent; otherwise the run waits at the gate and releases its lease."""
     _check_gate(gate_name)
     run = runs.get_writable(tx, run_id, owner)
     signal = find(tx, run_id, gate_name)
@@ -71,7 +71,7 @@ def wait(
 def send(
     tx: Transaction, run: Run, gate_name: str, *, resolution_json: str = "", trace: Trace = NO_TRACE
 ) -> RunStatus | None:
-    """Answer a gate. The run's new status if it was waiting there; the first answer stays."""
+    """Send a signal to a gate; the first one counts. Returns the run's new status if it was waiting there."""
     _check_gate(gate_name)
     signal = find(tx, run.run_id, gate_name)
     if signal is None:
@@ -89,7 +89,7 @@ def send(
 
 
 def run_for_signal(tx: Transaction, run_id: str, app_name: str, user_id: str, session_id: str) -> Run:
-    """The run a signal is for: by its id, or the newest of a session."""
+    """The run of a signal: by its id, or the newest run of a session."""
     if run_id:
         return runs.get(tx, run_id)
     run = runs.find_newest_of_session(tx, app_name, user_id, session_id)

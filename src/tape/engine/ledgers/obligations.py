@@ -1,8 +1,7 @@
-"""Obligations: what must be undone if a run fails. The newest is undone first.
+"""Obligations: compensations of a run, executed if it fails, newest first.
 
-An obligation is *owed* once its run has failed, was cancelled, or is compensating or stuck. What a healthy
-run has registered waits and is in nobody's way. A duplicate is owed whatever becomes of the run, and has no turn
-to wait for.
+An obligation is *owed* once its run has failed, was cancelled, or is compensating or stuck. Obligations of a
+healthy run only wait. A duplicate is owed whatever the status of the run, and is compensated in any order.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DEFAULT_LIMIT = 500
 
 PENDING, COMMITTED, COMPENSATED, STUCK = ObligationStatus
 
-# An attempt that did not succeed is tried again or gives up; a stuck one may be taken up by hand.
+# A failed attempt is retried or makes the obligation stuck; an operator may resume a stuck one.
 ATTEMPTING = {
     PENDING: frozenset({PENDING, STUCK}),
     COMMITTED: frozenset({PENDING, STUCK}),
@@ -96,9 +95,9 @@ def register(
     act: str = "",
     trace: Trace = NO_TRACE,
 ) -> Obligation:
-    """Take on an obligation; the same one again is the one that is there.
+    """Register an obligation; a repeated registration returns the existing one.
 
-    `act` tells a duplicate from the effect's own act, which may have an obligation of the same kind.
+    `act` distinguishes a duplicate from the effect itself, which may have an obligation of the same kind.
     """
     if not kind:
         raise InvalidInput("kind is empty; say what is to be undone, for example 'refund'.")
@@ -152,9 +151,9 @@ def claim(
     renew: bool = False,
     trace: Trace = NO_TRACE,
 ) -> tuple[Obligation | None, bool]:
-    """Claim an obligation that is due, or one whose claimer has vanished; True if it is this claimer's now.
+    """Claim an obligation that is due or whose claim has expired; True if the claim succeeded.
 
-    With `only_owed` it must be its turn, and its run is compensating from now on.
+    With `only_owed` it must be the next one of its run, and the run becomes COMPENSATING.
     """
     if not claimer:
         raise InvalidInput("claimer is empty; a claim needs a name.")
@@ -180,9 +179,9 @@ def claim(
 
 
 def reopen(tx: Transaction, run: Run, effect_key: str, trace: Trace) -> None:
-    """An effect has turned out to have happened: what was settled because nothing was to be undone counts again.
+    """Reopen the compensated obligations of an effect that was confirmed later.
 
-    The act may have been under way while its run was cancelled and compensated.
+    The effect may have been in progress while its run was cancelled and compensated.
     """
     rows = tx.query(
         f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ? AND effect_key = ? AND act = ''"
@@ -198,7 +197,7 @@ def reopen(tx: Transaction, run: Run, effect_key: str, trace: Trace) -> None:
 
 
 def _is_next_to_undo(tx: Transaction, obligation: Obligation) -> bool:
-    """Whether it is owed, and nothing newer of its run is left to undo."""
+    """Whether it is owed and no newer obligation of its run is open."""
     if obligation.owed != Owed.BECAUSE_RUN_FAILED:
         return obligation.owed == Owed.ALWAYS
     newer = f"SELECT 1 FROM tape_obligations WHERE run_id = ? AND seq > ? AND {_LEFT_TO_COMPENSATE} LIMIT 1"
@@ -206,7 +205,7 @@ def _is_next_to_undo(tx: Transaction, obligation: Obligation) -> bool:
 
 
 def _settle_run(tx: Transaction, obligation: Obligation, trace: Trace) -> None:
-    """Let the run follow its obligations: stuck with one, and what it was before when all are undone."""
+    """Update the run: STUCK with a stuck obligation, its former status when all are compensated."""
     run = runs.get(tx, obligation.run_id)
     if obligation.owed != Owed.BECAUSE_RUN_FAILED or run.status not in runs.UNDOING:
         return
@@ -229,7 +228,7 @@ def _check_claim(obligation: Obligation, claimer: str) -> None:
         holder = f"is claimed by {obligation.claimed_by!r}" if obligation.claimed_by else "is not claimed"
         raise LeaseHeld(
             f"The obligation {obligation.seq} of run {obligation.run_id!r} {holder};"
-            f" the claim of {claimer!r} has run out."
+            f" the claim of {claimer!r} has expired."
         )
 
 
@@ -245,7 +244,7 @@ def record_attempt(
     uncounted: bool = False,
     trace: Trace = NO_TRACE,
 ) -> Obligation:
-    """Record an attempt that did not succeed: tried again at `next_at_ms`, or stuck when that is enough."""
+    """Record a failed attempt: retried at `next_at_ms`, or stuck after the last attempt."""
     before = get(tx, run_id, seq)
     _check_claim(before, claimer)
     attempts = before.attempts + (0 if uncounted else 1)
@@ -284,7 +283,7 @@ def resolve(
     claimer: str = "",
     trace: Trace = NO_TRACE,
 ) -> Obligation:
-    """Settle an obligation: it was undone, or it never will be. Unspecified means undone."""
+    """Resolve an obligation as COMPENSATED (default) or STUCK."""
     after = COMPENSATED if status == 0 else parse(ObligationStatus, "status", status)
     if after not in (COMPENSATED, STUCK):
         raise InvalidInput(f"status {after.name} resolves nothing; use COMPENSATED (3) or STUCK (4).")
@@ -318,7 +317,7 @@ def _change(tx: Transaction, obligation: Obligation, verb: str, facts: dict[str,
 
 
 def list_of_run(reader: Reader, run_id: str, *, only_unresolved: bool = False, status: int = 0) -> list[Obligation]:
-    """A run's obligations, the newest first; a status wins over `only_unresolved`."""
+    """List a run's obligations, newest first; a status overrides `only_unresolved`."""
     condition, params = "", []
     if status:
         condition, params = " AND status = ?", [int(parse(ObligationStatus, "status_filter", status))]
@@ -342,9 +341,9 @@ def list_unresolved(
     only_owed: bool = False,
     limit: int = 0,
 ) -> list[Obligation]:
-    """Obligations of all runs that somebody should see to; without a wish, the due and the abandoned ones.
+    """List obligations of all runs that need an attempt. Default: due ones and those with an expired claim.
 
-    With `only_owed` those whose turn it is: at most one of each run, and duplicates.
+    With `only_owed` only the next one of each run, and duplicates.
     """
     moment = now or now_ms()
     if pending or not (stuck or abandoned):

@@ -1,7 +1,7 @@
-"""Rollups: how much happened, how it ended and how long it took, per minute, hour and day.
+"""Rollups: counts, outcomes and durations per minute, hour and day.
 
-A round adds a stretch of the journal to the tables in the same transaction that moves the position, so that each
-entry is counted once, whoever is killed and however many jobs run.
+A batch adds a range of the journal to the tables in the transaction that moves the position, so that each
+entry is counted once, also after a crash and with several jobs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class CountRollup(msgspec.Struct, frozen=True):
 
 
 class DurationRollup(msgspec.Struct, frozen=True):
-    """What effects of one tool, or runs, of one tenant took that ended one way in one window.
+    """Durations of effects of one tool, or of runs, of one tenant and outcome in one window.
 
-    `unpaired` ended, too, but nobody knows when they began.
+    `unpaired` is the number of those whose beginning is unknown.
     """
 
     start_ms: int
@@ -53,7 +53,7 @@ class DurationRollup(msgspec.Struct, frozen=True):
 
 
 class OpenInterval(msgspec.Struct, frozen=True):
-    """An effect or a run that has begun and not ended yet; `name` tells the effects of a run apart."""
+    """An effect or a run that has not ended yet; `name` is the effect's key."""
 
     run_id: str
     measure: str
@@ -65,12 +65,12 @@ class OpenInterval(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What is the same in all entries about it."""
+        """The key that its first and its last entry share."""
         return self.run_id, self.measure, self.name
 
 
 class RollupPosition(msgspec.Struct, frozen=True):
-    """How far the journal is counted, from and up to which time windows are complete, and what came late."""
+    """The position of the rollups, the time range of complete windows, and the number of late entries."""
 
     global_seq: int = 0
     since_ms: int = 0
@@ -79,17 +79,17 @@ class RollupPosition(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> tuple[int, int]:
-        """From when until when every minute has all of its entries.
+        """The time range in which every minute is complete.
 
-        Time never runs backwards along the journal, so what is not counted yet is not older than the watermark.
+        Timestamps never decrease along the journal, so entries that are not counted yet are not before the watermark.
         """
-        if self.late:  # a journal that was put together by other means: nothing is sure
+        if self.late:  # the journal's timestamps are not in order: no window is known to be complete
             return 0, 0
         return self.since_ms, self.watermark_ms // MINUTE_MS * MINUTE_MS
 
 
 class RollupBatch(msgspec.Struct, frozen=True):
-    """What was found between two places of the journal: its minutes, and what has begun and ended in it."""
+    """The sums of a range of the journal per minute, and the effects and runs that began and ended in it."""
 
     after: int
     position: RollupPosition
@@ -100,7 +100,7 @@ class RollupBatch(msgspec.Struct, frozen=True):
 
 
 def read_position(reader: Reader | Transaction) -> RollupPosition:
-    """How far the journal is counted."""
+    """Read the position of the rollups."""
     row = reader.one("SELECT global_seq, since_ms, watermark_ms, late FROM tape_rollup_position WHERE id = 1")
     assert row is not None, "the migration puts the row there"
     return RollupPosition(*row)
@@ -133,7 +133,7 @@ def read_open(reader: Reader) -> list[OpenInterval]:
 
 
 def add_batch(tx: Transaction, batch: RollupBatch) -> bool:
-    """Add a stretch to all widths; does nothing if another job has counted from there."""
+    """Add a batch to all widths; False if another job has moved the position."""
     if read_position(tx).global_seq != batch.after:
         return False
     _add_counts(tx, batch.counts)

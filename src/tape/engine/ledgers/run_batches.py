@@ -1,4 +1,4 @@
-"""Runs begun many at once, for somebody else to take up."""
+"""Batches of runnable runs, for workers to claim."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tape.store.records import row_of
 
 
 class RunOpening(msgspec.Struct, frozen=True):
-    """A run to begin: its ids, what its first entry says beside them, and its trace."""
+    """A run to begin, extra fields for the payload of its first entry, and its trace."""
 
     run: Run
     extra_payload: Mapping[str, Any]
@@ -32,7 +32,7 @@ def find_taken_ids(tx: Transaction, run_ids: Sequence[str]) -> set[str]:
 
 
 def open_runs(tx: Transaction, openings: Sequence[RunOpening]) -> list[Draft]:
-    """Begin runs that are free for whoever comes first, and the entry of each, for the caller to append.
+    """Insert runnable runs; returns the entry of each for the caller to append.
 
     Their ids must be new; the caller sees to that with `taken_ids`.
     """

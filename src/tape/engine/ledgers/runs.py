@@ -1,4 +1,4 @@
-"""Runs: durable, multi-step work that one owner at a time carries on, under a lease."""
+"""Runs: durable executions with several steps, carried out by one lease owner at a time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PLAYBOOKS = "playbooks"
 
 ENDED = frozenset({RunStatus.TERMINAL, RunStatus.FAILED, RunStatus.STUCK, RunStatus.CANCELLED})
 _ENDINGS = ENDED | {RunStatus.COMPENSATING}
-# What a run has registered to be undone is owed while it is one of these.
+# The obligations of a run are owed while it has one of these statuses.
 UNDOING = frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.COMPENSATING, RunStatus.STUCK})
 
-# How a run may end, from where it stands. A run that is ended may still have to undo what it did.
+# The final statuses that a run may get, by its current status. An ended run may still have to compensate.
 ENDING: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.RUNNABLE: _ENDINGS,
     RunStatus.RUNNING: _ENDINGS,
@@ -97,7 +97,7 @@ def get(reader: Reader | Transaction, run_id: str) -> Run:
 
 
 def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
-    """The run, if this owner may write to it: nobody else holds an unexpired lease on it.
+    """The run, if this owner may write to it. Raises LeaseHeld if another owner has an unexpired lease.
 
     A caller that does not name itself is let through: older clients never do.
     """
@@ -107,7 +107,7 @@ def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
 
 
 def check_lease(run: Run, owner: str) -> None:
-    """Raise LeaseHeld if somebody else than this owner has the run."""
+    """Raise LeaseHeld if another owner has an unexpired lease on the run."""
     if owner and run.lease_owner and run.lease_owner != owner and run.lease_expires_at_ms > now_ms():
         raise LeaseHeld(
             f"The run {run.run_id!r} is leased to {run.lease_owner!r} for another"
@@ -116,7 +116,7 @@ def check_lease(run: Run, owner: str) -> None:
 
 
 def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Entry:
-    """Append an entry to a run's journal; it carries whose run it is."""
+    """Append an entry to a run, with the run's identity."""
     appender = tx.enlist(Appender)
     appender.cache_run_seq(run.run_id, run.seq_cursor)
     return appender.append([draft_of(run, subject, payload, trace)])[0]
@@ -143,7 +143,7 @@ def with_cursor(tx: Transaction, run: Run) -> Run:
     return msgspec.structs.replace(run, seq_cursor=appender.run_seq(run.run_id))
 
 
-# ── life of a run ────────────────────────────────────────────────────────────────────────────────
+# ── lifecycle of a run ────────────────────────────────────────────────────────────────────────────────
 
 
 def begin(
@@ -156,10 +156,10 @@ def begin(
     extra_payload: Mapping[str, Any] | None = None,
     is_recoverable: bool = False,
 ) -> tuple[Run, bool]:
-    """Begin a run, or take it up again: the same invocation is the same run. True if it was there already.
+    """Begin a run, or resume it: the same invocation is the same run. True if it existed already.
 
     `wanted` carries the four ids and who the run acts for; the rest is filled in here. `about` goes into
-    the entry of a new run; one that is recoverable is free for whoever comes first.
+    the entry of a new run; a recoverable run starts with an expired lease.
     """
     for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
         check_id(name, getattr(wanted, name))
@@ -200,7 +200,7 @@ def begin(
 
 
 def _resume_existing(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
-    """Begin of a run that exists: it runs again, unless it has come to its end or is stuck."""
+    """Resume an existing run, unless it is terminal or stuck."""
     check_lease(run, owner)
     if run.status in (RunStatus.TERMINAL, RunStatus.STUCK):
         return with_cursor(tx, run)
@@ -208,9 +208,9 @@ def _resume_existing(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Ru
 
 
 def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bool = False) -> Run:
-    """Take a run's lease, or renew it: the way to recover a run, and its heartbeat.
+    """Lease a run to recover it, or renew its lease (heartbeat).
 
-    With `renew` the lease must be this owner's still: a heartbeat that comes late does not wake a parked run.
+    With `renew` the lease must still be this owner's: a late heartbeat does not wake a waiting run.
     """
     run = get_writable(tx, run_id, owner)
     if renew and (run.status != RunStatus.RUNNING or run.lease_owner != owner):
@@ -232,7 +232,7 @@ def _store_lease(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
 
 
 def leased(run: Run, owner: str, lease_ms: int) -> Run:
-    """The run as it is when somebody has taken it."""
+    """The run with a new lease."""
     return msgspec.structs.replace(
         run,
         status=RunStatus.RUNNING,
@@ -243,7 +243,7 @@ def leased(run: Run, owner: str, lease_ms: int) -> Run:
     )
 
 
-# The columns that tell how a run stands.
+# The columns of a run's status and lease.
 STATE_COLUMNS = (
     "run_id",
     "status",
@@ -258,7 +258,7 @@ STATE_COLUMNS = (
 
 
 def state_row(run: Run) -> tuple[Any, ...]:
-    """How a run stands, as a row of these columns."""
+    """A run's status and lease, as a row of these columns."""
     return (
         run.run_id,
         int(run.status),
@@ -273,7 +273,7 @@ def state_row(run: Run) -> tuple[Any, ...]:
 
 
 def _clear_obligations(tx: Transaction, run: Run) -> None:
-    """Let a run that failed go on, unless what it did is being undone: it would build on what is no longer there."""
+    """Clear the obligations of a failed run that is resumed. Raises IllegalTransition if it is being compensated."""
     row = tx.one(
         f"SELECT count(*) FROM tape_obligations WHERE run_id = ? AND owed = {Owed.BECAUSE_RUN_FAILED}"
         f" AND (status <> {ObligationStatus.PENDING} OR attempts > 0)",
@@ -304,7 +304,7 @@ def end(
     owner: str = "",
     trace: Trace = NO_TRACE,
 ) -> Run:
-    """End a run, or let it go over to compensating. Ending it the same way again changes nothing.
+    """End a run, or make it COMPENSATING. Repeating the same status changes nothing.
 
     `dead_task_id` is the command whose dead letter fails the run: redriving that task reopens the run.
     """
@@ -332,14 +332,14 @@ def end(
             f" AND owed = {Owed.IF_RUN_FAILS} AND status <> {ObligationStatus.COMPENSATED}",
             run_id,
         )
-    elif before.status in UNDOING:  # it was compensating by itself, and says that all is well now
+    elif before.status in UNDOING:  # the run has compensated itself and reports success
         _clear_owed(tx, run_id)
     journal(tx, run, *describe_end(run), trace)
     return with_cursor(tx, run)
 
 
 def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
-    """The run as it is when it has ended like this."""
+    """The run with this final status."""
     return msgspec.structs.replace(
         run,
         status=after,
@@ -353,14 +353,14 @@ def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
 
 
 def describe_end(run: Run) -> tuple[str, dict[str, Any]]:
-    """What the journal says of a run that has ended: subject and payload."""
+    """Subject and payload of the entry of a run that has ended."""
     verb = run.status.name.lower()
     payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": verb}
     return subject_of(run, verb), payload
 
 
 def reopen(tx: Transaction, run: Run, *, trace: Trace = NO_TRACE) -> None:
-    """Let a run that failed be taken up by whoever comes first, unless what it did is being undone."""
+    """Make a failed run runnable again. Raises IllegalTransition if the run is being compensated."""
     _clear_obligations(tx, run)
     run = msgspec.structs.replace(
         run, status=RunStatus.RUNNABLE, ended_at_ms=0, detail_json="", former_status=0, dead_task_id=""
@@ -371,7 +371,7 @@ def reopen(tx: Transaction, run: Run, *, trace: Trace = NO_TRACE) -> None:
 
 
 def _former(run: Run, after: RunStatus) -> int:
-    """What a run will be again when all it did is undone."""
+    """The status that a run returns to when its compensation is complete."""
     if after not in (RunStatus.COMPENSATING, RunStatus.STUCK):
         return 0
     return int(run.status) if run.status in (RunStatus.FAILED, RunStatus.CANCELLED) else run.former_status
@@ -386,11 +386,11 @@ def _lease(lease_ms: int) -> int:
     return lease_ms if lease_ms > 0 else DEFAULT_LEASE_MS
 
 
-# ── looking for runs ─────────────────────────────────────────────────────────────────────────────
+# ── queries ─────────────────────────────────────────────────────────────────────────────
 
 
 def list_recoverable(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
-    """Runs that somebody should carry on: runnable, abandoned, or waiting for a signal that has come."""
+    """List runs to recover: runnable, with an expired lease, or waiting for a signal that was delivered."""
     narrowed, params = (" AND app_name = ?", [app_name]) if app_name else (f" AND app_name <> '{PLAYBOOKS}'", [])
     # SQLite would go through every execution that waits for a worker to find the few runs that are meant.
     by = " INDEXED BY tape_runs_to_recover" if reader.dialect == "sqlite" and not app_name else ""
@@ -421,7 +421,7 @@ def list_newest_first(
     before: tuple[int, str] = (0, ""),
     limit: int = 0,
 ) -> list[Run]:
-    """Runs of everybody, an app, a user or a session, the newest first; `before` is where a page ended."""
+    """List runs of all apps, an app, a user or a session, newest first; `before` is the last run of a page."""
     owner_ids = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
     for outer, inner in (("app_name", "user_id"), ("user_id", "session_id")):
         if owner_ids[inner] and not owner_ids[outer]:

@@ -1,7 +1,7 @@
-"""Timers: something is due at a time.
+"""Timers: durable deadlines of runs.
 
-Claiming one marks it fired, so that nobody else gets it. Leasing one keeps others away until whoever
-leased it says that it is done, or vanishes: then it comes again.
+A claim marks a timer as fired, so no other worker gets it. A leased timer is redelivered unless it is completed
+before the lease expires.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def cancel(tx: Transaction, run_id: str, timer_id: str) -> bool:
 
 
 def list_due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
-    """Timers that are due, have not fired and are leased to nobody, the longest due first."""
+    """List timers that are due, not fired and not leased, longest due first."""
     rows = reader.query(
         f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? AND claim_expires_at_ms <= ?"
         " ORDER BY fire_at_ms, timer_id LIMIT ?",
@@ -70,7 +70,7 @@ def list_due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> l
 
 
 def claim_due(tx: Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
-    """Due timers, marked as fired: nobody else gets them."""
+    """Claim due timers: they are marked as fired, and no other worker gets them."""
     claimed = list_due(tx, now=now, limit=limit)
     for timer in claimed:
         tx.execute("UPDATE tape_timers SET fired = 1 WHERE run_id = ? AND timer_id = ?", timer.run_id, timer.timer_id)
@@ -78,7 +78,7 @@ def claim_due(tx: Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
 
 
 def lease_due(tx: Transaction, *, claimer: str, lease_ms: int = 0, now: int = 0, limit: int = 0) -> list[Timer]:
-    """Due timers, leased to this claimer: they come again unless it completes them in time."""
+    """Lease due timers: they are redelivered unless the claimer completes them before the lease expires."""
     expires = now_ms() + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS)
     leased = [
         msgspec.structs.replace(timer, claimed_by=claimer, claim_expires_at_ms=expires)
@@ -92,7 +92,7 @@ def lease_due(tx: Transaction, *, claimer: str, lease_ms: int = 0, now: int = 0,
 def complete(tx: Transaction, run_id: str, timer_id: str, *, claimer: str) -> bool:
     """Mark a leased timer as fired; False if it is no longer this claimer's."""
     if not claimer:
-        raise InvalidInput("claimer is empty; only who leased a timer can complete it.")
+        raise InvalidInput("claimer is empty; only the lease owner can complete a timer.")
     return (
         tx.execute(
             "UPDATE tape_timers SET fired = 1, claimed_by = '', claim_expires_at_ms = 0"

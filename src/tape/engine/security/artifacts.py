@@ -1,4 +1,4 @@
-"""Large fields: kept in an object store under the hash of their content; entries carry the reference."""
+"""Artifacts: large payload fields, stored in an object store by content hash; entries have a reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Artifact(NamedTuple):
 
 
 class Artifacts:
-    """One identity's artifacts are in a folder of their own: nobody can guess another's by its content."""
+    """Artifacts by identity: each identity has a folder of its own, so a content hash gives no access to others."""
 
     def __init__(self, url: str, threshold_bytes: int) -> None:
         self._backend = _open(url)

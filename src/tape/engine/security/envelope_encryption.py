@@ -1,7 +1,7 @@
-"""Envelope encryption: a secret is sealed with a data key of its own, and a master key wraps that.
+"""Envelope encryption: a secret is encrypted with a data key of its own, and a master key wraps the data key.
 
-Both layers are AES-256-GCM, and both are bound to where they belong (alias and version): what was sealed for one place
-does not open in another.
+Both layers are AES-256-GCM with alias and version as associated data: a secret that was sealed for one alias and
+version does not open as another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NONCE_BYTES = 12
 
 
 class MasterKeys(Protocol):
-    """What wraps data keys. It never sees a secret; whoever has it and the database can read all of them."""
+    """Wraps data keys. It never sees a secret; its keys and the database together reveal all secrets."""
 
     name: str
 
@@ -27,13 +27,13 @@ class MasterKeys(Protocol):
         """The id of the master key in use, and the data key wrapped with it."""
 
     def unwrap(self, master_key: str, wrapped: bytes, binding: bytes) -> bytes:
-        """The data key. Raises SecretDamaged if it was wrapped for another place or changed since."""
+        """The data key. Raises SecretDamaged if it was wrapped for another alias or version, or altered."""
 
     def renew(self, in_use: frozenset[str]) -> str:
-        """Begin a new master key, and say which; those that nothing was wrapped with any more may go."""
+        """Create a new master key and return its id; keys that no secret uses may be removed."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class SealedSecret(NamedTuple):
@@ -55,7 +55,7 @@ def seal(secret: bytes, binding: str, keys: MasterKeys) -> SealedSecret:
 
 
 def unseal(sealed: SealedSecret, binding: str, keys: MasterKeys) -> bytes:
-    """The secret. Raises SecretDamaged if it was sealed for another place or changed since."""
+    """The secret. Raises SecretDamaged if it was sealed for another alias or version, or altered."""
     data_key = keys.unwrap(sealed.master_key, sealed.wrapped_key, _associated_data("key", binding))
     return decrypt(data_key, sealed.sealed, _associated_data("secret", binding))
 
@@ -67,7 +67,7 @@ def encrypt(key: bytes, plain: bytes, associated_data: bytes) -> bytes:
 
 
 def decrypt(key: bytes, blob: bytes, associated_data: bytes) -> bytes:
-    """What `encrypt` was given. Raises SecretDamaged if key, place or a single bit is another."""
+    """Decrypt what `encrypt` returned. Raises SecretDamaged if key, associated data or content differ."""
     try:
         return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], associated_data)
     except (InvalidTag, ValueError):

@@ -13,7 +13,7 @@ from tape.engine.security.jwks import ALGORITHMS, KeySet
 from tape.errors import IdentityRequired, SessionOutOfReach, TokenRejected
 from tape.model.principal import Principal, expand_scopes
 
-# Checking a signature costs a tenth of a millisecond: callers that come again are known for a while.
+# Verifying a signature takes about 0.1 ms, so verified tokens are cached.
 MAX_CACHED_TOKENS = 1_024
 
 
@@ -29,7 +29,7 @@ class Authenticator:
         self._verified: dict[str, tuple[int, Mapping[str, Any]]] = {}
 
     async def verify(self, token: str, session: str = "") -> Principal:
-        """The caller that a token proves. A session named beside it takes the place of the claim's."""
+        """The caller that a token proves. A session given beside it overrides that of the claims."""
         generation, claims = self._verified.get(token, (-1, {}))
         if generation != self.keys.generation:
             claims = await self._verify_signature(token)

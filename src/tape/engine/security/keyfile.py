@@ -66,7 +66,7 @@ class KeyFile:
 
     def renew(self, in_use: frozenset[str]) -> str:
         """Put a new key in front. Keys that no secret needs leave; the one just replaced stays until the next time,
-        for whoever is sealing with it right now."""
+        for processes that are sealing with it right now."""
         content = self._read()
         name, key = _new_key()
         kept = {each: text for each, text in content.keys.items() if each in in_use or each == content.primary}
@@ -84,7 +84,7 @@ class KeyFile:
             if self.path.stat().st_mode & 0o077:
                 raise WalletLocked(
                     f"{self.name} can be read by others; it is no secret any more. Run: chmod 600 {self.path}, and"
-                    " `tape wallet rotate` if somebody may have read it."
+                    " `tape wallet rotate` if another user may have read it."
                 )
             text = self.path.read_bytes()
         except OSError as error:

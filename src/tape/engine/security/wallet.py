@@ -1,6 +1,6 @@
-"""The wallet: secrets by alias, sealed in the database, opened for those who need them and shown to nobody else.
+"""The wallet: secrets by alias, encrypted in the database.
 
-Who changes or is given a secret is on the journal; what it says is nowhere: not in entries, logs, errors or reprs.
+Changes and reveals of secrets are journaled. Their values are never in entries, logs, errors or reprs.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Secret = str | dict[str, Any]
 
 
 class SecretSource(Protocol):
-    """Whoever gives secrets out: the wallet, or a server that has one."""
+    """A source of secrets: the wallet, or a client of a server that has one."""
 
     async def reveal(self, alias: str) -> Secret:
         """The secret of an alias: a text, or fields such as `{"url": …, "token": …}`. Raises SecretNotFound."""
 
 
 class SecretInfo(msgspec.Struct, frozen=True):
-    """What may be told about a secret."""
+    """A secret without its value."""
 
     alias: str
     version: int
@@ -99,23 +99,23 @@ class Wallet:
             ) -> bool:
                 return _store(tx, info, sealed, until, by)
 
-            # Somebody else may have set it since we looked; what we sealed is good for one version only.
+            # Another process may have set it meanwhile; a sealed secret is valid for one version only.
             if await self._database.write(store, size=len(plain)):
                 return info
 
     async def find(self, alias: str) -> SecretInfo:
-        """What may be told about the secret of an alias. Raises SecretNotFound."""
+        """The secret of an alias, without its value. Raises SecretNotFound."""
         info = [each for each in await self.list() if each.alias == alias and not each.retires_at_ms]
         if not info:
             raise await self._not_found(alias)
         return info[0]
 
     async def record_reveal(self, alias: str, to: str) -> None:
-        """Put on the journal that a secret is about to be given out, and to whom."""
+        """Journal that a secret is about to be revealed, and to which caller."""
         await self._database.write(lambda tx: _emit(tx, "revealed", alias, {"alias": alias, "to": to}))
 
     async def list(self) -> list[SecretInfo]:
-        """What the wallet holds, by alias."""
+        """List the secrets by alias, without their values."""
         return await self._database.read(_list)
 
     async def delete(self, alias: str, *, by: str = "") -> None:
@@ -147,7 +147,7 @@ class Wallet:
         await self._database.write(lambda tx: _delete_retired(tx, now))
 
     def close(self) -> None:
-        """Let go of what holds the master key."""
+        """Close the connection to the master keys."""
         self._keys.close()
 
     async def _reseal(self, info: SecretInfo) -> SealedSecret | None:
