@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make serve` runs it, `make test` proves it.
+# `make serve` installs and runs a server, `make test` installs the tools and runs the tests.
 
 PYTHON  ?= $(shell command -v python3.11 || command -v python3)
 VENV    := .venv
@@ -24,19 +24,19 @@ lint: $(VENV)/.dev ## Check style, types and the layers of the packages
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-proof: $(VENV)/.dev ## Run the slow proofs, and random examples by the thousand
+proof: $(VENV)/.dev ## Run the slow proofs and the property tests with thousands of examples
 	$(BIN)/python -m pytest -m 'proof or hypothesis' --hypothesis-profile proof $(ARGS)
 
-bench: $(VENV)/.bench ## Measure, side by side with peers (make bench ARGS="append")
+bench: $(VENV)/.bench ## Run the benchmarks, side by side with peers (make bench ARGS="append")
 	$(BIN)/python -m bench $(ARGS)
 
-pipeline-demo: $(VENV)/.dev ## Archive, sum up and report on a made-up journal, on Spark (make pipeline-demo ARGS="--open")
+pipeline-demo: $(VENV)/.dev ## Run archive, rollup, backtest and report on a generated journal, on Spark (make pipeline-demo ARGS="--open")
 	@$(BIN)/tape pipeline demo $(ARGS)
 
-outage-demo: $(VENV)/.dev ## Watch messages wait for a downstream that is away, and leave in order
+outage-demo: $(VENV)/.dev ## Show how messages are spooled and replayed in order during an outage of a downstream
 	@$(BIN)/python scripts/outage_demo.py $(ARGS)
 
-lock: $(VENV)/.dev ## Resolve the dependencies anew into the lock files
+lock: $(VENV)/.dev ## Resolve the dependencies and write the lock files
 	$(BIN)/uv pip compile $(LOCK) --all-extras --group dev pyproject.toml -o requirements-dev.lock
 	$(BIN)/uv pip compile $(LOCK) --extra postgres --extra server -c requirements-dev.lock pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile $(LOCK) $(DEPLOYED:%=--extra %) -c requirements-dev.lock pyproject.toml -o deploy/requirements.lock
@@ -72,7 +72,7 @@ $(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/pyvenv.cfg
 	@$(PIP) install --no-deps -e .
 	@touch $@ $(VENV)/.run
 
-# Peers and their clients live in an environment of their own, so that nothing of ours depends on them.
+# Peers and their clients have an environment of their own, so that Tape does not depend on them.
 $(VENV)/.bench: $(VENV)/.dev bench/requirements-peers.txt
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/python -m pip --disable-pip-version-check --quiet install -r bench/requirements-peers.txt
