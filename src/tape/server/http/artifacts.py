@@ -25,10 +25,10 @@ class ArtifactRoutes:
         tenant, user, session = (
             request.query_params.get(name, own) for name, own in zip(names, caller.triple, strict=True)
         )
-        whose = (tenant, user, session)
-        if whose != caller.triple:
+        identity = (tenant, user, session)
+        if identity != caller.triple:
             require_widening(caller, "another session's artifacts require a verified `admin` or `console:fleet` scope")
             await self._audit.admin_scope_used(caller, "artifacts.get")
-        artifact = await self._artifacts.get(whose, request.path_params["name"])
+        artifact = await self._artifacts.get(identity, request.path_params["name"])
         headers = {"Cache-Control": "private, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
         return Response(artifact.content, media_type=artifact.mime, headers=headers)

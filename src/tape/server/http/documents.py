@@ -257,6 +257,6 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses(content: dict[str, Any], *errors: str) -> dict[str, Any]:
-    refused = {"description": "Refused", "content": _json({"$ref": "#/components/schemas/Error"})}
+    refused = {"description": "Rejected", "content": _json({"$ref": "#/components/schemas/Error"})}
     good: dict[str, Any] = {"200": {"description": "OK", "content": content}}
     return good | dict.fromkeys(("400", "401", "403", *errors), refused)

@@ -46,7 +46,7 @@ _BY_STATUS = {
 }
 
 
-def refusal(error: Exception) -> Response:
+def error_response(error: Exception) -> Response:
     """The response for an error; an unexpected exception is logged and answered with 500."""
     if isinstance(error, TapeError):
         found = _known(error)

@@ -98,9 +98,9 @@ class QueryRoutes:
         if since is not None and until is not None and until < since:
             raise InvalidRequest(f"until {asked.until!r} is before since {asked.since!r}.")
         window = _window(wanted, since, until)
-        whose = await self._whose(caller, asked, "aggregate")
+        identity = await self._identity_filter(caller, asked, "aggregate")
         found = await self._database.read(
-            lambda reader: counts.count(reader, window, whose, asked.event_types, asked.run_ids)
+            lambda reader: counts.count(reader, window, identity, asked.event_types, asked.run_ids)
         )
         oldest = await self._database.read(_oldest_ms)
         answer = _buckets(window, found, by_tenant=wanted.by_tenant)
@@ -120,7 +120,7 @@ class QueryRoutes:
         if since is not None and until is not None and until <= since:
             raise InvalidRequest(f"until {asked.until!r} must be after since {asked.since!r}.")
         question = EntryQuery(
-            await self._whose(caller, asked, "list"),
+            await self._identity_filter(caller, asked, "list"),
             frozenset(asked.event_types),
             asked.run_ids,
             None if since is None else -(-since // MS),
@@ -138,7 +138,7 @@ class QueryRoutes:
         body = f'{{"events":[{events}],"next_cursor":{page.next_cursor},"has_more":{more}{truncated}}}'
         return _json(body.encode())
 
-    async def _whose(self, caller: Principal, asked: Filter, method: str) -> IdentityFilter:
+    async def _identity_filter(self, caller: Principal, asked: Filter, method: str) -> IdentityFilter:
         """The identity filter; more than the caller's own session needs a scope and is audited."""
         own = IdentityFilter([caller.tenant], [caller.user], [caller.session])
         named = (

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tape.base.telemetry.metrics import Metrics
-from tape.server.http.problems import not_found, refusal, wrong_method
+from tape.server.http.problems import error_response, not_found, wrong_method
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -55,7 +55,7 @@ class App:
             else:
                 await handler(scope, receive, recording_send)
         except Exception as error:
-            answer = refusal(error)
+            answer = error_response(error)
             if status == 0:
                 await answer(scope, receive, recording_send)
         finally:
