@@ -124,7 +124,7 @@ async def test_any_pieces_in_any_order_make_each_record_one_run(shop: Database) 
 @pytest.mark.parametrize(
     ("range_", "offsets", "said"),
     [
-        (OffsetRange("", "p", 0, 1), [], "subscription and part must be given"),
+        (OffsetRange("", "p", 0, 1), [], "subscription and part are required"),
         (OffsetRange("s", "p", 5, 1), [], "begin 5 and end 1"),
         (OffsetRange("s", "p", -1, 1), [], "begin -1"),
         (OffsetRange("s", "p", 0, 5), [5], "offset 5 is out of order"),
