@@ -41,7 +41,7 @@ def check(text: str) -> list[str]:
     return str(raised.value).splitlines()
 
 
-def test_every_problem_is_told_at_once_with_path_line_value_and_remedy() -> None:
+def test_all_problems_are_reported_at_once_with_path_line_value_and_remedy() -> None:
     assert check(TEXT) == [
         "line 4, spec.must: is missing; it is required.",
         "line 5, spec.size: 0 must be a whole number of at least 1.",
@@ -77,7 +77,7 @@ def test_what_all_kinds_share_is_checked_once(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "value", "told"),
+    ("message", "value", "text"),
     [
         ("must be a text", 7, "line 5, spec.a.b: 7 must be a text."),
         ("subscription 'a.b' must be a boolean", 7, "line 5, spec.a.b: subscription 'a.b' must be a boolean, got 7."),
@@ -85,8 +85,8 @@ def test_what_all_kinds_share_is_checked_once(text: str, reason: str) -> None:
         ("must be y; did you mean 'y'?", "x", "line 5, spec.a.b: 'x' must be y; did you mean 'y'?"),
     ],
 )
-def test_a_problem_tells_its_value_once(message: str, value: object, told: str) -> None:
-    assert str(Problem("spec.a.b", 5, message, value)) == told
+def test_a_problem_shows_its_value_once(message: str, value: object, text: str) -> None:
+    assert str(Problem("spec.a.b", 5, message, value)) == text
 
 
 @pytest.mark.parametrize("text", ["", "just a text", "- a\n- list"])

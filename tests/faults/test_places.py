@@ -29,7 +29,7 @@ def sent(scene: Scene, count: int, first: int = 0) -> Sender:
 
 
 @pytest.mark.proof
-def test_items_that_are_torn_or_altered_after_a_crash_are_told_and_keep_no_others_back(open_scene: Open) -> None:
+def test_damaged_items_are_reported_and_block_no_others(open_scene: Open) -> None:
     scene = open_scene(WEBHOOKS)
     sender = sent(scene, 1)  # a gateway learns from its server whom it may believe
     scene.hurt("server killed")
@@ -111,7 +111,7 @@ def test_a_bucket_that_is_away_accepts_nothing_and_loses_nothing(open_scene: Ope
 
 
 @pytest.mark.proof
-def test_what_the_runs_need_gets_every_order_whoever_dies(open_scene: Open) -> None:
+def test_the_downstream_gets_every_order_when_any_process_dies(open_scene: Open) -> None:
     scene = open_scene(Cell("nats", "hybrid", "per_key", probed=True))
     scene.start("worker")
     what = ["downstream broken", "worker killed", "downstream dying", "server killed", "downstream killed"]

@@ -16,5 +16,5 @@ CELLS = [
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_a_few_deaths_lose_nothing_double_nothing_and_are_told(cell: Cell, open_scene: Open) -> None:
+def test_a_few_crashes_lose_nothing_duplicate_nothing_and_are_in_the_journal(cell: Cell, open_scene: Open) -> None:
     prove(open_scene(cell), messages=50, faults=3)

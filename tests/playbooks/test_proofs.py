@@ -46,7 +46,7 @@ output: "{{ all }}"
 
 
 @pytest.mark.proof
-async def test_no_confirmed_step_runs_again_whoever_is_killed_and_when(store_url: str, tmp_path: Path) -> None:
+async def test_no_confirmed_step_runs_again_when_any_worker_is_killed(store_url: str, tmp_path: Path) -> None:
     (tmp_path / "proving.py").write_text(MODULE)
     chance = random.Random(7)
     with ServerProcess(store_url) as server:

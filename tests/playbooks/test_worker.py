@@ -116,7 +116,7 @@ async def test_playbooks_run_to_their_end_and_every_step_is_an_effect(client: As
     assert (subjects.count("effect.confirmed"), subjects.count("numbers.done")) == (4, 1)
 
 
-async def test_failures_are_told_with_their_step_and_the_run_is_failed(client: AsyncTapeClient) -> None:
+async def test_a_failed_step_fails_the_run_and_is_named_in_it(client: AsyncTapeClient) -> None:
     @tape.function
     def burst() -> None:
         raise ValueError("no")
@@ -401,7 +401,7 @@ async def _until_head(client: AsyncTapeClient) -> AsyncIterator[Any]:
             return
 
 
-async def test_no_more_steps_act_at_a_time_than_a_worker_has_places(client: AsyncTapeClient) -> None:
+async def test_no_more_steps_act_at_a_time_than_a_worker_has_slots(client: AsyncTapeClient) -> None:
     acting, most = 0, []
 
     @tape.function
@@ -429,7 +429,7 @@ async def test_no_more_steps_act_at_a_time_than_a_worker_has_places(client: Asyn
     assert max(most) <= 3
 
 
-async def test_an_older_server_is_told_of_one_run_at_a_time(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_older_server_gets_one_run_at_a_time(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(AdvanceService, "advance_runs")
     async with (
         Server(settings_for(store_url)) as server,
@@ -457,9 +457,7 @@ async def test_a_worker_that_is_newer_than_its_server_says_so_and_uses_up_no_att
         assert [(task.status, task.attempts) for task in found] == [(pb.TASK_STATUS_PENDING, 0)] * 10
 
 
-async def test_a_worker_that_is_told_to_stop_finishes_what_it_is_at(
-    server: Server, client: AsyncTapeClient, tmp_path: Path
-) -> None:
+async def test_a_worker_finishes_its_runs_on_stop(server: Server, client: AsyncTapeClient, tmp_path: Path) -> None:
     (tmp_path / "slowly.py").write_text(
         "import time, tape\nfrom pathlib import Path\nHERE = Path(__file__).parent\n"
         "@tape.playbook('slow')\ndef slow():\n"

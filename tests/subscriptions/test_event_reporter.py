@@ -31,7 +31,7 @@ def event(text: str) -> SubscriptionEvent:
     return events.source_lost(REF, "nats", text)
 
 
-async def test_what_nobody_takes_waits_and_keeps_its_order() -> None:
+async def test_events_are_buffered_in_order_while_the_journal_is_unavailable() -> None:
     journal = Journal()
     reporter = EventReporter(journal.write)
     journal.is_away = True

@@ -47,18 +47,18 @@ TOLD = {each.name: each for each in EVENTS if each.name.startswith("subscription
 
 
 @pytest.mark.parametrize("event", ALL, ids=lambda event: event.event_type)
-def test_an_event_has_the_fields_that_the_catalogue_tells(event: SubscriptionEvent) -> None:
+def test_an_event_has_the_fields_of_the_event_catalogue(event: SubscriptionEvent) -> None:
     draft = checked(events.stamped(event, "runtime-1").draft())
     assert type_of(draft.kind, draft.subject) == event.event_type
     assert draft.subject.endswith("/orders")
     assert set(msgspec.json.decode(draft.payload_json)) == set(TOLD[event.event_type].fields)
 
 
-def test_the_catalogue_tells_every_event_of_subscriptions_and_no_other() -> None:
+def test_the_event_catalogue_lists_exactly_the_events_of_subscriptions() -> None:
     assert {event.event_type for event in ALL} == set(TOLD)
 
 
-def test_what_headers_changed_is_told_in_the_run_of_the_message_and_in_its_trace() -> None:
+def test_applied_headers_are_reported_in_the_run_and_the_trace_of_the_message() -> None:
     draft = events.directives_applied(REF, PLAN, 99).draft()
     assert (draft.run_id, draft.trace_id, draft.parent_span_id) == ("99", PARENT[3:35], PARENT[36:52])
     payload = msgspec.json.decode(draft.payload_json)

@@ -55,7 +55,7 @@ def test_header_names_are_lower_case_and_values_of_one_name_stay_together_in_ord
     assert found == {"x-route": ("a", "b"), "accept": ("1",)}
 
 
-def test_only_ascii_letters_are_lowered() -> None:
+def test_only_ascii_is_lowered() -> None:
     assert list(normalize_headers([("X-İ", "a"), ("X-\u212a", "b")])) == ["x-İ", "x-\u212a"]
 
 

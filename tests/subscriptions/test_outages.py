@@ -88,7 +88,7 @@ def test_dead_letters_and_quarantine_end_the_waiting_too() -> None:
     assert msgspec.json.decode(msgspec.json.encode(outage))["ended_ms"] == 32
 
 
-def test_what_is_told_late_or_twice_is_counted_once() -> None:
+def test_late_and_duplicate_events_count_once() -> None:
     book = Book()
     book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     book.replayed(0, 10)
@@ -99,7 +99,7 @@ def test_what_is_told_late_or_twice_is_counted_once() -> None:
     assert (outage.spooled, outage.replayed, outage.waiting, outage.ended_ms) == (1, 1, 0, 12)
 
 
-def test_a_replay_that_is_told_before_its_message_begins_no_outage() -> None:
+def test_a_replay_event_before_its_spool_event_begins_no_outage() -> None:
     book = Book()
     an_outage(book, 0, 2)
     book.replayed(9, 5000)
@@ -121,7 +121,7 @@ def test_a_long_outage_is_read_in_one_pass() -> None:
     assert (outage.spooled, outage.replayed, outage.waiting) == (20_000, 20_000, 0)
 
 
-def test_what_leaves_without_having_been_told_before_is_counted_as_come() -> None:
+def test_a_replayed_message_without_a_spool_event_counts_as_spooled() -> None:
     book = Book()
     book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     book.spooled(0, 1)
@@ -147,7 +147,7 @@ def test_a_dead_letter_that_was_brought_back_is_counted_as_what_became_of_it_las
     assert (outage.spooled, outage.replayed, outage.dead_lettered, outage.waiting) == (2, 1, 0, 1)
 
 
-def test_a_drop_that_is_told_twice_is_counted_once() -> None:
+def test_a_drop_event_that_is_emitted_twice_counts_once() -> None:
     book = Book()
     book.add(events.circuit_opened(REF, "db", 5, 1), 0)
     dropped = events.dropped(REF, "m0", "db", "retention_full")
@@ -157,7 +157,7 @@ def test_a_drop_that_is_told_twice_is_counted_once() -> None:
     assert outage.dropped == 1
 
 
-def test_what_is_told_again_after_an_outage_is_over_is_no_second_one() -> None:
+def test_late_events_of_a_finished_outage_begin_no_second_one() -> None:
     book = Book()
     an_outage(book, 0, 3)
     for number in range(3):

@@ -64,7 +64,7 @@ async def test_records_become_runs_once_and_what_was_taken_is_one_row(shop: Data
     assert sorted(await runs_of(shop)) == ["1", "12", "3", "7"]
 
 
-async def test_nothing_behind_a_refused_record_is_taken_until_it_is_told_as_a_dead_letter(shop: Database) -> None:
+async def test_no_record_after_a_rejected_one_is_executed_until_it_is_a_dead_letter(shop: Database) -> None:
     records = [record(1), record(2, path="domain/nowhere"), record(3)]
     first = await took(shop, 0, 4, records)
     assert words(first) == ["started", "refused", "held"]
@@ -82,7 +82,7 @@ async def test_nothing_behind_a_refused_record_is_taken_until_it_is_told_as_a_de
     assert await taken(shop) == [(0, 4)]
 
 
-async def test_stretches_that_are_taken_side_by_side_grow_into_one(shop: Database) -> None:
+async def test_adjacent_ranges_are_merged(shop: Database) -> None:
     await took(shop, 10, 20, [record(15)])
     await took(shop, 30, 40, [record(35)])
     assert await taken(shop) == [(10, 20), (30, 40)]
@@ -132,7 +132,7 @@ async def test_any_pieces_in_any_order_make_each_record_one_run(shop: Database) 
         (OffsetRange("s", "p", 2, 5), [1], "offset 1 is out of order"),
     ],
 )
-def test_a_stretch_that_makes_no_sense_is_refused(range_: OffsetRange, offsets: list[int], said: str) -> None:
+def test_an_invalid_range_is_rejected(range_: OffsetRange, offsets: list[int], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         checked_range(range_, offsets)
 

@@ -82,7 +82,7 @@ def test_a_target_is_routed_to_the_downstream_of_its_name_else_default_else_the_
     assert Circuits([], trip_after=1, probe_after_ms=1).route("anything") == "default"
 
 
-def test_transitions_are_told_once_each() -> None:
+def test_each_transition_is_reported_once() -> None:
     emitted: list[CircuitTransition] = []
     circuits = Circuits(["db"], trip_after=2, probe_after_ms=10, changed=emitted.append)
     for succeeded in (False, False, False, True, True):

@@ -122,7 +122,7 @@ async def test_no_message_overtakes_one_of_its_lane_that_could_not_go() -> None:
     assert world.runs == ["m0", "n0"]
 
 
-async def test_a_message_that_is_refused_holds_nobody_back() -> None:
+async def test_a_rejected_message_blocks_no_others() -> None:
     world = World(ordering="global")
     world.unknown |= {"m0", "m2"}
     forwarder = await world.begin()
@@ -318,7 +318,7 @@ async def test_hybrid_leaves_a_short_outage_to_the_source_and_buffers_a_long_one
         (RedeliveryLimits(expires_at_ms=1_000_000 + 30_000), "spooled"),
     ],
 )
-async def test_hybrid_buffers_what_its_source_is_about_to_give_up_on(
+async def test_hybrid_buffers_messages_that_are_about_to_expire_at_their_source(
     redelivery: RedeliveryLimits, outcome: str
 ) -> None:
     world = World(mode="hybrid", hybrid_escalate_after_ms=60_000)
@@ -357,7 +357,7 @@ async def test_hybrid_fetches_again_before_its_source_forgets_what_was_left_to_i
     assert answer.outcome == "spooled"
 
 
-async def test_without_a_spool_what_a_source_brings_no_more_is_told() -> None:
+async def test_without_a_spool_an_expiring_message_is_reported_as_dropped() -> None:
     world = World(mode="off")
     forwarder = await world.begin()
     world.is_up = False
@@ -557,7 +557,7 @@ async def test_a_downstream_that_is_probed_opens_and_closes_its_circuit_by_itsel
     assert world.runs == ["m0"]
 
 
-async def test_prometheus_is_told_what_the_journal_is(tmp_path: Path) -> None:
+async def test_metrics_count_the_events_of_the_journal(tmp_path: Path) -> None:
     wanted = subscription(
         spool=_WAITING | {"backend": "local_disk", "path": str(tmp_path), "circuit": {"trip_after": 1}}
     )

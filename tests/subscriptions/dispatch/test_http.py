@@ -56,7 +56,7 @@ async def test_what_the_server_says_decides_whose_trouble_it_is(answer: Any, out
     assert await dispatch(Server(answer))(plans(1)) == [outcome]
 
 
-async def test_what_headers_changed_is_told_by_name() -> None:
+async def test_applied_headers_are_reported_by_name() -> None:
     server = Server()
     (plan,) = plans(1)
     applied = (AppliedHeader("x-route", "dispatch.playbook", "p"),)
@@ -116,7 +116,7 @@ async def test_a_batch_that_is_refused_as_a_whole_is_sent_one_by_one() -> None:
     assert [answer.outcome for answer in answers] == ["started", "rejected"]
 
 
-async def test_a_batch_that_nobody_took_is_away_as_a_whole() -> None:
+async def test_a_batch_without_an_answer_is_unavailable_as_a_whole() -> None:
     answers = await dispatch(Server(ServerUnreachable("gone")), batch_max=10)(plans(3))
     assert answers == [RunDispatchResult("unavailable", error="gone")] * 3
 

@@ -54,7 +54,7 @@ async def test_each_lane_goes_as_far_as_it_can_and_in_its_order(shop: Database, 
     assert begun == [str(answer.execution_id) for answer in answers if answer.has_run]
 
 
-async def test_a_database_that_is_away_is_told_once_a_lane(shop: Database) -> None:
+async def test_an_unavailable_database_is_reported_once_per_lane(shop: Database) -> None:
     dispatch = WriterDispatch(shop, SubscriptionRef("s", "s", 5), MAX_PAYLOAD_BYTES)
     await shop.close()
     answers = await dispatch.in_lanes([plan("a0"), plan("b0"), plan("a1")], ["a", "b", "a"])

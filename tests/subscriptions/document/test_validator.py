@@ -80,7 +80,7 @@ def test_off_is_a_mode_and_not_false() -> None:
     assert parse_subscription(nats("spool: {mode: off}")).spec.spool.mode == "off"
 
 
-def test_everything_that_is_wrong_is_told_at_once_with_path_line_value_and_the_nearest_key() -> None:
+def test_all_problems_are_reported_with_path_line_value_and_the_nearest_key() -> None:
     text = """\
 kind: Subscription
 metadata: {path: subscriptions/orders}
@@ -346,7 +346,7 @@ def test_what_does_not_go_with_spark_is_said_with_the_way_out(text: str, message
     assert any(message in str(problem) for problem in problems(text)), problems(text)
 
 
-def test_another_kind_is_told_apart() -> None:
+def test_another_kind_is_rejected() -> None:
     assert messages(NATS.replace("kind: Subscription", "kind: Playbook")) == [
         "expected 'kind: Subscription', got 'Playbook'"
     ]

@@ -24,7 +24,7 @@ from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.ingress import AdmittedMessage, Ingress, IngressResponse, admit
 from tape.subscriptions.ingress.listeners import Listener, Listeners
-from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
 from tape.subscriptions.ingress.verification.oidc import IssuerKeys
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime.flow_limits import FlowLimiter
@@ -74,11 +74,11 @@ class Known:
         return self.listeners[name]
 
 
-class Door:
+class IngressRig:
     """An ingress with a dispatch that a test controls."""
 
     def __init__(self, *listeners: Listener, **options: Any) -> None:
-        self.taken: list[AdmittedMessage] = []
+        self.dispatched: list[AdmittedMessage] = []
         self.emitted: list[SubscriptionEvent] = []
         self.error: TapeError | None = None
         self.answer = RunDispatchResult("started", 4711)
@@ -87,19 +87,19 @@ class Door:
         self.waiting = 0
         self.metrics = Metrics()
         self.known = Known(*listeners)
-        self.ingress = Ingress(Listeners(self.known, 30), self.take, self.emit, self.metrics, **options)
+        self.ingress = Ingress(Listeners(self.known, 30), self.dispatch, self.emit, self.metrics, **options)
 
     @property
     def plans(self) -> list[Plan]:
-        return [each.plan for each in self.taken]
+        return [each.plan for each in self.dispatched]
 
-    async def take(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
+    async def dispatch(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         self.waiting += 1
         await self.go.wait()
         self.waiting -= 1
         if self.error is not None:
             raise self.error
-        self.taken.append(admitted)
+        self.dispatched.append(admitted)
         return self.answer
 
     async def reached(self, count: int) -> None:
@@ -133,27 +133,27 @@ def rejected(status: int, reason: str, detail: str = "", **other: Any) -> Ingres
 
 
 async def test_a_signed_delivery_becomes_a_plan_and_is_accepted_when_its_run_is_there() -> None:
-    door = Door(push())
-    door.go.clear()
+    rig = IngressRig(push())
+    rig.go.clear()
     body = b'{"order": 5}'
     headers = signed(body, x_route="domain/fraud", x_key="k1", cookie="c", authorization="a", content_type="x/y")
-    posting = asyncio.create_task(door.ingress.receive("orders", headers, chunks(body[:4], body[4:])))
-    await door.reached(1)
+    posting = asyncio.create_task(rig.ingress.receive("orders", headers, chunks(body[:4], body[4:])))
+    await rig.reached(1)
     assert not posting.done()
-    door.go.set()
+    rig.go.set()
     assert await posting == IngressResponse(202, {"status": "accepted", "execution_id": "4711"})
-    (plan,) = door.plans
+    (plan,) = rig.plans
     assert (plan.playbook, plan.idempotency_key, plan.payload["order"]) == ("domain/fraud", "k1", 5)
     message = plan.payload["message"]
     assert message["headers"] == {"x-route": "domain/fraud", "x-key": "k1", "content-type": "x/y"}
     assert message["metadata"] == {"source": "webhook", "mode": "push"}
-    assert (door.count("received", subscription="orders"), door.count("dispatched", subscription="orders")) == (1, 1)
+    assert (rig.count("received", subscription="orders"), rig.count("dispatched", subscription="orders")) == (1, 1)
 
 
 async def test_a_message_that_has_its_run_already_is_accepted_as_that_run() -> None:
-    door = Door(push())
-    door.answer = RunDispatchResult("duplicate", 17)
-    assert await door.post() == IngressResponse(202, {"status": "accepted", "execution_id": "17", "duplicate": True})
+    rig = IngressRig(push())
+    rig.answer = RunDispatchResult("duplicate", 17)
+    assert await rig.post() == IngressResponse(202, {"status": "accepted", "execution_id": "17", "duplicate": True})
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ async def test_what_is_not_proven_is_never_parsed(
     def parsed(*_: Any, **__: Any) -> Any:
         raise AssertionError("parsed before it was verified")
 
-    door = Door(push())
-    await door.ingress._listeners.find("orders")
+    rig = IngressRig(push())
+    await rig.ingress._listeners.find("orders")
     for place, name in ((module, "message_from_push"), (module, "resolve"), (msgspec.json, "decode"), (json, "loads")):
         monkeypatch.setattr(place, name, parsed)
-    assert await door.post(b"{}", headers) == rejected(401, reason)
-    assert door.plans == []
+    assert await rig.post(b"{}", headers) == rejected(401, reason)
+    assert rig.plans == []
 
 
 async def test_with_verification_the_same_delivery_is_parsed() -> None:
@@ -188,10 +188,10 @@ async def test_with_verification_the_same_delivery_is_parsed() -> None:
         "domain/fraud",
     )
     refused = await admit(push(), IssuerKeys(), PushDelivery(wire(x_route="domain/fraud"), b"[1]"))
-    assert refused == Rejection(401, "missing_signature")
+    assert refused == DeliveryRejection(401, "missing_signature")
 
 
-def test_no_other_code_can_make_a_proof_or_an_envelope_of_a_delivery() -> None:
+def test_no_other_code_can_verify_or_parse_a_delivery() -> None:
     """The gate is a matter of structure: this looks for a second way around it."""
     root = Path(module.__file__).parents[2]
     makers: dict[str, set[str]] = {"VerifiedDelivery": set(), "message_from_push": set(), "_VERIFIED": set()}
@@ -240,7 +240,7 @@ async def test_with_dedup_two_nameless_deliveries_that_say_the_same_are_one_mess
     assert (await plan_of(listener, b"{}", x_key="k")).dedup.key == "k"  # type: ignore[union-attr]
 
 
-async def test_a_signed_id_counts_before_one_that_anybody_can_write() -> None:
+async def test_a_signed_id_takes_precedence_over_an_unsigned_one() -> None:
     key = base64.b64encode(b"k" * 24).decode()
     verify = {"type": "hmac_sha256", "header": "webhook-signature", "secret": "alias"}
     listener = msgspec.structs.replace(push(verify=verify), secrets=(f"whsec_{key}",))
@@ -312,20 +312,20 @@ async def test_a_body_that_is_no_envelope_of_pubsub_is_a_message_as_it_is(body: 
 
 
 async def test_every_refusal_has_its_status_its_word_and_its_count() -> None:
-    door = Door(
+    rig = IngressRig(
         push(), push("paused", state="PAUSED"), push("draining", state="DRAINING"), push("gone", state="DEACTIVATED")
     )
     unknown = rejected(404, "unknown_listener", "no push subscription for this ingress path", closes=True)
-    assert await door.post(name="stranger") == unknown
-    assert await door.post(name="gone") == unknown
-    paused = await door.post(name="paused")
+    assert await rig.post(name="stranger") == unknown
+    assert await rig.post(name="gone") == unknown
+    paused = await rig.post(name="paused")
     assert (paused.status, paused.body["reason"], paused.retry_after_s) == (503, "paused", 30)
-    assert (await door.post(name="draining")).body["reason"] == "draining"
+    assert (await rig.post(name="draining")).body["reason"] == "draining"
     for _ in range(3):
-        await door.post(headers=wire())
-    await door.ingress.close()
+        await rig.post(headers=wire())
+    await rig.ingress.close()
     emitted: Counter[tuple[str, str, int]] = Counter()
-    for event in door.emitted:
+    for event in rig.emitted:
         emitted[event.ref.path, event.context["reason"], event.context["status_code"]] += event.context["count"]
     assert emitted == {
         ("unknown", "unknown_listener", 404): 1,
@@ -334,72 +334,72 @@ async def test_every_refusal_has_its_status_its_word_and_its_count() -> None:
         ("subscriptions/draining", "draining", 503): 1,
         ("subscriptions/orders", "missing_signature", 401): 3,
     }
-    assert {event.event_type for event in door.emitted} == {"subscription.message.rejected"}
-    assert door.count("rejected", subscription="orders", reason="missing_signature") == 3
-    assert door.count("rejected", subscription="unknown", reason="unknown_listener") == 1
-    assert door.plans == []
+    assert {event.event_type for event in rig.emitted} == {"subscription.message.rejected"}
+    assert rig.count("rejected", subscription="orders", reason="missing_signature") == 3
+    assert rig.count("rejected", subscription="unknown", reason="unknown_listener") == 1
+    assert rig.plans == []
 
 
 async def test_strangers_make_no_time_series_and_no_events_of_their_own() -> None:
-    door = Door(push())
+    rig = IngressRig(push())
     for n in range(2_000):
-        await door.post(name=f"stranger-{n}")
-    await door.ingress.close()
-    assert sum(event.context["count"] for event in door.emitted) == 2_000
-    assert len(door.emitted) <= 3
-    assert len(next(iter(door.metrics.ingress_received.collect())).samples) <= 4
+        await rig.post(name=f"stranger-{n}")
+    await rig.ingress.close()
+    assert sum(event.context["count"] for event in rig.emitted) == 2_000
+    assert len(rig.emitted) <= 3
+    assert len(next(iter(rig.metrics.ingress_received.collect())).samples) <= 4
 
 
-async def test_refusals_that_cannot_be_told_are_told_later() -> None:
-    door = Door(push())
+async def test_rejection_events_that_fail_are_emitted_later() -> None:
+    rig = IngressRig(push())
     has_failed = asyncio.Event()
 
     async def fails(_: Sequence[SubscriptionEvent]) -> None:
         has_failed.set()
         raise StoreUnavailable("away")
 
-    emit, door.ingress._rejections._emit = door.emit, fails
-    await door.post(headers=wire())
+    emit, rig.ingress._rejections._emit = rig.emit, fails
+    await rig.post(headers=wire())
     await has_failed.wait()
-    door.ingress._rejections._emit = emit
-    await door.ingress.close()
-    assert [event.context["count"] for event in door.emitted] == [1]
+    rig.ingress._rejections._emit = emit
+    await rig.ingress.close()
+    assert [event.context["count"] for event in rig.emitted] == [1]
 
 
-async def test_when_listeners_cannot_be_looked_up_the_sender_comes_again() -> None:
-    door = Door(push())
-    door.known.error = StoreUnavailable("away")
-    assert await door.post() == rejected(502, "config_error", "could not resolve ingress config", closes=True)
+async def test_a_failed_lookup_of_a_listener_is_a_502() -> None:
+    rig = IngressRig(push())
+    rig.known.error = StoreUnavailable("away")
+    assert await rig.post() == rejected(502, "config_error", "could not resolve ingress config", closes=True)
 
 
 async def test_a_dispatch_that_fails_is_not_accepted() -> None:
-    door = Door(push())
-    door.error = StoreUnavailable("away")
-    assert await door.post() == rejected(502, "dispatch_error", "verified but could not dispatch execution")
-    door.error = PayloadTooLarge("3 MB")
-    assert (await door.post()).status == 413
-    assert door.count("dispatched", subscription="orders") == 0
+    rig = IngressRig(push())
+    rig.error = StoreUnavailable("away")
+    assert await rig.post() == rejected(502, "dispatch_error", "verified but could not dispatch execution")
+    rig.error = PayloadTooLarge("3 MB")
+    assert (await rig.post()).status == 413
+    assert rig.count("dispatched", subscription="orders") == 0
 
 
 async def test_what_waits_in_a_spool_is_accepted_without_a_run() -> None:
-    door = Door(push())
-    door.answer = RunDispatchResult("spooled")
-    answer = await door.post(b'{"n": 1}', signed(b'{"n": 1}', x_message_id="m1"))
+    rig = IngressRig(push())
+    rig.answer = RunDispatchResult("spooled")
+    answer = await rig.post(b'{"n": 1}', signed(b'{"n": 1}', x_message_id="m1"))
     assert answer == IngressResponse(202, {"status": "accepted", "spooled": True, "message_id": "m1"})
-    assert door.taken[0].message.body == b'{"n": 1}'
+    assert rig.dispatched[0].message.body == b'{"n": 1}'
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_body_that_is_announced_too_large_is_refused_unread_and_one_that_lies_is_cut_off() -> None:
-    door = Door(push(ingress={"max_body_bytes": 1_000}))
+    rig = IngressRig(push(ingress={"max_body_bytes": 1_000}))
 
     async def never() -> AsyncIterator[bytes]:
         raise AssertionError("read")
         yield b""
 
-    answer = await door.ingress.receive("orders", wire(content_length="100000000"), never())
+    answer = await rig.ingress.receive("orders", wire(content_length="100000000"), never())
     assert (answer.status, answer.body["reason"], answer.closes) == (413, "body_too_large", True)
     read = 0
 
@@ -409,63 +409,63 @@ async def test_a_body_that_is_announced_too_large_is_refused_unread_and_one_that
             read += 100
             yield b"x" * 100
 
-    assert (await door.ingress.receive("orders", wire(content_length="5"), endless())).status == 413
+    assert (await rig.ingress.receive("orders", wire(content_length="5"), endless())).status == 413
     assert read == 1_100
     body = b"x" * 1_000
-    assert (await door.post(body)).status == 202
-    assert door.ingress._held_bytes == 0
+    assert (await rig.post(body)).status == 202
+    assert rig.ingress._held_bytes == 0
 
 
 async def test_a_body_that_comes_too_slowly_is_given_up() -> None:
-    door = Door(push(), body_timeout_s=0.05)
+    rig = IngressRig(push(), body_timeout_s=0.05)
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    answer = await door.ingress.receive("orders", signed(b"{}"), slow())
+    answer = await rig.ingress.receive("orders", signed(b"{}"), slow())
     assert (answer.status, answer.body["reason"], answer.closes) == (408, "slow_body", True)
-    assert door.ingress._held_bytes == 0
+    assert rig.ingress._held_bytes == 0
 
 
 async def test_all_bodies_together_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_HELD_BYTES", 1_500)
-    door = Door(push())
-    door.go.clear()
+    rig = IngressRig(push())
+    rig.go.clear()
     body = b"x" * 1_000
-    first = asyncio.create_task(door.post(body))
-    await door.reached(1)
-    second = await door.post(body)
+    first = asyncio.create_task(rig.post(body))
+    await rig.reached(1)
+    second = await rig.post(body)
     assert (second.status, second.body["reason"], second.retry_after_s) == (503, "overloaded", 1)
-    door.go.set()
+    rig.go.set()
     assert (await first).status == 202
-    assert (await door.post(body)).status == 202
+    assert (await rig.post(body)).status == 202
 
 
-async def test_more_than_the_subscription_takes_is_told_to_come_back_and_the_journal_hears_it_once(
+async def test_deliveries_above_the_limit_get_429_and_one_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FlowLimiter", partial(FlowLimiter, clock=lambda: 0.0))  # no time passes
-    door = Door(push(limits={"max_dispatch_per_sec": 2}))
-    answers = [await door.post() for _ in range(5)]
+    rig = IngressRig(push(limits={"max_dispatch_per_sec": 2}))
+    answers = [await rig.post() for _ in range(5)]
     assert [answer.status for answer in answers] == [202, 202, 429, 429, 429]
     assert (answers[-1].body["reason"], answers[-1].retry_after_s) == ("dispatch_rate", 1)
-    (limited,) = [event for event in door.emitted if event.event_type == "subscription.rate_limited"]
+    (limited,) = [event for event in rig.emitted if event.event_type == "subscription.rate_limited"]
     assert (limited.context["reason"], limited.context["action"]) == ("dispatch_rate", "answered_429")
     # Who cannot sign does not use up what the others may send.
-    door = Door(push(limits={"max_dispatch_per_sec": 1}))
+    rig = IngressRig(push(limits={"max_dispatch_per_sec": 1}))
     for _ in range(5):
-        assert (await door.post(headers=wire())).status == 401
-    assert (await door.post()).status == 202
+        assert (await rig.post(headers=wire())).status == 401
+    assert (await rig.post()).status == 202
 
 
 async def test_so_many_at_once_and_no_more() -> None:
-    door = Door(push(limits={"max_in_flight": 2}))
-    door.go.clear()
-    waiting = [asyncio.create_task(door.post()) for _ in range(2)]
-    await door.reached(2)
-    third = await door.post()
+    rig = IngressRig(push(limits={"max_in_flight": 2}))
+    rig.go.clear()
+    waiting = [asyncio.create_task(rig.post()) for _ in range(2)]
+    await rig.reached(2)
+    third = await rig.post()
     assert (third.status, third.body["reason"], third.retry_after_s) == (429, "max_in_flight", 1)
-    door.go.set()
+    rig.go.set()
     assert [answer.status for answer in await asyncio.gather(*waiting)] == [202, 202]
-    assert (await door.post()).status == 202
+    assert (await rig.post()).status == 202

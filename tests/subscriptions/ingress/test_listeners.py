@@ -112,7 +112,7 @@ async def test_while_the_source_is_away_known_listeners_stay_as_they_were_for_a_
         await listeners.find("a")
 
 
-async def test_a_source_that_was_never_heard_of_is_asked_once_a_second_and_everybody_is_told_why() -> None:
+async def test_an_unavailable_source_is_asked_once_per_second_and_callers_get_its_error() -> None:
     catalog, clock = Catalog("a"), Clock()
     catalog.is_up = False
     listeners = Listeners(catalog, 30, clock)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tape.engine.security import jwks
 from tape.errors import InvalidConfig
 from tape.subscriptions.document.spec import Subscription
-from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
 from tape.subscriptions.ingress.verification.oidc import IssuerKeys
 from tape.subscriptions.ingress.verification.verify import VerifiedDelivery, verify_delivery
 from tests.subscriptions import issuer as issuing
@@ -87,7 +87,7 @@ async def test_a_signature_that_is_missing_forged_or_for_another_body_is_refused
         assert await outcome(PLAIN, delivery(x_hub_signature_256=bad), "s") == "401 bad_signature", bad
 
 
-async def test_without_a_secret_nobody_is_let_in_whatever_he_signs_with() -> None:
+async def test_without_a_secret_every_delivery_is_rejected() -> None:
     for secret in ("", "alias"):
         assert await outcome(PLAIN, delivery(x_hub_signature_256=signed(secret).hex())) == "403 misconfigured"
 
@@ -325,25 +325,25 @@ def test_no_header_and_no_body_gets_in_or_breaks_anything_without_the_secret(
     headers = [(name.encode(), written.encode("latin-1")) for name in names]
     headers += [(b"webhook-id", message_id.encode("latin-1")), (b"webhook-timestamp", moment.encode("latin-1"))]
 
-    async def tried() -> list[VerifiedDelivery | Rejection]:
+    async def tried() -> list[VerifiedDelivery | DeliveryRejection]:
         given = PushDelivery(headers, body, NOW)
         return [
             await verify_delivery(each, (WHSEC,), IssuerKeys(), given) for each in (PLAIN, STRIPE, STANDARD, BEARER)
         ]
 
     for found in asyncio.run(tried()):
-        assert isinstance(found, Rejection)
+        assert isinstance(found, DeliveryRejection)
         assert found.status in (401, 403)
 
 
 # ── the gate ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_nobody_but_verification_can_say_that_a_delivery_is_proven() -> None:
+async def test_only_verification_creates_a_verified_delivery() -> None:
     with pytest.raises(TypeError, match="Call verify_delivery"):
         VerifiedDelivery(object(), delivery(), PLAIN)
     pulled = subscription()
-    assert await verify_delivery(pulled, ("s",), IssuerKeys(), delivery()) == Rejection(403, "unsupported")
+    assert await verify_delivery(pulled, ("s",), IssuerKeys(), delivery()) == DeliveryRejection(403, "unsupported")
 
 
 def test_what_is_not_proven_shows_neither_headers_nor_body() -> None:

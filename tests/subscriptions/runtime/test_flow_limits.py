@@ -27,7 +27,7 @@ def test_without_limits_everything_is_allowed_and_nothing_is_a_limit() -> None:
     assert limiter.allow(500) == (500, 0.0, None, False)
 
 
-def test_outstanding_messages_take_room_until_they_are_settled() -> None:
+def test_messages_in_flight_use_slots_until_they_are_settled() -> None:
     limiter = FlowLimiter(max_in_flight=10)
     limiter.received(limiter.allow(8).batch)
     assert limiter.allow(8) == (2, 0.0, "max_in_flight", True)
@@ -86,7 +86,7 @@ def test_settling_what_was_never_received_is_a_mistake() -> None:
         FlowLimiter().settled()
 
 
-async def test_waiting_for_room_ends_when_something_is_settled() -> None:
+async def test_waiting_for_a_slot_ends_when_a_message_is_settled() -> None:
     limiter = FlowLimiter(max_in_flight=1)
     limiter.received(1)
     waiting = asyncio.create_task(limiter.wait(limiter.allow(1)))

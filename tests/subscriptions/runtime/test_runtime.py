@@ -127,7 +127,7 @@ async def test_messages_become_plans_in_their_order_and_are_gone() -> None:
     assert b'tape_subscription_messages_received_total{source="nats"} 25.0' in stage.metrics.render()
 
 
-async def test_the_lag_of_a_source_is_told_as_long_as_somebody_looks() -> None:
+async def test_the_lag_of_a_source_is_reported_while_its_runtime_runs() -> None:
     stage = Stage()
     async with playing(stage):
         await until(lambda: b"tape_subscription_source_lag{" in stage.metrics.render())
@@ -135,7 +135,9 @@ async def test_the_lag_of_a_source_is_told_as_long_as_somebody_looks() -> None:
 
 
 @pytest.mark.parametrize("why", ["paused", "circuit open"])
-async def test_the_lag_of_a_source_is_told_while_nothing_is_fetched(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_lag_of_a_source_is_reported_while_nothing_is_fetched(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runtime, "LAG_EVERY_S", 0.0)
     stage = Stage(spool={"mode": "off", "circuit": {"trip_after": 1, "probe_after_ms": 3_600_000}})
     stage.answer = lambda plan: RunDispatchResult("unavailable")
@@ -164,7 +166,7 @@ async def test_nothing_is_acknowledged_before_its_run_is_durable() -> None:
         await until(lambda: stage.source.unsettled == 0)
 
 
-async def test_what_nobody_could_take_comes_again_until_somebody_can() -> None:
+async def test_an_unavailable_dispatch_is_retried_until_it_succeeds() -> None:
     stage = Stage(spool={"circuit": {"trip_after": 1000}})
     stage.answer = lambda plan: (
         RunDispatchResult("unavailable", error="no server")
@@ -179,7 +181,7 @@ async def test_what_nobody_could_take_comes_again_until_somebody_can() -> None:
     assert (stage.runtime.counts.dispatched, stage.runtime.counts.failed) == (1, 19)
 
 
-async def test_a_message_that_is_refused_time_and_again_is_a_dead_letter_and_told_whole() -> None:
+async def test_a_message_rejected_too_often_is_a_dead_letter_with_the_whole_message() -> None:
     stage = Stage()
     stage.answer = lambda plan: RunDispatchResult(
         *(
@@ -202,7 +204,7 @@ async def test_a_message_that_is_refused_time_and_again_is_a_dead_letter_and_tol
     assert (letter.ref.subscription_id, letter.worker_id) == (7, "here")
 
 
-async def test_a_dead_letter_that_cannot_be_told_keeps_its_message() -> None:
+async def test_a_message_stays_if_its_dead_letter_cannot_be_written() -> None:
     stage = Stage()
     stage.answer = lambda plan: RunDispatchResult("rejected", error="no")
     stage.can_tell = False
@@ -215,7 +217,7 @@ async def test_a_dead_letter_that_cannot_be_told_keeps_its_message() -> None:
     assert stage.verbs == ["message.dead_lettered"]
 
 
-async def test_a_letter_that_no_journal_can_hold_is_given_up_only_where_the_source_keeps_it() -> None:
+async def test_a_message_too_large_for_the_journal_is_terminated_only_if_the_source_keeps_it() -> None:
     for keeps_settled in (True, False):
         stage = Stage()
         stage.answer = lambda plan: RunDispatchResult("rejected", error="payload_json has too many bytes")
@@ -240,7 +242,7 @@ async def test_a_stream_that_was_never_there_is_not_waited_for() -> None:
         await asyncio.wait_for(stage.runtime.run(), 120)
 
 
-async def test_an_outage_of_the_source_is_told_once_and_nothing_is_lost() -> None:
+async def test_an_outage_of_the_source_is_reported_once_and_nothing_is_lost() -> None:
     stage = Stage()
     stage.source.is_down = True
     stage.source.publish(b"1")
@@ -260,7 +262,7 @@ async def test_an_outage_of_the_source_is_told_once_and_nothing_is_lost() -> Non
     assert stage.runtime.counts.reconnects == 2
 
 
-async def test_what_cannot_be_acknowledged_comes_again() -> None:
+async def test_a_message_that_cannot_be_acknowledged_is_redelivered() -> None:
     stage = Stage()
     stage.gate.clear()
     stage.source.publish(b"1")
@@ -274,7 +276,7 @@ async def test_what_cannot_be_acknowledged_comes_again() -> None:
     assert stage.bodies == [1, 1]
 
 
-async def test_events_that_nobody_takes_wait_in_their_order() -> None:
+async def test_events_that_cannot_be_written_wait_in_order() -> None:
     stage = Stage()
     stage.can_tell = False
     stage.source.is_down = True
@@ -319,7 +321,7 @@ async def test_an_end_finishes_what_was_fetched_and_fetches_no_more(how: str) ->
     assert stage.source.unsettled == 20 - counts.dispatched
 
 
-async def test_limits_hold_messages_at_their_source_and_are_told_when_they_begin() -> None:
+async def test_limits_hold_messages_at_their_source_and_are_reported_when_they_begin() -> None:
     stage = Stage(limits={"max_in_flight": 3})
     stage.gate.clear()
     for number in range(10):

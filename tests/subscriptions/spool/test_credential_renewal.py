@@ -49,6 +49,6 @@ async def test_without_a_new_credential_the_refusal_stands(s3_server: S3Server, 
         await backend.put(Area.LIVE, [("1-m", b"one")])
 
 
-def test_a_credential_that_is_plain_text_is_told() -> None:
+def test_a_plain_text_credential_is_rejected() -> None:
     with pytest.raises(InvalidConfig, match=r"is plain text.*tape wallet set bucket --json"):
         fields_of("bucket", "s3cret")

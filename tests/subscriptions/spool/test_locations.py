@@ -38,7 +38,7 @@ async def test_a_bucket_is_opened_with_its_credential_below_prefix_and_subscript
     assert bytes(found.bytes()) == b"1"
 
 
-async def test_credentials_that_are_no_longer_good_are_told(s3_server: S3Server) -> None:
+async def test_expired_credentials_are_reported(s3_server: S3Server) -> None:
     credential = {"access_key": KEY, "secret_key": "expired", "endpoint": s3_server.endpoint}
     backend = open_backend(spool(backend="s3", bucket="spool"), "subscriptions/orders", credential)
     with pytest.raises(SpoolUnavailable, match="s3://spool cannot be used") as caught:
@@ -60,7 +60,7 @@ def test_nats_without_a_url_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch
         open_backend(spool(backend="nats_object", bucket="b"), "subscriptions/orders")
 
 
-async def test_a_server_that_is_away_is_told() -> None:
+async def test_an_unavailable_server_is_reported() -> None:
     backend = open_backend(spool(backend="nats_object", bucket="b"), "s", {"url": "nats://127.0.0.1:1"})
     with pytest.raises(SpoolUnavailable, match="cannot be used"):
         await backend.get(Area.LIVE, "k")

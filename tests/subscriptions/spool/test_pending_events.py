@@ -37,7 +37,7 @@ def drained(number: int) -> SubscriptionEvent:
     return events.spool_draining(REF, number)
 
 
-async def test_events_are_told_at_once_while_that_is_possible(backend: SpoolBackend) -> None:
+async def test_events_are_emitted_at_once_while_the_server_is_available(backend: SpoolBackend) -> None:
     server = Server()
     pending = PendingEvents(backend, server)
     await pending.open()
@@ -45,7 +45,7 @@ async def test_events_are_told_at_once_while_that_is_possible(backend: SpoolBack
     assert [event.context["pending"] for event in server.emitted] == [1]
 
 
-async def test_what_could_not_be_told_survives_a_restart_and_keeps_its_order(backend: SpoolBackend) -> None:
+async def test_stored_events_survive_a_restart_in_order(backend: SpoolBackend) -> None:
     server = Server()
     first = PendingEvents(backend, server)
     server.is_up = False
@@ -63,7 +63,7 @@ async def test_what_could_not_be_told_survives_a_restart_and_keeps_its_order(bac
     assert len(server.emitted) == 5
 
 
-async def test_an_event_that_is_never_taken_keeps_no_other_back(
+async def test_an_event_that_the_journal_rejects_blocks_no_others(
     backend: SpoolBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
@@ -78,7 +78,9 @@ async def test_an_event_that_is_never_taken_keeps_no_other_back(
     assert "rejects events, dropped" in caplog.text
 
 
-async def test_however_much_was_kept_all_of_it_is_told(backend: SpoolBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_stored_events_are_emitted_however_many_there_are(
+    backend: SpoolBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pending_module, "_AT_ONCE", 4)
     monkeypatch.setattr(pending_module, "_TOGETHER", 3)
     server = Server()
@@ -133,7 +135,7 @@ async def test_a_server_that_does_not_answer_is_as_good_as_away(
     assert len(server.emitted) == 1
 
 
-async def test_kept_events_that_are_damaged_are_put_aside_and_keep_no_others_back(
+async def test_damaged_stored_events_are_quarantined_and_block_no_others(
     backend: SpoolBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
@@ -150,7 +152,7 @@ async def test_kept_events_that_are_damaged_are_put_aside_and_keep_no_others_bac
     assert first.key in caplog.text
 
 
-async def test_events_that_neither_server_nor_place_can_take_wait_in_memory(backend: SpoolBackend) -> None:
+async def test_events_wait_in_memory_if_server_and_backend_are_unavailable(backend: SpoolBackend) -> None:
     server = Server()
     pending = PendingEvents(backend, server)
     server.is_up = False

@@ -202,7 +202,7 @@ async def test_a_full_spool_takes_no_more_and_says_how_full_it_is() -> None:
     assert [item.recv_seq for item in taken] == list(range(1, len(taken) + 1))
 
 
-async def test_a_full_spool_can_give_up_its_oldest() -> None:
+async def test_a_full_spool_can_dead_letter_its_oldest() -> None:
     desk, downstream = Desk(max_bytes=1200, on_full="drop_to_dlq", ordering="global"), Downstream()
     for n in range(10):
         (answer,) = await desk.spool.append([arrival(f"m{n}")])
@@ -255,14 +255,14 @@ async def test_no_number_is_given_out_twice_though_everything_has_left(tmp_path:
     assert numbers == sorted(numbers)
 
 
-async def test_two_processes_at_one_place_do_not_give_out_the_same_numbers(tmp_path: Path) -> None:
+async def test_two_processes_on_one_backend_use_different_numbers(tmp_path: Path) -> None:
     one, other = Desk(DiskBackend(tmp_path)).spool, Desk(DiskBackend(tmp_path)).spool
     taken = [await spool.append([arrival(f"m{n}") for n in range(800)]) for spool in (one, other) * 3]
     numbers = [item.recv_seq for items in taken for item in items if isinstance(item, SpoolItem)]
     assert len(set(numbers)) == len(numbers) == 4_800
 
 
-async def test_what_was_written_just_before_a_crash_is_told_by_the_next_process(tmp_path: Path) -> None:
+async def test_the_next_process_emits_the_events_of_the_last_append_before_a_crash(tmp_path: Path) -> None:
     first, second = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path))
     await first.spool.append([arrival("told")])
 
@@ -289,7 +289,7 @@ async def test_what_could_not_be_taken_does_not_stay_behind_in_parts(tmp_path: P
     assert (await desk.spool.backend.measure(Area.LIVE)).items == 0
 
 
-async def test_what_leaves_is_told_before_it_is_removed(tmp_path: Path) -> None:
+async def test_the_event_is_emitted_before_the_item_is_removed(tmp_path: Path) -> None:
     desk, downstream = Desk(DiskBackend(tmp_path), max_replay_attempts=1), Downstream()
     downstream.refuses.add("m0")
     await desk.spool.append([arrival("m0")])
@@ -314,7 +314,7 @@ async def only(desk: Desk) -> SpoolItem:
     return item
 
 
-async def test_a_damaged_item_goes_to_quarantine_and_is_told(tmp_path: Path) -> None:
+async def test_a_damaged_item_is_quarantined_and_reported(tmp_path: Path) -> None:
     desk, downstream = Desk(DiskBackend(tmp_path), ordering="global"), Downstream()
     await desk.spool.append([arrival(f"m{n}") for n in range(3)])
     (tmp_path / "00000000000000000002-m1.json").write_bytes(b'{"subscription": "ord')
@@ -341,7 +341,7 @@ async def test_whether_a_new_message_would_overtake_one_that_waits() -> None:
     assert not desk.spool.has_waiting("default", "a")
 
 
-async def test_what_an_earlier_process_left_is_overtaken_by_nobody(tmp_path: Path) -> None:
+async def test_no_message_overtakes_those_of_an_earlier_process(tmp_path: Path) -> None:
     first, second, downstream = Desk(DiskBackend(tmp_path)), Desk(DiskBackend(tmp_path)), Downstream()
     await first.spool.append([arrival("m0", key="a")])
     await second.spool.open()
@@ -362,7 +362,7 @@ async def test_what_another_process_let_go_is_not_waited_for(tmp_path: Path) -> 
     assert downstream.runs == ["m0", "m1", "m2"]
 
 
-async def test_what_is_dropped_for_good_is_told() -> None:
+async def test_purged_messages_are_reported() -> None:
     desk, downstream = Desk(ordering="global"), Downstream()
     (first, _) = await desk.spool.append([arrival("m0"), arrival("m1")])
     assert isinstance(first, SpoolItem)
@@ -436,7 +436,7 @@ class Listing(BucketBackend):
         return await super().page(area, after, limit)
 
 
-async def test_a_full_spool_makes_room_without_being_listed_for_each_message() -> None:
+async def test_a_full_spool_evicts_without_a_listing_per_message() -> None:
     from obstore.store import MemoryStore
 
     backend = Listing(MemoryStore(), "s", "memory")

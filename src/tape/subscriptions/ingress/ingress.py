@@ -19,7 +19,7 @@ from tape.subscriptions import events
 from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.push_message import message_from_push
 from tape.subscriptions.ingress.rejections import UNKNOWN_LISTENER, EmitEvents, RejectionEvents
-from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
 from tape.subscriptions.ingress.verification.oidc import NO_KEYS, IssuerKeys
 from tape.subscriptions.ingress.verification.verify import verify_delivery
 from tape.subscriptions.message import SourceMessage
@@ -76,10 +76,10 @@ class IngressResponse(NamedTuple):
     closes: bool = False
 
 
-async def admit(listener: Listener, issuers: IssuerKeys, delivery: PushDelivery) -> AdmittedMessage | Rejection:
+async def admit(listener: Listener, issuers: IssuerKeys, delivery: PushDelivery) -> AdmittedMessage | DeliveryRejection:
     """Verify a delivery; only then parse it and resolve its plan."""
     verified = await verify_delivery(listener.subscription, listener.secrets, issuers, delivery)
-    if isinstance(verified, Rejection):
+    if isinstance(verified, DeliveryRejection):
         return verified
     message = message_from_push(verified)
     return AdmittedMessage(message, resolve(verified.subscription, message))
@@ -140,24 +140,24 @@ class Ingress:
 
     async def _read(
         self, listener: Listener, headers: RawHeaders, body: AsyncIterable[bytes], held: bytearray
-    ) -> Rejection | None:
+    ) -> DeliveryRejection | None:
         """Read a body into `held`. Returns a rejection if it is too large, too slow, or the process is overloaded."""
         assert listener.subscription.spec.ingress is not None
         limit = listener.subscription.spec.ingress.max_body_bytes
         announced = next((value for name, value in headers if name.lower() == b"content-length"), b"")
         if announced.isdigit() and int(announced) > limit:
-            return Rejection(413, "body_too_large")
+            return DeliveryRejection(413, "body_too_large")
         try:
             async with asyncio.timeout(self._body_timeout_s):
                 async for chunk in body:
                     held += chunk
                     self._held_bytes += len(chunk)
                     if len(held) > limit:
-                        return Rejection(413, "body_too_large")
+                        return DeliveryRejection(413, "body_too_large")
                     if self._held_bytes > MAX_HELD_BYTES:
-                        return Rejection(503, "overloaded")
+                        return DeliveryRejection(503, "overloaded")
         except TimeoutError:
-            return Rejection(408, "slow_body")
+            return DeliveryRejection(408, "slow_body")
         return None
 
     async def _verify_and_accept(self, listener: Listener, delivery: PushDelivery) -> IngressResponse:
@@ -166,7 +166,7 @@ class Ingress:
         except InvalidConfig as error:  # the key URL is not allowed
             log.warning("%s: %s", listener.subscription.path, error)
             admitted = NO_KEYS
-        if isinstance(admitted, Rejection):
+        if isinstance(admitted, DeliveryRejection):
             return self._reject(listener, admitted.status, admitted.reason)
         limiter = self._limiter(listener)
         allowance = limiter.allow(1)

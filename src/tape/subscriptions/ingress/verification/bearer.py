@@ -6,16 +6,16 @@ import hmac
 from collections.abc import Sequence
 
 from tape.subscriptions.document.spec import VerifySpec
-from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
 
 DEFAULT_HEADER = "authorization"
 
-MISCONFIGURED = Rejection(403, "misconfigured")
-MISSING = Rejection(401, "missing_token")
-BAD = Rejection(401, "bad_token")
+MISCONFIGURED = DeliveryRejection(403, "misconfigured")
+MISSING = DeliveryRejection(401, "missing_token")
+BAD = DeliveryRejection(401, "bad_token")
 
 
-def check_token(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
+def check_token(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> DeliveryRejection | None:
     """None if the delivery has one of the secrets as its token."""
     if not secrets:
         return MISCONFIGURED

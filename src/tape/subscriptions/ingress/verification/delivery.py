@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Rejection(NamedTuple):
+class DeliveryRejection(NamedTuple):
     """A rejected delivery: HTTP status and reason code."""
 
     status: int

@@ -14,21 +14,21 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tape.subscriptions.document.spec import VerifySpec
-from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
 
 DEFAULT_HEADER = "x-signature"
 WHSEC = "whsec_"
 
-MISCONFIGURED = Rejection(403, "misconfigured")
-MISSING = Rejection(401, "missing_signature")
-BAD = Rejection(401, "bad_signature")
-STALE = Rejection(401, "stale_signature")
+MISCONFIGURED = DeliveryRejection(403, "misconfigured")
+MISSING = DeliveryRejection(401, "missing_signature")
+BAD = DeliveryRejection(401, "bad_signature")
+STALE = DeliveryRejection(401, "stale_signature")
 
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 _SECONDS = re.compile(r"[0-9]{1,15}")
 
 
-def check_signature(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
+def check_signature(verify: VerifySpec, secrets: Sequence[str], delivery: PushDelivery) -> DeliveryRejection | None:
     """None if one of the secrets signed the delivery, within the tolerance if the scheme has a timestamp."""
     if not secrets:
         return MISCONFIGURED
@@ -45,7 +45,7 @@ def check_signature(verify: VerifySpec, secrets: Sequence[str], delivery: PushDe
             return _standard(header, given, secrets, delivery, verify.tolerance_secs)
 
 
-def _plain(given: str, secrets: Sequence[str], delivery: PushDelivery) -> Rejection | None:
+def _plain(given: str, secrets: Sequence[str], delivery: PushDelivery) -> DeliveryRejection | None:
     text = given.strip()
     if text[:7] in ("sha256=", "SHA256="):
         text = text[7:].strip()
@@ -53,7 +53,7 @@ def _plain(given: str, secrets: Sequence[str], delivery: PushDelivery) -> Reject
     return None if _is_signed(keys, delivery.body, [_digest(text)]) else BAD
 
 
-def _stripe(given: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int) -> Rejection | None:
+def _stripe(given: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int) -> DeliveryRejection | None:
     parts = [part.strip().partition("=") for part in given.split(",")]
     moments = [value for name, _, value in parts if name == "t"]
     signatures = [_digest(value) for name, _, value in parts if name == "v1" and _HEX.fullmatch(value)]
@@ -66,7 +66,7 @@ def _stripe(given: str, secrets: Sequence[str], delivery: PushDelivery, toleranc
 
 def _standard(
     header: str, given: str, secrets: Sequence[str], delivery: PushDelivery, tolerance_s: int
-) -> Rejection | None:
+) -> DeliveryRejection | None:
     # The other two headers have the same prefix: webhook-id, or svix-id with svix-signature.
     family = header.lower().removesuffix("-signature")
     message_id, moment = delivery.first(f"{family}-id"), delivery.first(f"{family}-timestamp")
@@ -82,7 +82,7 @@ def _standard(
     return _fresh(moment, delivery, tolerance_s) if _is_signed(keys, signed, signatures) else BAD
 
 
-def _fresh(moment: str, delivery: PushDelivery, tolerance_s: int) -> Rejection | None:
+def _fresh(moment: str, delivery: PushDelivery, tolerance_s: int) -> DeliveryRejection | None:
     """Check the timestamp of a valid signature: not too old, not in the future."""
     if not _SECONDS.fullmatch(moment):
         return BAD

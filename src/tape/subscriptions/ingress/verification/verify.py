@@ -7,7 +7,7 @@ from typing import assert_never
 
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.ingress.verification.bearer import check_token
-from tape.subscriptions.ingress.verification.delivery import PushDelivery, Rejection
+from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
 from tape.subscriptions.ingress.verification.oidc import IssuerKeys, check_identity
 from tape.subscriptions.ingress.verification.signatures import check_signature
 
@@ -28,10 +28,10 @@ class VerifiedDelivery:
 
 async def verify_delivery(
     subscription: Subscription, secrets: Sequence[str], issuers: IssuerKeys, delivery: PushDelivery
-) -> VerifiedDelivery | Rejection:
+) -> VerifiedDelivery | DeliveryRejection:
     """Verify a delivery as its subscription configures. `secrets` are those of `verify.secret`, newest first."""
     if subscription.spec.ingress is None:
-        return Rejection(403, "unsupported")
+        return DeliveryRejection(403, "unsupported")
     verify = subscription.spec.ingress.verify
     match verify.type:
         case "hmac_sha256":
