@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 
+from tape.base.retry import RetryPolicy
 from tape.errors import CheckpointRefused, FanoutBlocked, InvalidInput, SinkUnavailable
 from tape.model.entry import Entry
 from tape.pipeline.fanout_task import RejectedEntries, publish_with_retry
@@ -165,7 +166,10 @@ def test_a_sink_that_fails_for_a_while_gets_each_entry_once_and_in_order(sqlite_
     entries, flaky, failing = entries_in(sqlite_url), FlakySink(2), FlakySink(9)
     metrics = RelayMetrics()
     assert publish_with_retry(
-        BatchPublisher(flaky, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0, 0)
+        BatchPublisher(flaky, RejectedEntries("block"), metrics),
+        entries,
+        metrics,
+        policy=RetryPolicy(max_attempts=4, initial_interval_s=0),
     ) == (
         None,
         [],
@@ -173,7 +177,10 @@ def test_a_sink_that_fails_for_a_while_gets_each_entry_once_and_in_order(sqlite_
     assert flaky.taken == [1, 2, 3, 4]
     assert metrics.status.retries == 2
     reason, left = publish_with_retry(
-        BatchPublisher(failing, RejectedEntries("block"), metrics), entries, metrics, pauses_s=(0, 0)
+        BatchPublisher(failing, RejectedEntries("block"), metrics),
+        entries,
+        metrics,
+        policy=RetryPolicy(max_attempts=3, initial_interval_s=0),
     )
     assert isinstance(reason, SinkUnavailable)
     assert left == entries[1:]

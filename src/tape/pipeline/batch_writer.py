@@ -10,7 +10,6 @@ the source returns other rows on the second attempt.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -18,10 +17,11 @@ from typing import TypeVar
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.errors import BatchOutOfOrder, PipelineInput, StoreBusy, StoreUnavailable
+from tape.base.retry import retry
+from tape.errors import BatchOutOfOrder, PipelineInput
 from tape.journal.appender import Appender, append
 from tape.model.entry import Draft
-from tape.pipeline.journal_reader import OUTAGE_TIMEOUT_S, RETRY_INTERVAL_S, query_store
+from tape.pipeline.journal_reader import OUTAGE_TIMEOUT_S, STORE_RETRY, query_store
 from tape.pipeline.options import journal_database, shown
 from tape.store import Reader, Transaction
 from tape.store.connection import DatabaseConnection
@@ -86,26 +86,24 @@ def transact(store: str, operation: Callable[[Transaction], T]) -> T:
 
 def _begin(store: str) -> DatabaseConnection:
     """Open a connection and begin a transaction. Nothing was written yet, so both can be retried."""
-    deadline = time.monotonic() + OUTAGE_TIMEOUT_S
-    while True:
-        connection = None
+
+    def begin() -> DatabaseConnection:
+        connection = journal_database(store).connect()
         try:
-            connection = journal_database(store).connect()
             if not connection.has_table("tape_checkpoints"):
                 raise PipelineInput(f"The database {shown(store)} is not up to date. Run: tape migrate --store …")
             connection.begin()
-            return connection
-        except (StoreBusy, StoreUnavailable) as error:
-            if connection is not None:
-                connection.close()
-            if time.monotonic() > deadline:
-                raise
-            log.warning("journal not writable, retrying: %s", error)
-            time.sleep(RETRY_INTERVAL_S)
         except BaseException:
-            if connection is not None:
-                connection.close()
+            connection.close()
             raise
+        return connection
+
+    return retry(
+        begin,
+        STORE_RETRY,
+        deadline_s=OUTAGE_TIMEOUT_S,
+        on_retry=lambda error, attempt, delay_s: log.warning("journal not writable, retrying: %s", error),
+    )
 
 
 def stage(store: str, drafts: Iterable[Draft]) -> StagedDrafts:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
+from tape.base.retry import Backoff, RetryPolicy
 from tape.errors import SinkRejected
 from tape.model.entry import Entry
 from tape.model.message import event_id_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH = 500
 # Delays between the attempts of a task. After the last one, the task reports that it is stuck.
-RETRY_PAUSES_S = (0.5, 2.0, 8.0)
+RETRY = RetryPolicy(max_attempts=4, initial_interval_s=0.5, backoff_coefficient=4.0)  # 0.5 s, 2 s, 8 s
 _REPORT = "published long, retries long, global_seq long, stuck boolean, text string"
 
 
@@ -90,14 +90,13 @@ def publish_round(entries: DataFrame, open_sink: Callable[[], Any], policy: Poli
 
 
 def publish_with_retry(
-    delivery: BatchPublisher, entries: list[Entry], metrics: RelayMetrics, pauses_s: Sequence[float] = RETRY_PAUSES_S
+    delivery: BatchPublisher, entries: list[Entry], metrics: RelayMetrics, policy: RetryPolicy = RETRY
 ) -> tuple[Exception | None, list[Entry]]:
     """Publish entries, with retries; return the last error, or None, and the entries that are left, in order."""
-    left = entries
-    for pause_s in (*pauses_s, None):
+    left, backoff = entries, Backoff(policy)
+    while True:
         reason, left = delivery.publish(left)
-        if reason is None or isinstance(reason, SinkRejected) or pause_s is None:
+        if reason is None or isinstance(reason, SinkRejected) or not policy.should_retry(reason, backoff.failures + 1):
             return reason, left
         metrics.count_retry(reason)
-        time.sleep(pause_s)
-    raise AssertionError("the last pause returns")
+        backoff.wait()

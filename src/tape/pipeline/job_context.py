@@ -41,9 +41,9 @@ class JobContext:
         """Stop the job after its current round."""
         self._stop.set()
 
-    def wait(self, seconds: float) -> None:
-        """Wait for some seconds, or until the job is stopped."""
-        self._stop.wait(seconds)
+    def wait(self, seconds: float, /) -> bool:
+        """Wait for some seconds, or until the job is stopped; whether it is."""
+        return self._stop.wait(seconds)
 
     def report_progress(self, entries: int, position: int, head: int, seconds: float) -> None:
         """Report one round of a job that reads the journal."""

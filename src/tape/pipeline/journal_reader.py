@@ -13,11 +13,13 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 import pyarrow as pa
 
+from tape.base.retry import WHILE_UNAVAILABLE, Backoff, retry
 from tape.errors import JournalDataLost, PipelineInput, StoreBusy, StoreUnavailable
 from tape.journal.appender import Head, read_head
 from tape.journal.reader import position_before
@@ -36,9 +38,9 @@ T = TypeVar("T")
 
 BATCH_ROWS = 10_000
 POSTGRES_BATCH_BYTES = 4 << 20
-# How long a query is retried while the database is unavailable, and the interval between attempts.
+# How long a query is retried while the database is unavailable.
 OUTAGE_TIMEOUT_S = 60.0
-RETRY_INTERVAL_S = 0.5
+STORE_RETRY = replace(WHILE_UNAVAILABLE, retry_on=(StoreUnavailable, StoreBusy))
 BUSY_MS = 5_000
 
 
@@ -58,15 +60,12 @@ def query_store_once(store: str, query: Callable[[Reader], T]) -> T:
 
 def query_store(store: str, query: Callable[[Reader], T], timeout_s: float = OUTAGE_TIMEOUT_S) -> T:
     """Run a query on the journal's database; retry for up to 60 s while the database is unavailable."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return query_store_once(store, query)
-        except (StoreUnavailable, StoreBusy) as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("journal unavailable, retrying: %s", error)
-            time.sleep(RETRY_INTERVAL_S)
+    return retry(
+        lambda: query_store_once(store, query),
+        STORE_RETRY,
+        deadline_s=timeout_s,
+        on_retry=lambda error, attempt, delay_s: log.warning("journal unavailable, retrying: %s", error),
+    )
 
 
 def position_of(reader: Reader, offset: Offset, head: Head, oldest: int) -> int:
@@ -108,7 +107,7 @@ def read_journal_range(
     names = selection.required_columns(("global_seq", *columns))
     schema = arrow_schema(names)
     batch_filter = selection.batch_filter()
-    position, seen, deadline = after, 0, time.monotonic() + OUTAGE_TIMEOUT_S
+    position, seen, deadline, backoff = after, 0, time.monotonic() + OUTAGE_TIMEOUT_S, Backoff(STORE_RETRY)
     while True:
         try:
             for raw in _query(store, names, selection.conditions(), position, until):
@@ -116,6 +115,7 @@ def read_journal_range(
                 position = batch.column("global_seq")[-1].as_py()
                 seen += batch.num_rows
                 deadline = time.monotonic() + OUTAGE_TIMEOUT_S
+                backoff.reset()
                 kept = batch_filter.keep(batch) if batch_filter else batch
                 if kept.num_rows:
                     yield kept.select(list(columns))
@@ -126,7 +126,7 @@ def read_journal_range(
                     f"The journal could not be read for {OUTAGE_TIMEOUT_S:.0f} s: {error}"
                 ) from error
             log.warning("journal unavailable, retrying after entry %d: %s", position, error)
-            time.sleep(RETRY_INTERVAL_S)
+            backoff.wait()
     _check_complete(store, selection, after, until, seen, fail_on_data_loss)
 
 

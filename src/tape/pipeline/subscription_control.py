@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from tape.base.retry import RetryPolicy
+from tape.base.retry import UNLIMITED, RetryPolicy, retry
 from tape.errors import ApiRefused, InvalidConfig, PlaybookNotFound, ServerUnreachable, TapeError
 from tape.pipeline.job_context import JobContext
 from tape.subscriptions.api_client import Control
@@ -24,7 +24,9 @@ T = TypeVar("T")
 
 POLL_INTERVAL_S = 2.0
 MAX_UNSENT_EVENTS = 1_000
-SERVER_RETRY = RetryPolicy(max_attempts=1_000_000, initial_interval_s=0.5, max_interval_s=10.0)
+SERVER_RETRY = RetryPolicy(
+    max_attempts=UNLIMITED, initial_interval_s=0.5, max_interval_s=10.0, retry_on=(ServerUnreachable,)
+)
 
 
 class SubscriptionControl:
@@ -118,16 +120,15 @@ class SubscriptionControl:
 
     def call_with_retry(self, call: Callable[[], T]) -> T:
         """Call the server; a job that follows retries while the server is unavailable."""
-        attempt = 0
-        while True:
-            try:
-                return call()
-            except ServerUnreachable as error:
-                attempt += 1
-                if not self._is_following or self._context.is_stopping:
-                    raise
-                self._context.report_count("waiting for the server", 1, str(error))
-                self._context.wait(SERVER_RETRY.delay(attempt))
+        return retry(
+            call,
+            SERVER_RETRY,
+            can_retry=lambda error: self._is_following,
+            stop=self._context,
+            on_retry=lambda error, attempt, delay_s: self._context.report_count(
+                "waiting for the server", 1, str(error)
+            ),
+        )
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_INTERVAL_S):

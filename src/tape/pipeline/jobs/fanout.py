@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.errors import FanoutBlocked
 from tape.journal.appender import read_head
 from tape.pipeline.batch_writer import transact
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 VERSION = 1
 ROUND_ENTRIES = 100_000
 PAUSE_S = 1.0
-MAX_PAUSE_S = 30.0
+RETRY = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=1.0, max_interval_s=30.0)
 
 
 class FanoutTotals(msgspec.Struct):
@@ -85,7 +86,7 @@ def fanout(
         head = query_store(store, read_head)
         checkpoint = begun = wanted.at(head.global_seq if from_now else head.oldest - 1)
         transact(store, lambda tx: save_checkpoint(tx, begun))
-    state, pause_s = msgspec.convert(checkpoint.state, FanoutTotals), PAUSE_S
+    state, backoff = msgspec.convert(checkpoint.state, FanoutTotals), Backoff(RETRY)
     writer = DeadLetterWriter(store, name, dead_letter_target)
     while not context.is_stopping:
         after = checkpoint.position
@@ -117,15 +118,14 @@ def fanout(
         what = "skipped" if policy == "skip" else "dead letters"
         context.report_count(what, len(dead_letters), dead_letters[-1][1] if dead_letters else "")
         if not done.stuck:
-            pause_s = PAUSE_S
+            backoff.reset()
             continue
         context.report_count("blocked", len(done.stuck), done.stuck[0][1])
         if not follow:
             raise FanoutBlocked(
                 f"The sink rejects {done.stuck[0][1].rstrip('.')}. The checkpoint is before that entry, at {position}."
             )
-        context.wait(pause_s)
-        pause_s = min(pause_s * 2, MAX_PAUSE_S)
+        backoff.wait(stop=context)
     return state
 
 
