@@ -29,6 +29,7 @@ from tape.model.ledger_states import (
     parse,
 )
 from tape.store import Reader, Transaction
+from tape.store.lease import Lease, expiry_ms
 from tape.store.records import Record, columns, insert, load, load_all, store
 
 DEFAULT_CLAIM_MS = 60_000
@@ -381,13 +382,14 @@ def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int
     if effect is None or effect.status != PENDING or effect.dispatch_mode != DispatchMode.OUTBOX:
         return EffectClaim(effect, acquired=False)
     is_mine = effect.dispatch_claimed_by == claimer
-    is_free = effect.next_dispatch_at_ms <= now and effect.dispatch_claim_expires_at_ms <= now
+    lease = Lease(effect.dispatch_claimed_by, effect.dispatch_claim_expires_at_ms)
+    is_free = effect.next_dispatch_at_ms <= now and lease.is_free(now)
     if not (is_mine if renew else is_free):
         return EffectClaim(effect, acquired=False)
     claimed = msgspec.structs.replace(
         effect,
         dispatch_claimed_by=claimer,
-        dispatch_claim_expires_at_ms=now + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS),
+        dispatch_claim_expires_at_ms=expiry_ms(now, lease_ms, DEFAULT_CLAIM_MS),
     )
     store(tx, "tape_effects", _KEYS, claimed)
     return EffectClaim(claimed, acquired=True, previous_claimer="" if renew else effect.dispatch_claimed_by)

@@ -19,6 +19,7 @@ from tape.model import subject
 from tape.model.entry import check_id
 from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
 from tape.store import Reader, Transaction
+from tape.store.lease import expiry_ms
 from tape.store.records import Record, columns, insert, load, load_all, store
 
 DEFAULT_CLAIM_MS = 60_000
@@ -161,7 +162,7 @@ def claim(
     if before is None:
         return None, False
     now = now_ms()
-    expires = now + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS)
+    expires = expiry_ms(now, lease_ms, DEFAULT_CLAIM_MS)
     if renew:
         if before.status != COMMITTED or before.claimed_by != claimer:
             return before, False

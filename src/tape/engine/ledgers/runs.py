@@ -16,6 +16,7 @@ from tape.model import subject
 from tape.model.entry import Draft, Entry, check_id
 from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
 from tape.store import Reader, Transaction
+from tape.store.lease import Lease, expiry_ms
 from tape.store.records import Record, columns, insert, load, load_all
 
 DEFAULT_LEASE_MS = 120_000
@@ -108,7 +109,7 @@ def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
 
 def check_lease(run: Run, owner: str) -> None:
     """Raise LeaseHeld if another owner has an unexpired lease on the run."""
-    if owner and run.lease_owner and run.lease_owner != owner and run.lease_expires_at_ms > now_ms():
+    if owner and not Lease(run.lease_owner, run.lease_expires_at_ms).is_open_to(owner, now_ms()):
         raise LeaseHeld(
             f"The run {run.run_id!r} is leased to {run.lease_owner!r} for another"
             f" {run.lease_expires_at_ms - now_ms()} ms; {owner!r} may not write to it until then."
@@ -178,7 +179,7 @@ def begin(
         run_id=new_id(),
         status=RunStatus.RUNNING,
         lease_owner=owner,
-        lease_expires_at_ms=now - 1 if is_recoverable else now + _lease(lease_ms),
+        lease_expires_at_ms=now - 1 if is_recoverable else expiry_ms(now, lease_ms, DEFAULT_LEASE_MS),
         started_at_ms=now,
     )
     insert(tx, "tape_runs", run)
@@ -237,7 +238,7 @@ def leased(run: Run, owner: str, lease_ms: int) -> Run:
         run,
         status=RunStatus.RUNNING,
         lease_owner=owner,
-        lease_expires_at_ms=now_ms() + _lease(lease_ms),
+        lease_expires_at_ms=expiry_ms(now_ms(), lease_ms, DEFAULT_LEASE_MS),
         waiting_on_gate="",
         former_status=0,
     )
@@ -380,10 +381,6 @@ def _former(run: Run, after: RunStatus) -> int:
 def subject_of(run: Run, verb: str) -> str:
     """The subject of what happened to a run."""
     return subject.run(verb, run.app_name, run.user_id, run.session_id, run.run_id)
-
-
-def _lease(lease_ms: int) -> int:
-    return lease_ms if lease_ms > 0 else DEFAULT_LEASE_MS
 
 
 # ── queries ─────────────────────────────────────────────────────────────────────────────

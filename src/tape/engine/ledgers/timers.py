@@ -14,6 +14,7 @@ from tape.engine.ledgers import runs
 from tape.errors import InvalidInput
 from tape.model.entry import check_id
 from tape.store import Reader, Transaction
+from tape.store.lease import expiry_ms
 from tape.store.records import Record, columns, load, load_all, store
 
 DEFAULT_LIMIT = 200
@@ -79,7 +80,7 @@ def claim_due(tx: Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
 
 def lease_due(tx: Transaction, *, claimer: str, lease_ms: int = 0, now: int = 0, limit: int = 0) -> list[Timer]:
     """Lease due timers: they are redelivered unless the claimer completes them before the lease expires."""
-    expires = now_ms() + (lease_ms if lease_ms > 0 else DEFAULT_CLAIM_MS)
+    expires = expiry_ms(now_ms(), lease_ms, DEFAULT_CLAIM_MS)
     leased = [
         msgspec.structs.replace(timer, claimed_by=claimer, claim_expires_at_ms=expires)
         for timer in list_due(tx, now=now, limit=limit)

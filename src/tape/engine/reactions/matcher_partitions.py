@@ -14,8 +14,10 @@ from tape.base.clock import now_ms
 from tape.engine.reactions.registry import read_version
 from tape.engine.reactions.shards import PARTITIONS
 from tape.store import Transaction
+from tape.store.lease import Lease, LeaseTable
 
 LEASE_MS = 10_000
+_LEASES = LeaseTable("tape_reaction_lanes", "owner", "expires_at_ms")
 
 
 class LeasedPartitions(msgspec.Struct, frozen=True):
@@ -39,22 +41,20 @@ def lease_partitions(tx: Transaction, owner: str, lease_ms: int = LEASE_MS) -> L
     ):
         if lease_owner == owner:
             mine.append(partition)
-        elif not lease_owner or lease_expires_at_ms <= now:
+        elif Lease(lease_owner, lease_expires_at_ms).is_free(now):
             free.append(partition)
     kept = mine[:share] + free[: max(share - len(mine), 0)]
     for partition in mine[share:]:
-        tx.execute("UPDATE tape_reaction_lanes SET owner = '', expires_at_ms = 0 WHERE lane = ?", partition)
+        _LEASES.release(tx, owner, "lane = ?", partition)
     if kept:
         numbers = ", ".join(map(str, kept))
-        tx.execute(
-            f"UPDATE tape_reaction_lanes SET owner = ?, expires_at_ms = ? WHERE lane IN ({numbers})", owner, expires
-        )
+        _LEASES.grant(tx, Lease(owner, expires), f"lane IN ({numbers})")
     return read_leased(tx, owner)
 
 
 def release_partitions(tx: Transaction, owner: str) -> None:
     """Release all partitions of a server, so that others need not wait until the leases expire."""
-    tx.execute("UPDATE tape_reaction_lanes SET owner = '', expires_at_ms = 0 WHERE owner = ?", owner)
+    _LEASES.release(tx, owner)
     tx.execute("DELETE FROM tape_matchers WHERE owner = ?", owner)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tape.store import Transaction
+from tape.store.lease import Lease, LeaseTable
 
+_LEASES = LeaseTable("tape_subscription_runtimes", "holder", "until_ms")
 _COLUMNS = ("path", "holder", "until_ms", "due_ms")
 
 
 def claim(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int) -> bool:
     """Acquire the lease on a subscription. False if another server holds it."""
     row = _row(tx, path)
-    if row is not None and row[0] != holder and row[1] > now_ms:
+    if row is not None and not Lease(*row[:2]).is_open_to(holder, now_ms):
         return False
     _write(tx, path, holder, until_ms, row[2] if row else 0)
     return True
@@ -37,15 +39,13 @@ def renew(tx: Transaction, paths: Sequence[str], holder: str, until_ms: int) -> 
     """Renew leases. Returns the paths that this holder still has."""
     ours = {path for path in paths if (row := _row(tx, path)) is not None and row[0] == holder}
     for path in ours:
-        tx.execute("UPDATE tape_subscription_runtimes SET until_ms = ? WHERE path = ?", until_ms, path)
+        _LEASES.grant(tx, Lease(holder, until_ms), "path = ?", path)
     return ours
 
 
 def release(tx: Transaction, path: str, holder: str) -> None:
     """Release a lease, so that another server does not wait for its expiry."""
-    tx.execute(
-        "UPDATE tape_subscription_runtimes SET until_ms = 0, holder = '' WHERE path = ? AND holder = ?", path, holder
-    )
+    _LEASES.release(tx, holder, "path = ?", path)
 
 
 def _row(tx: Transaction, path: str) -> tuple[str, int, int] | None:
