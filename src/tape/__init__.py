@@ -99,7 +99,7 @@ _TOP_LEVEL = {
     ),
 }
 # Importable from here because earlier versions listed them; new code imports them from their module.
-_ELSEWHERE = {
+_UNLISTED = {
     "tape._recover": (
         "compensate_one",
         "compensate_run",
@@ -220,7 +220,7 @@ _ELSEWHERE = {
         "use_cache",
     ),
 }
-_MODULE_OF = {name: module for group in (_TOP_LEVEL, _ELSEWHERE) for module, names in group.items() for name in names}
+_MODULE_OF = {name: module for group in (_TOP_LEVEL, _UNLISTED) for module, names in group.items() for name in names}
 _MODULES = (
     "budget",
     "client",

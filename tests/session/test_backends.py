@@ -173,7 +173,7 @@ def test_dropped_entries_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         for seq in range(5):
             held.append({"seq": seq})
     assert (held.health.pending, held.health.lost) == (3, 2)
-    assert "is given up" in caplog.text
+    assert "seq 0 is dropped" in caplog.text
 
 
 def test_in_a_chain_one_that_fails_does_not_hold_up_the_others() -> None:

@@ -185,7 +185,8 @@ def _query_sqlite(database: SqliteDatabase, sql: str, params: list[Any]) -> Iter
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             yield from _batches(cursor, sql, params)
         except adbc.Error as error:
-            # The last connection to close removes the write-ahead log and holds an exclusive lock meanwhile.
+            # The last connection to close removes the write-ahead log and holds an exclusive lock meanwhile. The driver
+            # reports that without a code.
             if "database is locked" in str(error):
                 raise _ConnectionLost(error) from error
             raise

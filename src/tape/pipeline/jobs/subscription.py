@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -24,7 +24,7 @@ from tape.pipeline.job_context import JobContext
 from tape.pipeline.message_source import NAME
 from tape.pipeline.options import resolve_store
 from tape.pipeline.record_writers import ServerRecordWriter, StoreRecordWriter
-from tape.pipeline.spark_errors import find_tape_error
+from tape.pipeline.spark_errors import find_tape_error, is_worker_start_failure
 from tape.pipeline.stream_progress import listen_to_progress, wait_for_end
 from tape.pipeline.subscription_control import SERVER_RETRY, SubscriptionControl
 from tape.pipeline.subscription_task import REPORT_SCHEMA, ExecutionReport, SubscriptionTask, sum_reports
@@ -45,8 +45,6 @@ BATCH_MESSAGES = 50_000
 TRIGGER_INTERVAL = "250 milliseconds"
 # Attempts per micro-batch without `follow`; with it, attempts are unlimited.
 MAX_ATTEMPTS = 4
-# Spark waits ten seconds for a Python worker to start, which is too short on a busy machine.
-_NOT_STARTED = "Python worker failed to connect back"
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -117,7 +115,7 @@ class SubscriptionStream:
         limits = (options.batch_messages, spec.max_in_flight, spec.limits.max_dispatch_per_sec)
         self._batch_limit = min(limit for limit in limits if limit is not None)
         self._totals = ExecutionReport()
-        self._failure: TapeError | None = None
+        self._failure: TapeError | JobStopped | None = None
         self._log: Log | None = None
         self._lost_at: float | None = None
         self._is_slowed = False
@@ -142,7 +140,7 @@ class SubscriptionStream:
                 self._context.wait(SERVER_RETRY.delay(attempt))
             except PySparkException as error:
                 starts += 1
-                if _NOT_STARTED not in str(error) or starts == MAX_ATTEMPTS:
+                if not is_worker_start_failure(error) or starts == MAX_ATTEMPTS:
                     raise
                 self._context.report_count("Python worker start failures", 1)
         return self._totals
@@ -195,7 +193,7 @@ class SubscriptionStream:
     def _raise_failure(self, error: PySparkException, query: StreamingQuery) -> None:
         """Raise the error that ended a query, unless the job was stopped."""
         failure, self._failure = self._failure, None
-        if failure is None and self._context.is_stopping and JobStopped.__name__ in str(error):
+        if isinstance(failure, JobStopped):
             return
         raise failure or find_tape_error(error) or error
 
@@ -216,7 +214,7 @@ class SubscriptionStream:
                 raise self._failure
             self._context.wait(SERVER_RETRY.delay(attempt))
             if self._context.is_stopping:
-                raise JobStopped
+                self._stop_batch()
 
     def _attempt(self, batch: DataFrame) -> ExecutionReport:
         try:
@@ -244,7 +242,11 @@ class SubscriptionStream:
                 self._emit_rate_limited(allowance.reason or "")
             has_waited = True
             self._context.wait(max(allowance.wait_s or 0.0, MIN_WAIT_S))
-        raise JobStopped
+        self._stop_batch()
+
+    def _stop_batch(self) -> NoReturn:
+        self._failure = JobStopped()  # Spark reports exceptions of a micro-batch as text
+        raise self._failure
 
     def _count(self, report: ExecutionReport) -> None:
         self._limiter.received(report.started)
