@@ -49,7 +49,7 @@ class World:
         (self.folder / key.replace("/", "|")).touch()
 
     def note(self, what: str, who: str = "", number: int = 0) -> None:
-        """Something happened to the n-th answer of somebody's model."""
+        """Something happened to the n-th answer of an agent's model."""
         with (self.folder / "notes").open("a") as notes:
             notes.write(json.dumps([what, f"{who}-{number}"]) + "\n")
 
@@ -57,14 +57,14 @@ class World:
         """What happened so far."""
         notes = self.folder / "notes"
         lines = notes.read_text().splitlines() if notes.exists() else []
-        told = [json.loads(line) for line in lines]
-        death = next(number for number, (what, _) in enumerate(told) if what == "died")
-        recorded = {answer for what, answer in told[:death] if what == "recorded"}
+        notes = [json.loads(line) for line in lines]
+        death = next(number for number, (what, _) in enumerate(notes) if what == "died")
+        recorded = {answer for what, answer in notes[:death] if what == "recorded"}
         return {
             "keys": sorted(key.name.split("|", 1)[1] for key in self.folder.iterdir() if key.name != "notes"),
-            "asked": dict(Counter(answer for what, answer in told if what == "asked")),
+            "asked": dict(Counter(answer for what, answer in notes if what == "asked")),
             "asked_although_on_record": [
-                answer for what, answer in told[death:] if what == "asked" and answer in recorded
+                answer for what, answer in notes[death:] if what == "asked" and answer in recorded
             ],
         }
 
@@ -156,13 +156,13 @@ async def drive(url: str, scenario: str, world: World, session_id: str) -> None:
     )
     sessions = TapeSessionService(url)
     runner = DurableRunner(app=app, session_service=sessions)
-    place = {"user_id": USER, "session_id": session_id}
-    session = await sessions.get_session(app_name="app", **place)
+    key = {"user_id": USER, "session_id": session_id}
+    session = await sessions.get_session(app_name="app", **key)
     if session is None:
-        session = await sessions.create_session(app_name="app", **place)
+        session = await sessions.create_session(app_name="app", **key)
     about = {"invocation_id": session.events[0].invocation_id} if session.events else {"new_message": message()}
     try:
-        async for _ in runner.run_async(**place, **about):  # type: ignore[arg-type]
+        async for _ in runner.run_async(**key, **about):  # type: ignore[arg-type]
             pass
     except tape.RunEnded:
         pass  # the last thing that the dead process did was to end the run
@@ -233,7 +233,7 @@ def loaded_by_a_drive() -> set[str]:
     return set(sys.modules) - before
 
 
-# Where it matters whether the process dies before the call or after it; elsewhere only what follows does.
+# Where it matters whether the process dies before the call or after it; for other calls only the state after it matters.
 BOTH = ("RecordDecision", "CompleteEffect")
 # What every scenario does.
 CALLS = ("BeginRun", "RecordDecision", "BeginEffect", "CompleteEffect", "AppendEvent", "EndRun")
@@ -256,9 +256,9 @@ def die_and_finish(url: str, scenario: str, folder: Path, which: int | str, mome
     code, died_at = in_child(dying)
     assert code in (0, -signal.SIGKILL), f"{name}: exit {code}"
     world.note("died")
-    end, told = in_child(finishing)
+    end, output = in_child(finishing)
     assert end == 0, name
-    return {"died_at": died_at, "moment": moment, **world.read(), **json.loads(told)}
+    return {"died_at": died_at, "moment": moment, **world.read(), **json.loads(output)}
 
 
 def main(url: str, scenario: str, folder: Path) -> None:

@@ -17,7 +17,7 @@ from tape.adk import DurableRunner, TapePlugin, TapeSessionService
 from tape.proto import tape_pb2 as pb
 from tests.adk.scripted import Scripted, message
 
-PLACE = {"user_id": "ann", "session_id": "s1"}
+SESSION_KEY = {"user_id": "ann", "session_id": "s1"}
 
 
 class Death(BaseException):
@@ -32,7 +32,7 @@ class DieAfterTool(BasePlugin):
         self.times = times
 
     async def after_tool_callback(self, **_: Any) -> None:
-        """Die, as often as told."""
+        """Die the given number of times."""
         self.times -= 1
         if self.times >= 0:
             raise Death
@@ -62,25 +62,25 @@ def runner_of(url: str, agent: BaseAgent, *plugins: BasePlugin, **settings: Any)
 
 async def begin(runner: DurableRunner, **more: Any) -> list[Event]:
     """Say something to the agent; the events of its answer."""
-    return [event async for event in runner.run_async(**PLACE, new_message=message(), **more)]
+    return [event async for event in runner.run_async(**SESSION_KEY, new_message=message(), **more)]
 
 
 async def resume(runner: DurableRunner, **more: Any) -> list[Event]:
     """Carry on the session's last invocation."""
     last = (await events_of(runner))[-1]
-    return [event async for event in runner.run_async(**PLACE, invocation_id=last.invocation_id, **more)]
+    return [event async for event in runner.run_async(**SESSION_KEY, invocation_id=last.invocation_id, **more)]
 
 
 async def events_of(runner: DurableRunner) -> list[Event]:
     """The events that are kept."""
-    session = await runner.session_service.get_session(app_name="app", **PLACE)
+    session = await runner.session_service.get_session(app_name="app", **SESSION_KEY)
     assert session is not None
     return session.events
 
 
 async def state_of(runner: DurableRunner) -> dict[str, Any]:
     """The session's state."""
-    session = await runner.session_service.get_session(app_name="app", **PLACE)
+    session = await runner.session_service.get_session(app_name="app", **SESSION_KEY)
     assert session is not None
     return session.state
 

@@ -1,4 +1,4 @@
-"""A model that says what it was told to say, and agents that use it."""
+"""A model with scripted responses, and agents that use it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Scripted(BaseLlm):
         """Which of its answers it was asked for, in order."""
         return self._asked
 
-    def on_ask(self, tell: Callable[[int], None]) -> Scripted:
-        """Tell somebody whenever it is asked."""
-        self._on_ask = tell
+    def on_ask(self, callback: Callable[[int], None]) -> Scripted:
+        """Call a function whenever the model is asked."""
+        self._on_ask = callback
         return self
 
     async def generate_content_async(

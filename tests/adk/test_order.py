@@ -19,7 +19,7 @@ from tests.adk.scripted import calls, says, texts
 
 
 class LookLate(BasePlugin):
-    """Lets an agent begin only when its workflow has made a note: an order that is otherwise a matter of luck."""
+    """Lets an agent begin only when its workflow has made a note: an order that is otherwise not deterministic."""
 
     def __init__(self, workflow: str) -> None:
         super().__init__(name="late")
@@ -67,10 +67,10 @@ def call(author: str = "right", **more: Any) -> Event:
 
 
 def test_only_the_notes_of_others_on_the_same_branch_go_before_a_call() -> None:
-    asked, elsewhere = call(), call(branch="b")
+    asked, on_other_branch = call(), call(branch="b")
     later, own, there = note(), note("right", actions=EventActions(end_of_agent=True)), note(branch="b")
     said = Event(author="user", invocation_id="i")
     assert CallsLast([asked, later]) == [later, asked]
     assert CallsLast([asked, own]) == [asked, own]
-    assert CallsLast([asked, elsewhere, later, there]) == [later, asked, there, elsewhere]
+    assert CallsLast([asked, on_other_branch, later, there]) == [later, asked, there, on_other_branch]
     assert CallsLast([asked, said, later]) == [asked, said, later]

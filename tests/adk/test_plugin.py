@@ -37,7 +37,7 @@ from tape.errors import (
 )
 from tape.proto import tape_pb2 as pb
 from tests.adk.driving import (
-    PLACE,
+    SESSION_KEY,
     Death,
     DieAfterTool,
     agent_of,
@@ -308,7 +308,7 @@ async def test_who_answers_for_a_failed_tool_answers_again_in_a_resumed_run(url:
     assert answered == ["no funds", "The effect 'pay' failed: ValueError: no funds"]
 
 
-async def test_a_lost_answer_leaves_the_run_until_somebody_knows(url: str, observer: TapeClient) -> None:
+async def test_a_lost_answer_leaves_the_run_open_until_the_outcome_is_known(url: str, observer: TapeClient) -> None:
     known: list[Any] = [None]
     done = []
 
@@ -339,22 +339,22 @@ async def test_a_run_parks_at_a_gate_in_a_tool_and_goes_on_with_the_answer(url: 
     entered = []
 
     @tape.effect
-    def sweep(tool_context: Any = None) -> dict[str, Any]:
+    def transfer(tool_context: Any = None) -> dict[str, Any]:
         """Ask, then act."""
         entered.append(1)
-        answer = tape.gate("sweep", tool_context=tool_context, payload={"usd": 7})
-        return {"swept": answer["approved"]}
+        answer = tape.gate("transfer", tool_context=tool_context, payload={"usd": 7})
+        return {"transferred": answer["approved"]}
 
-    agent = agent_of(calls(("pay", {"amount": 1}), ("sweep", {})), says("done"), tools=[bank.tool(), sweep])
+    agent = agent_of(calls(("pay", {"amount": 1}), ("transfer", {})), says("done"), tools=[bank.tool(), transfer])
     runner = runner_of(url, agent)
-    with pytest.raises(RunParked, match="sweep"):
+    with pytest.raises(RunParked, match="transfer"):
         await begin(runner)
     run = run_of(observer)
-    assert (run.status, run.waiting_on_gate) == (pb.RUN_STATUS_WAITING, "sweep")
-    observer.send_signal(run_id=run.run_id, gate_name="sweep", resolution_json='{"approved": true}')
+    assert (run.status, run.waiting_on_gate) == (pb.RUN_STATUS_WAITING, "transfer")
+    observer.send_signal(run_id=run.run_id, gate_name="transfer", resolution_json='{"approved": true}')
     assert texts(await resume(runner)) == ["done"]
     answers = [answer for event in await events_of(runner) for answer in event.get_function_responses()]
-    assert [answer.response for answer in answers] == [{"paid": 1}, {"swept": True}]
+    assert [answer.response for answer in answers] == [{"paid": 1}, {"transferred": True}]
     assert (len(entered), len(bank.done)) == (2, 1)
     assert asked(agent) == [0, 1]
     assert run_of(observer).status == pb.RUN_STATUS_TERMINAL
@@ -373,7 +373,7 @@ async def test_a_long_running_call_waits_on_record_for_its_answer(url: str, obse
     asked_for = []
 
     def ask(question: str) -> None:
-        """Ask somebody."""
+        """Ask for approval."""
         asked_for.append(question)
 
     agent = agent_of(calls(("ask", {"question": "?"})), says("done"), tools=[LongRunningFunctionTool(ask)])
@@ -383,7 +383,7 @@ async def test_a_long_running_call_waits_on_record_for_its_answer(url: str, obse
     assert (run.status, run.waiting_on_gate) == (pb.RUN_STATUS_WAITING, f"adk-call:{call.id}")
     response = types.FunctionResponse(id=call.id, name="ask", response={"answer": "yes"})
     answer = types.Content(role="user", parts=[types.Part(function_response=response)])
-    assert texts([event async for event in runner.run_async(**PLACE, new_message=answer)]) == ["done"]
+    assert texts([event async for event in runner.run_async(**SESSION_KEY, new_message=answer)]) == ["done"]
     assert run_of(observer).status == pb.RUN_STATUS_TERMINAL
     assert asked_for == ["?"]
 
@@ -401,7 +401,7 @@ async def test_a_tool_that_needs_a_confirmation_acts_once_when_it_has_one(url: s
     assert run_of(observer).status == pb.RUN_STATUS_WAITING
     response = types.FunctionResponse(id=request.id, name=request.name, response={"confirmed": True})
     answer = types.Content(role="user", parts=[types.Part(function_response=response)])
-    assert texts([event async for event in runner.run_async(**PLACE, new_message=answer)]) == ["done"]
+    assert texts([event async for event in runner.run_async(**SESSION_KEY, new_message=answer)]) == ["done"]
     assert len(bank.done) == 1
     assert run_of(observer).status == pb.RUN_STATUS_TERMINAL
 
@@ -449,7 +449,7 @@ async def test_an_agent_as_a_tool_spends_from_the_budget_of_the_run(url: str, ob
 
 
 def outbox() -> Any:
-    """A tool whose request is sent by somebody else."""
+    """A tool whose request is sent by a dispatcher."""
 
     @tape.outbox_tool(connector="bank", business_key="{invoice}")
     def transfer(invoice: str, tool_context: Any = None) -> dict[str, Any]:
@@ -503,7 +503,7 @@ async def test_compensations_of_an_agents_tools_are_registered(url: str, observe
 async def test_a_cancelled_run_stops_before_its_next_step(url: str, observer: TapeClient, looks: bool) -> None:
     @tape.effect
     def cancel() -> str:
-        """Somebody cancels the run."""
+        """Cancel the run."""
         observer.end_run(run_id=run_of(observer).run_id, status=pb.RUN_STATUS_CANCELLED)
         return "ok"
 
@@ -534,7 +534,7 @@ async def test_no_two_drive_the_same_run_at_once(url: str, observer: TapeClient)
     async def meddle() -> str:
         """Drive the run that is being driven."""
         with pytest.raises(LeaseHeld) as caught:
-            # Somebody else, who knows nothing of the call that this is made from.
+            # Another run, without the context of this call.
             await asyncio.get_running_loop().create_task(resume(runner), context=contextvars.Context())
         second.append(caught.value)
         return "ok"
@@ -546,7 +546,7 @@ async def test_no_two_drive_the_same_run_at_once(url: str, observer: TapeClient)
 
 
 async def wait_until_left(observer: TapeClient, run_id: str) -> None:
-    """Wait until nobody renews the lease of a run any more, and it has run out."""
+    """Wait until the lease of a run is no longer renewed and has expired."""
 
     def is_left() -> bool:
         gc.collect()
@@ -572,10 +572,10 @@ async def test_recovery_drives_a_run_under_its_own_name(url: str, observer: Tape
         adopted_owner.reset(token)
 
 
-async def test_whoever_stops_listening_leaves_a_run_that_can_be_recovered(url: str, observer: TapeClient) -> None:
+async def test_a_stream_that_is_closed_early_leaves_a_run_that_can_be_recovered(url: str, observer: TapeClient) -> None:
     bank = Bank()
     runner = runner_of(url, agent_of(PAY, says("done"), tools=[bank.tool()]), lease_ttl_ms=300)
-    events = runner.run_async(**PLACE, new_message=message())
+    events = runner.run_async(**SESSION_KEY, new_message=message())
     async for _ in events:
         break
     await events.aclose()

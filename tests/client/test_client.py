@@ -74,7 +74,7 @@ async def test_an_unclear_failure_is_not_sent_again_under_a_new_id() -> None:
 
     async def broken(drafts: object, request_id: str, first_write_wins: bool) -> list[int]:
         requests.append(request_id)
-        raise RpcFailed("nobody knows whether it was carried out")
+        raise RpcFailed("it is not known whether it was carried out")
 
     batcher = AppendBatcher(broken)
     results = await asyncio.gather(
@@ -84,7 +84,7 @@ async def test_an_unclear_failure_is_not_sent_again_under_a_new_id() -> None:
     assert len(requests) == 1
 
 
-async def test_retries_end_and_the_error_is_told() -> None:
+async def test_the_last_error_is_raised_when_the_retries_are_used_up() -> None:
     server = Flaky(failures=100)
     with pytest.raises(StoreUnavailable, match="for a moment"):
         await AppendBatcher(server).append([Draft(subject="/tape/a/b")])
@@ -216,9 +216,9 @@ def test_payloads_become_json_and_nothing_is_silently_changed() -> None:
 
 async def test_one_connection_speaks_for_several_owners(client: AsyncTapeClient) -> None:
     ids = {"app_name": "app", "user_id": "ann", "session_id": "s1", "invocation_id": "i1"}
-    mine, other = client.with_lease_owner("me"), client.with_lease_owner("somebody else")
+    mine, other = client.with_lease_owner("me"), client.with_lease_owner("worker-2")
     run_id = (await mine.begin_run(**ids, lease_owner="me")).run_id
-    with pytest.raises(LeaseHeld, match="somebody else"):
+    with pytest.raises(LeaseHeld, match="worker-2"):
         await other.record_decision(run_id=run_id, decision_index=0)
     await mine.record_decision(run_id=run_id, decision_index=0)
 

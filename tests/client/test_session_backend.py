@@ -43,7 +43,7 @@ def test_a_session_is_visible_to_its_user_on_the_stream_over_http(tmp_path: Path
             with urllib.request.urlopen(address, timeout=120) as stream:
                 event = next(line for line in stream if line.startswith(b"data: "))
                 assert json.loads(event.removeprefix(b"data: "))["payload"] == tape.events[0]
-                tape.record(TextChunk(text="again"))  # while somebody watches
+                tape.record(TextChunk(text="again"))  # while a client follows
                 event = next(line for line in stream if line.startswith(b"data: "))
                 assert json.loads(event.removeprefix(b"data: "))["payload"] == tape.events[1]
 
@@ -68,7 +68,7 @@ def test_while_the_server_is_away_entries_wait_and_then_arrive_once(tmp_path: Pa
         tape.close()
 
 
-def test_too_many_waiting_entries_are_told_and_still_not_lost(tmp_path: Path) -> None:
+def test_too_many_waiting_entries_are_reported_and_not_lost(tmp_path: Path) -> None:
     with ServerProcess(f"sqlite:{tmp_path / 'tape.db'}") as server:
         address = server.url.removeprefix("tape://")
         server.kill()

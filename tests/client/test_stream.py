@@ -71,7 +71,7 @@ def test_a_killed_server_is_resumed_without_a_hole_or_a_repeat(tmp_path: Path) -
         assert asyncio.run(read()) == list(range(1, 61))
 
 
-async def test_gaps_are_told(sqlite_url: str) -> None:
+async def test_gaps_are_reported(sqlite_url: str) -> None:
     gaps: list[tape.Gap] = []
     async with Server(settings_for(sqlite_url, subscriber_buffer_size=5, drop_window_s=0.02)) as server:
         await server.journal.append(drafts(9))
@@ -93,7 +93,7 @@ async def test_gaps_are_told(sqlite_url: str) -> None:
         assert all(sequence not in seen for gap in lost for sequence in (gap.first, gap.last))
 
 
-async def test_refusals_and_wrong_addresses_are_told_at_once(server: Server) -> None:
+async def test_rejections_and_wrong_addresses_raise_at_once(server: Server) -> None:
     with pytest.raises(InvalidConfig, match="http://127"):
         await take(tape.stream("tape://127.0.0.1:1"), 1)
     with pytest.raises(ServerUnreachable, match="tape serve"):

@@ -59,6 +59,6 @@ def url(store_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def observer(url: str) -> Iterator[TapeClient]:
-    """A client that speaks for nobody in particular."""
+    """A client without a lease owner."""
     with TapeClient(url) as client:
         yield client

@@ -42,7 +42,7 @@ def test_an_exception_fails_the_run_and_is_on_record(url: str, observer: TapeCli
     assert observer.get_run(run.run_id).status == pb.RUN_STATUS_FAILED
 
 
-def test_a_process_that_is_told_to_stop_leaves_the_run_to_others(url: str, observer: TapeClient) -> None:
+def test_a_process_that_is_stopped_leaves_the_run_open_for_recovery(url: str, observer: TapeClient) -> None:
     with drive_that_dies(url) as run:
         pass
     assert observer.get_run(run.run_id).status == pb.RUN_STATUS_RUNNING
@@ -83,7 +83,7 @@ def test_a_tool_can_renew_the_lease_itself(url: str, observer: TapeClient) -> No
         assert observer.get_run(run.run_id).lease_expires_at_ms > time.time() * 1000 + 3_000_000
 
 
-def test_whoever_recovers_a_run_lends_its_lease_to_the_code_that_carries_it_on(url: str, observer: TapeClient) -> None:
+def test_a_recovered_run_adopts_the_lease_of_recovery(url: str, observer: TapeClient) -> None:
     with drive_that_dies(url) as run:
         pass
     observer.resume_run(run_id=run.run_id, lease_owner="recoverer")
@@ -177,11 +177,11 @@ def test_no_renewal_wakes_a_run_that_has_parked(url: str, observer: TapeClient) 
 
 
 def test_a_gate_tool_asks_with_its_reason_and_returns_the_answer_as_a_dict(url: str) -> None:
-    ask = gate_tool("approve_sweep", risk="money")
-    assert ask.__name__ == "approve_sweep"
+    ask = gate_tool("approve_transfer", risk="money")
+    assert ask.__name__ == "approve_transfer"
     with pytest.raises(RunParked), run_of(url) as run:
         ask(reason="idle cash")
-    tape.send_signal("approve_sweep", run_id=run.run_id, resolution="go", url=url)
+    tape.send_signal("approve_transfer", run_id=run.run_id, resolution="go", url=url)
     with run_of(url):
         assert ask(reason="idle cash") == {"value": "go"}
 

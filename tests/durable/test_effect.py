@@ -61,7 +61,7 @@ def drive_that_dies(url: str, **options: Any) -> Iterator[tape.DurableRun]:
 
 
 def effects_of(client: TapeClient, run_id: str) -> dict[str, pb.EffectRecord]:
-    """A run's effects by their keys, as its journal tells them."""
+    """A run's effects by their keys, from its journal."""
     keys = {}
     for entry in client.subscribe_run(run_id=run_id):
         payload = json.loads(entry.payload_json)
@@ -79,14 +79,14 @@ def test_an_effect_is_on_record_with_its_arguments_and_its_result(url: str, obse
     bank = Bank()
 
     @effect
-    def sweep(amount: int, tool_context: Any = None) -> dict[str, Any]:
+    def transfer(amount: int, tool_context: Any = None) -> dict[str, Any]:
         return bank.move(amount, idempotency_key(tool_context))
 
     with run_of(url) as run:
-        assert sweep(5) == {"reference": "t-1"}
+        assert transfer(5) == {"reference": "t-1"}
     [(key, record)] = effects_of(observer, run.run_id).items()
     assert bank.moved == [(5, key)]
-    assert key == f"{run.run_id}/no-decision/sweep/0"
+    assert key == f"{run.run_id}/no-decision/transfer/0"
     assert record.status == pb.EFFECT_STATUS_CONFIRMED
     assert json.loads(record.request_json) == {"amount": 5}
     assert json.loads(record.response_json) == {"reference": "t-1"}
@@ -97,17 +97,17 @@ def test_a_run_that_died_after_the_act_acts_again_with_the_same_key(url: str) ->
     dies = True
 
     @effect
-    def sweep(amount: int, tool_context: Any = None) -> dict[str, Any]:
+    def transfer(amount: int, tool_context: Any = None) -> dict[str, Any]:
         answer = bank.move(amount, idempotency_key(tool_context))
         if dies:
             raise KeyboardInterrupt
         return answer
 
     with pytest.raises(KeyboardInterrupt), run_of(url, lease_owner="first", lease_ttl_ms=1):
-        sweep(5)
+        transfer(5)
     dies = False
     with run_of(url, lease_owner="second"):
-        sweep(5)
+        transfer(5)
     assert len(bank.moved) == 2
     assert len(set(bank.moved)) == 1
 
@@ -116,15 +116,15 @@ def test_a_redriven_run_gets_recorded_results_and_does_not_act(url: str) -> None
     bank = Bank()
 
     @effect
-    def sweep(amount: int) -> dict[str, Any]:
+    def transfer(amount: int) -> dict[str, Any]:
         return bank.move(amount, "")
 
     def agent(stop: bool) -> list[Any]:
         with run_of(url, lease_ttl_ms=1):
-            found = [sweep(1), sweep(2)]
+            found = [transfer(1), transfer(2)]
             if stop:
                 raise KeyboardInterrupt
-            return [*found, sweep(3)]
+            return [*found, transfer(3)]
 
     with pytest.raises(KeyboardInterrupt):
         agent(stop=True)
@@ -191,14 +191,14 @@ async def test_coroutines_are_effects_too(url: str) -> None:
     bank = Bank()
 
     @effect
-    async def sweep(amount: int, tool_context: Any = None) -> dict[str, Any]:
+    async def transfer(amount: int, tool_context: Any = None) -> dict[str, Any]:
         await asyncio.sleep(0)
         return bank.move(amount, idempotency_key(tool_context))
 
     answers = []
     for _ in range(2):
         with drive_that_dies(url):
-            answers.append([await sweep(1), *await asyncio.gather(*(sweep(n) for n in range(2, 10)))])
+            answers.append([await transfer(1), *await asyncio.gather(*(transfer(n) for n in range(2, 10)))])
     assert answers[0] == answers[1]
     assert sorted(amount for amount, _ in bank.moved) == list(range(1, 10))
     assert [key.rpartition("/")[2] for _, key in sorted(bank.moved)] == [str(n) for n in range(9)]
@@ -337,7 +337,7 @@ def test_a_status_check_decides_what_became_of_an_unknown_effect(url: str, answe
     assert len(set(bank.moved)) == 1
 
 
-def test_a_status_check_that_cannot_tell_leaves_it_unknown(url: str) -> None:
+def test_a_status_check_without_an_answer_leaves_the_effect_unknown(url: str) -> None:
     @effect(status_check=lambda key: None)
     def pay() -> None:
         raise AckLost("the line went dead")

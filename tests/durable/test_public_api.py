@@ -64,7 +64,7 @@ def test_a_public_name_takes_what_it_always_took(line: str) -> None:
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         )
-        assert is_optional or name == "self", f"{path}: nobody knows of {name}"
+        assert is_optional or name == "self", f"{path}: {name} is not in public_api.txt"
 
 
 def _is_positional(parameter: inspect.Parameter) -> bool:

@@ -32,7 +32,7 @@ def test_pauses_double_up_to_the_cap() -> None:
     assert [policy.delay(n) for n in range(1, 5)] == [1, 2, 4, 5]
 
 
-def test_attempts_are_counted_and_errors_told_apart() -> None:
+def test_attempts_are_counted_and_errors_distinguished() -> None:
     policy = RetryPolicy(max_attempts=3, retry_on=(OSError,), non_retryable=(FileNotFoundError,))
     assert policy.should_retry(OSError(), 2)
     assert not policy.should_retry(OSError(), 3)

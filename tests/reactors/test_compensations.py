@@ -95,15 +95,15 @@ def test_attempts_come_to_an_end_and_the_run_is_stuck(client: TapeClient, undone
     assert compensate_once(client=client) == []
     (stuck,) = client.list_obligations(run_id=run_id, status_filter=pb.OBLIGATION_STATUS_STUCK).obligations
     assert (stuck.attempts, json.loads(stuck.last_error)["message"]) == (5, "the bank is closed")
-    # Somebody undid it by hand: the rest follows, and the run is what it was.
+    # It was compensated by hand: the rest follows, and the run gets its former status.
     client.resolve_obligation(run_id=run_id, obligation_seq=stuck.seq, status=3, settle_run=True)
     assert outcomes(compensate_once(client=client)) == ["compensated"]
     assert (undone, status_of(client, run_id)) == (["a"], "FAILED")
 
 
 def test_a_compensator_that_another_process_has_costs_no_attempt(client: TapeClient, undone: list[str]) -> None:
-    elsewhere, here = [begin(client) for _ in range(30)], begin(client)
-    for run_id in elsewhere:
+    unregistered, here = [begin(client) for _ in range(30)], begin(client)
+    for run_id in unregistered:
         owe(client, run_id, "a", "x")
         fail(client, run_id)
     owe(client, here, "b")
@@ -112,7 +112,7 @@ def test_a_compensator_that_another_process_has_costs_no_attempt(client: TapeCli
     assert sorted(outcomes(reports)) == ["compensated"] + ["unregistered"] * 30
     assert "no compensator 'x' in this process" in reports[0]["reason"]
     assert undone == ["b"]
-    assert {each.attempts for each in client.list_obligations(run_id=elsewhere[0]).obligations} == {0}
+    assert {each.attempts for each in client.list_obligations(run_id=unregistered[0]).obligations} == {0}
     # Also when they fill the first page, ours is found.
     late = begin(client)
     owe(client, late, "c")
@@ -218,17 +218,19 @@ def test_what_is_just_being_sent_is_waited_for(client: TapeClient, undone: list[
     run_id = begin(client)
     key = send(client, run_id, IDEMPOTENT)
     owe(client, run_id, "a", key=key, kind="a")
-    place = {"run_id": run_id, "idempotency_key": key}
-    client.claim_effect_dispatch(**place, claimer="dispatcher")
+    key_of = {"run_id": run_id, "idempotency_key": key}
+    client.claim_effect_dispatch(**key_of, claimer="dispatcher")
     fail(client, run_id)
     assert outcomes(compensate_once(client=client)) == ["waiting"]
-    client.record_external_observation(**place, resolution=1)
+    client.record_external_observation(**key_of, resolution=1)
     assert compensate_run(run_id, client=client)["compensated"] == 1
     assert undone == ["a"]
     assert client.list_obligations(run_id=run_id, only_unresolved=False).obligations[0].attempts == 0
 
 
-def test_what_somebody_vanished_with_is_neither_sent_again_nor_left(client: TapeClient, undone: list[str]) -> None:
+def test_an_effect_of_a_dead_dispatcher_is_neither_sent_again_nor_left_open(
+    client: TapeClient, undone: list[str]
+) -> None:
     run_id = begin(client)
     key = send(client, run_id, IDEMPOTENT)
     owe(client, run_id, "a", key=key, kind="a")

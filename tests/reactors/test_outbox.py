@@ -114,7 +114,7 @@ def test_attempts_come_to_an_end(client: TapeClient) -> None:
         (None, "unknown", False),
     ],
 )
-def test_what_somebody_vanished_with_is_looked_for_before_it_is_sent(
+def test_an_effect_of_a_dispatcher_that_died_is_observed_before_it_is_sent(
     client: TapeClient, look: Any, outcome: str, is_sent: bool
 ) -> None:
     requests = answering({}, look=look)
@@ -237,7 +237,7 @@ def test_effects_of_connectors_that_others_have_are_left_and_hide_nothing(client
     run_id = begin(client)
     for _ in range(5):
         client.begin_effect(run_id=run_id, decision_index=-1, tool_name="t", custom_key=f"k{_}", dispatch_mode=2,
-                            connector="elsewhere")  # fmt: skip
+                            connector="other")  # fmt: skip
     assert outcomes(outbox_dispatch_once(client=client)) == ["unregistered"] * 5
     answering({})
     send(client, run_id)
@@ -266,7 +266,7 @@ def test_two_dispatchers_send_everything_once(client: TapeClient, url: str) -> N
     assert client.list_effects_to_dispatch().effects == []
 
 
-def test_a_dispatcher_is_woken_and_stops_when_told(client: TapeClient, url: str) -> None:
+def test_a_dispatcher_is_woken_by_the_journal_and_stops_with_its_event(client: TapeClient, url: str) -> None:
     answering({})
     stop, seen = threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""Effects that nobody knows about are asked for: a status check, else the connector."""
+"""Effects with unknown outcome are observed by their status check, else by their connector."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def test_a_connector_is_asked_where_there_is_no_status_check(client: TapeClient,
     register(LocalConnector("bank", lambda: None, look=lambda: False))
     run_id = begin(client)
     key = send(client, run_id, semantics)
-    place = {"run_id": run_id, "idempotency_key": key}
-    client.record_dispatch_attempt(**place, error="?", next_dispatch_at_ms=0)
+    ids = {"run_id": run_id, "idempotency_key": key}
+    client.record_dispatch_attempt(**ids, error="?", next_dispatch_at_ms=0)
     assert outcomes(reconcile_once(client=client)) == ["pending" if status == PENDING else "failed"]
     assert effect_of(client, run_id, key).status == status
     # What is harmless to repeat is sent again; what is not, is not.
     assert outcomes(outbox_dispatch_once(client=client)) == (["confirmed"] if status == PENDING else [])
 
 
-def test_nobody_to_ask_is_reported_and_hides_nothing(client: TapeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_effect_without_a_check_is_reported(client: TapeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tape.reactors.reconciliation.LIMIT", 5)
     run_id = begin(client)
     for number in range(8):

@@ -81,8 +81,8 @@ def test_a_runner_carries_on_the_invocations_of_its_own_app(client: TapeClient) 
     class Runner:
         app_name = "mine"
 
-        async def run_async(self, **place: str) -> AsyncIterator[str]:
-            driven.append(place)
+        async def run_async(self, **ids: str) -> AsyncIterator[str]:
+            driven.append(ids)
             yield "an event"
             client.end_run(run_id=mine)
             yield "another"
@@ -113,7 +113,7 @@ def test_two_who_recover_carry_each_run_on_once(client: TapeClient, url: str) ->
     assert sorted(driven) == sorted(runs)
 
 
-def test_a_run_that_somebody_was_faster_with_is_reported_as_held(
+def test_a_run_that_another_process_leased_first_is_reported_as_held(
     client: TapeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = abandoned(client)

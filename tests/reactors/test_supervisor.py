@@ -73,8 +73,8 @@ def test_reactors_outlive_a_server_that_goes_away(sqlite_url: str) -> None:
                 run_id = begin(client)
                 owe(client, run_id, "undo")
                 fail(client, run_id)
-                place = {"run_id": run_id}
-                wait_for(lambda place=place: not client.list_obligations(**place).obligations, f"pass {times}")
+                filters = {"run_id": run_id}
+                wait_for(lambda filters=filters: not client.list_obligations(**filters).obligations, f"pass {times}")
                 assert len(done) == times
             server.kill()
             if times == 1:
@@ -85,14 +85,14 @@ def test_reactors_outlive_a_server_that_goes_away(sqlite_url: str) -> None:
 
 
 def test_what_on_tick_raises_ends_the_loops(url: str) -> None:
-    def give_up(tick: dict[str, Any]) -> None:
+    def fail(tick: dict[str, Any]) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_reactors(url=url, interval_s=0.01, on_tick=give_up)
+        run_reactors(url=url, interval_s=0.01, on_tick=fail)
 
 
-def test_a_loop_that_fails_pauses_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_fails_backs_off_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     stop = threading.Event()
     calls: list[int] = []
 
@@ -109,7 +109,7 @@ def test_a_loop_that_fails_pauses_and_goes_on(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_one_thing_that_goes_wrong_keeps_nobody_from_the_others(concurrency: int) -> None:
+def test_an_item_that_fails_does_not_affect_the_others(concurrency: int) -> None:
     def act(number: int) -> dict[str, Any]:
         return {"outcome": f"{1 // number}"}
 

@@ -76,7 +76,7 @@ def test_a_timer_carries_its_run_on(client: TapeClient) -> None:
     assert status_of(client, parked) == "TERMINAL"
 
 
-def test_a_timer_of_a_run_that_somebody_is_at_waits_for_it(client: TapeClient) -> None:
+def test_a_timer_of_a_run_that_is_leased_to_another_process_is_held(client: TapeClient) -> None:
     run_id = begin(client, lease_owner="busy")
     timer(client, run_id)
     driven: list[str] = []

@@ -119,7 +119,7 @@ def test_gaps_in_the_seqs_are_kept(open_backend: Open) -> None:
 
 
 class Failing(InMemoryBackend):
-    """Fails as long as it is told to."""
+    """Fails while its error is set."""
 
     is_broken = True
 
@@ -129,7 +129,7 @@ class Failing(InMemoryBackend):
         super().append(entry)
 
 
-def test_a_failing_backend_stops_nobody_and_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_backend_does_not_fail_the_session_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     tape = SessionTape(backend=Failing())
     with caplog.at_level(logging.ERROR, "tape.session"):
         for _ in range(10):

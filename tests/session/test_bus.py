@@ -23,7 +23,7 @@ def test_handlers_of_the_kind_come_first_each_in_its_order() -> None:
     assert bus.subscriber_count == 4
 
 
-def test_a_handler_that_raises_stops_nobody_and_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_raises_does_not_affect_others_and_its_error_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Any) -> None:
         raise ValueError("no")
 
@@ -57,7 +57,7 @@ def test_the_buffer_keeps_the_latest() -> None:
 
 async def test_the_active_bus_belongs_to_the_task() -> None:
     bus = EventBus(max_buffer=1)
-    emit("nobody listens")
+    emit("no active bus")
     with use_bus(bus):
         assert active_bus() is bus
 

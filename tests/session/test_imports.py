@@ -25,7 +25,7 @@ def test_a_session_tape_pulls_in_the_standard_library_and_little_of_it() -> None
     assert loaded.isdisjoint({"asyncio", "logging", "grpc", "msgspec", "google.protobuf", "apsw", "tape.client"})
 
 
-def test_every_public_name_is_there_from_both_places() -> None:
+def test_every_public_name_can_be_imported_from_both_modules() -> None:
     for name in tape.session.__all__:
         assert getattr(tape, name) is getattr(tape.session, name)
     for name in tape.__all__:

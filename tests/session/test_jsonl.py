@@ -47,20 +47,20 @@ def test_after_kill_9_every_entry_that_record_returned_is_there(tmp_path: Path, 
         assert process.stdout is not None
         assert int(process.stdout.readline()) >= head
         for _ in range(300):
-            told = int(process.stdout.readline())
+            printed = int(process.stdout.readline())
         kill(process)
         tape = SessionTape.load(path)
         # The kill may cut the write that was under way; that entry was not acknowledged, and the next start repairs it.
         assert all("not written to its end" in bad.reason for bad in tape.bad_lines)
         assert [entry["seq"] for entry in tape.events] == list(range(tape.head))
-        assert tape.head > told
+        assert tape.head > printed
         head = tape.head
     with SessionTape(backend=JsonlBackend(path)) as tape:
         assert tape.head == head
     assert SessionTape.load(path).bad_lines == []
 
 
-def test_half_a_line_is_moved_aside_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_half_a_line_is_moved_to_another_file_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "tape.jsonl"
     whole = '{"seq": 0, "t": 0.0, "kind": "a"}\n'
     path.write_text(whole + '{"seq": 1, "t": 0.1, "ki')
@@ -121,7 +121,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
     JsonlBackend(path).close()
 
 
-def test_a_backend_that_nobody_holds_any_more_lets_its_file_go(tmp_path: Path) -> None:
+def test_a_backend_without_references_closes_its_file(tmp_path: Path) -> None:
     JsonlBackend(tmp_path / "tape.jsonl").append({"seq": 0, "kind": "a"})
     backend = JsonlBackend(tmp_path / "tape.jsonl")
     assert backend.head() == 1
@@ -143,7 +143,7 @@ print(os.waitpid(-1, 0)[1])
     assert [entry["kind"] for entry in SessionTape.load(tmp_path / "tape.jsonl").events] == ["parent"]
 
 
-# A limit on the size of files is a full disk that a test can make room on: a write is cut short, the next one fails.
+# A limit on the size of files is a full disk that a test can free again: a write is cut short, the next one fails.
 FULL = """
 import resource, signal, sys
 from tape import JsonlBackend, SessionTape
@@ -163,7 +163,7 @@ tape.close()
 """
 
 
-def test_a_full_disk_loses_nothing_once_there_is_room_again(tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_once_there_is_space_again(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     assert start(FULL, path).communicate()[0] == "True 0 OSError\nTrue\n0\n"
     tape = SessionTape.load(path)
@@ -171,7 +171,7 @@ def test_a_full_disk_loses_nothing_once_there_is_room_again(tmp_path: Path) -> N
     assert [entry["number"] for entry in tape.events] == list(range(51))
 
 
-def test_a_failing_flush_to_disk_is_told_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_flush_to_disk_raises_and_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def sync(fd: int) -> None:
@@ -199,7 +199,9 @@ def test_interval_brings_entries_to_the_disk_without_another_record(
         wait_for(lambda: calls, "the flush")
 
 
-def test_a_failing_background_flush_is_told_by_the_next_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_background_flush_is_reported_by_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing = [True]
 
     def sync(fd: int) -> None:
@@ -215,7 +217,7 @@ def test_a_failing_background_flush_is_told_by_the_next_record(tmp_path: Path, m
     assert SessionTape.load(tmp_path / "t.jsonl").events == tape.events
 
 
-def test_rotation_puts_full_files_aside_and_reads_them_all(tmp_path: Path) -> None:
+def test_rotation_renames_full_files_and_reads_them_all(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     with SessionTape(backend=JsonlBackend(path, rotate_bytes=300)) as tape:
         for number in range(100):
@@ -250,7 +252,7 @@ def test_an_entry_larger_than_the_limit_gets_a_file_of_its_own(tmp_path: Path) -
     assert len(segments(path)) == 3
 
 
-def test_a_path_that_cannot_be_a_file_is_told(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_file_raises(tmp_path: Path) -> None:
     with pytest.raises(TapeFileUnusable, match="cannot be kept"):
         JsonlBackend(tmp_path)
     (tmp_path / "file").touch()

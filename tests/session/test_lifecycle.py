@@ -154,7 +154,7 @@ async def test_two_invocations_at_once_do_not_mix() -> None:
     assert plugin._invocations == {}
 
 
-def test_it_needs_exactly_one_place_to_write_to() -> None:
+def test_it_needs_exactly_one_target() -> None:
     with pytest.raises(InvalidInput, match="tape= or bus="):
         WorkflowLifecyclePlugin()
     with pytest.raises(InvalidInput, match="tape= or bus="):

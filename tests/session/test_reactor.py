@@ -314,7 +314,7 @@ async def test_the_plugin_starts_and_stops_it(world: World) -> None:
     assert await plugin.stop() == 0
 
 
-def test_what_cannot_work_is_told(world: World, tmp_path: Path) -> None:
+def test_invalid_arguments_raise(world: World, tmp_path: Path) -> None:
     reactor = world.reactor()
     with pytest.raises(InvalidRule, match="neither a predicate nor a signal"):
         reactor.when("a", print)  # type: ignore[arg-type]

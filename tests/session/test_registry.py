@@ -69,7 +69,7 @@ async def test_compile_collects_rules_from_builders_their_children_and_the_regis
     assert seen == ["root", "leaf", "registry"]
 
 
-def test_a_rule_without_a_handler_is_told_at_compile() -> None:
+def test_a_rule_without_a_handler_raises_at_compile() -> None:
     spec = R.rule(R.changed("a"), name="lonely")
     with pytest.raises(InvalidRule, match="'lonely' has no handler"):
         R.compile(tape=SessionTape())

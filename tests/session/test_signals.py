@@ -11,7 +11,7 @@ from tape import Change, EventBus, Signal, computed, reaction, track_reads
 from tape.errors import InvalidRule
 
 
-def test_only_a_change_raises_the_version_and_is_told() -> None:
+def test_only_a_change_raises_the_version_and_notifies() -> None:
     bus = EventBus(max_buffer=10)
     signal = Signal("temp", 20, bus=bus)
     seen: list[Any] = []
@@ -36,7 +36,7 @@ def test_a_subscriber_may_take_only_the_new_value() -> None:
     assert seen == [1]
 
 
-def test_a_subscriber_that_raises_is_kept_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subscriber_that_raises_stays_and_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     def broken(value: int) -> None:
         raise ValueError("no")
 
@@ -49,7 +49,7 @@ def test_a_subscriber_that_raises_is_kept_and_stops_nobody(caplog: pytest.LogCap
     assert "A subscriber" in caplog.text
 
 
-def test_a_subscriber_that_sets_the_signal_again_is_told_in_order() -> None:
+def test_a_subscriber_that_sets_the_signal_again_is_notified_in_order() -> None:
     signal, seen = Signal("a", 0), []
     signal.subscribe(lambda value: signal.set(min(value + 1, 3)))
     signal.subscribe(lambda value: seen.append(value))
@@ -57,7 +57,7 @@ def test_a_subscriber_that_sets_the_signal_again_is_told_in_order() -> None:
     assert seen == [1, 2, 3]
 
 
-def test_updates_from_many_threads_all_count_and_are_told_in_order() -> None:
+def test_updates_from_many_threads_all_count_and_are_notified_in_order() -> None:
     bus = EventBus()
     tape = bus.tape()
     signal = Signal("count", 0, bus=bus)
@@ -236,7 +236,7 @@ def test_windows_survive_composition() -> None:
     assert throttled.matches(change("b", 1, t=0.5))
 
 
-def test_what_cannot_work_is_told_when_it_is_written() -> None:
+def test_invalid_predicates_raise_when_they_are_declared() -> None:
     a = Signal("a").changed
     with pytest.raises(InvalidRule, match="applied last"):
         _ = a.debounce(10, edge="trailing") & a

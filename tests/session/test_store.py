@@ -58,7 +58,7 @@ def test_branches_merge_in_three_ways_and_differ_in_three() -> None:
     assert [branch["name"] for branch in forks.list_branches()] == ["a"]
 
 
-def test_the_oldest_branch_makes_room_but_never_the_one_in_use() -> None:
+def test_the_oldest_branch_is_evicted_but_never_the_active_one() -> None:
     forks = ForkManager(max_branches=2)
     for name in "abc":
         forks.fork(name, {})
@@ -110,8 +110,8 @@ def test_a_token_says_where_to_go_on() -> None:
     assert registry.reset("writer")
     assert not token.is_cancelled
     assert token.resume_cursor == 7
-    assert not registry.cancel("nobody")
-    assert not registry.reset("nobody")
+    assert not registry.cancel("unknown")
+    assert not registry.reset("unknown")
     assert "writer" in registry
     assert (len(registry), registry.names()) == (1, ("writer",))
     assert AgentToken("a", resume_cursor=3).resume_cursor == 3
@@ -148,7 +148,7 @@ def test_a_snapshot_brings_back_the_session_and_numbering_goes_on(tmp_path: Path
     assert (again.tape.head, again.forks.size) == (0, 0)
 
 
-def test_what_is_no_snapshot_is_told(tmp_path: Path) -> None:
+def test_a_file_without_a_snapshot_raises(tmp_path: Path) -> None:
     for text, words in (
         ("{", "not JSON"),
         ("[]", "version None"),

@@ -129,7 +129,7 @@ async def test_a_wake_up_costs_the_new_entries_however_long_the_history_is() -> 
     assert sum(copied) == 101
 
 
-async def test_a_reader_that_falls_behind_the_watermark_is_told_what_is_left() -> None:
+async def test_a_reader_that_falls_behind_the_watermark_gets_the_oldest_seq_left() -> None:
     tape = SessionTape(max_events=2)
     tape.record({"kind": "a"})
     entries = tape.tail()

@@ -72,7 +72,7 @@ class Clashing(HarnessEvent):
         (Clashing(), "'seq'"),
     ],
 )
-def test_what_cannot_be_recorded_is_told_and_uses_up_no_seq(event: Any, words: str) -> None:
+def test_an_event_that_cannot_be_recorded_raises_and_uses_no_seq(event: Any, words: str) -> None:
     tape = SessionTape()
     with pytest.raises(InvalidEvent, match=words):
         tape.record(event)
@@ -105,7 +105,7 @@ def test_since_is_a_snapshot_that_writing_does_not_disturb() -> None:
     assert tape.head == 5
 
 
-def test_below_the_watermark_a_reader_is_told_and_may_skip() -> None:
+def test_a_reader_below_the_watermark_gets_an_error_and_may_skip() -> None:
     tape = SessionTape(max_events=3)
     for _ in range(10):
         tape.record({"kind": "a"})
