@@ -233,7 +233,7 @@ def loaded_by_a_drive() -> set[str]:
     return set(sys.modules) - before
 
 
-# Where it matters whether the process dies before the call or after it; for other calls only the state after it matters.
+# Where it matters whether the process dies before or after the call; for other calls only the state after it matters.
 BOTH = ("RecordDecision", "CompleteEffect")
 # What every scenario does.
 CALLS = ("BeginRun", "RecordDecision", "BeginEffect", "CompleteEffect", "AppendEvent", "EndRun")

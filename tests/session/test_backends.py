@@ -119,7 +119,7 @@ def test_gaps_in_the_seqs_are_kept(open_backend: Open) -> None:
 
 
 class Failing(InMemoryBackend):
-    """Fails while its error is set."""
+    """Fails while `is_broken`."""
 
     is_broken = True
 
