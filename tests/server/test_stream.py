@@ -508,7 +508,7 @@ async def test_a_server_without_keys_answers_to_this_machine_only(server: Server
 async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> None:
     url = f"tape://{guarded.grpc_address}"
     scopes = ([], ["service"], ["service", "tenant:*"])
-    plain, service, fleet = (bearer(key, scopes=each).removeprefix("Bearer ") for each in scopes)
+    plain, service, everywhere = (bearer(key, scopes=each).removeprefix("Bearer ") for each in scopes)
     async with AsyncTapeClient(url) as anonymous:
         with pytest.raises(TapeError, match="authorization metadata missing"):
             await anonymous.head()
@@ -524,17 +524,22 @@ async def test_grpc_takes_the_same_tokens(guarded: Server, key: SigningKey) -> N
                 pass
         with pytest.raises(ScopeRequired, match="GetValue"):
             await ordinary.get_value(namespace="a", key="b")
-    async with AsyncTapeClient(url, id_token=service) as bound:
-        with pytest.raises(ScopeRequired, match="tenant:\\*"):
-            await bound.append("/tape/a/b", tenant="other")
-    async with AsyncTapeClient(url, id_token=fleet) as trusted:
-        await trusted.append("/tape/a/b", tenant="other")
-        seen = []
-        async for entry in trusted.follow("/tape/a/b"):
-            seen.append((entry.tenant, entry.user, entry.session))
-            if len(seen) == 2:
-                break
-        assert seen == [("shop", "ada", "s1"), ("other", "", "")]
+    async with AsyncTapeClient(url, id_token=service) as trusted:
+        with pytest.raises(ScopeRequired, match="'other'"):
+            await trusted.append("/tape/a/b", tenant="other")
+    async with AsyncTapeClient(url, id_token=everywhere) as unbound, AsyncTapeClient(url, id_token=service) as bound:
+        await unbound.append("/tape/a/b", tenant="other")
+        await bound.append("/tape/a/b", user="bob")
+        ours = [("shop", "ada", "s1"), ("shop", "bob", "")]
+        assert [identity async for identity in identities(bound, 2)] == ours
+        assert [identity async for identity in identities(unbound, 3)] == [ours[0], ("other", "", ""), ours[1]]
+
+
+async def identities(client: AsyncTapeClient, count: int) -> AsyncIterator[tuple[str, str, str]]:
+    async for entry in client.follow("/tape/a/b"):
+        yield entry.tenant, entry.user, entry.session
+        if (count := count - 1) == 0:
+            break
 
 
 async def test_a_grpc_stream_says_nothing_after_its_token_has_expired(guarded: Server, key: SigningKey) -> None:

@@ -32,11 +32,14 @@ class Selection(msgspec.Struct, frozen=True):
     pattern: Pattern
     run_id: str = ""
     kind: str = ""
+    # Only entries of this tenant; None is every tenant.
+    tenant: str | None = None
 
     def matches(self, entry: Entry) -> bool:
         """Whether the entry is wanted."""
         return (
-            (not self.run_id or entry.run_id == self.run_id)
+            (self.tenant is None or entry.tenant == self.tenant)
+            and (not self.run_id or entry.run_id == self.run_id)
             and (not self.kind or entry.kind == self.kind)
             and self.pattern.matches(entry.subject)
         )
@@ -86,7 +89,7 @@ class SubjectCursor:
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._pattern = selection.pattern
-        self._is_everything = selection.pattern.matches_everything and not selection.kind
+        self._is_everything = selection.pattern.matches_everything and not selection.kind and selection.tenant is None
         self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
@@ -288,9 +291,12 @@ def position_before(reader: Reader, ts_ms: int) -> int:
     return bisect_left(range(head.oldest, head.global_seq + 1), ts_ms, key=time_of) + head.oldest - 1
 
 
-def has_run(reader: Reader, run_id: str) -> bool:
-    """Whether anything was ever appended to the run."""
-    return reader.one("SELECT 1 FROM tape_run_heads WHERE run_id = ?", run_id) is not None
+def has_run(reader: Reader, run_id: str, tenant: str | None = None) -> bool:
+    """Whether anything was ever appended to the run; with a tenant, whether the journal has an entry of it."""
+    if tenant is None:
+        return reader.one("SELECT 1 FROM tape_run_heads WHERE run_id = ?", run_id) is not None
+    query = "SELECT 1 FROM tape_journal WHERE run_id = ? AND tenant = ? LIMIT 1"
+    return reader.one(query, run_id, tenant) is not None
 
 
 def has_run_from(reader: Reader, run_id: str, first_seq: int = 1) -> bool:

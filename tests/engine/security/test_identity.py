@@ -221,7 +221,7 @@ async def test_development_tokens_are_signed_with_a_key_that_only_its_owner_read
     assert not is_new
     text = again.mint(tenant="t", user="u", session="s", scopes=["service"])
     caller = await Authenticator(keys, "tape-dev", "tape").verify(text)
-    assert (caller.triple, caller.scopes) == (("t", "u", "s"), {"service"})
+    assert (caller.triple, caller.scopes) == (("t", "u", "s"), {"service", "agent", "worker", "operator"})
     await keys.close()
     with pytest.raises(InvalidInput, match="'root'"):
         key.mint(tenant="t", user="u", scopes=["root"])

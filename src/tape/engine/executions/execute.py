@@ -26,6 +26,7 @@ from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, check_payload, 
 from tape.model.execution_ids import MAX_ID, new_id
 from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
+from tape.model.principal import current_principal
 from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.library import known_playbook
 from tape.playbooks.pools import POOL_RULE, default_pool, is_pool
@@ -69,6 +70,8 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     events: tuple[Attached, ...] = ()
     resource_kind: str = KIND
     lane: str = ""
+    # The caller's, whatever the request says; empty on an open server.
+    tenant: str = ""
 
     @property
     def parent(self) -> int:
@@ -77,8 +80,9 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def scope(self) -> str:
-        """The scope of its dedup key: its subscription, else its parent."""
-        return f"subscription:{self.subscription}" if self.subscription else str(self.parent)
+        """The scope of its dedup key: its subscription, else its parent, within its tenant."""
+        of_tenant = f"tenant:{self.tenant}:" if self.tenant else ""
+        return of_tenant + (f"subscription:{self.subscription}" if self.subscription else str(self.parent))
 
     @property
     def input(self) -> dict[str, Any]:
@@ -109,7 +113,7 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
                 f" {request.dedup.window_secs}."
             )
     check_payload(to_json(request.input), max_payload_bytes)
-    return request
+    return msgspec.structs.replace(request, tenant=current_principal().tenant_for(""))
 
 
 def execute(tx: Transaction, request: ExecuteRequest) -> RunDispatchResult:
@@ -199,8 +203,10 @@ class _Batch:
             status=RunStatus.RUNNABLE,
             agent_id=resource.path,
             labels_json=to_json({f"tape.{name}": str(about[name]) for name in _LABELS if name in about}),
+            tenant_id=request.tenant,
+            tenant=request.tenant or PLAYBOOKS,
         )
-        owner = {"run_id": run_id, "tenant": run.app_name, "session": run.session_id, **trace._asdict()}
+        owner = {"run_id": run_id, "tenant": run.tenant, "session": run.session_id, **trace._asdict()}
         name = command_subject(pool, run_id)
         drafts = [Draft(subject=name, kind="command", payload_json=to_json(command), **owner)]
         for event in request.events:
@@ -252,7 +258,13 @@ def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: 
         "duplicate_suppressed": True,
     }
     name = subject.build("subscription", "message.deduplicated", request.subscription.rpartition("/")[2])
-    return Draft(subject=name, kind="subscription", payload_json=to_json(payload), run_id=original, tenant=PLAYBOOKS)
+    return Draft(
+        subject=name,
+        kind="subscription",
+        payload_json=to_json(payload),
+        run_id=original,
+        tenant=request.tenant or PLAYBOOKS,
+    )
 
 
 def _new_ids(tx: Transaction, count: int) -> list[str]:

@@ -20,6 +20,7 @@ from tape.errors import TapeError
 from tape.journal.appender import Appender
 from tape.model.entry import Draft
 from tape.model.ledger_states import DispatchMode, EffectStatus, RunStatus
+from tape.model.principal import SYSTEM, Principal
 from tape.store import Transaction
 from tape.store.records import load_all, row_of
 
@@ -52,6 +53,7 @@ class Move(msgspec.Struct, frozen=True):
     begin: Effect | None = None
     end: Ending | None = None
     trace: Trace = NO_TRACE
+    principal: Principal = SYSTEM
 
     @property
     def is_usual(self) -> bool:
@@ -147,7 +149,8 @@ class _Sheet:
     def add(self, move: Move) -> Key | Result:
         """Decide about a move; nothing of it is kept if it is refused."""
         run = self._runs.get(move.run_id)
-        if run is None or run.status not in _GOING_ON or run.former_status:
+        is_visible = run is not None and move.principal.sees(run.tenant)
+        if run is None or not is_visible or run.status not in _GOING_ON or run.former_status:
             return UNUSUAL
         try:
             return self._decide(run, move)

@@ -27,6 +27,8 @@ _COLUMNS = columns(RunBudget)
 
 def get(reader: Reader | Transaction, run_id: str) -> RunBudget:
     """The budget of a run; one that was never set has no caps and nothing spent."""
+    if not runs.is_visible(reader, run_id):
+        return RunBudget(run_id)
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_budget WHERE run_id = ?", run_id)
     return load(RunBudget, row) or RunBudget(run_id)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
-from tape.engine.ledgers.runs import COLUMNS, DEFAULT_LIMIT, ENDED, Run, get, journal, subject_of
+from tape.engine.ledgers.runs import COLUMNS, DEFAULT_LIMIT, ENDED, Run, get, journal, subject_of, visible_condition
 from tape.errors import IllegalTransition
 from tape.model.ledger_states import DispatchMode, EffectStatus, ObligationStatus, Owed, RunStatus
 from tape.store import Reader, Transaction
@@ -27,10 +27,12 @@ class Compaction(msgspec.Struct, frozen=True):
 def list_compactable(reader: Reader, *, before_ms: int = 0, limit: int = 0) -> list[Run]:
     """Ended runs that were never compacted, oldest first."""
     condition = ", ".join(str(int(status)) for status in sorted(ENDED))
+    visible, tenant = visible_condition("tape_runs.run_id")
     rows = reader.query(
         f"SELECT {COLUMNS} FROM tape_runs WHERE status IN ({condition}) AND compacted_at_ms = 0"
-        " AND ended_at_ms > 0 AND ended_at_ms < ? ORDER BY ended_at_ms, run_id LIMIT ?",
+        f" AND ended_at_ms > 0 AND ended_at_ms < ?{visible} ORDER BY ended_at_ms, run_id LIMIT ?",
         before_ms or now_ms(),
+        *tenant,
         limit if limit > 0 else DEFAULT_LIMIT,
     )
     return load_all(Run, rows)

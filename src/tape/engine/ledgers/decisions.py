@@ -33,6 +33,8 @@ def find(reader: Reader | Transaction, run_id: str, decision_index: int) -> Deci
     row = reader.one(
         f"SELECT {_COLUMNS} FROM tape_decisions WHERE run_id = ? AND decision_index = ?", run_id, decision_index
     )
+    if not runs.is_visible(reader, run_id):
+        return None
     return load(Decision, row)
 
 

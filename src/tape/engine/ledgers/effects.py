@@ -79,6 +79,8 @@ class Effect(Record, frozen=True):
     last_dispatch_error: str = ""
     scope: str = ""
     dispatch_certainty: DispatchCertainty = DispatchCertainty.UNSPECIFIED
+    # The run's, where a business key has to be unique in it.
+    tenant: str = ""
 
 
 _COLUMNS = columns(Effect)
@@ -87,6 +89,8 @@ _KEYS = ("run_id", "idempotency_key")
 
 def find(reader: Reader | Transaction, run_id: str, key: str) -> Effect | None:
     """The effect with that idempotency key, or None."""
+    if not runs.is_visible(reader, run_id):
+        return None
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_effects WHERE run_id = ? AND idempotency_key = ?", run_id, key)
     return load(Effect, row)
 
@@ -137,6 +141,8 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
     run = runs.get_writable(tx, wanted.run_id, owner)
     if wanted.scope and wanted.scope not in run.scopes:
         return _deny(tx, run, wanted, trace)
+    if wanted.business_key:
+        wanted = msgspec.structs.replace(wanted, tenant=run.tenant)
     existing = find(tx, run.run_id, wanted.idempotency_key) or _same_business(tx, wanted)
     if existing is not None:
         return existing, True
@@ -169,10 +175,11 @@ def _same_business(tx: Transaction, wanted: Effect) -> Effect | None:
     if not wanted.business_key:
         return None
     row = tx.one(
-        f"SELECT {_COLUMNS} FROM tape_effects WHERE connector = ? AND business_key = ?"
+        f"SELECT {_COLUMNS} FROM tape_effects WHERE connector = ? AND business_key = ? AND tenant = ?"
         " AND connector <> '' AND business_key <> ''",
         wanted.connector,
         wanted.business_key,
+        wanted.tenant,
     )
     return load(Effect, row)
 
@@ -348,6 +355,8 @@ def list_dispatchable(reader: Reader, *, now: int = 0, connector: str = "", limi
     """List outbox effects that are due and not claimed, longest due first."""
     moment = now or now_ms()
     narrowed, params = (" AND connector = ?", [connector]) if connector else ("", [])
+    visible, tenant = runs.visible_condition("tape_effects.run_id")
+    narrowed, params = narrowed + visible, [*params, *tenant]
     return load_all(
         Effect,
         reader.query(
@@ -444,6 +453,7 @@ def list_open(
         pending = unknown = True
     conditions = []
     params: list[int] = []
+    visible, tenant = runs.visible_condition("tape_effects.run_id")
     if unknown:
         conditions.append(f"status = {UNKNOWN}")
     if pending:
@@ -454,9 +464,10 @@ def list_open(
         reader.query(
             # The first condition is that of the index: without it SQLite reads the whole table.
             f"SELECT {_COLUMNS} FROM tape_effects WHERE status IN ({PENDING}, {UNKNOWN})"
-            f" AND ({' OR '.join(conditions)})"
+            f" AND ({' OR '.join(conditions)}){visible}"
             " ORDER BY ts_ms, seq LIMIT ?",
             *params,
+            *tenant,
             limit if limit > 0 else DEFAULT_LIMIT,
         ),
     )

@@ -35,6 +35,8 @@ _KEYS = ("run_id", "gate_name")
 
 def find(reader: Reader | Transaction, run_id: str, gate_name: str) -> GateSignal | None:
     """The signal of a run's gate, or None."""
+    if not runs.is_visible(reader, run_id):
+        return None
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_signals WHERE run_id = ? AND gate_name = ?", run_id, gate_name)
     return load(GateSignal, row)
 

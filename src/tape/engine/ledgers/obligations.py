@@ -72,6 +72,8 @@ _KEYS = ("run_id", "seq")
 
 def find(reader: Reader | Transaction, run_id: str, seq: int) -> Obligation | None:
     """The obligation at that seq of a run, or None."""
+    if not runs.is_visible(reader, run_id):
+        return None
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_obligations WHERE run_id = ? AND seq = ?", run_id, seq)
     return load(Obligation, row)
 
@@ -319,6 +321,8 @@ def _change(tx: Transaction, obligation: Obligation, verb: str, facts: dict[str,
 
 def list_of_run(reader: Reader, run_id: str, *, only_unresolved: bool = False, status: int = 0) -> list[Obligation]:
     """List a run's obligations, newest first; a status overrides `only_unresolved`."""
+    if not runs.is_visible(reader, run_id):
+        return []
     condition, params = "", []
     if status:
         condition, params = " AND status = ?", [int(parse(ObligationStatus, "status_filter", status))]
@@ -347,6 +351,7 @@ def list_unresolved(
     With `only_owed` only the next one of each run, and duplicates.
     """
     moment = now or now_ms()
+    visible, tenant = runs.visible_condition("this.run_id")
     if pending or not (stuck or abandoned):
         pending = abandoned = True
     conditions = []
@@ -365,9 +370,10 @@ def list_unresolved(
         Obligation,
         reader.query(
             f"SELECT {_COLUMNS} FROM tape_obligations AS this"
-            f" WHERE {_OWED if only_owed else _OPEN} AND ({' OR '.join(conditions)})"
+            f" WHERE {_OWED if only_owed else _OPEN} AND ({' OR '.join(conditions)}){visible}"
             " ORDER BY next_attempt_at_ms, ts_ms, seq DESC LIMIT ?",
             *params,
+            *tenant,
             limit if limit > 0 else DEFAULT_LIMIT,
         ),
     )

@@ -58,7 +58,7 @@ def _draft(run: Run, opening: RunOpening) -> Draft:
         kind="run",
         run_id=run.run_id,
         payload_json=msgspec.json.encode(payload).decode(),
-        tenant=run.app_name,
+        tenant=run.tenant,
         user=run.user_id,
         session=run.session_id,
         **opening.trace._asdict(),

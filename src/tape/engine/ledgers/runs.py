@@ -15,6 +15,7 @@ from tape.journal.appender import Appender
 from tape.model import subject
 from tape.model.entry import Draft, Entry, check_id
 from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
+from tape.model.principal import current_principal
 from tape.store import Reader, Transaction
 from tape.store.lease import Lease, expiry_ms
 from tape.store.records import Record, columns, insert, load, load_all
@@ -69,6 +70,8 @@ class Run(Record, frozen=True):
     compacted_at_ms: int = 0
     former_status: int = 0
     dead_task_id: str = ""
+    # Whom the run belongs to: never empty, unlike `tenant_id`, which is what the client said.
+    tenant: str = ""
 
     @property
     def scopes(self) -> list[str]:
@@ -85,8 +88,31 @@ COLUMNS = columns(Run)
 
 
 def find(reader: Reader | Transaction, run_id: str) -> Run | None:
-    """The run with that id, or None."""
-    return load(Run, reader.one(f"SELECT {COLUMNS} FROM tape_runs WHERE run_id = ?", run_id))
+    """The run with that id, or None. A run of a tenant that the caller does not see does not exist for it."""
+    run = load(Run, reader.one(f"SELECT {COLUMNS} FROM tape_runs WHERE run_id = ?", run_id))
+    return run if run is not None and current_principal().sees(run.tenant) else None
+
+
+def is_visible(reader: Reader | Transaction, run_id: str) -> bool:
+    """Whether what belongs to the run exists for the caller."""
+    principal = current_principal()
+    if principal.sees_all_tenants:
+        return True
+    row = reader.one("SELECT tenant FROM tape_runs WHERE run_id = ?", run_id)
+    return row is not None and principal.sees(row[0])
+
+
+def visible_condition(run_id: str) -> tuple[str, list[str]]:
+    """The condition that the run in a column is one that the caller sees, and its parameters. Begins with AND."""
+    principal = current_principal()
+    if principal.sees_all_tenants:
+        return "", []
+    return f" AND EXISTS (SELECT 1 FROM tape_runs r WHERE r.run_id = {run_id} AND r.tenant = ?)", [principal.tenant]
+
+
+def _tenant_condition() -> tuple[str, list[str]]:
+    principal = current_principal()
+    return ("", []) if principal.sees_all_tenants else (" AND tenant = ?", [principal.tenant])
 
 
 def get(reader: Reader | Transaction, run_id: str) -> Run:
@@ -130,7 +156,7 @@ def draft_of(run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> D
         kind=subject.split("/", 3)[2],
         run_id=run.run_id,
         payload_json=msgspec.json.encode({"run_id": run.run_id, **payload}).decode(),
-        tenant=run.app_name,
+        tenant=run.tenant,
         user=run.user_id,
         session=run.session_id,
         **trace._asdict(),
@@ -164,12 +190,15 @@ def begin(
     """
     for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
         check_id(name, getattr(wanted, name))
+    wanted = msgspec.structs.replace(wanted, tenant=wanted.tenant or tenant_of(wanted.tenant_id, wanted.app_name))
     row = tx.one(
-        f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ?",
+        f"SELECT {COLUMNS} FROM tape_runs"
+        " WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ? AND tenant = ?",
         wanted.app_name,
         wanted.user_id,
         wanted.session_id,
         wanted.invocation_id,
+        wanted.tenant,
     )
     if (existing := load(Run, row)) is not None:
         return _resume_existing(tx, existing, owner, lease_ms), True
@@ -198,6 +227,11 @@ def begin(
     }
     journal(tx, run, subject_of(run, "running"), payload, trace)
     return run, False
+
+
+def tenant_of(tenant_id: str, app_name: str) -> str:
+    """The tenant of a new run: the caller's, or on an open server the one it names, else the app."""
+    return current_principal().tenant_for(tenant_id) or app_name
 
 
 def _resume_existing(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
@@ -389,6 +423,8 @@ def subject_of(run: Run, verb: str) -> str:
 def list_recoverable(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
     """List runs to recover: runnable, with an expired lease, or waiting for a signal that was delivered."""
     narrowed, params = (" AND app_name = ?", [app_name]) if app_name else (f" AND app_name <> '{PLAYBOOKS}'", [])
+    of_tenant, tenant = _tenant_condition()
+    narrowed, params = narrowed + of_tenant, [*params, *tenant]
     # SQLite would go through every execution that waits for a worker to find the few runs that are meant.
     by = " INDEXED BY tape_runs_to_recover" if reader.dialect == "sqlite" and not app_name else ""
     rows = reader.query(
@@ -423,6 +459,8 @@ def list_newest_first(
     for outer, inner in (("app_name", "user_id"), ("user_id", "session_id")):
         if owner_ids[inner] and not owner_ids[outer]:
             raise InvalidInput(f"{inner} {owner_ids[inner]!r} needs the {outer} it belongs to.")
+    if not (principal := current_principal()).sees_all_tenants:
+        owner_ids["tenant"] = principal.tenant
     conditions = [f"{name} = ?" for name, value in owner_ids.items() if value]
     params: list[Any] = [value for value in owner_ids.values() if value]
     if before[0] > 0:
@@ -449,10 +487,13 @@ _NEWEST_FIRST = " ORDER BY started_at_ms DESC, run_id DESC"
 
 def find_newest_of_session(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Run | None:
     """The run of a session that began last."""
+    of_tenant, tenant = _tenant_condition()
     row = reader.one(
-        f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?{_NEWEST_FIRST} LIMIT 1",
+        f"SELECT {COLUMNS} FROM tape_runs WHERE app_name = ? AND user_id = ? AND session_id = ?{of_tenant}"
+        f"{_NEWEST_FIRST} LIMIT 1",
         app_name,
         user_id,
         session_id,
+        *tenant,
     )
     return load(Run, row)

@@ -55,16 +55,20 @@ def set_timer(tx: Transaction, wanted: Timer, *, owner: str = "") -> Timer:
 
 def cancel(tx: Transaction, run_id: str, timer_id: str) -> bool:
     """Remove a timer; False if there is none."""
+    if not runs.is_visible(tx, run_id):
+        return False
     return tx.execute("DELETE FROM tape_timers WHERE run_id = ? AND timer_id = ?", run_id, timer_id) > 0
 
 
 def list_due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
     """List timers that are due, not fired and not leased, longest due first."""
+    visible, tenant = runs.visible_condition("tape_timers.run_id")
     rows = reader.query(
-        f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? AND claim_expires_at_ms <= ?"
+        f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? AND claim_expires_at_ms <= ?{visible}"
         " ORDER BY fire_at_ms, timer_id LIMIT ?",
         now or now_ms(),
         now_ms(),
+        *tenant,
         limit if limit > 0 else DEFAULT_LIMIT,
     )
     return load_all(Timer, rows)
@@ -94,6 +98,8 @@ def complete(tx: Transaction, run_id: str, timer_id: str, *, claimer: str) -> bo
     """Mark a leased timer as fired; False if it is no longer this claimer's."""
     if not claimer:
         raise InvalidInput("claimer is empty; only the lease owner can complete a timer.")
+    if not runs.is_visible(tx, run_id):
+        return False
     return (
         tx.execute(
             "UPDATE tape_timers SET fired = 1, claimed_by = '', claim_expires_at_ms = 0"

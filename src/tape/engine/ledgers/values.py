@@ -12,6 +12,7 @@ from tape.errors import InvalidInput, PayloadTooLarge, VersionConflict
 from tape.journal.appender import append
 from tape.model import subject
 from tape.model.entry import Draft, check_id
+from tape.model.principal import current_principal
 from tape.store import Reader, Transaction
 
 
@@ -30,14 +31,22 @@ class Value(msgspec.Struct, frozen=True):
 def get(reader: Reader | Transaction, namespace: str, key: str) -> Value | None:
     """The value of a key, also if it is deleted; None if it was never written."""
     row = reader.one(
-        "SELECT value_json, version, ts_ms, writer, deleted FROM tape_values WHERE namespace = ? AND key = ?",
+        "SELECT value_json, version, ts_ms, writer, deleted FROM tape_values"
+        " WHERE namespace = ? AND key = ? AND tenant = ?",
         namespace,
         key,
+        tenant_of_values(),
     )
     if row is None:
         return None
     value_json, version, ts_ms, writer, deleted = row
     return Value(namespace, key, value_json, version, ts_ms, writer, bool(deleted))
+
+
+def tenant_of_values() -> str:
+    """The tenant whose values the caller reads and writes: its own; empty on an open server."""
+    principal = current_principal()
+    return "" if principal.is_open else principal.tenant
 
 
 def check_address(namespace: str, key: str) -> None:
@@ -124,6 +133,7 @@ def _journal(tx: Transaction, subject: str, namespace: str, payload: dict[str, o
         subject=subject,
         kind="value",
         run_id=run_of(namespace),
+        tenant=tenant_of_values(),
         payload_json=msgspec.json.encode(payload).decode(),
         **trace._asdict(),
     )
@@ -131,15 +141,16 @@ def _journal(tx: Transaction, subject: str, namespace: str, payload: dict[str, o
 
 
 def _store(tx: Transaction, value: Value) -> Value:
-    columns = ("namespace", "key", "value_json", "version", "ts_ms", "writer", "deleted")
+    columns = ("namespace", "key", "tenant", "value_json", "version", "ts_ms", "writer", "deleted")
     row = (
         value.namespace,
         value.key,
+        tenant_of_values(),
         value.value_json,
         value.version,
         value.ts_ms,
         value.writer,
         int(value.deleted),
     )
-    tx.upsert("tape_values", ("namespace", "key"), columns, [row])
+    tx.upsert("tape_values", ("namespace", "key", "tenant"), columns, [row])
     return value

@@ -52,6 +52,12 @@ def check_expiry(principal: Principal | None) -> None:
         raise TokenRejected("token_expired")
 
 
+def visible_tenant() -> str | None:
+    """The only tenant whose entries the caller sees; None if it sees all."""
+    principal = current_principal()
+    return None if principal.sees_all_tenants else principal.tenant
+
+
 def own(drafts: Sequence[Draft]) -> list[Draft]:
     """Drafts with the identity of the current principal; naming another identity needs a scope."""
     principal = current_principal()

@@ -11,6 +11,7 @@ from tape.engine.ledgers.effects import Denied, completed_status
 from tape.errors import InvalidInput, TapeError
 from tape.journal.journal import Journal
 from tape.model.entry import check_id
+from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.effects import wanted_effect
@@ -89,6 +90,7 @@ class AdvanceService:
             begin=wanted_effect(request.begin, self._max_bytes) if request.HasField("begin") else None,
             end=Ending(request.end.status, request.end.detail_json) if request.HasField("end") else None,
             trace=trace,
+            principal=current_principal(),
         )
 
     def _check(self, request: pb.AdvanceRunRequest) -> None:

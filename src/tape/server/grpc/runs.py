@@ -11,6 +11,7 @@ from tape.engine.ledgers.decisions import Decision
 from tape.engine.ledgers.timers import Timer
 from tape.journal.journal import Journal
 from tape.model.ledger_states import RunStatus
+from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import to_message
@@ -34,7 +35,7 @@ class RunsService:
             session_id=request.session_id,
             invocation_id=request.invocation_id,
             status=RunStatus.RUNNING,
-            tenant_id=request.tenant_id,
+            tenant_id=current_principal().tenant_for(request.tenant_id),
             actor=request.actor,
             subject=request.subject,
             agent_id=request.agent_id,

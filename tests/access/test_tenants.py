@@ -1,0 +1,154 @@
+"""Two tenants on one server: each has its own runs and values, and cannot learn of the other's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tape.base.config import Settings
+from tape.client import AsyncTapeClient
+from tape.engine.security.tokens import jwks_path, load_key
+from tape.errors import NotFound, ScopeRequired, TapeError
+from tape.server.server import Server
+
+
+class Tenants(NamedTuple):
+    """A client of each of two tenants, with the scope `service`."""
+
+    ours: AsyncTapeClient
+    theirs: AsyncTapeClient
+
+
+@pytest.fixture
+async def tenants(store_url: str, tmp_path: Path) -> AsyncIterator[Tenants]:
+    key, _ = load_key(tmp_path / "dev.key")
+    settings = Settings(
+        store=store_url,
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        auth_jwks=str(jwks_path(tmp_path / "dev.key")),
+        auth_issuer="tape-dev",
+        auth_audience="tape",
+    )
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Server(settings))
+        clients = []
+        for tenant in ("ours", "theirs"):
+            token = key.mint(tenant=tenant, user="u", session="s", scopes=["service"])
+            client = AsyncTapeClient(f"tape://{server.grpc_address}", id_token=token)
+            clients.append(await stack.enter_async_context(client))
+        yield Tenants(*clients)
+
+
+IDS = {"app_name": "shop", "user_id": "u", "session_id": "s", "invocation_id": "i"}
+FORGED = "00000000-0000-0000-0000-000000000000"
+
+
+async def test_the_same_invocation_of_two_tenants_is_two_runs(tenants: Tenants) -> None:
+    mine = await tenants.ours.begin_run(**IDS)
+    other = await tenants.theirs.begin_run(**IDS)
+    assert mine.run_id != other.run_id
+    assert not other.resumed
+    assert (await tenants.ours.begin_run(**IDS)).run_id == mine.run_id
+    assert (await tenants.ours.get_run(run_id=mine.run_id)).tenant_id == "ours"
+
+
+async def test_a_run_cannot_be_begun_for_another_tenant(tenants: Tenants) -> None:
+    with pytest.raises(ScopeRequired, match="tenant 'theirs' is not the caller's"):
+        await tenants.ours.begin_run(**IDS, tenant_id="theirs")
+
+
+CALLS: dict[str, Callable[[AsyncTapeClient, str], Awaitable[Any]]] = {
+    "get_run": lambda client, run: client.get_run(run_id=run),
+    "resume_run": lambda client, run: client.resume_run(run_id=run, lease_owner="me"),
+    "end_run": lambda client, run: client.end_run(run_id=run),
+    "record_decision": lambda client, run: client.record_decision(run_id=run, decision_index=1, model="m"),
+    "get_decision": lambda client, run: client.get_decision(run_id=run, decision_index=0),
+    "begin_effect": lambda client, run: client.begin_effect(
+        run_id=run, decision_index=0, tool_name="t", custom_key="k2"
+    ),
+    "complete_effect": lambda client, run: client.complete_effect(run_id=run, idempotency_key="k", status=2),
+    "get_effect": lambda client, run: client.get_effect(run_id=run, idempotency_key="k"),
+    "set_budget": lambda client, run: client.set_budget(run_id=run, usd_cap=1.0),
+    "charge_budget": lambda client, run: client.charge_budget(run_id=run, usd=1.0),
+    "await_signal": lambda client, run: client.await_signal(run_id=run, gate_name="g"),
+    "send_signal": lambda client, run: client.send_signal(run_id=run, gate_name="g"),
+    "set_timer": lambda client, run: client.set_timer(run_id=run, fire_at_ms=1, kind="k"),
+    "cancel_timer": lambda client, run: client.cancel_timer(run_id=run, timer_id="t"),
+    "list_obligations": lambda client, run: client.list_obligations(run_id=run),
+    "compact_run": lambda client, run: client.compact_run(run_id=run),
+    "register_compensation": lambda client, run: client.register_compensation(run_id=run, effect_key="k", kind="undo"),
+    "subscribe_run": lambda client, run: anext(client.subscribe_run(run_id=run)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_foreign_run_is_answered_like_one_that_does_not_exist(tenants: Tenants, call: str) -> None:
+    run = (await tenants.theirs.begin_run(**IDS)).run_id
+    await tenants.theirs.record_decision(run_id=run, decision_index=0, model="m", response_json='"secret"')
+    await tenants.theirs.begin_effect(run_id=run, decision_index=0, tool_name="t", custom_key="k")
+    await tenants.theirs.set_timer(run_id=run, timer_id="t", fire_at_ms=1, kind="k")
+    head = (await tenants.theirs.head()).global_seq
+
+    foreign, unknown = [await outcome(CALLS[call], tenants.ours, each) for each in (run, FORGED)]
+
+    assert foreign.replace(run, "RUN") == unknown.replace(FORGED, "RUN")
+    assert "secret" not in foreign
+    assert (await tenants.theirs.head()).global_seq == head
+
+
+async def outcome(call: Callable[[AsyncTapeClient, str], Awaitable[Any]], client: AsyncTapeClient, run: str) -> str:
+    try:
+        return repr(await call(client, run))
+    except TapeError as error:
+        return f"{error.code} {error}"
+
+
+async def test_lists_show_a_tenant_its_own_alone(tenants: Tenants) -> None:
+    run = (await tenants.theirs.begin_run(**IDS, lease_ttl_ms=1)).run_id
+    await tenants.theirs.begin_effect(run_id=run, decision_index=0, tool_name="t", custom_key="k")
+    await tenants.theirs.set_timer(run_id=run, timer_id="t", fire_at_ms=1, kind="k")
+    for client, count in ((tenants.ours, 0), (tenants.theirs, 1)):
+        assert len((await client.list_runs()).runs) == count
+        assert len((await client.list_runs(app_name="shop")).runs) == count
+        assert len((await client.list_pending_effects()).effects) == count
+    assert not (await tenants.ours.list_due_timers(claim=True)).timers
+    assert len((await tenants.theirs.list_due_timers(claim=True)).timers) == 1
+    with pytest.raises(NotFound):
+        await tenants.ours.send_signal(app_name="shop", user_id="u", session_id="s", gate_name="g")
+
+
+async def test_a_value_of_one_tenant_is_not_there_for_another(tenants: Tenants) -> None:
+    await tenants.theirs.write_value(namespace="n", key="k", value_json='"theirs"')
+    assert not (await tenants.ours.get_value(namespace="n", key="k")).found
+    assert (await tenants.ours.write_value(namespace="n", key="k", value_json='"ours"', if_version=0)).version == 1
+    watched = await anext(tenants.theirs.watch_value(namespace="n", key="k"))
+    assert watched.value.value_json == '"theirs"'
+    await tenants.ours.delete_value(namespace="n", key="k")
+    assert (await tenants.theirs.get_value(namespace="n", key="k")).value.value_json == '"theirs"'
+
+
+async def test_a_business_key_of_one_tenant_does_not_answer_another(tenants: Tenants) -> None:
+    keys = {
+        "tool_name": "pay",
+        "decision_index": 0,
+        "custom_key": "k",
+        "business_key": "invoice-1",
+        "connector": "bank",
+    }
+    for client in tenants:
+        run = (await client.begin_run(**IDS)).run_id
+        assert not (await client.begin_effect(run_id=run, **keys)).existing
+
+
+async def test_streams_carry_a_tenants_own_entries_alone(tenants: Tenants) -> None:
+    await tenants.theirs.append("/tape/order/paid/theirs")
+    await tenants.ours.append("/tape/order/paid/ours")
+    entry = await anext(tenants.ours.follow("/tape/order/**"))
+    assert entry.subject == "/tape/order/paid/ours"
+    event = await anext(tenants.ours.subscribe_by_subject(subject_pattern="/tape/order/**"))
+    assert event.subject == "/tape/order/paid/ours"
