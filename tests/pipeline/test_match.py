@@ -329,9 +329,9 @@ def test_an_outcome_is_shown_in_words_and_as_json(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     for line in (
         "Would have fired 1,234 times on 5,000 entries.",
-        "debounced: 3 matches went into a later one of their subject",
+        "debounced: 3 matches were merged into a later match of their subject",
         "rate limited: 7 would have waited, up to 1.5 s; the queue would have grown to 4",
-        "the predicate failed on 2 entries, for example: no such key: 'total'",
+        "the predicate raised an error on 2 entries, such as: no such key: 'total'",
         "e.g. 9 /tape/a {}",
     ):
         assert line in shown
