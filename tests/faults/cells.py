@@ -1,4 +1,4 @@
-"""What is put under fire: a source, a mode, an order, a place to wait, a database; and the document that says so."""
+"""The cells of the fault matrix: source, mode, ordering, spool backend, database; and their documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 PATH = "subscriptions/orders"
 POOL = "shop"
 SECRET_ALIAS = "orders_secret"
-PLACE_ALIAS = "spool_place"
+SPOOL_ALIAS = "spool_location"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Cell:
         return self.mode != "off" and self.source != "nats"
 
 
-def document(cell: Cell, connection: dict[str, Any], place: dict[str, Any], probe_url: str, **spool: Any) -> str:
+def document(cell: Cell, connection: dict[str, Any], location: dict[str, Any], probe_url: str, **spool: Any) -> str:
     """The subscription of a cell. Timers are short, so that a few seconds see every transition."""
     downstream = [{"name": POOL, "type": "http", "target": probe_url}] if cell.probed else []
     circuit = {"trip_after": 2, "probe_after_ms": 100, "probe_interval_ms": 150, "downstream": downstream}
@@ -50,7 +50,7 @@ def document(cell: Cell, connection: dict[str, Any], place: dict[str, Any], prob
         "spool": {"mode": cell.mode, "ordering": cell.ordering, "ordering_key": "key", "circuit": circuit, **spool},
     }
     if cell.mode != "off":
-        spec["spool"] |= {"backend": cell.backend, **place}
+        spec["spool"] |= {"backend": cell.backend, **location}
     if cell.mode == "hybrid":
         spec["spool"]["hybrid_escalate_after_ms"] = 250
     if cell.source != "webhook":

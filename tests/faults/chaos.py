@@ -44,13 +44,13 @@ def faults_of(cell: Cell) -> list[str]:
 
 def schedule(seed: int, cell: Cell, messages: int, faults: int) -> list[Fault]:
     """Faults in the order of their beginning; every kind comes once before one comes again."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     kinds: list[str] = []
     while len(kinds) < faults:
-        kinds += chance.sample(faults_of(cell), len(faults_of(cell)))
-    moments = sorted(chance.randrange(5, messages - 5) for _ in range(faults))
+        kinds += rng.sample(faults_of(cell), len(faults_of(cell)))
+    moments = sorted(rng.randrange(5, messages - 5) for _ in range(faults))
     drawn = []
     for moment, kind in zip(moments, kinds, strict=False):
-        both = (kind, chance.choice(faults_of(cell))) if chance.random() < 0.25 else (kind,)
-        drawn.append(Fault(moment, tuple(dict.fromkeys(both)), chance.uniform(0.05, 0.7)))
+        both = (kind, rng.choice(faults_of(cell))) if rng.random() < 0.25 else (kind,)
+        drawn.append(Fault(moment, tuple(dict.fromkeys(both)), rng.uniform(0.05, 0.7)))
     return drawn

@@ -167,10 +167,10 @@ class KafkaFeed:
         consumer = Consumer({"bootstrap.servers": self._brokers, "group.id": self._group})
         try:
             partitions = consumer.list_topics(self._topic, timeout=30).topics[self._topic].partitions
-            places = [TopicPartition(self._topic, number) for number in partitions]
-            for place in consumer.committed(places, timeout=30):
-                _, high = consumer.get_watermark_offsets(place, timeout=30)
-                if max(place.offset, 0) < high:
+            positions = [TopicPartition(self._topic, number) for number in partitions]
+            for position in consumer.committed(positions, timeout=30):
+                _, high = consumer.get_watermark_offsets(position, timeout=30)
+                if max(position.offset, 0) < high:
                     return False
             return True
         finally:

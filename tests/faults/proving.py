@@ -9,7 +9,7 @@ from tests.faults.feeds import Sender
 from tests.faults.scene import Scene
 from tests.faults.story import Promise, complaints
 
-PATIENCE_S = 180
+DEADLINE_S = 180
 
 
 def prove(scene: Scene, *, messages: int, faults: int) -> None:
@@ -19,13 +19,13 @@ def prove(scene: Scene, *, messages: int, faults: int) -> None:
     try:
         judge(scene, scene.suffer(drawn, messages))
     except BaseException as error:
-        error.add_note(_told(scene, seed, drawn))
+        error.add_note(_described(scene, seed, drawn))
         raise
 
 
 def judge(scene: Scene, sender: Sender) -> None:
     """Wait until nothing is on its way, then compare the journal with what was sent."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     damaged = scene.parts().get("quarantine", ())
     while not scene.settled(sender, damaged) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -35,6 +35,6 @@ def judge(scene: Scene, sender: Sender) -> None:
     assert not found, "\n".join(found)
 
 
-def _told(scene: Scene, seed: int, drawn: list[Fault]) -> str:
+def _described(scene: Scene, seed: int, drawn: list[Fault]) -> str:
     log = (scene.folder / "stderr").read_text(errors="replace")[-4_000:]
     return "\n".join([f"{scene.cell}: {SEED}={seed} draws these faults again", *map(str, drawn), log])

@@ -19,7 +19,7 @@ from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.locations import open_backend
 from tests.broker_services import KafkaCluster, NatsServer
-from tests.faults.cells import PATH, PLACE_ALIAS, POOL, SECRET_ALIAS, Cell, document
+from tests.faults.cells import PATH, POOL, SECRET_ALIAS, SPOOL_ALIAS, Cell, document
 from tests.faults.chaos import Fault
 from tests.faults.downstream import Downstream
 from tests.faults.feeds import SECRET, Feed, KafkaFeed, NatsFeed, Sender, WebhookFeed
@@ -87,24 +87,24 @@ class Scene:
         if self.cell.probed:
             self.downstream.start()
         self.set_secret(SECRET_ALIAS, SECRET)
-        place: dict[str, Any] = {"path": str(self.folder / "spool")}
+        location: dict[str, Any] = {"path": str(self.folder / "spool")}
         self.credential: dict[str, str] = {}
         if self.cell.backend == "nats_object":
             assert self._nats is not None
             self.credential = {"url": f"nats://{self._nats.address}"}
-            place = {"bucket": f"spool{self._gateway_port}", "credential": PLACE_ALIAS}
+            location = {"bucket": f"spool{self._gateway_port}", "credential": SPOOL_ALIAS}
         elif self.cell.backend == "s3":
             assert self._bucket is not None
             self.credential = dict(self._bucket.credential)
-            place = {"bucket": f"spool/{self._gateway_port}", "credential": PLACE_ALIAS}
+            location = {"bucket": f"spool/{self._gateway_port}", "credential": SPOOL_ALIAS}
         if self.credential:
-            self.set_secret(PLACE_ALIAS, self.credential)
+            self.set_secret(SPOOL_ALIAS, self.credential)
         self.feed = self._open_feed()
         self.start("server")
         self.control = Control(self.server.http_url, TOKEN)
         self.control.register_document(PLAYBOOK.format(url=self.downstream.url))
         probe = f"{self.downstream.url}/health"
-        self._document = document(self.cell, self.feed.connection, place, probe, **self._spool)
+        self._document = document(self.cell, self.feed.connection, location, probe, **self._spool)
         self.control.register_document(self._document)
         self.control.act(self.control.register(PATH)["subscription_id"], "activate")
         self.start("reader")
@@ -262,15 +262,15 @@ class Scene:
 
     async def _look(self) -> dict[str, list[int]]:
         spool = parse_subscription(self._document).spec.spool
-        place = open_backend(spool, PATH, self.credential)
+        location = open_backend(spool, PATH, self.credential)
         try:
             found = {}
             for area in (Area.LIVE, Area.DEAD, Area.QUARANTINE):
-                keys = [stored.key for stored in await place.page(area, "", 10_000)]
-                found[area.value] = [number_in(key, await place.get(area, key) or b"") for key in keys]
+                keys = [stored.key for stored in await location.page(area, "", 10_000)]
+                found[area.value] = [number_in(key, await location.get(area, key) or b"") for key in keys]
             return found
         finally:
-            await place.close()
+            await location.close()
 
     def totals(self) -> dict[str, int]:
         """What `tape subscriptions outage` counts, all outages together."""

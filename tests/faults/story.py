@@ -90,7 +90,7 @@ def complaints(
         *_doubled(messages, story, promise),
         *_overtaken(messages, story, promise),
         *_replayed_out_of_turn(story, promise),
-        *_untold(story, left, totals),
+        *_missing_events(story, left, totals),
     ]
 
 
@@ -127,7 +127,7 @@ def _replayed_out_of_turn(story: Story, promise: Promise) -> list[str]:
     """What waited leaves in the order of its receipt: all of it, or that of one key."""
     if promise.ordering == "none":
         return []
-    begun = {number: place for place, number in reversed(list(enumerate(story.runs)))}
+    begun = {number: position for position, number in reversed(list(enumerate(story.runs)))}
     lanes: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     # What had begun before it was spooled, though nobody heard of it, has no turn among those that waited.
     seen = {context["dedup_key"] for verb, context in story.events if verb == "message.deduplicated"}
@@ -138,13 +138,13 @@ def _replayed_out_of_turn(story: Story, promise: Promise) -> list[str]:
             lane = "" if promise.ordering == "global" else key_of(number)
             lanes[lane].append((context["recv_seq"], begun.get(number, -1)))
     found = []
-    for lane, places in lanes.items():
-        turns = [begin for _, begin in sorted(places)]
-        found += [f"replayed out of turn in lane {lane!r}: {places}"] * (turns != sorted(turns))
+    for lane, positions in lanes.items():
+        turns = [begin for _, begin in sorted(positions)]
+        found += [f"replayed out of turn in lane {lane!r}: {positions}"] * (turns != sorted(turns))
     return found
 
 
-def _untold(story: Story, left: Mapping[str, Iterable[int]], totals: Mapping[str, int]) -> list[str]:
+def _missing_events(story: Story, left: Mapping[str, Iterable[int]], totals: Mapping[str, int]) -> list[str]:
     came, replayed = story.refs("message.spooled"), story.refs("message.replayed")
     dead, damaged = story.refs("message.dead_lettered"), story.refs("spool.quarantined")
     gone = replayed | dead | damaged
@@ -152,8 +152,8 @@ def _untold(story: Story, left: Mapping[str, Iterable[int]], totals: Mapping[str
     waiting = len(came - gone)
     if waiting != len(list(left.get("spool", ()))):
         found.append(f"{waiting} wait by the journal, {list(left.get('spool', ()))} are in the spool")
-    told = {"spooled": came, "replayed": replayed, "dead_lettered": dead, "quarantined": damaged}
-    for name, refs in told.items():
+    reported = {"spooled": came, "replayed": replayed, "dead_lettered": dead, "quarantined": damaged}
+    for name, refs in reported.items():
         if totals.get(name, 0) != len(refs):
             found.append(f"{totals.get(name, 0)} {name} by `tape subscriptions outage`, {len(refs)} by the journal")
     return found

@@ -1,4 +1,4 @@
-"""Every source, mode and order under fire: nothing is lost, nothing overtakes, and the journal tells the same story."""
+"""Faults for every source, mode and ordering: nothing is lost or reordered, and the journal agrees."""
 
 from __future__ import annotations
 

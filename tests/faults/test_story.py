@@ -17,11 +17,11 @@ def sent(count: int, **times: int) -> list[Sent]:
 
 
 def story(runs: list[int], events: list[tuple[str, int, int]] = (), **more: Any) -> Story:  # type: ignore[assignment]
-    told = [
-        (verb, {"message_id": f"m{number}", "spool_ref": f"ref/{place}", "recv_seq": place})
-        for verb, number, place in events
+    reported = [
+        (verb, {"message_id": f"m{number}", "spool_ref": f"ref/{position}", "recv_seq": position})
+        for verb, number, position in events
     ]
-    return Story(runs=runs, numbers={f"m{number}": number for number in runs}, events=told, **more)
+    return Story(runs=runs, numbers={f"m{number}": number for number in runs}, events=reported, **more)
 
 
 def waited(*numbers: int) -> list[tuple[str, int, int]]:
@@ -30,9 +30,9 @@ def waited(*numbers: int) -> list[tuple[str, int, int]]:
 
 def found(runs: list[int], events: Any = (), promise: Promise = STRICT, **more: Any) -> str:
     left = more.pop("left", {})
-    told = story(runs, events, redelivered=more.pop("redelivered", set()))
-    totals = {"spooled": len(told.refs("message.spooled")), "replayed": len(told.refs("message.replayed"))}
-    return "\n".join(complaints(sent(5, **more), told, promise, left, totals))
+    reported = story(runs, events, redelivered=more.pop("redelivered", set()))
+    totals = {"spooled": len(reported.refs("message.spooled")), "replayed": len(reported.refs("message.replayed"))}
+    return "\n".join(complaints(sent(5, **more), reported, promise, left, totals))
 
 
 def test_nothing_is_said_of_what_is_as_promised() -> None:

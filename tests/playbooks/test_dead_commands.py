@@ -1,4 +1,4 @@
-"""Commands that nobody could carry out: their runs are told, and come back with them."""
+"""Dead commands: their runs fail, and are restored when they are redriven."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def command(client: AsyncTapeClient, reaction_id: str = POOL) -> tuple[str
     return run_id, task
 
 
-async def bury(client: AsyncTapeClient, task: pb.Task) -> None:
+async def dead_letter_task(client: AsyncTapeClient, task: pb.Task) -> None:
     await client.nack_task(task_id=task.task_id, owner="me", error="nobody can", permanent=True)
 
 
@@ -37,11 +37,11 @@ async def test_the_run_of_a_dead_command_is_failed_with_the_reason_and_comes_bac
     client: AsyncTapeClient,
 ) -> None:
     run_id, task = await command(client)
-    await bury(client, task)
+    await dead_letter_task(client, task)
     run = await client.get_run(run_id)
-    told = msgspec.json.decode(run.detail_json)["error"]
-    assert (run.status, told["type"], told["task_id"]) == (pb.RUN_STATUS_FAILED, "DeadLetter", task.task_id)
-    assert told["message"] == "the command is a dead letter after 1 attempts: nobody can"
+    error = msgspec.json.decode(run.detail_json)["error"]
+    assert (run.status, error["type"], error["task_id"]) == (pb.RUN_STATUS_FAILED, "DeadLetter", task.task_id)
+    assert error["message"] == "the command is a dead letter after 1 attempts: nobody can"
     await client.redrive_tasks(task_ids=[task.task_id])
     back = await client.get_run(run_id)
     assert (back.status, back.detail_json, back.ended_at_ms) == (pb.RUN_STATUS_RUNNABLE, "", 0)
@@ -72,7 +72,7 @@ async def test_a_command_whose_last_worker_vanished_fails_its_run_too(client: As
 async def test_a_run_that_waits_for_an_answer_goes_on_waiting(client: AsyncTapeClient) -> None:
     run_id, task = await command(client)
     await client.await_signal(run_id=run_id, gate_name="approval")
-    await bury(client, task)
+    await dead_letter_task(client, task)
     assert (await client.get_run(run_id)).status == pb.RUN_STATUS_WAITING
 
 
@@ -81,7 +81,7 @@ async def test_who_only_watches_commands_fails_no_run(client: AsyncTapeClient) -
         reaction_id="watch", subject_pattern="/tape/command/issued/**", handler_kind=pb.HANDLER_KIND_TASK
     )
     run_id, task = await command(client, "watch")
-    await bury(client, task)
+    await dead_letter_task(client, task)
     assert (await client.get_run(run_id)).status == pb.RUN_STATUS_RUNNABLE
 
 
@@ -89,7 +89,7 @@ async def test_what_is_being_undone_does_not_come_back(client: AsyncTapeClient) 
     run_id, task = await command(client)
     await client.begin_effect(run_id=run_id, decision_index=-1, tool_name="t", custom_key="k")
     await client.register_compensation(run_id=run_id, effect_key="k", kind="undo")
-    await bury(client, task)
+    await dead_letter_task(client, task)
     (owed,) = (await client.list_unresolved_obligations(only_owed=True)).obligations
     await client.claim_obligation(run_id=run_id, obligation_seq=owed.seq, claimer="c", lease_ttl_ms=60_000)
     with pytest.raises(IllegalTransition, match="what it did is being undone"):

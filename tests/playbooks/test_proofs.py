@@ -48,7 +48,7 @@ output: "{{ all }}"
 @pytest.mark.proof
 async def test_no_confirmed_step_runs_again_when_any_worker_is_killed(store_url: str, tmp_path: Path) -> None:
     (tmp_path / "proving.py").write_text(MODULE)
-    chance = random.Random(7)
+    rng = random.Random(7)
     with ServerProcess(store_url) as server:
         listen = server.url.removeprefix("tape://")
         command = [
@@ -71,12 +71,12 @@ async def test_no_confirmed_step_runs_again_when_any_worker_is_killed(store_url:
                 wanted = [pb.Execution(path="proof/acts") for _ in range(EXECUTIONS)]
                 runs = [each.execution_id for each in (await client.execute_many(wanted)).results]
                 for number in range(KILLS):
-                    await asyncio.sleep(chance.uniform(0.1, 1.5))
+                    await asyncio.sleep(rng.uniform(0.1, 1.5))
                     if number % 5 == 4:
                         server.kill()
                         server.start(listen)
                     else:
-                        victim = chance.randrange(WORKERS)
+                        victim = rng.randrange(WORKERS)
                         workers[victim].kill()
                         workers[victim] = Forked(command, cwd=tmp_path)
                 await _until_done(client, runs)

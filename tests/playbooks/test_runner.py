@@ -207,13 +207,13 @@ async def test_a_playbook_within_another_is_part_of_it() -> None:
 
 
 async def test_events_and_other_executions_are_handed_to_the_host() -> None:
-    told: list[Any] = []
+    emitted: list[Any] = []
 
     async def publish(subject: str, payload: Any) -> None:
-        told.append((subject, payload))
+        emitted.append((subject, payload))
 
     async def start(path: str, payload: dict[str, Any], pool: str) -> str:
-        told.append((path, payload, pool))
+        emitted.append((path, payload, pool))
         return "99"
 
     steps = """
@@ -224,7 +224,7 @@ async def test_events_and_other_executions_are_handed_to_the_host() -> None:
 """
     host = LocalHost(publish=publish, start=start)
     assert await run(steps, {"id": "5"}, "inputs: {id: string}", host) == {"execution_id": "99"}
-    assert told == [("/tape/order/seen/5", {"id": "5"}), ("other", {"x": 1}, "iot")]
+    assert emitted == [("/tape/order/seen/5", {"id": "5"}), ("other", {"x": 1}, "iot")]
     for step in steps.strip().split("  - step")[1:]:
         with pytest.raises(PlaybookError, match="needs a server"):
             await run(f"  - step{step}", {"id": "5"}, "inputs: {id: string}")

@@ -1,4 +1,4 @@
-"""Somebody who signs tokens: a JWKS address on this machine whose keys can be changed."""
+"""An issuer of tokens: a local JWKS endpoint whose keys can be rotated."""
 
 from __future__ import annotations
 

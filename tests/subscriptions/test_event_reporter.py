@@ -1,4 +1,4 @@
-"""Events wait while nobody takes them, in their order; one that nobody ever takes holds up no other."""
+"""Events are buffered in order while the journal is unavailable; a rejected event blocks no others."""
 
 from __future__ import annotations
 

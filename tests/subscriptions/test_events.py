@@ -1,4 +1,4 @@
-"""Every event of a subscription has the fields that the catalogue of events tells, wherever it is written."""
+"""Every event of a subscription has the fields that the event catalogue lists."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALL = [
     events.spool_alert(REF, "db", 1 << 30),
     events.quarantined(REF, "tape://spool/orders/1/m1", "sha256 differs"),
 ]
-TOLD = {each.name: each for each in EVENTS if each.name.startswith("subscription.")}
+CATALOGUE = {each.name: each for each in EVENTS if each.name.startswith("subscription.")}
 
 
 @pytest.mark.parametrize("event", ALL, ids=lambda event: event.event_type)
@@ -51,11 +51,11 @@ def test_an_event_has_the_fields_of_the_event_catalogue(event: SubscriptionEvent
     draft = checked(events.stamped(event, "runtime-1").draft())
     assert type_of(draft.kind, draft.subject) == event.event_type
     assert draft.subject.endswith("/orders")
-    assert set(msgspec.json.decode(draft.payload_json)) == set(TOLD[event.event_type].fields)
+    assert set(msgspec.json.decode(draft.payload_json)) == set(CATALOGUE[event.event_type].fields)
 
 
 def test_the_event_catalogue_lists_exactly_the_events_of_subscriptions() -> None:
-    assert {event.event_type for event in ALL} == set(TOLD)
+    assert {event.event_type for event in ALL} == set(CATALOGUE)
 
 
 def test_applied_headers_are_reported_in_the_run_and_the_trace_of_the_message() -> None:

@@ -1,4 +1,4 @@
-"""The states of a subscription: what is legal, what is told, and that both always agree."""
+"""The states of a subscription: legal actions, and their events."""
 
 from __future__ import annotations
 

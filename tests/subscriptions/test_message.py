@@ -1,4 +1,4 @@
-"""A message becomes one envelope and one payload, whatever it came from."""
+"""Messages of all sources have one form and one payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking: records by their offset become runs once, whoever hands them over, in which pieces and how often."""
+"""Records by offset start one run each, in whatever pieces and however often they are sent."""
 
 from __future__ import annotations
 
@@ -73,9 +73,11 @@ async def test_no_record_after_a_rejected_one_is_executed_until_it_is_a_dead_let
     unreadable = [OffsetRecord(2, InvalidInput("too large")), record(3)]
     assert words(await took(shop, 2, 4, unreadable)) == ["refused", "held"]
     assert await taken(shop) == [(0, 2)]
-    letter = OffsetRecord(2, Draft(subject="/tape/subscription/message.dead_lettered/orders", payload_json='{"a":1}'))
-    assert words(await took(shop, 2, 4, [letter, record(3)])) == ["told", "started"]
-    assert words(await took(shop, 2, 4, [letter, record(3)])) == ["taken", "taken"]
+    dead_letter = OffsetRecord(
+        2, Draft(subject="/tape/subscription/message.dead_lettered/orders", payload_json='{"a":1}')
+    )
+    assert words(await took(shop, 2, 4, [dead_letter, record(3)])) == ["told", "started"]
+    assert words(await took(shop, 2, 4, [dead_letter, record(3)])) == ["taken", "taken"]
     count = "SELECT COUNT(*) FROM tape_journal WHERE subject = ?"
     subject = "/tape/subscription/message.dead_lettered/orders"
     assert await shop.read(lambda reader: reader.one(count, subject)) == (1,)
@@ -111,10 +113,10 @@ async def test_dedup_of_the_sender_works_beside_it(shop: Database) -> None:
 
 
 async def test_any_pieces_in_any_order_make_each_record_one_run(shop: Database) -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     for _ in range(60):
-        begin = chance.randrange(100)
-        end = chance.randrange(begin, 101)
+        begin = rng.randrange(100)
+        end = rng.randrange(begin, 101)
         await took(shop, begin, end, [record(offset) for offset in range(begin, end) if offset % 3])
     await took(shop, 0, 100, [record(offset) for offset in range(100) if offset % 3])
     assert sorted(map(int, await runs_of(shop))) == [offset for offset in range(100) if offset % 3]

@@ -59,8 +59,8 @@ class World:
         spec = self.subscription.spec.spool
         spool = None
         if spec.mode != "off":
-            place = BucketBackend(self.store, "s", "memory")
-            spool = Spool(REF, "nats", place, rules_of(self.subscription), emit=self.emit, now_ms=lambda: self.now)
+            backend = BucketBackend(self.store, "s", "memory")
+            spool = Spool(REF, "nats", backend, rules_of(self.subscription), emit=self.emit, now_ms=lambda: self.now)
         forwarder = Forwarder(
             self.subscription,
             REF,

@@ -1,4 +1,4 @@
-"""One validator for every door: all errors of a document at once, and every shown document is good."""
+"""The validator reports all errors of a document at once and accepts every document of the docs."""
 
 from __future__ import annotations
 

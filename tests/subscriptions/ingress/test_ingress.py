@@ -1,4 +1,4 @@
-"""Push: what is let in, what it becomes, and what everybody else is told."""
+"""Push ingress: accepted deliveries, their plans, and rejections."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ async def test_what_is_not_proven_is_never_parsed(
 
     rig = IngressRig(push())
     await rig.ingress._listeners.find("orders")
-    for place, name in ((module, "message_from_push"), (module, "resolve"), (msgspec.json, "decode"), (json, "loads")):
-        monkeypatch.setattr(place, name, parsed)
+    for owner, name in ((module, "message_from_push"), (module, "resolve"), (msgspec.json, "decode"), (json, "loads")):
+        monkeypatch.setattr(owner, name, parsed)
     assert await rig.post(b"{}", headers) == rejected(401, reason)
     assert rig.plans == []
 

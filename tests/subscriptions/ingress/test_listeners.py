@@ -1,4 +1,4 @@
-"""Listeners: known ones are remembered, strangers cost nothing, and a source that is away is not asked for each."""
+"""Listeners are cached, unknown names are cheap, and an unavailable source is not asked for each delivery."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_many_at_once_share_one_question() -> None:
     catalog.go.clear()
     asking = [asyncio.create_task(listeners.find(name)) for name in ["a", "x"] * 50]
     await asyncio.sleep(0)
-    # One who gives up does not take the answer from the others.
+    # A cancelled caller does not cancel the lookup of the others.
     asking[0].cancel()
     catalog.go.set()
     found = await asyncio.gather(*asking[1:])

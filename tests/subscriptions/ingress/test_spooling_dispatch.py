@@ -43,7 +43,7 @@ class Known:
 
 
 class Replays:
-    """A way to runs that nobody takes."""
+    """A dispatch that is unavailable."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener

@@ -1,4 +1,4 @@
-"""Verification: who is believed, who is not, and the word that each is told."""
+"""Verification: accepted deliveries, and the reason of each rejection."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ async def test_a_replayed_stripe_signature_is_stale_after_the_tolerance_and_a_ch
         await outcome(STRIPE, delivery(at=NOW + 900, stripe_signature=text.replace(f"{NOW}", f"{NOW + 900}")), "s")
         == "401 bad_signature"
     )
-    patient = push(type="hmac_sha256", header="X-Sig", secret="alias", scheme="stripe", tolerance_secs=1000)
-    assert await outcome(patient, delivery(at=NOW + 999, x_sig=text), "s") == "proven"
+    tolerant = push(type="hmac_sha256", header="X-Sig", secret="alias", scheme="stripe", tolerance_secs=1000)
+    assert await outcome(tolerant, delivery(at=NOW + 999, x_sig=text), "s") == "proven"
 
 
 @pytest.mark.parametrize(

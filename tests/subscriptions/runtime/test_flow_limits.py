@@ -12,7 +12,7 @@ from tape.subscriptions.runtime.flow_limits import MIN_WAIT_S, FlowLimiter
 
 
 class Clock:
-    """Time that moves when it is told to."""
+    """A clock that is set by the test."""
 
     def __init__(self) -> None:
         self.now = 100.0

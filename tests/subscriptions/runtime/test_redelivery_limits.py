@@ -1,4 +1,4 @@
-"""A source that gives up on messages: what it would lose is kept before it does."""
+"""Sources that stop redelivering: messages are spooled before the source drops them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def stream(server: NatsServer, name: str, max_deliver: int, max_age_s: flo
 
 
 class Scene:
-    """A runtime on such a stream, whose downstream is away until it is told otherwise."""
+    """A runtime on such a stream, with a downstream that is unavailable at first."""
 
     def __init__(self, server: NatsServer, name: str, **spool: Any) -> None:
         spec = {
@@ -144,9 +144,9 @@ async def test_what_is_refused_for_the_last_time_becomes_a_dead_letter_before_na
         scene.runtime.stop()
         await running
         await connection.close()
-    letters = scene.contexts("message.dead_lettered")
-    assert {letter["attempts"] for letter in letters} == {2}
-    assert sorted(letter["message"]["data"]["n"] for letter in letters) == list(range(NUMBER))
+    dead_letters = scene.contexts("message.dead_lettered")
+    assert {dead_letter["attempts"] for dead_letter in dead_letters} == {2}
+    assert sorted(dead_letter["message"]["data"]["n"] for dead_letter in dead_letters) == list(range(NUMBER))
 
 
 @pytest.mark.parametrize(("max_deliver", "max_age_s"), [(4, 3600.0), (-1, 0.0)])
@@ -198,7 +198,7 @@ async def test_pubsub_says_how_long_it_goes_on_and_who_may_not_look_assumes_the_
     source = open_source("pubsub", {"subscription": "projects/p/subscriptions/s", "endpoint": "127.0.0.1:9"})
     assert isinstance(source, PubSubSource)
     source._client = Service(types, None if is_allowed else PermissionDenied("no"))
-    await source._look_at_limits()
+    await source._read_limits()
     published = datetime(2026, 1, 1, tzinfo=UTC)
     message = types.PubsubMessage(message_id="m", data=b"{}", publish_time=published)
     delivery = source._delivery(types.ReceivedMessage(ack_id="a", message=message, delivery_attempt=attempt))

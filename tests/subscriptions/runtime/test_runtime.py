@@ -36,7 +36,7 @@ SPEC: dict[str, Any] = {
 
 
 class Stage:
-    """A runtime on a source in memory, and a dispatch that answers as it is told."""
+    """A runtime on an in-memory source, with a dispatch whose answers the test sets."""
 
     def __init__(self, **spec: Any) -> None:
         document = {"kind": "Subscription", "metadata": {"path": "subscriptions/orders"}, "spec": SPEC | spec}
@@ -48,7 +48,7 @@ class Stage:
         self.answer: Callable[[Plan], RunDispatchResult] = lambda plan: RunDispatchResult("started", len(self.plans))
         self.gate = asyncio.Event()
         self.gate.set()
-        self.can_tell = True
+        self.can_emit = True
         self.max_bytes = 1 << 20
         ref = SubscriptionRef("orders", "subscriptions/orders", 7)
         self.metrics = Metrics()
@@ -75,7 +75,7 @@ class Stage:
         await self._open()
 
     async def _write(self, emitted: Sequence[SubscriptionEvent]) -> None:
-        if not self.can_tell:
+        if not self.can_emit:
             raise ServerUnreachable("away")
         if any(len(json.dumps(event.context)) > self.max_bytes for event in emitted):
             raise PayloadTooLarge("payload_json has too many bytes")
@@ -196,23 +196,23 @@ async def test_a_message_rejected_too_often_is_a_dead_letter_with_the_whole_mess
         await until(lambda: stage.source.unsettled == 0)
     assert stage.bodies.count(1) == MAX_DELIVERIES
     assert stage.bodies.count(2) == 1
-    (letter,) = [event for event in stage.emitted if event.event_type == "subscription.message.dead_lettered"]
-    assert letter.context["attempts"] == MAX_DELIVERIES
-    assert "Playbook not found" in letter.context["reason"]
-    assert letter.context["message"]["data"] == 1
-    assert letter.context["message"]["headers"] == {"x-kind": "poison"}
-    assert (letter.ref.subscription_id, letter.worker_id) == (7, "here")
+    (dead_letter,) = [event for event in stage.emitted if event.event_type == "subscription.message.dead_lettered"]
+    assert dead_letter.context["attempts"] == MAX_DELIVERIES
+    assert "Playbook not found" in dead_letter.context["reason"]
+    assert dead_letter.context["message"]["data"] == 1
+    assert dead_letter.context["message"]["headers"] == {"x-kind": "poison"}
+    assert (dead_letter.ref.subscription_id, dead_letter.worker_id) == (7, "here")
 
 
 async def test_a_message_stays_if_its_dead_letter_cannot_be_written() -> None:
     stage = Stage()
     stage.answer = lambda plan: RunDispatchResult("rejected", error="no")
-    stage.can_tell = False
+    stage.can_emit = False
     stage.source.publish(b"1")
     async with playing(stage):
         await until(lambda: len(stage.plans) > MAX_DELIVERIES + 3)
         assert stage.source.unsettled == 1
-        stage.can_tell = True
+        stage.can_emit = True
         await until(lambda: stage.source.unsettled == 0)
     assert stage.verbs == ["message.dead_lettered"]
 
@@ -226,8 +226,8 @@ async def test_a_message_too_large_for_the_journal_is_terminated_only_if_the_sou
         stage.source.publish(b'"' + b"x" * 5_000 + b'"')
         async with playing(stage):
             await until(lambda stage=stage: len(stage.plans) > MAX_DELIVERIES + 2 or stage.source.unsettled == 0)
-        (letter,) = stage.emitted
-        assert (letter.context["message"]["data"], letter.context["message"]["bytes"]) == (None, 5_002)
+        (dead_letter,) = stage.emitted
+        assert (dead_letter.context["message"]["data"], dead_letter.context["message"]["bytes"]) == (None, 5_002)
         assert stage.source.unsettled == (0 if keeps_settled else 1)
 
 
@@ -278,7 +278,7 @@ async def test_a_message_that_cannot_be_acknowledged_is_redelivered() -> None:
 
 async def test_events_that_cannot_be_written_wait_in_order() -> None:
     stage = Stage()
-    stage.can_tell = False
+    stage.can_emit = False
     stage.source.is_down = True
     async with playing(stage):
         await until(lambda: stage.runtime._reporter._waiting)
@@ -286,7 +286,7 @@ async def test_events_that_cannot_be_written_wait_in_order() -> None:
         stage.source.publish(b"1")
         await until(lambda: stage.source.unsettled == 0)
         assert stage.emitted == []
-        stage.can_tell = True
+        stage.can_emit = True
         await until(lambda: stage.verbs == ["source.lost", "source.restored"])
 
 

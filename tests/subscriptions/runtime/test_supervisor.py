@@ -263,7 +263,7 @@ async def test_a_playbook_that_does_not_exist_makes_a_dead_letter_not_a_loss(
         return bool(await entries(server, "message.dead_lettered"))
 
     await until(has_emitted_start)
-    (letter,) = await entries(server, "message.dead_lettered")
-    assert (letter["message"]["data"], letter["attempts"]) == ({"n": 1}, 2)
-    assert "Playbook not found: domain/nowhere" in letter["reason"]
+    (dead_letter,) = await entries(server, "message.dead_lettered")
+    assert (dead_letter["message"]["data"], dead_letter["attempts"]) == ({"n": 1}, 2)
+    assert "Playbook not found: domain/nowhere" in dead_letter["reason"]
     await until(lambda: _is_empty(rig))

@@ -1,4 +1,4 @@
-"""Every place a spool can be in: a folder, memory, a bucket of a real S3 server, a real NATS server."""
+"""Every spool backend: a folder, memory, a bucket of a real S3 server, a real NATS server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every place of a spool has to hold."""
+"""The conformance suite of spool backends."""
 
 from __future__ import annotations
 

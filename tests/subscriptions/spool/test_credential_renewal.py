@@ -1,4 +1,4 @@
-"""A credential that expires while a spool is used is looked up again, and nobody has to restart anything."""
+"""A credential that expires while a spool is used is read again, without a restart."""
 
 from __future__ import annotations
 

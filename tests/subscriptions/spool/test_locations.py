@@ -1,4 +1,4 @@
-"""From the spool block of a subscription to the place where its messages lie."""
+"""The backend of each `spool` block."""
 
 from __future__ import annotations
 

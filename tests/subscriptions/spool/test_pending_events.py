@@ -1,4 +1,4 @@
-"""What happened while the server was away is told when it is back, in its order."""
+"""Events of an outage are emitted in order when the server is back."""
 
 from __future__ import annotations
 

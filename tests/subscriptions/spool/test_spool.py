@@ -1,4 +1,4 @@
-"""Messages wait while their downstream is away, and leave in the order they came."""
+"""Messages are spooled while their downstream is unavailable, and replayed in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tape.subscriptions.spool.spool import Arrival, Lane, Spool, SpoolRules
 
 
 class Downstream:
-    """Takes what it is given, except for what it was told to fail on."""
+    """Accepts all messages but those that the test names."""
 
     def __init__(self) -> None:
         self.runs: list[str] = []
@@ -68,7 +68,7 @@ def arrival(name: str, key: str | None = None, downstream: str = "default") -> A
 
 
 class Desk:
-    """A spool in memory, with what it told."""
+    """A spool in memory, with its events."""
 
     def __init__(self, backend: Any = None, **rules: Any) -> None:
         if backend is None:
@@ -160,8 +160,12 @@ async def test_poison_becomes_a_dead_letter_and_lets_its_lane_go_on() -> None:
     assert [report.remaining for report in reports] == [2, 2, 0]
     assert downstream.runs == ["m0", "m2"]
     (key,) = reports[-1].dead_lettered
-    (letter,) = desk.contexts("message.dead_lettered")
-    assert (letter["message_id"], letter["attempts"], letter["reason"]) == ("m1", 3, "max_replay_attempts")
+    (dead_letter,) = desk.contexts("message.dead_lettered")
+    assert (dead_letter["message_id"], dead_letter["attempts"], dead_letter["reason"]) == (
+        "m1",
+        3,
+        "max_replay_attempts",
+    )
     downstream.refuses = set()
     assert await desk.spool.requeue([key]) == 1
     await drain(desk.spool, downstream)
@@ -295,7 +299,7 @@ async def test_the_event_is_emitted_before_the_item_is_removed(tmp_path: Path) -
     await desk.spool.append([arrival("m0")])
 
     async def away(_: Sequence[SubscriptionEvent]) -> None:
-        raise SpoolUnavailable("the place is full")
+        raise SpoolUnavailable("the backend is full")
 
     emit, desk.spool.emit = desk.spool.emit, away
     with pytest.raises(SpoolUnavailable):
@@ -367,7 +371,7 @@ async def test_purged_messages_are_reported() -> None:
     (first, _) = await desk.spool.append([arrival("m0"), arrival("m1")])
     assert isinstance(first, SpoolItem)
     assert await desk.spool.drop([first.key, "nothing"]) == 1
-    assert [letter["reason"] for letter in desk.contexts("message.dead_lettered")] == ["purged"]
+    assert [dead_letter["reason"] for dead_letter in desk.contexts("message.dead_lettered")] == ["purged"]
     await drain(desk.spool, downstream)
     assert downstream.runs == ["m1"]
 
@@ -477,7 +481,7 @@ async def test_memory_grows_with_lanes_and_not_with_messages(ordering: str, kept
 
 
 class Waits:
-    """A clock that moves when somebody sleeps."""
+    """A clock that advances with each sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The place where messages wait has its own troubles: full, unreachable, locked, damaged."""
+"""Faults of the spool backend: full, unavailable, locked, damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cells import PLACE_ALIAS, Cell
+from tests.faults.cells import SPOOL_ALIAS, Cell
 from tests.faults.chaos import Fault
 from tests.faults.conftest import Open
 from tests.faults.feeds import Sender
@@ -49,7 +49,7 @@ def test_damaged_items_are_reported_and_block_no_others(open_scene: Open) -> Non
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with hardly any room."""
+    """A file system with little free space."""
     folder = tmp_path / "spool"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tape-faults", str(folder)]
@@ -89,7 +89,7 @@ def test_a_credential_that_was_changed_at_the_bucket_and_in_the_wallet_needs_no_
         refused = sender.message(3)
         assert not scene.feed.deliver(refused), "a delivery was accepted that is nowhere"
         scene.credential = dict(bucket_server.credential)
-        scene.set_secret(PLACE_ALIAS, scene.credential)
+        scene.set_secret(SPOOL_ALIAS, scene.credential)
         sender.sent += sent(scene, 3, first=3).sent
         scene.heal()
         judge(scene, sender)
