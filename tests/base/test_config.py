@@ -11,22 +11,22 @@ from tape.errors import InvalidConfig
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_flags_win_over_variables_over_the_file_over_defaults(elsewhere: Path) -> None:
+def test_flags_win_over_variables_over_the_file_over_defaults(empty_folder: Path) -> None:
     assert load_settings({}, {}) == Settings()
-    (elsewhere / "tape.toml").write_text('store = "sqlite:file.db"\nreaders = 2\nqueue_operations = 7\n')
+    (empty_folder / "tape.toml").write_text('store = "sqlite:file.db"\nreaders = 2\nqueue_operations = 7\n')
     env = {"TAPE_READERS": "3", "TAPE_QUEUE_OPERATIONS": "8"}
     settings = load_settings({"queue_operations": 9, "listen": None}, env)
     assert (settings.store, settings.readers, settings.queue_operations) == ("sqlite:file.db", 3, 9)
     assert settings.listen == Settings().listen
 
 
-def test_the_file_has_tables_for_the_archive_and_for_spark(elsewhere: Path) -> None:
-    (elsewhere / "tape.toml").write_text(
+def test_the_file_has_tables_for_the_archive_and_for_spark(empty_folder: Path) -> None:
+    (empty_folder / "tape.toml").write_text(
         '[archive]\nlake = "a"\n[archive.options]\naws_region = "x"\naws_allow_http = true\n'
         '[pipeline]\nmaster = "local[3]"\n[pipeline.spark]\n"spark.executor.cores" = 4\n'
     )
@@ -67,8 +67,8 @@ def test_older_names_still_work() -> None:
         ('lake_options = "x"', "unknown key 'lake_options'"),
     ],
 )
-def test_nonsense_in_the_file_is_named(elsewhere: Path, content: str, reason: str) -> None:
-    (elsewhere / "tape.toml").write_text(content)
+def test_an_invalid_file_is_rejected_with_the_key_at_fault(empty_folder: Path, content: str, reason: str) -> None:
+    (empty_folder / "tape.toml").write_text(content)
     with pytest.raises(InvalidConfig) as raised:
         load_settings({}, {})
     assert reason in str(raised.value)

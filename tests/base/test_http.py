@@ -324,7 +324,7 @@ def test_a_name_that_is_rebound_to_loopback_is_refused_at_the_next_connection(
 
 
 def test_a_redirect_is_a_response_by_default(server: Scripted, client: HttpClient) -> None:
-    server.answer = say(b"", "302 Found", "Location: /elsewhere")
+    server.answer = say(b"", "302 Found", "Location: /moved")
     assert client.request("GET", server.url).status == 302
     assert len(server.requests) == 1
 

@@ -7,8 +7,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from tape.base.retry import RECONNECT, is_retryable, retry_async
 from tape.client.aio import AsyncTapeClient
-from tape.errors import TapeError
 from tape.model.entry import Entry
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,5 @@ class JournalFeed:
                 self._on_entry(entry)
 
     async def _head(self, client: AsyncTapeClient) -> int:
-        while True:
-            try:
-                return int((await client.head()).global_seq)
-            except TapeError as error:
-                if not error.retryable:
-                    raise
-            await asyncio.sleep(0.5)
+        head = await retry_async(client.head, RECONNECT, can_retry=is_retryable)
+        return int(head.global_seq)
