@@ -69,7 +69,7 @@ def _evaluated(text: str, variables: Mapping[str, Any]) -> Any:
 
 
 def _typed(result: Any) -> Any:
-    """The oracle's value in our types; its own Python values do not tell int from uint."""
+    """The oracle's value in our types; its own Python values do not distinguish int and uint."""
     kind = result.type().name()
     value = result.value()
     if kind == "UINT":

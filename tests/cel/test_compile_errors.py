@@ -1,4 +1,4 @@
-"""Texts that do not compile are refused with the place and what was expected there."""
+"""Texts that do not compile are rejected with the position and what was expected there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def refused(text: str) -> InvalidPredicate:
     return caught.value
 
 
-def test_the_message_has_line_column_and_a_caret_under_the_place() -> None:
+def test_the_message_has_line_column_and_a_caret_under_the_position() -> None:
     error = refused('kind == "effect"\n  && amount > 3')
 
     assert (error.line, error.column) == (2, 6)

@@ -34,7 +34,7 @@ def test_the_empty_text_matches_everything(text: str) -> None:
     assert compile_predicate(text).matches(entry("not json"))
 
 
-def test_the_example_of_the_seed_tells_a_change_above_a_hundred() -> None:
+def test_the_example_predicate_matches_a_change_above_a_hundred() -> None:
     predicate = compile_predicate(SEED_EXAMPLE)
 
     assert predicate.matches(entry({"value": {"value_json": "150.5"}, "prev_value_json": "90"}))
@@ -69,7 +69,7 @@ def test_every_variable_of_the_envelope_has_the_entrys_value(text: str) -> None:
     assert compile_predicate(text).evaluate(entry()) is True
 
 
-def test_an_evaluation_error_is_no_match_and_is_counted_with_its_place() -> None:
+def test_an_evaluation_error_is_no_match_and_is_counted_with_its_position() -> None:
     predicate = compile_predicate("payload.missing > 1")
 
     assert not predicate.matches(entry())
@@ -99,7 +99,7 @@ def test_each_caller_has_a_count_of_its_own() -> None:
     assert (first.errors, second.errors) == (1, 0)
 
 
-def test_an_error_value_is_false_so_that_nobody_takes_it_for_a_match() -> None:
+def test_an_error_value_is_false_so_that_it_is_never_taken_for_a_match() -> None:
     value = compile_predicate("payload.nope").evaluate(entry())
 
     assert isinstance(value, EvaluationError)

@@ -261,7 +261,7 @@ async def test_a_run_is_read_from_a_seq(journal: Journal, monkeypatch: pytest.Mo
     piece = await journal.database.read(lambda reader: cursor.read(reader, 0))
     assert [entry.seq for entry in piece.entries] == [4, 5]
     assert await journal.database.read(lambda reader: has_run(reader, "r3"))
-    assert not await journal.database.read(lambda reader: has_run(reader, "nobody"))
+    assert not await journal.database.read(lambda reader: has_run(reader, "unknown"))
 
 
 async def test_exact_subjects_are_read_together_in_order(journal: Journal) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tape.model.execution_ids import EPOCH_MS, Identifiers, made_at_ms
 
 
-def test_ids_grow_strictly_fit_into_63_bits_and_tell_their_time() -> None:
+def test_ids_grow_strictly_fit_into_63_bits_and_contain_their_time() -> None:
     make = Identifiers(machine=1023).make
     ids = [make() for _ in range(20_000)]
     assert all(before < after for before, after in itertools.pairwise(ids))

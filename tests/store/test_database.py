@@ -201,7 +201,7 @@ async def test_a_database_from_the_future_is_refused(store_url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["mysql://localhost/x", "spanner://p/i/d", "http://example"])
-def test_an_unknown_scheme_is_told_the_known_ones(url: str) -> None:
+def test_the_error_for_an_unknown_scheme_names_the_known_ones(url: str) -> None:
     with pytest.raises(UnknownStore, match="sqlite:<path>, a bare path, memory, postgres://"):
         open_database(url)
 
@@ -276,7 +276,7 @@ async def test_rows_are_found_and_changed_by_keys_of_several_columns(database: D
     columns = (*keys, "execution_id", "claimed_at_ms", "expires_at_ms")
     rows = [("a", "1", "x", 1, 9), ("a", "2", "x", 2, 9), ("b", "1", "x", 3, 9)]
     await database.write(lambda tx: tx.insert("tape_dedup", columns, rows))
-    changes = [("a", "2", "y", 20), ("b", "1", "z", 30), ("b", "2", "nobody", 40)]
+    changes = [("a", "2", "y", 20), ("b", "1", "z", 30), ("b", "2", "missing", 40)]
     await database.write(lambda tx: tx.update("tape_dedup", keys, columns[:4], changes))
     await database.write(lambda tx: tx.update("tape_dedup", keys, columns[:4], []))
     wanted = [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")]

@@ -268,7 +268,7 @@ class PostgresDatabase(Database):
                         if notice.pid not in self._own_backends:
                             yield
             except psycopg.Error as error:
-                log.warning("the listening connection was lost, connecting again: %s", error)
+                log.warning("LISTEN connection lost, reconnecting: %s", error)
                 self.metrics.listen_reconnects.inc()
             finally:
                 await connection.close()

@@ -246,7 +246,7 @@ class Writer:
                 connection.rollback()
                 return
         except TapeError as error:
-            log.warning("rolling back failed, opening a new connection: %s", error)
+            log.warning("rollback failed, reconnecting: %s", error)
         self._connection = None
         try:
             connection.close()

@@ -1,4 +1,4 @@
-"""The hub: committed entries reach subscriptions in order, once, whoever wrote them and however slow they read."""
+"""The hub: committed entries reach subscriptions in order, once, from any writer and to slow readers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_cursors_outside_the_journal_are_refused(journal: Journal, hub: Hu
     assert (await take(await hub.subscribe(EVERYTHING, 0), 6))[0] == 6
 
 
-async def test_a_subscription_overtaken_by_retention_is_told(journal: Journal, hub: Hub) -> None:
+async def test_a_subscription_overtaken_by_retention_gets_an_error(journal: Journal, hub: Hub) -> None:
     hub.ring._max_entries = 1
     await journal.append(drafts(300))
     subscription = await hub.subscribe(EVERYTHING, 5)

@@ -35,7 +35,7 @@ def done(key: str, status: EffectStatus = CONFIRMED) -> Completion:
 
 
 def story(prefix: str) -> list[list[Move]]:
-    """Five runs and a lease that somebody else has, round after round; every kind of move is there."""
+    """Five runs and a lease of another owner, in every round; all kinds of moves occur."""
     a, b, c, d, held = (f"{prefix}-{name}" for name in ("a", "b", "c", "d", "held"))
     end = Ending(int(RunStatus.TERMINAL), '{"output":1}')
     me: dict[str, Any] = {"owner": "me", "trace": TRACE}
@@ -55,44 +55,44 @@ def story(prefix: str) -> list[list[Move]]:
             Move(b, lease_ms=60_000, owner="late"),
             Move(d, complete=(done("3"), done("3"), done("2")), **me),
             Move(d, complete=(done("1"),), end=end, **me),
-            Move(f"{prefix}-nobody", begin=effect(f"{prefix}-nobody", "1"), **me),
+            Move(f"{prefix}-unknown", begin=effect(f"{prefix}-unknown", "1"), **me),
         ],
         [Move(a, end=end, **me), Move(a, end=end, **me), Move(c, end=Ending(int(RunStatus.FAILED), "{}"), **me)],
     ]
 
 
-Told = list[tuple[str, ...]]
+Outcomes = list[tuple[str, ...]]
 
 
-def told(outcome: Begun | Denied | TapeError | None, prefix: str) -> tuple[str, ...]:
+def summary(outcome: Begun | Denied | TapeError | None, prefix: str) -> tuple[str, ...]:
     if isinstance(outcome, Begun):
         found = outcome.effect
         return "begun", found.idempotency_key, found.status.name, str(found.seq), found.response_json
     return type(outcome).__name__, re.sub(r"another \d+ ms", "a while", str(outcome).replace(prefix, ""))
 
 
-async def one_by_one(database: Database, moves: list[Move], prefix: str) -> Told:
+async def one_by_one(database: Database, moves: list[Move], prefix: str) -> Outcomes:
     outcomes: list[Begun | Denied | TapeError | None] = []
     for move in moves:
         try:
             outcomes.append(await database.write(lambda tx, move=move: advance(tx, move)))  # type: ignore[misc]
         except TapeError as error:
             outcomes.append(error)
-    return [told(outcome, prefix) for outcome in outcomes]
+    return [summary(outcome, prefix) for outcome in outcomes]
 
 
-async def together(database: Database, moves: list[Move], prefix: str) -> Told:
+async def together(database: Database, moves: list[Move], prefix: str) -> Outcomes:
     """As the server does: what is not usual is asked one by one."""
     usual = [move for move in moves if move.is_usual]
     (found,) = await database.write(lambda tx: advance_many(tx, [usual]))
     results = iter(found)
-    outcomes: Told = []
+    outcomes: Outcomes = []
     for move in moves:
         outcome = next(results) if move.is_usual else Unusual()
         if isinstance(outcome, Unusual):
             outcomes += await one_by_one(database, [move], prefix)
         else:
-            outcomes.append(told(outcome, prefix))
+            outcomes.append(summary(outcome, prefix))
     return outcomes
 
 

@@ -16,7 +16,7 @@ from tape.store import Database, Reader
 from tests.history import Past, write_past
 
 START = 1_780_000_000_000  # in the middle of a slot
-ANYBODY = IdentityFilter()
+ANY_IDENTITY = IdentityFilter()
 
 
 def history(entries: int, seed: int = 1) -> list[Past]:
@@ -60,14 +60,14 @@ async def asked(database: Database, window: Window, whose: IdentityFilter) -> Co
 
 
 async def roll_up(database: Database, past: list[Past], after: int, until: int) -> None:
-    """What the rollup job would have stored of the entries after one place up to another."""
+    """Store what the rollup job would store for the entries up to a position."""
     found = Counter(
         (ts_ms // 60_000 * 60_000, tenant, type_of(kind, verb)) for ts_ms, kind, verb, tenant, *_ in past[after:until]
     )
     minutes = [CountRollup(*key[:2], key[2], "", entries, 0) for key, entries in found.items()]
     since_ms = (past[after][0] // 60_000 + 1) * 60_000 if after else 0
-    stretch = RollupBatch(0, RollupPosition(until, since_ms, past[until - 1][0]), minutes, [], [], [])
-    assert await database.write(lambda tx: add_batch(tx, stretch))
+    batch = RollupBatch(0, RollupPosition(until, since_ms, past[until - 1][0]), minutes, [], [], [])
+    assert await database.write(lambda tx: add_batch(tx, batch))
 
 
 def type_of(kind: str, verb: str) -> str:
@@ -98,7 +98,7 @@ async def test_counts_are_those_of_the_journal(
         await roll_up(database, past, *rolled_up)
     dice = random.Random(2)
     wants = [
-        *(ANYBODY, IdentityFilter(["shop"]), IdentityFilter(["shop", "other"]), IdentityFilter(["nobody"])),
+        *(ANY_IDENTITY, IdentityFilter(["shop"]), IdentityFilter(["shop", "other"]), IdentityFilter(["unknown"])),
         *(IdentityFilter(["shop"], ["ada"], ["s1"]), IdentityFilter(["shop", "other"], None, ["s2"])),
     ]
     for number in range(60):
@@ -118,9 +118,9 @@ async def test_types_and_runs_narrow(database: Database) -> None:
     await write_past(database, past)
     await fold(database)
     window = Window(START * 1_000_000, 5 * 3_600_000_000_000, 1)
-    rows = await database.read(lambda reader: count(reader, window, ANYBODY, types=["order.paid", "a.b"]))
+    rows = await database.read(lambda reader: count(reader, window, ANY_IDENTITY, types=["order.paid", "a.b"]))
     assert {row.type for row in rows} == {"order.paid", "a.b"}
-    rows = await database.read(lambda reader: count(reader, window, ANYBODY, runs=["run-1", "run-2"]))
+    rows = await database.read(lambda reader: count(reader, window, ANY_IDENTITY, runs=["run-1", "run-2"]))
     assert sum(row.entries for row in rows) == 200
 
 
@@ -130,7 +130,7 @@ async def test_processes_that_fold_at_once_count_once(store_url: str, database: 
     assert await fold(database)
     await database.write(lambda tx: counts._write_fold(tx, first))
     window = Window(START * 1_000_000, 5 * 3_600_000_000_000, 1)
-    assert sum((await asked(database, window, ANYBODY)).values()) == 500
+    assert sum((await asked(database, window, ANY_IDENTITY)).values()) == 500
 
 
 async def test_a_day_in_96_buckets_reads_sums_and_not_the_journal(database: Database) -> None:
@@ -156,7 +156,7 @@ async def test_a_day_in_96_buckets_reads_sums_and_not_the_journal(database: Data
     assert "Seq Scan" not in plan
 
 
-async def test_whole_tenants_are_counted_from_rollups_and_only_the_edges_from_elsewhere(database: Database) -> None:
+async def test_whole_tenants_are_counted_from_rollups_and_only_the_edges_from_slots(database: Database) -> None:
     past = history(2000)
     await write_past(database, past)
     while await fold(database):
@@ -166,8 +166,8 @@ async def test_whole_tenants_are_counted_from_rollups_and_only_the_edges_from_el
         lambda tx: tx.execute("UPDATE tape_rollups SET entries = 1000 * entries WHERE width_ms = 60000")
     )
     window = Window((START // 60_000 + 1) * 60_000 * 1_000_000, 900_000_000_000, 8)
-    expected = by_hand(past, window, ANYBODY)
-    found = await asked(database, window, ANYBODY)
+    expected = by_hand(past, window, ANY_IDENTITY)
+    found = await asked(database, window, ANY_IDENTITY)
     assert found == Counter({key: 1000 * entries for key, entries in expected.items()})
     assert await asked(database, window, IdentityFilter(None, ["ada"])) == expected
 

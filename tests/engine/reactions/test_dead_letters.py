@@ -1,4 +1,4 @@
-"""Dead letters: listed, shown, tried again, given up."""
+"""Dead letters: list, show, redrive and drop."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ async def test_one_can_be_tried_again_from_the_first_attempt(client: AsyncTapeCl
 
 
 async def test_those_that_fit_a_filter_can_be_tried_again(client: AsyncTapeClient) -> None:
-    letters = await dead(client)
+    found = await dead(client)
     answer = await client.redrive_tasks(filter=pb.TaskFilter(reaction_id="r", error_contains="disk"))
     assert (answer.redriven, answer.more) == (2, False)
     answer = await client.redrive_tasks(filter=pb.TaskFilter(subject_pattern="/tape/order/paid/0"))
     assert answer.redriven == 1
-    answer = await client.redrive_tasks(filter=pb.TaskFilter(created_before_ms=letters[0].created_at_ms))
+    answer = await client.redrive_tasks(filter=pb.TaskFilter(created_before_ms=found[0].created_at_ms))
     assert answer.redriven == 0
     assert [task.subject for task in await tasks(client, status=DLQ)] == ["/tape/order/paid/2"]
 
@@ -72,7 +72,7 @@ async def test_dropping_all_of_a_reaction_leaves_those_of_others(client: AsyncTa
     assert len((await client.list_tasks(reaction_id="", status=DLQ)).tasks) == 4
 
 
-async def test_an_unclear_wish_is_refused_and_changes_nothing(client: AsyncTapeClient) -> None:
+async def test_an_ambiguous_request_is_rejected_and_changes_nothing(client: AsyncTapeClient) -> None:
     first, *_ = await dead(client)
     for call in (client.redrive_tasks, client.drop_tasks):
         with pytest.raises(InvalidInput, match="Say which dead letters"):
@@ -80,14 +80,14 @@ async def test_an_unclear_wish_is_refused_and_changes_nothing(client: AsyncTapeC
         with pytest.raises(InvalidInput, match="Say which dead letters"):
             await call(task_ids=[first.task_id], everything=True)
         with pytest.raises(NotFound, match="no such task"):
-            await call(task_ids=[first.task_id, "nobody"])
+            await call(task_ids=[first.task_id, "unknown"])
     assert len(await tasks(client, status=DLQ)) == 4
     await client.redrive_tasks(task_ids=[first.task_id])
     with pytest.raises(IllegalTransition, match="is PENDING, not a dead letter"):
         await client.redrive_tasks(task_ids=[first.task_id])
 
 
-async def test_in_strict_order_a_redriven_task_takes_its_old_place(client: AsyncTapeClient) -> None:
+async def test_in_strict_order_a_redriven_task_returns_to_its_old_position(client: AsyncTapeClient) -> None:
     await register(client, strict_order=True)
     for number in range(3):
         await client.append(f"/tape/order/paid/{number}")

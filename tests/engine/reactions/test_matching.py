@@ -139,7 +139,9 @@ async def test_a_run_stays_in_its_shard(client: AsyncTapeClient) -> None:
     assert [task.source_global_seq for task in claimed] == sorted(task.source_global_seq for task in claimed)
 
 
-async def test_a_predicate_that_always_fails_is_counted_and_holds_up_nobody(client: AsyncTapeClient) -> None:
+async def test_a_predicate_that_always_fails_is_counted_and_delays_no_other(
+    client: AsyncTapeClient,
+) -> None:
     await register(client, "poison", predicate_cel="double(payload.total) > 1.0")
     await register(client, "healthy", predicate_cel='payload.total == "poison"')
     for _ in range(5):

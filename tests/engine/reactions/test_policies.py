@@ -144,14 +144,14 @@ def test_a_debounce_hands_out_the_last_of_each_subject_after_its_time_and_forget
     runs=st.lists(st.integers(0, 5), min_size=1, max_size=25),
     outcomes=st.lists(st.sampled_from(["done", "failed", "vanished"]), min_size=5, max_size=60),
     num_shards=st.integers(1, 4),
-    room=st.integers(1, 5),
+    free_slots=st.integers(1, 5),
 )
 def test_in_strict_order_a_shard_is_worked_off_one_by_one_in_the_order_of_the_journal(
-    runs: list[int], outcomes: list[str], num_shards: int, room: int
+    runs: list[int], outcomes: list[str], num_shards: int, free_slots: int
 ) -> None:
     def play(tx: Transaction) -> None:
         wanted = Reaction(
-            "r", "", "**", "", HandlerKind.TASK, max_concurrency=room, num_shards=num_shards, strict_order=True
+            "r", "", "**", "", HandlerKind.TASK, max_concurrency=free_slots, num_shards=num_shards, strict_order=True
         )
         reaction = registry.register(tx, check_reaction(wanted))
         watch = CompiledReaction(reaction, {shard: Shard(0, 0, False) for shard in range(num_shards)})
@@ -167,7 +167,7 @@ def test_in_strict_order_a_shard_is_worked_off_one_by_one_in_the_order_of_the_jo
         }
         for outcome in [*outcomes, *["done"] * 200]:
             claimed = claims.claim_tasks(tx, ClaimRequest("r", "w", lease_ms=1_000, max=10), now).tasks
-            assert len(claimed) <= min(room, num_shards)
+            assert len(claimed) <= min(free_slots, num_shards)
             assert len({task.shard for task in claimed}) == len(claimed), "one of a shard at a time"
             note_dead_letters(tx, settled, runs)
             for task in claimed:

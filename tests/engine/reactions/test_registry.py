@@ -86,7 +86,7 @@ async def test_listing_by_pattern_is_string_equality(client: AsyncTapeClient) ->
     assert [each.reaction_id for each in answer.reactions] == ["b"]
 
 
-async def test_a_new_reaction_begins_at_the_head_unless_it_is_told_otherwise(client: AsyncTapeClient) -> None:
+async def test_a_new_reaction_begins_at_the_head_unless_a_start_is_given(client: AsyncTapeClient) -> None:
     for number in range(5):
         await client.append(f"/tape/order/created/{number}")
     await register(client, "head")
@@ -99,12 +99,12 @@ async def test_a_new_reaction_begins_at_the_head_unless_it_is_told_otherwise(cli
     assert await sources(client, "some") == [4, 5, 6]
 
 
-async def test_deregistering_tells_whether_there_was_one_and_keeps_its_tasks(client: AsyncTapeClient) -> None:
+async def test_deregistering_returns_whether_there_was_one_and_keeps_its_tasks(client: AsyncTapeClient) -> None:
     await register(client)
     await client.append("/tape/order/created/1")
     await matched(client)
     assert await client.deregister_reaction("r")
-    assert not await client.deregister_reaction("nobody")
+    assert not await client.deregister_reaction("unknown")
     await client.append("/tape/order/created/2")
     assert not (await client.list_reactions()).reactions
     assert [task.source_global_seq for task in await tasks(client)] == [1]

@@ -1,4 +1,4 @@
-"""A rehearsal tells exactly what matching, enqueueing and claiming do, for any history."""
+"""A simulation predicts exactly what matching, enqueueing and claiming do, for any history."""
 
 from __future__ import annotations
 
@@ -138,19 +138,19 @@ def history(steps: Sequence[tuple[int, int]], start_ms: int = 1_000_000) -> list
     debounce_ms=st.sampled_from([0, 1, 100, 500]),
     rate=st.sampled_from([0, 1, 3, 7, 10, 25, 400]),
 )
-def test_a_rehearsal_tells_what_really_happens(
+def test_a_simulation_predicts_what_really_happens(
     stage: str, steps: list[tuple[int, int]], debounce_ms: int, rate: int
 ) -> None:
     wanted = reaction(debounce_ms=debounce_ms, rate_limit_per_s=rate, predicate_cel="payload.n % 5 != 0")
     entries = history(steps)
     lived = live(stage, wanted, entries)
-    rehearsal: Simulation[Match] = Simulation(debounce_ms, rate)
+    simulation: Simulation[Match] = Simulation(debounce_ms, rate)
     counting, fired = QueueMonitor(), []
     for match in match_all(index_reaction(wanted), entries).matches:
-        fired += rehearsal.add(match, match.entry.subject, match.entry.ts_ms)
-    fired += rehearsal.release_all()
+        fired += simulation.add(match, match.entry.subject, match.entry.ts_ms)
+    fired += simulation.release_all()
     for one in fired:
         counting.observe(one.due_ms, one.at_ms)
-    told = [(one.newest.entry.global_seq, one.first.entry.global_seq, one.coalesced) for one in fired]
-    assert sorted(told) == sorted(lived.tasks)
+    predicted = [(one.newest.entry.global_seq, one.first.entry.global_seq, one.coalesced) for one in fired]
+    assert sorted(predicted) == sorted(lived.tasks)
     assert counting.queue == lived.queue

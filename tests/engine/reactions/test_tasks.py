@@ -41,8 +41,8 @@ async def test_a_claim_needs_an_owner_and_a_reaction_that_exists(client: AsyncTa
     await register(client)
     with pytest.raises(InvalidInput, match="owner is empty"):
         await claim(client, owner="")
-    with pytest.raises(NotFound, match="no such reaction: 'nobody'"):
-        await claim(client, "nobody")
+    with pytest.raises(NotFound, match="no such reaction: 'unknown'"):
+        await claim(client, "unknown")
     with pytest.raises(InvalidInput, match="shard 3 does not exist"):
         await claim(client, shard=3)
     with pytest.raises(InvalidInput, match="lease_ms -1"):
@@ -62,7 +62,7 @@ async def test_completing_is_for_the_holder_and_twice_is_once(client: AsyncTapeC
         done = (await client.complete_task(task_id=task.task_id, owner="a")).task
         assert (done.status, done.payload_json) == (DONE, '{"n":0}')
     with pytest.raises(NotFound, match="no such task"):
-        await client.complete_task(task_id="nobody", owner="a")
+        await client.complete_task(task_id="unknown", owner="a")
     with pytest.raises(InvalidInput, match="owner is empty"):
         await client.complete_task(task_id=task.task_id, owner="")
     with pytest.raises(TaskNotHeld, match="is DONE"):
@@ -111,7 +111,9 @@ async def test_a_lease_that_ran_out_gives_the_task_to_the_next_and_the_attempt_c
     assert "the lease of 'c' expired during attempt 3" in dead.last_error
 
 
-async def test_a_lease_that_ran_out_still_counts_while_nobody_else_has_the_task(client: AsyncTapeClient) -> None:
+async def test_a_late_report_is_accepted_while_no_other_owner_has_the_task(
+    client: AsyncTapeClient,
+) -> None:
     await fill(client, 1)
     (task,) = await claim(client, lease_ms=1)
 
@@ -133,7 +135,7 @@ async def test_a_claim_of_tasks_by_id_lets_their_lease_begin_anew(client: AsyncT
         await claim(client, owner="b", task_ids=[second.task_id])
 
 
-async def test_no_more_than_max_concurrency_are_out_at_once_whoever_asks(client: AsyncTapeClient) -> None:
+async def test_no_more_than_max_concurrency_tasks_are_claimed_at_once_by_all_owners(client: AsyncTapeClient) -> None:
     await fill(client, 10, max_concurrency=3)
     mine = await claim(client, owner="a", max=2)
     others = await claim(client, owner="b", max=10)
@@ -151,11 +153,11 @@ async def test_the_default_is_one_at_a_time(client: AsyncTapeClient) -> None:
     assert len(await claim(client)) == 1
 
 
-async def test_a_rate_holds_over_any_stretch_whoever_asks(client: AsyncTapeClient) -> None:
+async def test_a_rate_limit_holds_over_any_interval_for_all_owners(client: AsyncTapeClient) -> None:
     await fill(client, 60, rate_limit_per_s=20)
     start = now()
     handed: list[int] = []
-    for step in range(300):  # three seconds, told by the one who asks
+    for step in range(300):  # three seconds, by the time that the caller gives
         moment = start + step * 10
         handed += [moment] * len(await claim(client, owner=f"w{step % 3}", max=10, now_ms=moment))
     assert len(handed) == 60
@@ -170,7 +172,7 @@ async def test_many_are_settled_in_one_step_and_what_is_not_held_is_named(client
     theirs = await claim(client, owner="b", max=1)
     answer = await client.settle_tasks(
         owner="a",
-        completed=[mine[0].task_id, mine[1].task_id, theirs[0].task_id, "nobody"],
+        completed=[mine[0].task_id, mine[1].task_id, theirs[0].task_id, "unknown"],
         failed=[
             pb.TaskFailure(task_id=mine[2].task_id, error="later"),
             pb.TaskFailure(task_id=mine[3].task_id, error="never", permanent=True),
@@ -179,7 +181,7 @@ async def test_many_are_settled_in_one_step_and_what_is_not_held_is_named(client
     assert [task.status for task in answer.settled] == [DONE, DONE, PENDING, DLQ]
     assert {refused.task_id: refused.error_code for refused in answer.refused} == {
         theirs[0].task_id: "TAPE-1802",
-        "nobody": "TAPE-1200",
+        "unknown": "TAPE-1200",
     }
     assert (await client.get_task(theirs[0].task_id)).status == CLAIMED
 

@@ -116,7 +116,7 @@ async def test_a_token_that_was_good_once_still_expires(verify: Any, monkeypatch
         await verify(text)
 
 
-async def test_identity_must_be_complete_and_a_named_session_takes_its_place(verify: Any) -> None:
+async def test_identity_must_be_complete_and_a_given_session_overrides_the_claim(verify: Any) -> None:
     for name in ("tenant", "user", "session"):
         with pytest.raises(IdentityRequired, match=name):
             await verify(token(**OURS, **{name: ""}))

@@ -53,13 +53,13 @@ def wallet(database: Database, key_file: Path) -> Wallet:
 # ── sealing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_sealed_secret_opens_only_in_its_own_place(key_file: Path) -> None:
+def test_a_sealed_secret_opens_only_for_its_own_alias_and_version(key_file: Path) -> None:
     keys = KeyFile(key_file)
     sealed = seal(b"secret", "stripe/1", keys)
     assert unseal(sealed, "stripe/1", keys) == b"secret"
-    for elsewhere in ("stripe/2", "other/1"):
+    for other in ("stripe/2", "other/1"):
         with pytest.raises(SecretDamaged):
-            unseal(sealed, elsewhere, keys)
+            unseal(sealed, other, keys)
 
 
 def test_two_seals_of_one_secret_share_nothing(key_file: Path) -> None:
@@ -365,7 +365,7 @@ async def test_kms_wraps_the_data_keys_and_its_new_version_is_taken_by_a_rotatio
         assert await wallet.reveal("main") == SECRET
 
 
-def test_kms_that_stumbles_is_asked_again_and_one_that_is_down_is_told(kms: GoogleKms) -> None:
+def test_kms_requests_are_retried_and_an_outage_is_reported(kms: GoogleKms) -> None:
     Kms.failures[:] = [503, 429]
     sealed = seal(b"x", "a/1", kms)
     Kms.failures[:] = [503] * 9
@@ -378,7 +378,7 @@ def test_kms_that_stumbles_is_asked_again_and_one_that_is_down_is_told(kms: Goog
     gone.close()
 
 
-def test_kms_refuses_what_was_sealed_for_another_place_and_who_may_not(kms: GoogleKms, kms_url: str) -> None:
+def test_kms_rejects_a_secret_of_another_alias_and_a_caller_without_permission(kms: GoogleKms, kms_url: str) -> None:
     sealed = seal(b"x", "a/1", kms)
     with pytest.raises(SecretDamaged):
         unseal(sealed, "b/1", kms)
@@ -453,10 +453,10 @@ def test_the_command_line_takes_secrets_from_a_pipe_and_never_shows_them(tmp_pat
     for done in (made, listed, rotated, deleted, bad, lost, asked):
         assert SECRET not in done.stdout + done.stderr
 
-    async def told() -> list[str]:
+    async def emitted() -> list[str]:
         async with open_database(f"sqlite:{tmp_path / 'tape.db'}") as database:
             query = "SELECT subject FROM tape_journal ORDER BY global_seq"
             return [row[0] for row in await database.read(lambda reader: reader.query(query))]
 
     verbs = ["set/stripe", "set/nats_main", "rotated", "deleted/nats_main"]
-    assert asyncio.run(told()) == [f"/tape/wallet/{verb}" for verb in verbs]
+    assert asyncio.run(emitted()) == [f"/tape/wallet/{verb}" for verb in verbs]

@@ -74,7 +74,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     released: Sequence[str] = ()
 
 
-class Rejection(msgspec.Struct, frozen=True):
+class RejectedReport(msgspec.Struct, frozen=True):
     """A report on a task that was rejected, and why; the task is unchanged."""
 
     task_id: str
@@ -92,7 +92,7 @@ class Settlement(msgspec.Struct):
     """The result of a report: changed tasks, rejections, and tasks that were completed without being loaded."""
 
     tasks: list[Task] = []
-    rejected: list[Rejection] = []
+    rejected: list[RejectedReport] = []
     done: list[CompletedTask] = []
 
 
@@ -279,13 +279,13 @@ def _reactions(tx: Transaction, reaction_ids: set[str]) -> dict[str, Reaction]:
     return {reaction.reaction_id: reaction for reaction in load_all(Reaction, rows)}
 
 
-def _check_lease(task: Task | None, task_id: str, owner: str) -> Rejection | None:
+def _check_lease(task: Task | None, task_id: str, owner: str) -> RejectedReport | None:
     if task is None:
-        return Rejection(task_id, _not_found(task_id))
+        return RejectedReport(task_id, _not_found(task_id))
     if task.status == CLAIMED and task.lease_owner == owner:
         return None
     lease_state = f"leased to {task.lease_owner!r}" if task.status == CLAIMED else task.status.name
-    return Rejection(
+    return RejectedReport(
         task_id, TaskNotHeld(f"lease mismatch: the task {task_id!r} is {lease_state}, not leased to {owner!r}.")
     )
 

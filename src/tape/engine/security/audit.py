@@ -80,7 +80,7 @@ class Audit:
         try:
             await self._journal.append(drafts)
         except TapeError as error:
-            log.warning("%d refused tokens could not be journaled: %s", counts.total(), error)
+            log.warning("%d rejected tokens were not journaled: %s", counts.total(), error)
 
 
 def _draft(kind: str, verb: str, caller: Principal, payload: dict[str, Any]) -> Draft:

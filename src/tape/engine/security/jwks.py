@@ -72,7 +72,7 @@ class KeySet:
         except (OSError, ValueError, HttpRequestFailed) as error:
             if not self._is_url:
                 raise InvalidConfig(f"auth_jwks {self.source} cannot be used: {error}.") from error
-            log.warning("cannot fetch the keys from %s, trying again: %s", self.source, error)
+            log.warning("cannot fetch the keys from %s, retrying: %s", self.source, error)
         self._task = asyncio.create_task(self._keep_fresh())
 
     async def close(self) -> None:
@@ -157,7 +157,7 @@ def _parse_key(entry: dict[str, Any]) -> PublicKey | None:
             case _:
                 return None
     except (PyJWTError, ValueError) as error:
-        log.warning("the key %r is left out: %s", entry.get("kid"), error)
+        log.warning("key %r ignored: %s", entry.get("kid"), error)
         return None
     declared = entry.get("alg")
     algorithms = fitting & {declared} if declared else fitting

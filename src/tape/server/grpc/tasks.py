@@ -9,7 +9,7 @@ from tape.engine.reactions import claims, dead_letters, registry, tasks
 from tape.engine.reactions.claims import ANY_SHARD, ClaimRequest
 from tape.engine.reactions.dead_letters import DeadLetterFilter
 from tape.engine.reactions.task_broker import DispatcherDelivery, DispatcherSession, TaskBroker
-from tape.engine.reactions.tasks import Rejection, Settlement, Task, TaskFailure, TaskReport
+from tape.engine.reactions.tasks import RejectedReport, Settlement, Task, TaskFailure, TaskReport
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.proto import tape_pb2 as pb
@@ -200,7 +200,7 @@ def _reply(delivery: DispatcherDelivery) -> pb.DispatchReply:
     )
 
 
-def _refusal_message(refusal: Rejection) -> pb.TaskRefusal:
+def _refusal_message(refusal: RejectedReport) -> pb.TaskRefusal:
     return pb.TaskRefusal(task_id=refusal.task_id, error_code=refusal.error.code, error_message=str(refusal.error))
 
 
@@ -219,6 +219,6 @@ def _filter(on_wire: pb.TaskFilter) -> DeadLetterFilter:
     )
 
 
-def _raise_first(refused: list[Rejection]) -> None:
+def _raise_first(refused: list[RejectedReport]) -> None:
     if refused:
         raise refused[0].error
