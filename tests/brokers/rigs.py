@@ -100,8 +100,12 @@ async def kafka_rig(cluster: KafkaCluster) -> Rig:
     }
     producer.list_topics(name, timeout=120)
     return Rig(
-        "kafka", spec, publish, {"brokers": "127.0.0.1:1"}, settles_elsewhere=False
-    )  # vocabulary: public attribute of sources
+        "kafka",
+        spec,
+        publish,
+        {"brokers": "127.0.0.1:1"},
+        settles_elsewhere=False,  # vocabulary: public attribute of sources
+    )
 
 
 async def pubsub_rig(server: PubSub, **more: Any) -> Rig:

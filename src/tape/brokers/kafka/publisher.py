@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +44,7 @@ class KafkaPublisher(Publisher):
         self._permanent = {getattr(kafka.KafkaError, name) for name in _PERMANENT}
         settings = {
             "bootstrap.servers": servers,
-            "linger.ms": 0,
+            "linger.ms": 1,
             "message.timeout.ms": int(timeout_s * 1_000),
             **(config or {}),
             "enable.idempotence": True,
@@ -51,16 +53,19 @@ class KafkaPublisher(Publisher):
             self._producer = kafka.Producer(settings)
         except kafka.KafkaException as error:
             raise InvalidConfig(f"Kafka rejects its settings: {error}") from error
+        # Reports of one poll are passed to the event loop together: waking it for each would cost most of the time.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reports: deque[tuple[asyncio.Future[Any], Any]] = deque()
         self._is_closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="tape-kafka", daemon=True)
         self._poller.start()
 
     async def publish(self, topic: str, message: Message) -> None:
-        loop = asyncio.get_running_loop()
-        delivered: asyncio.Future[Any] = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        delivered: asyncio.Future[Any] = self._loop.create_future()
 
         def report(error: Any, _: Any) -> None:
-            loop.call_soon_threadsafe(_resolve, delivered, error)
+            self._reports.append((delivered, error))
 
         headers = [(name, value.encode()) for name, value in message.headers.items()]
         try:
@@ -76,18 +81,23 @@ class KafkaPublisher(Publisher):
         await asyncio.to_thread(self._producer.flush, CLOSE_TIMEOUT_S)
         self._is_closed.set()
         await asyncio.to_thread(self._poller.join)
+        self._resolve_reports()
 
     def _poll(self) -> None:
         while not self._is_closed.is_set():
             self._producer.poll(POLL_S)
+            if self._reports and self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the reports have no receiver
+                    self._loop.call_soon_threadsafe(self._resolve_reports)
+
+    def _resolve_reports(self) -> None:
+        while self._reports:
+            delivered, error = self._reports.popleft()
+            if not delivered.done():
+                delivered.set_result(error)
 
     def _translate(self, error: Any, topic: str) -> PublishFailed | PublishRejected:
         found = error.args[0] if isinstance(error, self._kafka_exception) else error
         code = found.code() if hasattr(found, "code") else None
         text = f"Kafka topic {topic}: {error}."
         return PublishRejected(text) if code in self._permanent else PublishFailed(text)
-
-
-def _resolve(delivered: asyncio.Future[Any], error: Any) -> None:
-    if not delivered.done():
-        delivered.set_result(error)
