@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 
 from tape.archive.location import resolve_url
 from tape.base.owner import process_name
+from tape.base.retry import Backoff
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers.log import Log, open_log
 from tape.errors import OrderNotKept, ServerUnreachable, SourceError, TapeError
@@ -122,7 +123,7 @@ class SubscriptionStream:
 
     def run(self) -> ExecutionReport:
         """Run the query to its end, or until the job is stopped."""
-        checkpoint, attempt, starts = resolve_url(self._options.checkpoint), 0, 0
+        checkpoint, starts, backoff = resolve_url(self._options.checkpoint), 0, Backoff(SERVER_RETRY)
         source, topic = self._spec.source, self._spec.topic or self._spec.stream
         bind_checkpoint(
             checkpoint,
@@ -135,9 +136,10 @@ class SubscriptionStream:
             except SourceError as error:
                 if not error.retryable or not self._options.follow:
                     raise
-                attempt = 1 if self._lost_at is None else attempt + 1
+                if self._lost_at is None:
+                    backoff.reset()
                 self._emit_source_lost(error)
-                self._context.wait(SERVER_RETRY.delay(attempt))
+                backoff.wait(stop=self._context)
             except PySparkException as error:
                 starts += 1
                 if not is_worker_start_failure(error) or starts == MAX_ATTEMPTS:
@@ -201,19 +203,17 @@ class SubscriptionStream:
 
     def _write_batch(self, batch: DataFrame, number: int) -> None:
         self._wait_until_allowed()
-        attempt = 0
+        backoff = Backoff(SERVER_RETRY)
         while True:
             report = self._attempt(batch)
             self._count(report)
             if not report.stuck:
                 return
-            attempt += 1
             self._context.report_count("waits", 1, report.stuck)
-            if not self._options.follow and attempt == MAX_ATTEMPTS:
+            if not self._options.follow and backoff.failures + 1 == MAX_ATTEMPTS:
                 self._failure = ServerUnreachable(f"Executions cannot be written: {report.stuck}")
                 raise self._failure
-            self._context.wait(SERVER_RETRY.delay(attempt))
-            if self._context.is_stopping:
+            if backoff.wait(stop=self._context):
                 self._stop_batch()
 
     def _attempt(self, batch: DataFrame) -> ExecutionReport:
