@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 
 from tape.model.message import Message
 
@@ -23,6 +24,10 @@ class Publisher(abc.ABC):
     @abc.abstractmethod
     async def publish(self, topic: str, message: Message) -> None:
         """Return when the broker has stored the message. Messages are sent in the order of the calls."""
+
+    def start(self, topic: str, message: Message) -> asyncio.Future[None]:
+        """Begin to publish; the future is done when `publish` would return."""
+        return asyncio.ensure_future(self.publish(topic, message))
 
     async def flush(self) -> None:
         """Return when the broker has received every message whose `publish` has returned."""

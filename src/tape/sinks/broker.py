@@ -69,11 +69,12 @@ class BrokerSink:
     async def _publish_run(self, entries: list[Any]) -> list[Exception | None]:
         """Publish the entries of one run; those after the first failure are held back, or count as held back."""
         if self._publisher.keeps_order:
-            outcomes = list(await asyncio.gather(*map(self._publish_one, entries)))
+            started = [self._start(entry) for entry in entries]
+            outcomes = [await self._outcome(each) for each in started]
         else:
             outcomes = []
             for entry in entries:
-                outcomes.append(await self._publish_one(entry))
+                outcomes.append(await self._outcome(self._start(entry)))
                 if outcomes[-1] is not None:
                     break
         failed = next((index for index, outcome in enumerate(outcomes) if outcome is not None), None)
@@ -81,9 +82,12 @@ class BrokerSink:
             return outcomes
         return outcomes[: failed + 1] + [SinkHeldBack(entry, entries[failed]) for entry in entries[failed + 1 :]]
 
-    async def _publish_one(self, entry: Any) -> Exception | None:
+    def _start(self, entry: Any) -> asyncio.Future[None]:
+        return self._publisher.start(self._topic_of(entry), to_message(entry, self._body))
+
+    async def _outcome(self, published: asyncio.Future[None]) -> Exception | None:
         try:
-            await self._publisher.publish(self._topic_of(entry), to_message(entry, self._body))
+            await published
         except PublishRejected as error:
             return SinkRejected(str(error))
         except PublishFailed as error:

@@ -55,17 +55,20 @@ class KafkaPublisher(Publisher):
             raise InvalidConfig(f"Kafka rejects its settings: {error}") from error
         # Reports of one poll are passed to the event loop together: waking it for each would cost most of the time.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reports: deque[tuple[asyncio.Future[Any], Any]] = deque()
+        self._reports: deque[tuple[asyncio.Future[None], Exception | None]] = deque()
         self._is_closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="tape-kafka", daemon=True)
         self._poller.start()
 
     async def publish(self, topic: str, message: Message) -> None:
+        await self.start(topic, message)
+
+    def start(self, topic: str, message: Message) -> asyncio.Future[None]:
         self._loop = asyncio.get_running_loop()
-        delivered: asyncio.Future[Any] = self._loop.create_future()
+        delivered: asyncio.Future[None] = self._loop.create_future()
 
         def report(error: Any, _: Any) -> None:
-            self._reports.append((delivered, error))
+            self._reports.append((delivered, None if error is None else self._translate(error, topic)))
 
         headers = [(name, value.encode()) for name, value in message.headers.items()]
         try:
@@ -73,9 +76,8 @@ class KafkaPublisher(Publisher):
                 topic, message.body, key=message.run_id.encode(), headers=headers, on_delivery=report
             )
         except (BufferError, self._kafka_exception) as error:
-            raise self._translate(error, topic) from error
-        if (failure := await delivered) is not None:
-            raise self._translate(failure, topic)
+            delivered.set_exception(self._translate(error, topic))
+        return delivered
 
     async def close(self) -> None:
         await asyncio.to_thread(self._producer.flush, CLOSE_TIMEOUT_S)
@@ -93,8 +95,12 @@ class KafkaPublisher(Publisher):
     def _resolve_reports(self) -> None:
         while self._reports:
             delivered, error = self._reports.popleft()
-            if not delivered.done():
-                delivered.set_result(error)
+            if delivered.done():
+                continue
+            if error is None:
+                delivered.set_result(None)
+            else:
+                delivered.set_exception(error)
 
     def _translate(self, error: Any, topic: str) -> PublishFailed | PublishRejected:
         found = error.args[0] if isinstance(error, self._kafka_exception) else error
