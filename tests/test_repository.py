@@ -21,9 +21,7 @@ from tests.conftest import FIRST, TOGETHER
 ROOT = Path(__file__).parent.parent
 
 # Classes of one name that are not two things: the reason why they share it.
-SHARED_CLASS_NAMES: dict[str, str] = {
-    "Rejection": "to be renamed",
-}
+SHARED_CLASS_NAMES: dict[str, str] = {}
 # Words that end in -ing and name a thing.
 NOUNS = {"ring", "routing", "screening", "tracing"}
 
