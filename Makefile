@@ -23,6 +23,7 @@ lint: $(VENV)/.dev ## Check style, types and the layers of the packages
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/dialect.py
 
 proof: $(VENV)/.dev ## Run the slow proofs and the property tests with thousands of examples
 	$(BIN)/python -m pytest -m 'proof or hypothesis' --hypothesis-profile proof $(ARGS)
