@@ -23,7 +23,7 @@ def compact(archive: ArchiveTable, at_least: int = 2) -> int:
     """Rewrite runs of at least `at_least` neighbouring small files as one file; the number of files replaced.
 
     The entries and their order stay. Readers see the old files or the new one; the old ones stay where they are
-    until `Lake.tidy`.
+    until `ArchiveTable.vacuum`.
     """
     files = sorted(archive.files(), key=lambda file: (file.day, file.kind, file.first))
     small = [
