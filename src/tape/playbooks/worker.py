@@ -192,6 +192,11 @@ class Worker:
             command = msgspec.convert(envelope.payload, Command, strict=False)
         except msgspec.ValidationError as error:
             raise NeverRetry(f"the command cannot be read: {error}") from error
+        if command.execution_id != envelope.run_id:
+            raise NeverRetry(
+                f"the command names the run {command.execution_id!r} and is an entry of {envelope.run_id!r}; a command"
+                " runs its own run only."
+            )
         # Each attempt is a lease owner of its own: an abandoned attempt that still runs loses its lease.
         owner = f"{self._owner}:{envelope.task_id}:{envelope.attempt}"
         run = RunInfo(
