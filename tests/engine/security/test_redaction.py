@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -98,6 +99,19 @@ def test_what_is_too_deep_to_search_is_refused() -> None:
     for levels in (65, 900, 5000):
         with pytest.raises((RedactionFailed, InvalidJson)):
             REDACTOR.redact(deep(levels))
+
+
+@pytest.mark.parametrize(
+    "unit", ["data:;a=", "data:,", "Bearer ", "bearer a1 ", "eyJhbGciOi.", "password=", "://a:", "-----BEGIN ", "\\"]
+)
+@pytest.mark.parametrize("is_key", [False, True])
+def test_a_mebibyte_of_hostile_text_takes_linear_time(unit: str, is_key: bool) -> None:
+    text = unit * (1024 * 1024 // len(unit))
+    payload = json.dumps({text: 1} if is_key else {"text": text})
+    begin = time.process_time()
+    REDACTOR.redact(payload)
+    # CPU time of the test process: 250 ms is the documented limit, and backtracking took minutes.
+    assert time.process_time() - begin < 3.0
 
 
 JSON = st.recursive(

@@ -1,12 +1,12 @@
 """Secrets are taken out of payloads before they are stored: no disk, stream, sink or job ever has them.
 
 A payload is searched for words that could mean a secret first, which costs about two microseconds; only what has
-one is parsed and looked through. What the rules do not touch comes out exactly as it went in.
+one is parsed and looked through. What the rules do not touch comes out exactly as it went in. All patterns are RE2,
+whose time is linear in the input.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,15 +50,15 @@ MEDIA = {
 # Any of these may be a secret, or hide one: a backslash can spell every other character.
 _SUSPICIOUS = re2.compile(
     r"(?i)api.?key|pass|secret|(private|signing).?key|token|cookie|authori[sz]ation|bearer|data:|\\|"
-    + "|".join(f'"{re.escape(head)}' for head in MEDIA)
+    + "|".join(f'"{re2.escape(head)}' for head in MEDIA)
 )
-_BEARER = re.compile(r"(?i)\bBearer\s+[A-Za-z0-9._\-+/=~]+")
-_DATA_URL = re.compile(
+_BEARER = re2.compile(r"(?i)\bBearer\s+[A-Za-z0-9._\-+/=~]+")
+_DATA_URL = re2.compile(
     r"(?i)data:(?P<mime>[a-z0-9.+-]+/[a-z0-9.+-]+)?(?P<params>(?:;[a-z0-9._-]+=[^;,\s\"]*)*)(?P<base64>;base64)?,"
     r"(?P<data>[A-Za-z0-9+/=_\-.~%!$&'()*:@]*)"
 )
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SEPARATOR = re.compile(r"[\s.\-]+")
+_HUMP = re2.compile(r"([a-z0-9])([A-Z])")
+_SEPARATOR = re2.compile(r"[\s.\-]+")
 
 
 class Redactor:
@@ -113,7 +113,8 @@ def is_secret(key: str) -> bool:
 
 
 def _name(key: str) -> str:
-    return _SEPARATOR.sub("_", _HUMP.sub("_", key.strip())).lower()
+    spaced: str = _SEPARATOR.sub("_", _HUMP.sub(r"\1_\2", key.strip()))
+    return spaced.lower()
 
 
 def _named_secret(value: dict[str, Any]) -> set[str]:
@@ -131,13 +132,13 @@ def _redact_text(text: str) -> str:
             if text.startswith(head):
                 return _media(mime, _decoded_size(text))
     clean = text
-    if "data:" in clean or "DATA:" in clean.upper():
+    if "data:" in clean.lower():
         clean = _DATA_URL.sub(_hide_data_url, clean)
     clean = _BEARER.sub(f"Bearer {HIDDEN}", clean)
     return text if clean == text else clean
 
 
-def _hide_data_url(match: re.Match[str]) -> str:
+def _hide_data_url(match: Any) -> str:
     data = match["data"]
     size = _decoded_size(data) if match["base64"] else len(data)
     return _media(match["mime"] or "application/octet-stream", size)

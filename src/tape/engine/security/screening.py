@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -11,6 +12,9 @@ from tape.engine.security.audit import Audit
 from tape.engine.security.redaction import Redactor
 from tape.errors import RedactionFailed
 from tape.model.entry import Draft, type_of
+
+# A payload of more characters is searched in a thread: 64 Ki characters take up to 15 ms.
+INLINE_CHARS = 64 * 1024
 
 
 class DraftScreen:
@@ -29,10 +33,15 @@ class DraftScreen:
         payload = draft.payload_json
         if not self._redactor.is_safe(type_of(draft.kind, draft.subject)):
             try:
-                payload = self._redactor.redact(payload)
+                payload = await self._redacted(payload)
             except RedactionFailed as error:
                 await self._audit.redaction_failed(draft, str(error))
                 raise
         if len(payload) * 4 > self._artifacts.threshold_bytes:
             payload = await self._artifacts.offload((draft.tenant, draft.user, draft.session), payload)
         return draft if payload is draft.payload_json else msgspec.structs.replace(draft, payload_json=payload)
+
+    async def _redacted(self, payload: str) -> str:
+        if len(payload) <= INLINE_CHARS:
+            return self._redactor.redact(payload)
+        return await asyncio.to_thread(self._redactor.redact, payload)
