@@ -829,6 +829,12 @@ class PlaybookNotFound(ResourceNotFound):
     code = "TAPE-2103"
 
 
+class DocumentTooLarge(InvalidInput):
+    """A document is larger than the catalog accepts."""
+
+    code = "TAPE-2104"
+
+
 class InvalidPayload(InvalidInput):
     """A payload does not have what the playbook's inputs ask for; the message names each of them."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from tape.errors import InvalidConfig
 from tape.subscriptions.manifests import TARGETS, render
@@ -65,7 +65,7 @@ def test_manifests_are_as_they_were_last_read(case: str, target: str) -> None:
 def test_deployments_and_services_are_valid_for_kubernetes(case: str) -> None:
     import kubernetes_validate
 
-    documents = list(YAML(typ="safe").load_all((GOLDEN / f"{case}-kubernetes.yaml").read_text()))
+    documents = list(yaml.safe_load_all((GOLDEN / f"{case}-kubernetes.yaml").read_text()))
     kinds = [document["kind"] for document in documents]
     assert kinds.count("Deployment") == 2
     for document in documents:
@@ -75,7 +75,7 @@ def test_deployments_and_services_are_valid_for_kubernetes(case: str) -> None:
 
 def test_a_scaled_object_names_the_deployment_it_scales() -> None:
     for file in GOLDEN.glob("*-kubernetes.yaml"):
-        documents = list(YAML(typ="safe").load_all(file.read_text()))
+        documents = list(yaml.safe_load_all(file.read_text()))
         names = {document["metadata"]["name"] for document in documents if document["kind"] == "Deployment"}
         scaled = {d["spec"]["scaleTargetRef"]["name"] for d in documents if d["kind"] == "ScaledObject"}
         assert scaled
@@ -102,7 +102,7 @@ def test_the_dockerfile_has_nothing_to_complain_about() -> None:
 
 
 def test_the_compose_file_builds_and_runs_what_is_there() -> None:
-    services = YAML(typ="safe").load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     assert set(services) == {"postgres", "nats", "server", "worker"}
     assert (ROOT / "deploy" / services["server"]["build"]["context"] / "deploy/Dockerfile").exists()
     from tape.cli.main import COMMANDS

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tape.documents.yaml import Path, load, render
-from tape.errors import InvalidDocument, Problem
+from tape.errors import DocumentTooLarge, InvalidDocument, Problem
 
 T = TypeVar("T")
 
@@ -29,6 +29,10 @@ class _Required:
 REQUIRED: Any = _Required()
 
 MAX_PATH = 400
+# Size of a document at registration, in bytes of UTF-8.
+MAX_BYTES = 256 << 10
+# A document with so many problems is reported without a search for more.
+MAX_PROBLEMS = 100
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")
 
 
@@ -81,6 +85,8 @@ class Document:
         """Record a problem."""
         shown = None if value is REQUIRED else value
         self.problems.append(Problem(render(path), self.line_of(path), message, shown))
+        if len(self.problems) >= MAX_PROBLEMS:
+            self.check()
 
     def check(self) -> None:
         """Raise InvalidDocument with all recorded problems, sorted by line."""
@@ -235,6 +241,7 @@ Check = Callable[[Document], object]
 
 def checked_document(content: str, kinds: Mapping[str, Check], default_kind: str = "Playbook") -> Document:
     """A valid document of one of these kinds. Raises InvalidDocument with all problems."""
+    _check_size(_plain(content))
     document = Document(content, default_kind)
     check = kinds.get(document.kind)
     if check is None:
@@ -243,6 +250,13 @@ def checked_document(content: str, kinds: Mapping[str, Check], default_kind: str
         check(document)
     document.check()
     return document
+
+
+def _check_size(content: str) -> None:
+    """Raise DocumentTooLarge for a text of more than 256 KiB."""
+    size = len(content.encode(errors="surrogatepass"))
+    if size > MAX_BYTES:
+        raise DocumentTooLarge(f"the document has {size} bytes; the limit is {MAX_BYTES}. Divide it into several.")
 
 
 def _plain(content: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -13,6 +14,7 @@ from tape.engine.executions.execute import MAX_BATCH, Dedup, ExecuteRequest, Res
 from tape.errors import InvalidInput, InvalidJson, ResourceNotFound, TapeError
 from tape.journal.journal import Journal
 from tape.model.dispatch_result import RunDispatchResult
+from tape.model.json_depth import check_depth
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
@@ -33,7 +35,8 @@ class CatalogService:
 
     async def register_resource(self, request: pb.RegisterResourceRequest, context: Context) -> pb.Resource:
         """Validate a document and store it as the next version."""
-        document = checked_document(request.content, self._kinds, request.resource_type or "Playbook")
+        kind = request.resource_type or "Playbook"
+        document = await asyncio.to_thread(checked_document, request.content, self._kinds, kind)
         resource = await self._database.write(
             lambda tx: catalog.register(tx, document, if_changed=request.if_changed), len(document.content) + 256
         )
@@ -90,6 +93,7 @@ class CatalogService:
 
 
 def _request(each: pb.Execution) -> ExecuteRequest:
+    check_depth(each.payload_json.encode())
     try:
         payload = msgspec.json.decode(each.payload_json or "{}", type=dict)
     except msgspec.DecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ class CatalogRoutes:
     async def register(self, request: Request) -> Response:
         """Validate a document and store it as the next version of its path."""
         wanted = await read_request(request, RegisterDocumentRequest)
-        document = checked_document(wanted.content, self._kinds, wanted.resource_type)
+        document = await asyncio.to_thread(checked_document, wanted.content, self._kinds, wanted.resource_type)
         resource = await self._database.write(
             lambda tx: catalog.register(tx, document, if_changed=wanted.if_changed), len(document.content) + 256
         )

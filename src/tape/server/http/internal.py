@@ -19,6 +19,7 @@ from tape.errors import (
     InvalidRequest,
     TapeError,
 )
+from tape.model.json_depth import check_depth
 from tape.model.principal import Principal, set_principal
 from tape.server.http.access import HttpAccess
 from tape.server.http.problems import status_of
@@ -69,6 +70,7 @@ async def read_request(request: Request, kind: type[T]) -> T:
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Decode a body. Raises InvalidRequest if it is not JSON, InvalidInput if it has another shape."""
+    check_depth(bytes(body))
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import PlainTextResponse, Response
 
 from tape.errors import (
+    DocumentTooLarge,
     IdentityRequired,
     InvalidRequest,
     PayloadTooLarge,
@@ -29,6 +30,7 @@ _BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
     InvalidRequest: (400, "invalid_request"),
     RequestTooLarge: (413, "request_too_large"),
     PayloadTooLarge: (413, "request_too_large"),
+    DocumentTooLarge: (413, "request_too_large"),
     IdentityRequired: (401, "identity_required"),
     TokenRejected: (401, "auth_rejected"),
     ScopeRequired: (403, "identity_scope_required"),

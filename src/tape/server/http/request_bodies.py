@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tape.errors import InvalidRequest, RequestTooLarge
+from tape.model.json_depth import check_depth
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
         body = await read_body(request, limit)
     except RequestTooLarge as error:
         raise InvalidRequest(f"failed to read request body: {error}") from error
+    check_depth(body)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

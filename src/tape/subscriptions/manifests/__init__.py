@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from io import StringIO
 from typing import Any
 
-from ruamel.yaml import YAML
+import yaml
 
 from tape.errors import InvalidConfig
 from tape.subscriptions.document.spec import Subscription
@@ -30,10 +29,16 @@ def render(subscription: Subscription, target: str, settings: DeploymentSettings
             f" write. Submit the job with spark-submit, or: tape pipeline run subscription {subscription.path}"
             " --follow --master k8s://…"
         )
-    yaml = YAML()
-    yaml.explicit_start = True
-    yaml.representer.ignore_aliases = lambda data: True  # write shared labels in full
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    text = StringIO()
-    yaml.dump_all(TARGETS[target](subscription, settings), text)
-    return text.getvalue()
+    documents = TARGETS[target](subscription, settings)
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, sort_keys=False, allow_unicode=True)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
+    """Writes shared labels in full, and indents the items of lists."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, indentless=False)
