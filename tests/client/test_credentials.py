@@ -62,6 +62,8 @@ async def test_a_token_is_shown_with_every_call(listener: Listener) -> None:
 
 async def test_a_token_may_come_from_the_environment(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await call(listener) is None
+    monkeypatch.setenv("TAPE_INTERNAL_API_TOKEN", "t-3")
+    assert await call(listener) == "Bearer t-3"
     monkeypatch.setenv("TAPE_TOKEN", "t-2")
     assert await call(listener) == "Bearer t-2"
     assert await call(listener, id_token="t-1") == "Bearer t-1"

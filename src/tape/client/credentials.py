@@ -18,14 +18,14 @@ NOTHING: tuple[tuple[str, str], ...] = ()
 class Credentials:
     """The `authorization` of every call.
 
-    `id_token` is sent as it is, and TAPE_TOKEN where there is none. With an `audience` and no token, an
-    identity token is fetched from Google's metadata server or the application's credentials, and anew before it
-    expires (extra `gcp`). `auth=False` sends nothing.
+    `id_token` is sent as it is; without one TAPE_TOKEN, or TAPE_INTERNAL_API_TOKEN, which workers and servers share.
+    With an `audience` and no token, an identity token is fetched from Google's metadata server or the application's
+    credentials, and anew before it expires (extra `gcp`). `auth=False` sends nothing.
     """
 
     def __init__(self, *, auth: bool = True, audience: str = "", id_token: str = "") -> None:
         self._audience = audience if auth else ""
-        self._token = (id_token or ("" if audience else os.environ.get("TAPE_TOKEN", ""))) if auth else ""
+        self._token = (id_token or ("" if audience else _token_of_environment())) if auth else ""
         self._is_fetched = bool(self._audience and not self._token)
         self._expires_at = 0.0
         self._fetching = asyncio.Lock()
@@ -38,6 +38,10 @@ class Credentials:
                     self._token = await asyncio.to_thread(_fetch, self._audience)
                     self._expires_at = _expiry(self._token)
         return (("authorization", f"Bearer {self._token}"),) if self._token else NOTHING
+
+
+def _token_of_environment() -> str:
+    return os.environ.get("TAPE_TOKEN") or os.environ.get("TAPE_INTERNAL_API_TOKEN") or ""
 
 
 def _fetch(audience: str) -> str:
