@@ -61,6 +61,11 @@ class Settings:
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True
     keep_tasks_h: int = 168
+    http_max_header_bytes: int = 64 << 10
+    http_max_url_bytes: int = 16 << 10
+    http_header_timeout_s: float = 10.0
+    http_body_timeout_s: float = 30.0
+    http_max_connections: int = 2_000
     ingress_body_timeout_s: float = 10.0
     wallet_key: str = ""
     # No flag: the arguments of a process can be read by others on the machine.
@@ -79,6 +84,9 @@ class Settings:
             "max_subscribers_per_session",
             "artifact_threshold_bytes",
             "keep_tasks_h",
+            "http_max_header_bytes",
+            "http_max_url_bytes",
+            "http_max_connections",
         ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -89,6 +97,8 @@ class Settings:
             "drop_window_s",
             "keepalive_s",
             "ingress_body_timeout_s",
+            "http_header_timeout_s",
+            "http_body_timeout_s",
         ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be more than 0.")

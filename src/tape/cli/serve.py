@@ -112,6 +112,21 @@ def serve(
     artifact_threshold_bytes: Annotated[
         int | None, typer.Option(help="Bytes from which a field is stored as an artifact. [default: 32768]")
     ] = None,
+    http_max_header_bytes: Annotated[
+        int | None, typer.Option(help="Bytes that the headers of an HTTP request may have. [default: 65536]")
+    ] = None,
+    http_max_url_bytes: Annotated[
+        int | None, typer.Option(help="Bytes that the URL of an HTTP request may have. [default: 16384]")
+    ] = None,
+    http_header_timeout_s: Annotated[
+        float | None, typer.Option(help="Seconds within which the headers of a request must arrive. [default: 10]")
+    ] = None,
+    http_body_timeout_s: Annotated[
+        float | None, typer.Option(help="Seconds without a byte of a body after which it is refused. [default: 30]")
+    ] = None,
+    http_max_connections: Annotated[
+        int | None, typer.Option(help="Open HTTP connections, streams included. [default: 2000]")
+    ] = None,
     ingress_body_timeout_s: Annotated[
         float | None, typer.Option(help="Seconds within which the body of a delivery must arrive. [default: 10]")
     ] = None,
@@ -165,6 +180,11 @@ def serve(
         "imports": imports,
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
+        "http_max_header_bytes": http_max_header_bytes,
+        "http_max_url_bytes": http_max_url_bytes,
+        "http_header_timeout_s": http_header_timeout_s,
+        "http_body_timeout_s": http_body_timeout_s,
+        "http_max_connections": http_max_connections,
         "ingress_body_timeout_s": ingress_body_timeout_s,
         "wallet_key": wallet_key,
         "lake": lake,

@@ -18,6 +18,7 @@ from tape.base.config import parse_address
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import InvalidConfig, TapeError
 from tape.server.http.ingress import IngressRoutes
+from tape.server.http.protocol import HttpConnection
 from tape.server.http.router import App
 from tape.server.sockets import bind, join
 from tape.subscriptions.api_client import Control
@@ -67,7 +68,8 @@ class Gateway:
         self.address = join(host, self._listening.getsockname()[1])
         config = uvicorn.Config(
             self._app(),
-            http="httptools",
+            http=HttpConnection,
+            ws="none",
             server_header=False,
             log_config=None,
             access_log=False,

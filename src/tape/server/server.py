@@ -57,7 +57,7 @@ from tape.server.http.info import InfoRoutes
 from tape.server.http.ingress import IngressRoutes
 from tape.server.http.internal import InternalAccess
 from tape.server.http.listeners import RunStarter
-from tape.server.http.protocol import HttpConnection
+from tape.server.http.protocol import HttpLimits, limited_connection
 from tape.server.http.publish import PublishRoutes
 from tape.server.http.queries import QueryRoutes
 from tape.server.http.stream import EventStream
@@ -218,7 +218,8 @@ class Server:
         self.http_address = join(host, listening.getsockname()[1])
         config = uvicorn.Config(
             self._http_app(),
-            http=HttpConnection,
+            http=limited_connection(_http_limits(self.settings)),
+            ws="none",
             server_header=False,
             log_config=None,
             access_log=False,
@@ -319,6 +320,16 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: `tape serve` handles them for the whole process."""
         yield
+
+
+def _http_limits(settings: Settings) -> HttpLimits:
+    return HttpLimits(
+        settings.http_max_header_bytes,
+        settings.http_max_url_bytes,
+        settings.http_header_timeout_s,
+        settings.http_body_timeout_s,
+        settings.http_max_connections,
+    )
 
 
 def _authenticator(settings: Settings) -> Authenticator | None:

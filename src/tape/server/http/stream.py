@@ -151,7 +151,7 @@ class _Stream:
     def begin(self, caller: Principal) -> None:
         """Send the retry interval; schedule the end for when the token expires."""
         self._connection.writer = self
-        if self._transport.is_closing():
+        if self._connection.is_refused or self._transport.is_closing():
             self.gone()
             return
         self.send(RETRY)
