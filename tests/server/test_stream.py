@@ -147,6 +147,35 @@ async def test_a_caller_sees_its_own_session_only_and_can_narrow_it(server: Serv
     assert (await ids(7, "/v1/events?admin=1&resume_seq=0", x_harbor_run="r1"))[:7] == [1, 2, 3, 4, 5, 6, 7]
 
 
+async def test_the_owner_of_an_open_server_sees_all_entries_unless_it_names_an_identity(server: Server) -> None:
+    entries = [*drafts(1), *drafts(1, tenant="other", run_id="r1"), *drafts(1, tenant="", user="", session="")]
+    await server.journal.append(entries)
+    async with (
+        Stream(server.http_address, "/v1/events?resume_seq=0") as owner,
+        Stream(server.http_address, "/v1/events?resume_seq=0", x_harbor_run="r1") as run,
+        Stream(server.http_address, "/v1/events?resume_seq=0", x_harbor_tenant="other") as tenant_alone,
+        Stream(server.http_address, "/v1/events?resume_seq=0&tenant=other&user=ada&session=s1") as other,
+    ):
+        await settled(server, 4)
+        await server.journal.append([*drafts(1, run_id="r1"), *drafts(1, tenant="other", user="", session="")])
+        await server.journal.append(drafts(1, tenant="other"))
+        assert await owner.ids(6) == [1, 2, 3, 4, 5, 6]  # and no audit entry: this is an ordinary read
+        assert await run.ids(2) == [2, 4]
+        assert await tenant_alone.ids(1) == [5]
+        assert await other.ids(2) == [2, 6]
+
+
+async def test_streams_of_an_open_servers_owner_are_limited_like_those_of_a_session(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, max_subscribers_per_session=1)) as server:
+        async with Stream(server.http_address):
+            await settled(server, 1)
+            assert (await call(server.http_address, "GET", "/v1/events")).status == 429
+            async with Stream(server.http_address, **MINE):
+                await settled(server, 2)
+        await settled(server, 0)
+        assert not server.broadcast._per_session
+
+
 async def test_live_entries_reach_exactly_those_who_may_see_them(server: Server) -> None:
     async with (
         Stream(server.http_address, **MINE) as mine,

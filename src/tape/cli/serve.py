@@ -219,9 +219,9 @@ def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
     if settings.auth_jwks:
         access = f"tokens verified with {settings.auth_jwks} (for development: {command} token)"
     elif settings.anonymous == "network":
-        access = "every client that can reach these addresses (--anonymous network)"
+        access = "open to every client that can reach these addresses (--anonymous network)"
     else:
-        access = f"clients of this host only; to use tokens: {command} token, then --auth-jwks"
+        access = f"open to clients of this host, which see everything; to use tokens: {command} token, then --auth-jwks"
     typer.echo(
         f"Tape {__version__} is running.\n"
         f"  store  {settings.store}\n"

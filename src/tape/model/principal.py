@@ -59,6 +59,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return not self.scopes.isdisjoint(scopes)
 
     @property
+    def is_owner(self) -> bool:
+        """Whether the caller owns an open server: it names no tenant, user or session, and sees every entry."""
+        return self.is_open and not any(self.triple)
+
+    @property
     def sees_all_tenants(self) -> bool:
         """Whether no tenant is hidden from the principal."""
         return self.has(ALL_TENANTS, SYSTEM_SCOPE) or (self.is_open and not self.tenant)

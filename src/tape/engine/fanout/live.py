@@ -70,20 +70,22 @@ class Broadcast:
         self._is_closed = False
         hub.add_follower(self)
 
-    def open(self, scope: LiveScope, outlet: LiveOutlet) -> LiveSubscription:
-        """Open a subscription; it counts against the limits at once and gets entries after `attach()`."""
+    def open(
+        self, scope: LiveScope, outlet: LiveOutlet, session: tuple[str, str, str] | None = None
+    ) -> LiveSubscription:
+        """Open a subscription; it gets entries after `attach()`. It counts at once against the limit of `session`."""
         if self._is_closed:
             raise ServerStopping("event bus closed: the server is shutting down; resume after the last id you have.")
-        if scope.identity is not None:
-            open_now = self._per_session.get(scope.identity, 0)
+        if session is not None:
+            open_now = self._per_session.get(session, 0)
             if open_now >= self.limits.per_session:
                 raise TooManySubscribers(
                     "event subscriber limit reached: events: per-session subscriber limit reached"
                     f" ({self.limits.per_session}, max_subscribers_per_session)"
                 )
-            self._per_session[scope.identity] = open_now + 1
+            self._per_session[session] = open_now + 1
         self._numbers += 1
-        subscription = LiveSubscription(self, self._numbers, scope, outlet)
+        subscription = LiveSubscription(self, self._numbers, scope, outlet, session)
         self._open[subscription] = None
         self._metrics.live_subscriptions.set(len(self._open))
         return subscription
@@ -144,11 +146,11 @@ class Broadcast:
             return
         self._blocked.pop(subscription, None)
         self._metrics.live_subscriptions.set(len(self._open))
-        identity = subscription.scope.identity
-        if identity is not None:
-            self._per_session[identity] -= 1
-            if not self._per_session[identity]:
-                del self._per_session[identity]
+        identity, session = subscription.scope.identity, subscription.session
+        if session is not None:
+            self._per_session[session] -= 1
+            if not self._per_session[session]:
+                del self._per_session[session]
         if audience is not None:
             audience.members.pop(subscription, None)
             audience.ready.pop(subscription, None)
@@ -198,9 +200,17 @@ class Broadcast:
 class LiveSubscription:
     """One subscriber. Call `attach()` after older entries were sent; it ends by `end()` or `close()`."""
 
-    def __init__(self, broadcast: Broadcast, number: int, scope: LiveScope, outlet: LiveOutlet) -> None:
+    def __init__(
+        self,
+        broadcast: Broadcast,
+        number: int,
+        scope: LiveScope,
+        outlet: LiveOutlet,
+        session: tuple[str, str, str] | None,
+    ) -> None:
         self.number = number
         self.scope = scope
+        self.session = session
         self.outlet = outlet
         self.audience: Audience | None = None
         self.index = 0

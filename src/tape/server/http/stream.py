@@ -72,7 +72,7 @@ class EventStream:
         scope = _scope(request, caller, is_admin)
         cursor = _cursor(request)
         stream = _Stream(cast(HttpConnection, asgi[KEY]))
-        subscription = stream.subscription = self._broadcast.open(scope, stream)
+        subscription = stream.subscription = self._broadcast.open(scope, stream, None if is_admin else caller.triple)
         try:
             # Entries appended from here on arrive live, including the audit entry of this request.
             head = self._broadcast.hub.head
@@ -287,7 +287,7 @@ def _scope(request: Request, caller: Principal, is_admin: bool) -> LiveScope:
     check_id("x-harbor-run", run)
     if is_admin:
         return LiveScope(None, "", frozenset(types))
-    return LiveScope(caller.triple, run, frozenset(types))
+    return LiveScope(None if caller.is_owner else caller.triple, run, frozenset(types))
 
 
 def _cursor(request: Request) -> int | str | None:
