@@ -1,7 +1,8 @@
-"""Two tenants on one server: each has its own runs and values, and cannot learn of the other's."""
+"""Two tenants on one server: each has its own runs, values and sessions, and cannot learn of the other's."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from tape.base.config import Settings
 from tape.client import AsyncTapeClient
 from tape.engine.security.tokens import jwks_path, load_key
-from tape.errors import NotFound, ScopeRequired, TapeError
+from tape.errors import NotFound, ScopeRequired, SessionExists, TapeError
 from tape.server.server import Server
+from tape.store import Transaction, migrations, open_database
 
 
 class Tenants(NamedTuple):
@@ -152,3 +154,94 @@ async def test_streams_carry_a_tenants_own_entries_alone(tenants: Tenants) -> No
     assert entry.subject == "/tape/order/paid/ours"
     event = await anext(tenants.ours.subscribe_by_subject(subject_pattern="/tape/order/**"))
     assert event.subject == "/tape/order/paid/ours"
+
+
+SESSION = {"app_name": "shop", "user_id": "u", "session_id": "s"}
+
+
+async def test_two_tenants_create_the_same_session_id(tenants: Tenants) -> None:
+    for client, name in zip(tenants, Tenants._fields, strict=True):
+        await client.create_session(**SESSION, state_json=json.dumps({"of": name}), if_absent=True)
+        with pytest.raises(SessionExists):
+            await client.create_session(**SESSION, if_absent=True)
+    for client, name in zip(tenants, Tenants._fields, strict=True):
+        assert json.loads((await client.get_session(**SESSION)).session.state_json) == {"of": name}
+
+
+SESSION_CALLS: dict[str, Callable[[AsyncTapeClient, str], Awaitable[Any]]] = {
+    "get_session": lambda client, user: client.get_session(**SESSION | {"user_id": user}),
+    "list_sessions": lambda client, user: client.list_sessions(app_name="shop", user_id=user),
+    "list_sessions of the app": lambda client, user: client.list_sessions(app_name="shop"),
+    "delete_session": lambda client, user: client.delete_session(**SESSION | {"user_id": user}),
+}
+
+
+@pytest.mark.parametrize("call", SESSION_CALLS)
+async def test_a_foreign_session_is_answered_like_one_that_does_not_exist(tenants: Tenants, call: str) -> None:
+    await tenants.theirs.append_event(**SESSION, event={"id": "e", "author": "secret"}, state_delta_json='{"a": 1}')
+    before = await tenants.theirs.get_session(**SESSION)
+
+    foreign, unknown = [await outcome(SESSION_CALLS[call], tenants.ours, user) for user in ("u", "nobody")]
+
+    assert foreign == unknown
+    assert "secret" not in foreign
+    assert await tenants.theirs.get_session(**SESSION) == before
+
+
+async def test_an_event_is_appended_to_the_session_of_its_own_tenant(tenants: Tenants) -> None:
+    for client, name in zip(tenants, Tenants._fields, strict=True):
+        for number in range(2):
+            appended = await client.append_event(
+                **SESSION, event={"id": f"e{number}", "author": name}, state_delta_json=json.dumps({name: number})
+            )
+            assert appended.event.author == name
+    for client, name in zip(tenants, Tenants._fields, strict=True):
+        session = (await client.get_session(**SESSION)).session
+        assert [(event.id, event.author) for event in session.events] == [("e0", name), ("e1", name)]
+        assert json.loads(session.state_json) == {name: 1}
+        entry = await anext(client.follow("/tape/event/**"))
+        assert (entry.tenant, entry.payload["author"]) == (name, name)
+    assert (await tenants.ours.delete_session(**SESSION)).deleted
+    assert len((await tenants.theirs.get_session(**SESSION)).session.events) == 2
+
+
+async def test_sessions_of_two_tenants_share_no_state(tenants: Tenants) -> None:
+    await tenants.theirs.create_session(**SESSION, state_json='{"app:a": "theirs", "user:u": "theirs"}')
+    await tenants.ours.create_session(**SESSION, state_json='{"app:a": "ours"}')
+    assert json.loads((await tenants.ours.get_session(**SESSION)).session.state_json) == {"app:a": "ours"}
+    await tenants.ours.append_event(
+        **SESSION, event={"author": "a"}, state_delta_json='{"app:a": null, "user:u": null}'
+    )
+    (listed,) = (await tenants.theirs.list_sessions(app_name="shop")).sessions
+    assert json.loads(listed.state_json) == {"app:a": "theirs", "user:u": "theirs"}
+
+
+async def test_sessions_from_before_they_had_a_tenant_stay_readable_on_an_open_server(
+    bare_store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def insert(tx: Transaction) -> None:
+        tx.execute("INSERT INTO tape_sessions VALUES ('shop', 'u', 's', '{\"own\": 1}', 5)")
+        tx.execute(
+            "INSERT INTO tape_events VALUES ('shop', 'u', 's', 1, 'e1', 'i', 'author', 'branch', '\"c\"', '{}', 4)"
+        )
+        tx.execute("INSERT INTO tape_scoped_state VALUES ('shop', 'user', 'u', 'k', '2')")
+
+    with monkeypatch.context() as patched:
+        known = migrations.known_migrations
+        patched.setattr(migrations, "known_migrations", lambda dialect: [m for m in known(dialect) if m.number < 22])
+        async with open_database(bare_store_url) as database:
+            await database.write(insert)
+    settings = Settings(store=bare_store_url, listen="127.0.0.1:0", http_listen="127.0.0.1:0")
+    async with Server(settings) as server, AsyncTapeClient(f"tape://{server.grpc_address}") as client:
+        session = (await client.get_session(**SESSION)).session
+        assert json.loads(session.state_json) == {"own": 1, "user:k": 2}
+        assert session.last_update_time_ms == 5
+        (event,) = session.events
+        assert (event.id, event.invocation_id, event.author, event.branch) == ("e1", "i", "author", "branch")
+        assert (event.content_json, event.actions_json, event.timestamp_ms) == ('"c"', "{}", 4)
+        repeated = await client.append_event(**SESSION, event={"id": "e1", "author": "again"})
+        assert repeated.event.author == "author"
+        await client.append_event(**SESSION, event={"id": "e2", "author": "new"})
+        assert [event.id for event in (await client.get_session(**SESSION)).session.events] == ["e1", "e2"]
+        entry = await anext(client.follow("/tape/event/**"))
+        assert entry.tenant == "shop"

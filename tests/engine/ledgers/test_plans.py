@@ -27,6 +27,7 @@ LISTINGS: dict[str, Callable[[Reader], object]] = {
     "owed obligations": lambda reader: obligations.list_unresolved(reader, only_owed=True),
     "due timers": timers.list_due,
     "an app's sessions": lambda reader: sessions.list_sessions(reader, "app"),
+    "a session's events": lambda reader: sessions.list_events(reader, "app", "u", "s"),
     "all runs": runs.list_newest_first,
     "runs in a state": lambda reader: runs.list_newest_first(reader, status=2),
     "an app's runs": lambda reader: runs.list_newest_first(reader, app_name="a"),
@@ -74,6 +75,18 @@ async def test_runs_are_recovered_without_looking_at_executions_that_wait_for_a_
     async with open_database(sqlite_url) as database:
         steps = await database.read(plan)
     assert "INDEX tape_runs_to_recover" in steps[0], steps
+
+
+async def test_events_of_a_session_are_found_without_looking_at_those_of_other_tenants(sqlite_url: str) -> None:
+    def plan(reader: Reader) -> list[str]:
+        planner = Planner(reader)
+        sessions.list_events(cast(Reader, planner), "app", "u", "s", newest=1)
+        return planner.steps
+
+    async with open_database(sqlite_url) as database:
+        steps = await database.read(plan)
+    assert len(steps) == 1, steps
+    assert steps[0].endswith("(app_name=? AND user_id=? AND session_id=? AND tenant=?)"), steps
 
 
 async def test_owed_obligations_are_found_without_looking_at_the_others(sqlite_url: str) -> None:

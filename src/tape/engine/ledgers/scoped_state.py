@@ -1,4 +1,7 @@
-"""State that sessions share: keys that begin with `app:` belong to the app, those with `user:` to one user of it."""
+"""State that sessions share: keys that begin with `app:` belong to the app, those with `user:` to one user of it.
+
+App and user are those of the caller's tenant: other tenants share nothing with it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tape.engine.ledgers.tenants import own_tenant
 from tape.store import Reader, Transaction
 from tape.store.records import Record, columns, load_all, store
 
@@ -19,12 +23,14 @@ class ScopedValue(Record, frozen=True):
     app_name: str
     scope: str
     scope_key: str  # the user, "" for the app
+    tenant: str
     key: str
     value_json: str
 
 
 _COLUMNS = columns(ScopedValue)
-_KEYS = ("app_name", "scope", "scope_key", "key")
+_KEYS = ("app_name", "scope", "scope_key", "tenant", "key")
+_IS_SCOPE = "app_name = ? AND scope = ? AND scope_key = ? AND tenant = ?"
 
 
 def session_only(state: dict[str, Any]) -> dict[str, Any]:
@@ -38,12 +44,9 @@ def store_shared(tx: Transaction, app_name: str, user_id: str, state: dict[str, 
         scope = _scope_of(key)
         if scope is None:
             continue
-        state_key = (app_name, scope, user_id if scope == USER else "", key.partition(":")[2])
+        state_key = (app_name, scope, user_id if scope == USER else "", own_tenant(), key.partition(":")[2])
         if value is None:
-            tx.execute(
-                "DELETE FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ? AND key = ?",
-                *state_key,
-            )
+            tx.execute(f"DELETE FROM tape_scoped_state WHERE {_IS_SCOPE} AND key = ?", *state_key)
         else:
             store(tx, "tape_scoped_state", _KEYS, ScopedValue(*state_key, msgspec.json.encode(value).decode()))
 
@@ -52,28 +55,13 @@ def read_shared(
     reader: Reader | Transaction, app_name: str, user_ids: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What all sessions of an app see, and what those of each of these users see, by its full key."""
-    rows = load_all(
-        ScopedValue,
-        reader.query(
-            f"SELECT {_COLUMNS} FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ?",
-            app_name,
-            APP,
-            "",
-        ),
-    )
-    of_users: dict[str, dict[str, Any]] = {}
-    for user_id in set(user_ids):
-        found = reader.query(
-            f"SELECT {_COLUMNS} FROM tape_scoped_state WHERE app_name = ? AND scope = ? AND scope_key = ?",
-            app_name,
-            USER,
-            user_id,
-        )
-        of_users[user_id] = _state(load_all(ScopedValue, found))
-    return _state(rows), of_users
+    of_users = {user_id: _read_scope(reader, app_name, USER, user_id) for user_id in set(user_ids)}
+    return _read_scope(reader, app_name, APP, ""), of_users
 
 
-def _state(rows: list[ScopedValue]) -> dict[str, Any]:
+def _read_scope(reader: Reader | Transaction, app_name: str, scope: str, scope_key: str) -> dict[str, Any]:
+    query = f"SELECT {_COLUMNS} FROM tape_scoped_state WHERE {_IS_SCOPE}"
+    rows = load_all(ScopedValue, reader.query(query, app_name, scope, scope_key, own_tenant()))
     return {f"{row.scope}:{row.key}": msgspec.json.decode(row.value_json) for row in rows}
 
 

@@ -1,6 +1,7 @@
 """Sessions: a conversation's state and its events. Every event is on the journal too.
 
 Keys of the state that begin with `app:` or `user:` are shared by the sessions of the app, or of the user.
+A caller reads and writes the sessions of its own tenant; those of others do not exist for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tape.base.clock import now_ms
 from tape.base.ids import new_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import scoped_state
+from tape.engine.ledgers.tenants import own_tenant
 from tape.errors import InvalidJson, SessionExists
 from tape.journal.appender import append
 from tape.model import subject
@@ -29,6 +31,7 @@ class Session(Record, frozen=True):
     session_id: str
     state_json: str = "{}"
     last_update_time_ms: int = 0
+    tenant: str = ""
 
 
 class SessionEvent(Record, frozen=True):
@@ -45,18 +48,19 @@ class SessionEvent(Record, frozen=True):
     content_json: str
     actions_json: str
     timestamp_ms: int
+    tenant: str = ""
 
 
 _SESSION = columns(Session)
 _EVENT = columns(SessionEvent)
-_IS_SESSION = "app_name = ? AND user_id = ? AND session_id = ?"
-_KEYS = ("app_name", "user_id", "session_id")
+_IS_SESSION = "app_name = ? AND user_id = ? AND session_id = ? AND tenant = ?"
+_KEYS = ("app_name", "user_id", "session_id", "tenant")
 
 
 def find(reader: Reader | Transaction, app_name: str, user_id: str, session_id: str) -> Session | None:
     """The session, or None."""
-    row = reader.one(f"SELECT {_SESSION} FROM tape_sessions WHERE {_IS_SESSION}", app_name, user_id, session_id)
-    return load(Session, row)
+    query = f"SELECT {_SESSION} FROM tape_sessions WHERE {_IS_SESSION}"
+    return load(Session, reader.one(query, app_name, user_id, session_id, own_tenant()))
 
 
 def list_events(reader: Reader, app_name: str, user_id: str, session_id: str, *, newest: int = 0) -> list[SessionEvent]:
@@ -67,6 +71,7 @@ def list_events(reader: Reader, app_name: str, user_id: str, session_id: str, *,
         app_name,
         user_id,
         session_id,
+        own_tenant(),
         limit,
     )
     return load_all(SessionEvent, rows)[::-1]
@@ -76,9 +81,10 @@ def list_sessions(reader: Reader, app_name: str, user_id: str = "") -> list[Sess
     """An app's sessions, of one user or of all, the latest first."""
     narrowed, params = (" AND user_id = ?", [user_id]) if user_id else ("", [])
     rows = reader.query(
-        f"SELECT {_SESSION} FROM tape_sessions WHERE app_name = ?{narrowed}"
+        f"SELECT {_SESSION} FROM tape_sessions WHERE app_name = ? AND tenant = ?{narrowed}"
         " ORDER BY last_update_time_ms DESC, session_id",
         app_name,
+        own_tenant(),
         *params,
     )
     return load_all(Session, rows)
@@ -112,7 +118,7 @@ def create(
         check_id(name, value)
     state = parse_object("state_json", state_json)
     own_json = msgspec.json.encode(scoped_state.session_only(state)).decode()
-    session = Session(app_name, user_id, session_id or new_id(), own_json, now_ms())
+    session = Session(app_name, user_id, session_id or new_id(), own_json, now_ms(), own_tenant())
     if not if_absent:
         store(tx, "tape_sessions", _KEYS, session)
     elif not _add(tx, session):
@@ -130,8 +136,9 @@ def _add(tx: Transaction, session: Session) -> bool:
 
 def delete(tx: Transaction, app_name: str, user_id: str, session_id: str) -> bool:
     """Remove a session and its events; the journal keeps what it has. False if there is none."""
-    tx.execute(f"DELETE FROM tape_events WHERE {_IS_SESSION}", app_name, user_id, session_id)
-    return tx.execute(f"DELETE FROM tape_sessions WHERE {_IS_SESSION}", app_name, user_id, session_id) > 0
+    session_key = (app_name, user_id, session_id, own_tenant())
+    tx.execute(f"DELETE FROM tape_events WHERE {_IS_SESSION}", *session_key)
+    return tx.execute(f"DELETE FROM tape_sessions WHERE {_IS_SESSION}", *session_key) > 0
 
 
 def append_event(
@@ -142,8 +149,9 @@ def append_event(
     A delta's null deletes its key. An event whose id is there already is the answer, and changes nothing.
     """
     delta = parse_object("state_delta_json", state_delta_json)
-    session_key = (wanted.app_name, wanted.user_id, wanted.session_id)
-    session = find(tx, *session_key) or create(tx, *session_key, "{}")
+    ids = (wanted.app_name, wanted.user_id, wanted.session_id)
+    session = find(tx, *ids) or create(tx, *ids, "{}")
+    session_key = (*ids, session.tenant)
     if wanted.event_id:
         row = tx.one(
             f"SELECT {_EVENT} FROM tape_events WHERE {_IS_SESSION} AND event_id = ?", *session_key, wanted.event_id
@@ -157,6 +165,7 @@ def append_event(
         ord=row[0] + 1 if row else 1,
         event_id=wanted.event_id or new_id(),
         timestamp_ms=wanted.timestamp_ms or now,
+        tenant=session.tenant,
     )
     insert(tx, "tape_events", event)
     state = merge_state(parse_object("state_json", session.state_json), scoped_state.session_only(delta))
@@ -211,7 +220,7 @@ def _journal(tx: Transaction, event: SessionEvent, delta: dict[str, Any], trace:
         kind="event",
         run_id=run_id,
         payload_json=msgspec.json.encode(payload).decode(),
-        tenant=event.app_name,
+        tenant=event.tenant or event.app_name,
         user=event.user_id,
         session=event.session_id,
         **trace._asdict(),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from tape.base.telemetry.tracing import NO_TRACE, Trace
+from tape.engine.ledgers.tenants import own_tenant
 from tape.errors import InvalidInput, PayloadTooLarge, VersionConflict
 from tape.journal.appender import append
 from tape.model import subject
 from tape.model.entry import Draft, check_id
-from tape.model.principal import current_principal
 from tape.store import Reader, Transaction
 
 
@@ -35,18 +35,12 @@ def get(reader: Reader | Transaction, namespace: str, key: str) -> Value | None:
         " WHERE namespace = ? AND key = ? AND tenant = ?",
         namespace,
         key,
-        tenant_of_values(),
+        own_tenant(),
     )
     if row is None:
         return None
     value_json, version, ts_ms, writer, deleted = row
     return Value(namespace, key, value_json, version, ts_ms, writer, bool(deleted))
-
-
-def tenant_of_values() -> str:
-    """The tenant whose values the caller reads and writes: its own; empty on an open server."""
-    principal = current_principal()
-    return "" if principal.is_open else principal.tenant
 
 
 def check_address(namespace: str, key: str) -> None:
@@ -133,7 +127,7 @@ def _journal(tx: Transaction, subject: str, namespace: str, payload: dict[str, o
         subject=subject,
         kind="value",
         run_id=run_of(namespace),
-        tenant=tenant_of_values(),
+        tenant=own_tenant(),
         payload_json=msgspec.json.encode(payload).decode(),
         **trace._asdict(),
     )
@@ -145,7 +139,7 @@ def _store(tx: Transaction, value: Value) -> Value:
     row = (
         value.namespace,
         value.key,
-        tenant_of_values(),
+        own_tenant(),
         value.value_json,
         value.version,
         value.ts_ms,
