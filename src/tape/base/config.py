@@ -47,6 +47,7 @@ class Settings:
     auth_audience: str = ""
     auth_refresh_s: float = 300.0
     auth_max_stale_s: float = 3600.0
+    auth_max_lifetime_s: float = 86_400.0
     anonymous: str = "loopback"
     cors_origins: str = ""
     http_allow: str = ""
@@ -93,6 +94,7 @@ class Settings:
         for name in (
             "auth_refresh_s",
             "auth_max_stale_s",
+            "auth_max_lifetime_s",
             "idle_timeout_s",
             "drop_window_s",
             "keepalive_s",

@@ -72,6 +72,9 @@ def serve(
     auth_max_stale_s: Annotated[
         float | None, typer.Option(help="Reject tokens when the JWKS is older than this, in seconds. [default: 3600]")
     ] = None,
+    auth_max_lifetime_s: Annotated[
+        float | None, typer.Option(help="Reject tokens that expire later than this, in seconds. [default: 86400]")
+    ] = None,
     anonymous: Annotated[
         str | None,
         typer.Option(
@@ -168,6 +171,7 @@ def serve(
         "auth_audience": auth_audience,
         "auth_refresh_s": auth_refresh_s,
         "auth_max_stale_s": auth_max_stale_s,
+        "auth_max_lifetime_s": auth_max_lifetime_s,
         "anonymous": anonymous,
         "cors_origins": cors_origins,
         "http_allow": http_allow,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import Authenticator
+from tape.engine.security.identity import KEY_ID_PREFIX, Authenticator
 from tape.errors import TokenRejected
 from tape.model.principal import ADMIN, AGENT, APPROVER, FLEET, OPERATOR, RUNTIME, SYSTEM_SCOPE, WORKER, Principal
+from tape.server.open_streams import OpenStreams
 
 # What a caller of an open server may do: everything but what is for gateways and the system itself.
 OPEN_SCOPES = frozenset({AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, FLEET})
@@ -24,6 +26,9 @@ class Access:
         self._authenticator = authenticator
         self._audit = audit
         self._internal_token = internal_token.encode()
+        self._streams = OpenStreams()
+        if authenticator is not None:
+            authenticator.keys.on_withdrawn = lambda kids: self._streams.end_keys([KEY_ID_PREFIX + kid for kid in kids])
         self._open_scopes = OPEN_SCOPES - GUARDED_SCOPES if internal_token else OPEN_SCOPES
 
     @property
@@ -51,6 +56,12 @@ class Access:
         except TokenRejected as error:
             self._audit.auth_rejected(error.reason)
             raise
+
+    def watch(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
+        """Call `end` once the principal's token is no longer valid. Returns the function that stops this."""
+        if self._authenticator is not None and self._authenticator.is_withdrawn(principal):
+            end()
+        return self._streams.watch(principal, end)
 
     def open_principal(self, tenant: str = "", user: str = "", session: str = "") -> Principal:
         """The principal of a caller of an open server, with the identity that it names."""

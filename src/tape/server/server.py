@@ -336,4 +336,7 @@ def _authenticator(settings: Settings) -> Authenticator | None:
     if not settings.auth_jwks:
         return None
     keys = KeySet(settings.auth_jwks, settings.auth_refresh_s, settings.auth_max_stale_s)
-    return Authenticator(keys, settings.auth_issuer, settings.auth_audience)
+    for name in ("auth_issuer", "auth_audience"):
+        if not getattr(settings, name):
+            log.warning("%s is not set: tokens that the same keys sign for other systems are valid here too", name)
+    return Authenticator(keys, settings.auth_issuer, settings.auth_audience, settings.auth_max_lifetime_s)

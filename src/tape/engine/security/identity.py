@@ -15,41 +15,57 @@ from tape.model.principal import Principal, expand_scopes
 
 # Verifying a signature takes about 0.1 ms, so verified tokens are cached.
 MAX_CACHED_TOKENS = 1_024
+# A token whose `exp` is further ahead is rejected, unless the server is configured otherwise.
+MAX_LIFETIME_S = 86_400.0
+# By how much the clock of an issuer may be ahead of ours.
+CLOCK_SKEW_S = 60.0
+# Times beyond this are no times; JSON can write integers that no float holds.
+MAX_TIME_S = 1 << 53
+# The key of a principal that came from a JWT: this and the `kid` of the token.
+KEY_ID_PREFIX = "jwt:"
 
 
 class Authenticator:
     """Checks tokens against a set of keys; an issuer and an audience where they are configured."""
 
-    def __init__(self, keys: KeySet, issuer: str = "", audience: str = "") -> None:
+    def __init__(
+        self, keys: KeySet, issuer: str = "", audience: str = "", max_lifetime_s: float = MAX_LIFETIME_S
+    ) -> None:
         self.keys = keys
         self._issuer = issuer
         self._audience = audience
+        self._max_lifetime_s = max_lifetime_s
         self._jws = jwt.PyJWS(algorithms=sorted(ALGORITHMS))
-        # Claims whose signature was good, with the generation of the keys that said so.
-        self._verified: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        # The key id and the claims of tokens whose signature was good, with the generation of the keys that said so.
+        self._verified: dict[str, tuple[int, str, Mapping[str, Any]]] = {}
 
     async def verify(self, token: str, session: str = "") -> Principal:
         """The caller that a token proves. A session given beside it overrides that of the claims."""
-        generation, claims = self._verified.get(token, (-1, {}))
+        generation, kid, claims = self._verified.get(token, (-1, "", {}))
         if generation != self.keys.generation:
-            claims = await self._verify_signature(token)
+            kid, claims = await self._verify_signature(token)
             if len(self._verified) >= MAX_CACHED_TOKENS:
                 self._verified.clear()
-            self._verified[token] = (self.keys.generation, claims)
+            self._verified[token] = (self.keys.generation, kid, claims)
         self.keys.check_fresh()
         self._check_claims(claims)
-        return _principal_of(claims, session)
+        return _principal_of(claims, session, KEY_ID_PREFIX + kid)
 
-    async def _verify_signature(self, token: str) -> Mapping[str, Any]:
+    def is_withdrawn(self, principal: Principal) -> bool:
+        """Whether the key that a principal was verified with has been withdrawn."""
+        kid = principal.key_id.removeprefix(KEY_ID_PREFIX)
+        return principal.key_id.startswith(KEY_ID_PREFIX) and not self.keys.has(kid)
+
+    async def _verify_signature(self, token: str) -> tuple[str, Mapping[str, Any]]:
         try:
             header = jwt.get_unverified_header(token)
-        except (jwt.PyJWTError, ValueError) as error:
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise TokenRejected("token_malformed") from error
         algorithm, kid = header.get("alg"), header.get("kid")
         if algorithm not in ALGORITHMS:
             raise TokenRejected("alg_not_allowed")
         key = await self.keys.find(kid) if isinstance(kid, str) else None
-        if key is None or algorithm not in key.algorithms:
+        if not isinstance(kid, str) or key is None or algorithm not in key.algorithms:
             raise TokenRejected("unknown_key")
         try:
             payload = self._jws.decode(token, key.public, algorithms=[algorithm])
@@ -59,26 +75,28 @@ class Authenticator:
             raise TokenRejected("verification_failed") from error
         try:
             claims = msgspec.json.decode(payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TokenRejected("token_malformed") from error
         if not isinstance(claims, dict):
             raise TokenRejected("token_malformed")
-        return claims
+        return kid, claims
 
     def _check_claims(self, claims: Mapping[str, Any]) -> None:
         if self._issuer and claims.get("iss") != self._issuer:
             raise TokenRejected("issuer_mismatch")
-        audience = claims.get("aud", [])
-        if self._audience and self._audience not in ([audience] if isinstance(audience, str) else audience or []):
+        audience = claims.get("aud")
+        if self._audience and self._audience not in (audience if isinstance(audience, list) else [audience]):
             raise TokenRejected("audience_mismatch")
         now = time.time()
         if not _is_time(claims.get("exp")) or now >= claims["exp"]:
             raise TokenRejected("token_expired")
+        if claims["exp"] - now > self._max_lifetime_s + CLOCK_SKEW_S:
+            raise TokenRejected("lifetime_too_long")
         if (begins := claims.get("nbf")) is not None and not (_is_time(begins) and now >= begins):
             raise TokenRejected("token_not_yet_valid")
 
 
-def _principal_of(claims: Mapping[str, Any], session: str) -> Principal:
+def _principal_of(claims: Mapping[str, Any], session: str, key_id: str) -> Principal:
     names = {name: claims.get(name) for name in ("tenant", "user", "session")}
     names["session"] = session or names["session"]
     for name, value in names.items():
@@ -90,6 +108,7 @@ def _principal_of(claims: Mapping[str, Any], session: str) -> Principal:
     return Principal(
         **names,  # type: ignore[arg-type]  # checked just above
         scopes=_scopes(claims.get("scopes")),
+        key_id=key_id,
         expires_at=float(claims["exp"]),
     )
 
@@ -100,4 +119,4 @@ def _scopes(claim: Any) -> frozenset[str]:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_TIME_S

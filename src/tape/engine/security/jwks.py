@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -50,6 +51,8 @@ class KeySet:
     ) -> None:
         self.source = source
         self.generation = 0
+        # Called with the ids of keys that the source has no longer, or has with another value.
+        self.on_withdrawn: Callable[[Collection[str]], None] = lambda kids: None
         self._refresh_s = refresh_s
         self._max_stale_s = max_stale_s
         self._keys: dict[str, PublicKey] = {}
@@ -89,6 +92,10 @@ class KeySet:
         self.check_fresh()
         return self._keys.get(kid)
 
+    def has(self, kid: str) -> bool:
+        """Whether the key is in the set now."""
+        return kid in self._keys
+
     def check_fresh(self) -> None:
         """Raise if the source has not been heard of for too long: a key may have been withdrawn since."""
         if self._is_stale:
@@ -100,25 +107,32 @@ class KeySet:
 
     async def _reload_soon(self) -> None:
         async with self._reload_lock:
-            if time.monotonic() - self._attempted_at < MIN_RELOAD_S:
-                return
-            try:
-                await self._load()
-            except (OSError, ValueError, HttpRequestFailed) as error:
-                log.warning("cannot load the keys from %s: %s", self.source, error)
+            if time.monotonic() - self._attempted_at >= MIN_RELOAD_S:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            await self._load()
+        except (OSError, ValueError, HttpRequestFailed) as error:
+            log.warning("cannot load the keys from %s: %s", self.source, error)
 
     async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(min(self._refresh_s, MIN_RELOAD_S) if self._is_stale else self._refresh_s)
-            await self._reload_soon()
+            async with self._reload_lock:
+                await self._reload()
 
     async def _load(self) -> None:
         self._attempted_at = time.monotonic()
         keys = parse_jwks(await self._fetch())
-        if keys.keys() != self._keys.keys() or any(keys[kid] != self._keys[kid] for kid in keys):
+        withdrawn = [kid for kid, key in self._keys.items() if keys.get(kid) != key]
+        if withdrawn or keys.keys() != self._keys.keys():
             self.generation += 1
         self._keys = keys
         self._fetched_at = time.monotonic()
+        if withdrawn:
+            log.info("keys withdrawn by %s: %s", self.source, ", ".join(withdrawn))
+            self.on_withdrawn(withdrawn)
 
     async def _fetch(self) -> bytes:
         if not self._is_url:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +24,8 @@ from tape.model.principal import (
 )
 from tape.server.access import Access, bearer_of
 from tape.server.permissions import authorize
+
+Reply = TypeVar("Reply")
 
 
 class RpcAccess:
@@ -45,11 +48,56 @@ class RpcAccess:
         set_principal(principal)
         return principal
 
+    async def guard(self, principal: Principal, replies: AsyncIterator[Reply]) -> AsyncIterator[Reply]:
+        """The replies of a stream, until the token of its caller is no longer valid."""
+        guard = _StreamGuard(principal)
+        stop = self._access.watch(principal, guard.end)
+        try:
+            while (reply := await guard.next(replies)) is not None:
+                yield reply
+        finally:
+            stop()
 
-def check_expiry(principal: Principal | None) -> None:
-    """Raise once the principal's token has expired: a stream must not outlive it."""
-    if principal is not None and principal.expires_at is not None and time.time() >= principal.expires_at:
-        raise TokenRejected("token_expired")
+
+class _StreamGuard:
+    """Ends a stream with UNAUTHENTICATED.
+
+    It cancels the stream's task only while the task waits for the next reply, so that the status reaches the client.
+    """
+
+    def __init__(self, principal: Principal) -> None:
+        self._expires_at = principal.expires_at
+        self._task = asyncio.current_task()
+        self._is_waiting = False
+        self._is_over = False
+
+    def end(self) -> None:
+        """End the stream."""
+        self._is_over = True
+        if self._is_waiting and self._task is not None:
+            self._task.cancel()
+
+    async def next(self, replies: AsyncIterator[Reply]) -> Reply | None:
+        """The next reply, None after the last. Raises TokenRejected once the stream has to end."""
+        self._check()
+        self._is_waiting = True
+        try:
+            reply = await anext(replies, None)
+        except asyncio.CancelledError:
+            if not self._is_over or self._task is None:
+                raise
+            self._task.uncancel()
+            reply = None
+        finally:
+            self._is_waiting = False
+        self._check()
+        return reply
+
+    def _check(self) -> None:
+        if self._expires_at is not None and time.time() >= self._expires_at:
+            raise TokenRejected("token_expired")
+        if self._is_over:
+            raise TokenRejected("unknown_key")
 
 
 def visible_tenant() -> str | None:

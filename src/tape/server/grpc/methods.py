@@ -21,7 +21,7 @@ from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 from tape.errors import TapeError
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
-from tape.server.grpc.access import RpcAccess, check_expiry
+from tape.server.grpc.access import RpcAccess
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +131,12 @@ def _stream(
         if function is None:
             await _not_served(context, name, metrics)
         try:
-            caller = await access.admit(name, context.invocation_metadata()) if access.is_restricted else None
-            async for reply in function(request, context):
-                check_expiry(caller)
+            if access.is_restricted:
+                caller = await access.admit(name, context.invocation_metadata())
+                replies = access.guard(caller, function(request, context))
+            else:
+                replies = function(request, context)
+            async for reply in replies:
                 yield reply
         except Exception as error:
             await _fail(context, error, name, metrics)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 
 from tape.base.config import is_loopback
@@ -40,6 +42,10 @@ class HttpAccess:
         principal = await self.caller_of(request)
         authorize(call, principal)
         return principal
+
+    def watch(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
+        """Call `end` once the principal's token is no longer valid. Returns the function that stops this."""
+        return self._access.watch(principal, end)
 
     @property
     def is_unguarded(self) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import cast
 
 from starlette.requests import Request
@@ -79,7 +78,8 @@ class EventStream:
             if is_admin:
                 await self._audit.admin_scope_used(caller, "events.subscribe", subscription.number)
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            stream.begin(caller)
+            stream.begin()
+            stream.stop_watching = self._access.watch(caller, stream.end)
             self._streams[stream] = None
             self._keep_alive()
             try:
@@ -146,18 +146,15 @@ class _Stream:
         self._connection = connection
         self._transport = connection.transport
         self.last_id = 0
-        self._expiry: asyncio.TimerHandle | None = None
+        self.stop_watching: Callable[[], None] = lambda: None
 
-    def begin(self, caller: Principal) -> None:
-        """Send the retry interval; schedule the end for when the token expires."""
+    def begin(self) -> None:
+        """Send the retry interval."""
         self._connection.writer = self
         if self._connection.is_refused or self._transport.is_closing():
             self.gone()
             return
         self.send(RETRY)
-        if caller.expires_at is not None:
-            left = max(caller.expires_at - time.time(), 0)
-            self._expiry = asyncio.get_running_loop().call_later(min(left, 86_400 * 20), self.end)
 
     def send(self, frame: bytes) -> None:
         """One frame, in a chunk of its own."""
@@ -216,10 +213,9 @@ class _Stream:
         self.end()
 
     def close(self) -> None:
-        """Cancel timers and detach from connection and broadcast."""
+        """Detach from connection, broadcast and the watch on the token."""
         self.end()
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self.stop_watching()
         if self._connection.writer is self:
             self._connection.writer = None
         if self.subscription is not None:
