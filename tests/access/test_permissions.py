@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tape.base.config import Settings
 from tape.client import AsyncTapeClient
-from tape.errors import ScopeRequired
-from tape.model.principal import ADMIN, ALL_TENANTS, OPERATOR, SYSTEM, WORKER, Principal, expand_scopes
+from tape.errors import NotFound, ScopeRequired
+from tape.model.principal import ADMIN, ALL_TENANTS, OPERATOR, SCOPES, SYSTEM, WORKER, Principal, expand_scopes
 from tape.proto import tape_pb2
+from tape.server.calls import CALLS, VARIANTS, display, find_call
+from tape.server.http.router import App
 from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY, RPCS, authorize, is_permitted
 from tape.server.server import Server
-from tests.web import call
+from tests.conftest import settings_for
+from tests.web import call as send
 
 TOKEN = "a-token-of-programs"
 
@@ -21,6 +25,52 @@ TOKEN = "a-token-of-programs"
 def test_every_rpc_of_the_service_is_in_the_table() -> None:
     methods = {method.name for method in tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods}
     assert methods == RPCS.keys()
+
+
+async def test_every_http_route_is_in_the_table(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    routes: set[str] = set()
+    for name in ("add", "add_raw"):
+        original = getattr(App, name)
+
+        def record(app: App, method: str, path: str, handler: Any, original: Any = original) -> None:
+            routes.add(f"{method} {path}")
+            original(app, method, path, handler)
+
+        monkeypatch.setattr(App, name, record)
+    async with Server(settings_for(sqlite_url)):
+        assert routes - {"HEAD /v1/events"} == CALLS - RPCS.keys() - VARIANTS.keys()
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+def test_a_call_is_found_by_the_name_that_documents_give_it(call: str) -> None:
+    assert find_call(display(call)) == call
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("/tape.v1.Tape/BeginRun", "BeginRun"),
+        ("post /api/subscriptions/orders/pause", "POST /api/subscriptions/{}/"),
+        ("GET /api/credentials/stripe", "GET /api/credentials/"),
+        ("GET /api/credentials/stripe?include_data=true", "GET /api/credentials/?include_data"),
+        ("GET /v1/events?resume_seq=0&admin=1", "GET /v1/events?admin"),
+        ("HEAD /v1/events", "GET /v1/events"),
+    ],
+)
+def test_a_call_is_found_by_its_path_and_parameters(text: str, call: str) -> None:
+    assert find_call(text) == call
+
+
+@pytest.mark.parametrize("text", ["BeginRuns", "beginrun", "POST /api/exec", "/api/execute", "PUT /api/execute"])
+def test_an_unknown_call_is_answered_with_near_matches(text: str) -> None:
+    with pytest.raises(NotFound, match=r"Near matches: .*(BeginRun|POST /api/execute)"):
+        find_call(text)
+
+
+@pytest.mark.parametrize("scope", sorted(SCOPES))
+def test_the_table_says_who_may_read_all_identities(scope: str) -> None:
+    principal = Principal(tenant="a", user="u", session="s", scopes=frozenset({scope}))
+    assert is_permitted("GET /v1/events?admin", principal) == principal.can_widen
 
 
 @pytest.mark.parametrize("name", PERMISSIONS)
@@ -56,7 +106,7 @@ async def test_the_internal_token_guards_grpc_as_it_guards_http(tmp_path: Path) 
     document = "apiVersion: tape/v1\nkind: Playbook\nmetadata: {path: a}\nsteps: []\n"
     async with Server(settings) as server:
         for headers, status in (({}, 403), ({"Authorization": f"Bearer {TOKEN}"}, 404)):
-            answer = await call(server.http_address, "POST", "/api/execute", {"path": "a"}, **headers)
+            answer = await send(server.http_address, "POST", "/api/execute", {"path": "a"}, **headers)
             assert answer.status == status
         async with AsyncTapeClient(server.grpc_address) as client:
             with pytest.raises(ScopeRequired, match="internal token"):

@@ -28,6 +28,7 @@ COMMANDS = (
     "signal",
     "reactors",
     "token",
+    "access",
     "verify",
     "relay",
     "prune",

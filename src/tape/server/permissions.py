@@ -12,7 +12,9 @@ from tape.errors import ScopeRequired
 from tape.model.principal import (
     ADMIN,
     AGENT,
+    ALL_TENANTS,
     APPROVER,
+    FLEET,
     GATEWAY,
     OPERATOR,
     RUNTIME,
@@ -106,19 +108,45 @@ ROUTES: Mapping[str, Scopes] = {
     "POST /api/events": _RUNTIMES,
 }
 
-PERMISSIONS: Mapping[str, Scopes] = {**RPCS, **ROUTES}
+# The journal over HTTP.
+JOURNAL_ROUTES: Mapping[str, Scopes] = {
+    **dict.fromkeys(("GET /v1/events", "POST /v1/events"), EVERY),
+    "GET /v1/events?admin": frozenset({ADMIN, FLEET, ALL_TENANTS}),
+    **dict.fromkeys(("POST /v1/events/list", "POST /v1/events/aggregate"), EVERY),
+    **dict.fromkeys(("GET /v1/artifacts/", "POST /v1/control/runtime.info"), EVERY),
+}
+# Routes that look at no token. A delivery to /ingress/ proves its sender as its listener demands.
+TOKENLESS_ROUTES = frozenset(
+    {
+        "GET /",
+        "GET /healthz",
+        "GET /readyz",
+        "GET /metrics",
+        "GET /v1/openapi.json",
+        "GET /v1/asyncapi.json",
+        "POST /ingress/",
+    }
+)
+
+PERMISSIONS: Mapping[str, Scopes] = {**RPCS, **JOURNAL_ROUTES, **ROUTES}
 # On an open server with an internal token, that token guards these, over gRPC as over HTTP.
 _GUARDED = frozenset({"RegisterResource", "Execute", "RedriveTasks", "DropTasks", *ROUTES})
 
 
+def scopes_for(call: str) -> Scopes:
+    """Every scope that suffices for a call, `admin` and `system` included; none if no scope is needed."""
+    needed = PERMISSIONS[call]
+    if not needed:
+        return EVERY
+    return needed | {SYSTEM_SCOPE} if needed in PROGRAMS_ONLY else needed | {ADMIN, SYSTEM_SCOPE}
+
+
 def is_permitted(call: str, principal: Principal) -> bool:
     """Whether the principal's scopes suffice for an RPC (`BeginRun`) or a route (`POST /api/execute`)."""
-    needed = PERMISSIONS[call]
     if principal.is_open and not principal.has(OPERATOR) and call in _GUARDED:
         return False
-    if not needed or principal.has(SYSTEM_SCOPE, *needed):
-        return True
-    return principal.has(ADMIN) and needed not in PROGRAMS_ONLY
+    scopes = scopes_for(call)
+    return not scopes or principal.has(*scopes)
 
 
 def authorize(call: str, principal: Principal) -> None:

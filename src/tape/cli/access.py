@@ -1,0 +1,167 @@
+"""`tape access`: whether a token may make a call, and by which rule."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import typer
+
+from tape.base.extras import require_server_libraries
+from tape.cli.options import Output, OutputOption, run
+from tape.cli.output import age, console, moment, print_facts, print_json
+from tape.errors import IdentityRequired, InvalidInput, SessionOutOfReach, TokenRejected
+from tape.model.principal import Principal
+
+app = typer.Typer(help="Explain what a token may do.", no_args_is_help=True)
+
+STANDARD_INPUT = "-"
+
+
+@app.callback()
+def options() -> None:
+    """Explain what a token may do."""
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """Whether a call is allowed, and the rule that says so. Without `principal` the token was rejected."""
+
+    call: str
+    is_allowed: bool
+    rule: str
+    needed: list[str]
+    is_verified: bool
+    principal: Principal | None = None
+
+
+@app.command()
+def check(
+    call: Annotated[
+        list[str], typer.Argument(help="RPC, e.g. BeginRun, or route, e.g. POST /api/execute.", metavar="METHOD|ROUTE")
+    ],
+    token: Annotated[str, typer.Option("--as", help="Token of the caller; - reads it from standard input.")],
+    session: Annotated[str, typer.Option(help="X-Harbor-Session that the caller sends. [default: none]")] = "",
+    auth_jwks: Annotated[
+        str, typer.Option(envvar="TAPE_AUTH_JWKS", help="Verify the token with this JWKS file or URL. [default: none]")
+    ] = "",
+    auth_issuer: Annotated[
+        str, typer.Option(envvar="TAPE_AUTH_ISSUER", help="Issuer that the server accepts. [default: any]")
+    ] = "",
+    auth_audience: Annotated[
+        str, typer.Option(envvar="TAPE_AUTH_AUDIENCE", help="Audience that the server accepts. [default: any]")
+    ] = "",
+    auth_max_lifetime_s: Annotated[
+        float,
+        typer.Option(envvar="TAPE_AUTH_MAX_LIFETIME_S", help="Seconds that a token may be valid for at the server."),
+    ] = 86_400.0,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show whether a token may make a call, and by which rule, without making the call.
+
+    Exits with 0 if the call is allowed and with 1 if not. The token is verified if --auth-jwks is given. Pass it on
+    standard input (--as -), because other users of the host can read the arguments of a process.
+    """
+    require_server_libraries("tape access check")
+    from tape.server.calls import display, find_call
+
+    name = find_call(" ".join(call))
+    text = sys.stdin.read().strip() if token == STANDARD_INPUT else token.strip()
+    if not text:
+        raise InvalidInput("the token is empty; pass it with --as, or on standard input with --as -.")
+    keys = _Keys(auth_jwks, auth_issuer, auth_audience, auth_max_lifetime_s)
+    verdict = run(_judge(name, text, session, keys))
+    if output is Output.json:
+        print_json(_as_dict(verdict, display(name)))
+    else:
+        _print(verdict, display(name), auth_jwks)
+    raise typer.Exit(0 if verdict.is_allowed else 1)
+
+
+class _Keys(NamedTuple):
+    """How the server checks tokens. Without a JWKS their signature is not verified."""
+
+    jwks: str
+    issuer: str
+    audience: str
+    max_lifetime_s: float
+
+
+async def _judge(call: str, token: str, session: str, server: _Keys) -> Verdict:
+    from tape.engine.security.identity import Authenticator
+    from tape.engine.security.jwks import KeySet
+    from tape.server.permissions import TOKENLESS_ROUTES, is_permitted, scopes_for
+
+    if call in TOKENLESS_ROUTES:
+        return Verdict(call=call, is_allowed=True, rule="no token is needed", needed=[], is_verified=False)
+    needed = sorted(scopes_for(call))
+    keys = KeySet(server.jwks)
+    authenticator = Authenticator(keys, server.issuer, server.audience, server.max_lifetime_s)
+    try:
+        if server.jwks:
+            await keys.start()
+            principal = await authenticator.verify(token, session)
+        else:
+            principal = authenticator.examine(token, session)
+    except (TokenRejected, IdentityRequired, SessionOutOfReach) as error:
+        rule = f"the server rejects the token: {getattr(error, 'reason', '') or error}"
+        return Verdict(call=call, is_allowed=False, rule=rule, needed=needed, is_verified=False)
+    finally:
+        await keys.close()
+    return Verdict(
+        call=call,
+        is_allowed=is_permitted(call, principal),
+        rule=_explain(frozenset(needed), principal),
+        needed=needed,
+        is_verified=bool(server.jwks),
+        principal=principal,
+    )
+
+
+def _explain(needed: frozenset[str], principal: Principal) -> str:
+    if not needed:
+        return "every valid token may make this call; it reaches its own tenant, user and session"
+    among = ", ".join(sorted(needed))
+    if sufficient := ", ".join(sorted(needed & principal.scopes)):
+        return f"the token has {sufficient}; one of these scopes is needed: {among}"
+    return f"one of these scopes is needed: {among}; the token has {_names(principal.scopes)}"
+
+
+def _names(scopes: frozenset[str]) -> str:
+    return ", ".join(sorted(scopes)) or "none"
+
+
+def _as_dict(verdict: Verdict, shown: str) -> dict[str, Any]:
+    principal = verdict.principal
+    return {
+        "call": shown,
+        "allowed": verdict.is_allowed,
+        "rule": verdict.rule,
+        "verified": verdict.is_verified,
+        "scopes_needed": verdict.needed,
+        "scopes_held": sorted(principal.scopes) if principal else None,
+        "tenant": principal.tenant if principal else None,
+        "user": principal.user if principal else None,
+        "session": principal.session if principal else None,
+        "all_tenants": principal.sees_all_tenants if principal else None,
+        "expires_at": principal.expires_at if principal else None,
+    }
+
+
+def _print(verdict: Verdict, shown: str, jwks: str) -> None:
+    console().print(f"{shown}: {'[green]allowed[/]' if verdict.is_allowed else '[red]not allowed[/]'}")
+    facts = {"rule": verdict.rule}
+    if (principal := verdict.principal) is not None:
+        reach = "all tenants" if principal.sees_all_tenants else "this tenant only"
+        facts |= {
+            "scopes": _names(principal.scopes),
+            "tenant": f"{principal.tenant} ({reach})",
+            "user": f"{principal.user}, session {principal.session}",
+        }
+        if principal.expires_at is not None:
+            left = age(round((principal.expires_at - time.time()) * 1000))
+            facts["expires"] = f"{moment(round(principal.expires_at * 1000))} (in {left})"
+        verified = f"verified with {jwks}" if verdict.is_verified else "not verified; --auth-jwks verifies it"
+        facts["signature"] = verified
+    print_facts(facts)
