@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tape.cli.access import app
+from tape.engine.ledgers import values
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.errors import InvalidInput, NotFound
+from tape.store import open_database
 
 
 @pytest.fixture
@@ -118,3 +121,16 @@ def test_an_unknown_call_is_an_error_with_near_matches(key: SigningKey) -> None:
     assert isinstance(result.exception, NotFound)
     assert "Near matches: BeginRun" in str(result.exception)
     assert isinstance(check("", "BeginRun").exception, InvalidInput)
+
+
+def test_migrate_moves_what_belongs_to_no_tenant(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'tape.db'}"
+
+    async def prepare() -> None:
+        async with open_database(store) as database:
+            await database.write(lambda tx: values.write(tx, "n", "k", "1"))
+
+    asyncio.run(prepare())
+    arguments = ["migrate", "--to", "shop", "--store", store, "--output", "json"]
+    assert json.loads(CliRunner().invoke(app, arguments).stdout)["tape_values"] == 1
+    assert json.loads(CliRunner().invoke(app, arguments).stdout)["tape_values"] == 0

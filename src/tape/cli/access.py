@@ -1,4 +1,4 @@
-"""`tape access`: whether a token may make a call, and by which rule."""
+"""`tape access`: whether a token may make a call, by which rule; and moving data between tenants."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 import typer
 
 from tape.base.extras import require_server_libraries
-from tape.cli.options import Output, OutputOption, run
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.output import age, console, moment, print_facts, print_json
 from tape.errors import IdentityRequired, InvalidInput, SessionOutOfReach, TokenRejected
 from tape.model.principal import Principal
 
-app = typer.Typer(help="Explain what a token may do.", no_args_is_help=True)
+app = typer.Typer(help="Explain what a token may do, and move data between tenants.", no_args_is_help=True)
 
 STANDARD_INPUT = "-"
 
 
 @app.callback()
 def options() -> None:
-    """Explain what a token may do."""
+    """Explain what a token may do, and move data between tenants."""
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -77,6 +77,35 @@ def check(
     else:
         _print(verdict, display(name), auth_jwks)
     raise typer.Exit(0 if verdict.is_allowed else 1)
+
+
+@app.command()
+def migrate(
+    to: Annotated[str, typer.Option(help="Tenant that gets the data.")],
+    source: Annotated[
+        str,
+        typer.Option("--from", help="Tenant that has the data; of a run without one, its app. [default: none]"),
+    ] = "",
+    store: StoreOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Move runs, values and sessions to a tenant: for data from before the server had keys.
+
+    Without --from, values and sessions that belong to no tenant are moved. Entries keep their tenant, because the
+    hash chain covers it. Nothing is moved if both tenants have something of the same name.
+    """
+    from tape.engine.ledgers.tenant_migration import move_tenant
+    from tape.store import open_database
+
+    async def move() -> dict[str, int]:
+        async with open_database(store) as database:
+            return await database.write(lambda tx: move_tenant(tx, source, to))
+
+    moved = run(move())
+    if output is Output.json:
+        print_json(moved)
+    else:
+        print_facts({table.removeprefix("tape_").replace("_", " "): f"{count:,}" for table, count in moved.items()})
 
 
 class _Keys(NamedTuple):
