@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tape.engine.security.redaction import MEDIA, Redactor, is_secret, redact_value
+from tape.engine.security.redaction import MEDIA, Redactor, is_secret
 from tape.errors import InvalidJson, RedactionFailed
 
 REDACTOR = Redactor(["order.paid", "metric.*"])
@@ -28,10 +28,59 @@ PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(300)).decode()
         *("cookie", "set-cookie", "Set-Cookie", "authorization", "Authorisation", "bearer", "bearer_token"),
     ],
 )
-@pytest.mark.parametrize("value", ["s3cr3t", None, 7, {"a": "s3cr3t"}, ["s3cr3t"]])
-def test_a_secret_key_hides_its_value_whatever_it_is(key: str, value: Any) -> None:
+@pytest.mark.parametrize("value", ["s3cr3t", "$ecret", {"a": "s3cr3t"}, ["s3cr3t"], [{"a": [1, "s3cr3t"]}]])
+def test_a_secret_key_hides_text_lists_and_objects(key: str, value: Any) -> None:
     payload = {"a": [{key: value, "kept": 1}]}
     assert json.loads(REDACTOR.redact(json.dumps(payload))) == {"a": [{key: "***", "kept": 1}]}
+
+
+@pytest.mark.parametrize("key", ["token", "secret", "pass", "authorization", "password", "pin", "cookies"])
+@pytest.mark.parametrize("value", ["null", "true", "false", '""', "[]", "{}", "[1, 2.50]", '{"a": {"b": null}}'])
+def test_values_without_text_keep_their_type(key: str, value: str) -> None:
+    text = f'{{"{key}": {value}}}'
+    assert REDACTOR.redact(text) is text
+
+
+@pytest.mark.parametrize("key", ["pin", "cvv", "cvc", "password", "user_password", "Passcode", "otp"])
+@pytest.mark.parametrize("number", ["4711", "-1", "1.10", "1e5"])
+def test_numbers_under_pin_cvv_and_password_are_secrets(key: str, number: str) -> None:
+    assert REDACTOR.redact(f'{{"{key}": {number} , "n": 2.50}}') == f'{{"{key}": "***" , "n": 2.50}}'
+
+
+@pytest.mark.parametrize("key", ["token", "pass", "api_key", "secret", "cookie"])
+def test_numbers_under_other_keys_are_kept(key: str) -> None:
+    text = f'{{"{key}": 12}}'
+    assert REDACTOR.redact(text) is text
+
+
+def test_bytes_beside_a_secret_stay_the_same() -> None:
+    text = '{ "price" : 1.10,\t"big":12345678901234567890123,"e":1E5,"ü":"\\u00fc\\/","password" : "x1" ,"z":[ 1.0 ]}'
+    assert REDACTOR.redact(text) == text.replace('"x1"', '"***"')
+
+
+def test_every_one_of_two_equal_keys_is_hidden() -> None:
+    text = '{"password":"one","password":"two","a":"Bearer abc12345678","a":"x"}'
+    assert REDACTOR.redact(text) == '{"password":"***","password":"***","a":"Bearer ***","a":"x"}'
+
+
+def test_json_inside_a_text_is_searched_and_its_other_bytes_stay() -> None:
+    inner = '{"n": 1.10, "password": "s3cr3t"}'
+    clean = json.loads(REDACTOR.redact(json.dumps({"arguments": inner, "n": 1})))
+    assert clean == {"arguments": '{"n": 1.10, "password": "***"}', "n": 1}
+
+
+def test_a_finding_names_the_path_and_the_rule() -> None:
+    text = json.dumps({"a": [1, {"password": "x1"}], "log": "basic YWRhOnMzY3IzdA== sent", "env": ["--token", "t1"]})
+    assert [(found.path, found.rule) for found in REDACTOR.find(text)] == [
+        ("a.1.password", "key"),
+        ("log", "basic"),
+        ("env.--token", "key"),
+    ]
+
+
+def test_descriptions_of_secrets_in_a_json_schema_are_kept() -> None:
+    text = json.dumps({"properties": {"password": {"type": "string", "description": "The password."}}})
+    assert REDACTOR.redact(text) is text
 
 
 @pytest.mark.parametrize("key", ["bypass", "compass", "tokens", "max_tokens", "secretary", "passenger", "keyboard"])
@@ -42,7 +91,7 @@ def test_words_that_only_look_like_secrets_are_left_alone(key: str) -> None:
 
 
 def test_pairs_of_name_and_value_are_understood() -> None:
-    payload = [{"name": "Api-Key", "value": "x"}, {"name": "color", "value": "x"}, {"Key": "token", "Value": [1]}]
+    payload = [{"name": "Api-Key", "value": "x"}, {"name": "color", "value": "x"}, {"Key": "token", "Value": ["x"]}]
     assert json.loads(REDACTOR.redact(json.dumps(payload))) == [
         {"name": "Api-Key", "value": "***"},
         {"name": "color", "value": "x"},
@@ -58,7 +107,7 @@ def test_bearer_tokens_are_hidden_inside_texts() -> None:
     payload = {"log": "sent bearer abc.DEF-123/+=~ and then more", "bearers": "Bearer of news"}
     assert json.loads(REDACTOR.redact(json.dumps(payload))) == {
         "log": "sent Bearer *** and then more",
-        "bearers": "Bearer *** news",
+        "bearers": "Bearer of news",
     }
 
 
@@ -93,7 +142,7 @@ def test_declared_types_are_safe() -> None:
 
 def test_what_is_too_deep_to_search_is_refused() -> None:
     def deep(levels: int) -> str:
-        return '{"a":' * levels + '{"token":1}' + "}" * levels
+        return '{"a":' * levels + '{"token":"x"}' + "}" * levels
 
     assert "***" in REDACTOR.redact(deep(64))
     for levels in (65, 900, 5000):
@@ -101,17 +150,32 @@ def test_what_is_too_deep_to_search_is_refused() -> None:
             REDACTOR.redact(deep(levels))
 
 
-@pytest.mark.parametrize(
-    "unit", ["data:;a=", "data:,", "Bearer ", "bearer a1 ", "eyJhbGciOi.", "password=", "://a:", "-----BEGIN ", "\\"]
-)
-@pytest.mark.parametrize("is_key", [False, True])
-def test_a_mebibyte_of_hostile_text_takes_linear_time(unit: str, is_key: bool) -> None:
-    text = unit * (1024 * 1024 // len(unit))
-    payload = json.dumps({text: 1} if is_key else {"text": text})
+MIB = 1024 * 1024
+HOSTILE = {
+    **{
+        unit: json.dumps({"text": unit * (MIB // len(unit))})
+        for unit in (
+            *("data:;a=", "data:,", "Bearer ", "bearer a1b2c3d4 ", "eyJhbGciOi.", "password=", "password=x1 ", "://a:"),
+            *("://a:b@", "-----BEGIN PRIVATE KEY-----", "\\", "sk-", "a.b_", "cookie: a=", "--token ", "<token>"),
+        )
+    },
+    "long key": json.dumps({"data:;a=token" * (MIB // 13): 1}),
+    "numbers": "[" + "1," * (MIB // 2) + '{"password":"x"}]',
+    "lists": "[" + "[]," * (MIB // 3) + '{"password":"x"}]',
+    "objects": "[" + '{"a":1},' * (MIB // 8) + '{"password":"x"}]',
+    "passwords": "[" + '{"password":"x"},' * (MIB // 17) + "1]",
+    "nested passwords": '{"password":' * 60 + "[" + "1," * (MIB // 2) + "1]" + "}" * 60,
+    "bearers": json.dumps(["bearer a1b2c3d4e5"] * (MIB // 21)),
+    "json": json.dumps(['{"a":"b"}'] * (MIB // 18)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_mebibyte_of_hostile_json_takes_linear_time(name: str) -> None:
     begin = time.process_time()
-    REDACTOR.redact(payload)
-    # CPU time of the test process: 250 ms is the documented limit, and backtracking took minutes.
-    assert time.process_time() - begin < 3.0
+    REDACTOR.redact(HOSTILE[name])
+    # CPU time. The documented limit is 250 ms on an idle machine; backtracking took minutes.
+    assert time.process_time() - begin < 1.5
 
 
 JSON = st.recursive(
@@ -132,8 +196,8 @@ def test_nothing_else_is_ever_changed(value: Any) -> None:
 
 
 @given(JSON, st.sampled_from(["password", "x_token", "Cookie"]))
-def test_a_secret_never_survives_and_the_input_is_not_changed(value: Any, key: str) -> None:
-    payload = {"outer": [value, {key: {"deep": ["S3CR3T", value]}}]}
-    before = json.dumps(payload)
-    assert "S3CR3T" not in json.dumps(redact_value(payload))
-    assert json.dumps(payload) == before
+def test_a_secret_never_survives_and_the_result_is_json(value: Any, key: str) -> None:
+    text = json.dumps({"outer": [value, {key: {"deep": ["S3CR3T", value]}}]})
+    clean = REDACTOR.redact(text)
+    assert "S3CR3T" not in clean
+    assert list(json.loads(clean)["outer"][1]) == [key]

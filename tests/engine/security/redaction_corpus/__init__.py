@@ -1,7 +1,7 @@
 """Payloads that redaction is measured with: secrets to hide, and harmless payloads to leave as they are.
 
-The kinds of secrets are those that the rules of gitleaks and detect-secrets list. All values are made up: vendor formats
-are joined from parts when the tests run. Every third case is held out: rules are written without looking at it.
+The kinds of secrets are those that the rules of gitleaks and detect-secrets list. All values are made up: vendor
+formats are joined from parts when the tests run. Every third case is held out: rules are written without looking at it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,16 @@ KEYS = (
     *("private_key", "privateKey", "ssh_private_key", "signing_key", "encryption_key", "master_key", "access_key"),
     *("account_key", "AccountKey", "storage_account_key", "license_key", "deploy_key", "auth_key", "hmac_key"),
     *("token", "access_token", "accessToken", "refresh_token", "id_token", "auth_token", "session_token", "csrf_token"),
-    *("bot_token", "GITHUB_TOKEN", "npm_token", "vault_token", "X-Auth-Token", "deviceToken", "oauthToken", "_authToken"),
+    *(
+        "bot_token",
+        "GITHUB_TOKEN",
+        "npm_token",
+        "vault_token",
+        "X-Auth-Token",
+        "deviceToken",
+        "oauthToken",
+        "_authToken",
+    ),
     *("personal_access_token", "bearer", "bearerToken", "jwt", "authorization", "Proxy-Authorization", "cookie"),
     *("Set-Cookie", "session_cookie", "JSESSIONID", "credential", "connection_password", "encryptionPassphrase"),
 )
@@ -42,7 +51,13 @@ VENDORS: dict[str, str] = {
     "slack-bot": "xo" + "xb-" + pick(12, "0123456789") + "-" + pick(12, "0123456789") + "-" + pick(24),
     "slack-user": "xo" + "xp-" + pick(12, "0123456789") + "-" + pick(12, "0123456789") + "-" + pick(32),
     "slack-app": "xa" + "pp-1-A" + pick(10, UPPER) + "-" + pick(13, "0123456789") + "-" + hexa(64),
-    "slack-webhook": "https://hooks.slack" + ".com/services/T" + pick(8, UPPER) + "/B" + pick(8, UPPER) + "/" + pick(24),
+    "slack-webhook": "https://hooks.slack"
+    + ".com/services/T"
+    + pick(8, UPPER)
+    + "/B"
+    + pick(8, UPPER)
+    + "/"
+    + pick(24),
     "stripe-live": "sk" + "_live_" + pick(24),
     "stripe-restricted": "rk" + "_live_" + pick(24),
     "stripe-test": "sk" + "_test_" + pick(24),
@@ -213,7 +228,11 @@ def _in_structures() -> list[Row]:
     add("json-in-json", {"body": json.dumps({"inner": json.dumps({"api_key": b})})}, b)
     add("json-list", {"arguments": json.dumps([{"name": "token", "value": a}])}, a)
     add("nested", {"a": {"b": [{"c": {"client_secret": a}}]}}, a)
-    add("service-account", {"type": "service_account", "private_key": pem("PRIVATE KEY"), "private_key_id": "x"}, "BEGIN")
+    add(
+        "service-account",
+        {"type": "service_account", "private_key": pem("PRIVATE KEY"), "private_key_id": "x"},
+        "BEGIN",
+    )
     add("docker-auth", {"auths": {"r.example.com": {"auth": basic(), "password": a}}}, a)
     add("kube-secret", {"kind": "Secret", "stringData": {"db-password": a}}, a)
     add("oauth-answer", {"access_token": a, "token_type": "Bearer", "expires_in": 3600, "refresh_token": b}, a, b)
