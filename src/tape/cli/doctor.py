@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import platform
 import shutil
@@ -19,6 +20,8 @@ from rich.console import Console
 from tape import __version__
 from tape.base.config import Settings, load_settings, parse_address
 from tape.base.extras import has_server_libraries
+from tape.base.masking import mask_urls
+from tape.base.private_files import is_private
 from tape.cli.options import Output, OutputOption, run
 from tape.errors import JavaMissing, TapeError
 from tape.journal.appender import Head, read_head
@@ -70,6 +73,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
     if has_server_libraries():
         yield _sqlite()
         yield _store(settings.store)
+        with contextlib.suppress(TapeError):  # the check of the store has reported it
+            yield _files(settings)
     else:
         remedy = "only a server and a SQLite store need them: pip install 'tape[server]'"
         yield Check("Server libraries", "warning", "not installed", remedy)
@@ -92,24 +97,27 @@ def _sqlite() -> Check:
 
 
 def _store(url: str) -> Check:
+    shown = mask_urls(url)
     try:
         database = open_database(url)
         if (path := getattr(database, "path", None)) is not None and not path.exists():
             if not path.parent.is_dir():
-                return Check("Store", "problem", f"{url}: no such folder", f"mkdir -p {path.parent}")
-            return Check("Store", "ok", f"{url} does not exist yet; tape serve creates it")
+                return Check("Store", "problem", f"{shown}: no such folder", f"mkdir -p {path.parent}")
+            return Check("Store", "ok", f"{shown} does not exist yet; tape serve creates it")
         pending = database.pending()
         if pending:
-            return Check("Store", "warning", f"{url} lacks {len(pending)} migrations", f"tape migrate --store {url}")
+            return Check(
+                "Store", "warning", f"{shown} lacks {len(pending)} migrations", f"tape migrate --store {shown}"
+            )
         head = run(_head(url))
     except TapeError as error:
-        return Check("Store", "problem", f"{url}: {error}", f"see docs/errors.md, {error.code}")
+        return Check("Store", "problem", f"{shown}: {mask_urls(str(error))}", f"see docs/errors.md, {error.code}")
     ahead_s = head.ts_ms / 1000 - time.time()
     if ahead_s > 1:
         return Check(
             "Store",
             "warning",
-            f"{url}: its newest entry is {ahead_s:.0f} s in the future",
+            f"{shown}: its newest entry is {ahead_s:.0f} s in the future",
             "synchronize the clocks of all writers (NTP): new entries get that time until it has passed",
         )
     free_space = ""
@@ -118,11 +126,27 @@ def _store(url: str) -> Check:
         free_space = f", {free / 1e9:.1f} GB free"
         if free < 500e6:
             return Check(
-                "Store", "warning", f"{url}: {free / 1e6:.0f} MB free on its disk", "free disk space, or run tape prune"
+                "Store",
+                "warning",
+                f"{shown}: {free / 1e6:.0f} MB free on its disk",
+                "free disk space, or run tape prune",
             )
     return Check(
-        "Store", "ok", f"{url}, {head.global_seq - head.oldest + 1:,} entries up to {head.global_seq}{free_space}"
+        "Store", "ok", f"{shown}, {head.global_seq - head.oldest + 1:,} entries up to {head.global_seq}{free_space}"
     )
+
+
+def _files(settings: Settings) -> Check:
+    """Whether only the owner can read the files of the store."""
+    database = open_database(settings.store)
+    path: Path | None = getattr(database, "path", None)
+    files = [] if path is None else [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))]
+    if "://" not in settings.artifact_store:
+        files.append(Path(settings.artifact_store).expanduser())
+    wide = [str(file) for file in files if not is_private(file)]
+    if not wide:
+        return Check("File modes", "ok", "only their owner can read the files of the store")
+    return Check("File modes", "warning", f"others can read {', '.join(wide)}", f"chmod -R go= {' '.join(wide)}")
 
 
 async def _head(url: str) -> Head:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from tape import __version__
+from tape.base.masking import mask_urls
 from tape.errors import TapeError
 
 # Each is a module of this package with a function of that name, or with an `app` if it has subcommands.
@@ -117,7 +118,7 @@ def main(command: Callable[[], Any] = app) -> None:
         command()
     except TapeError as error:
         typer.secho(f"error {error.code}: ", fg="red", bold=True, err=True, nl=False)
-        typer.echo(str(error), err=True)
+        typer.echo(mask_urls(str(error)), err=True)
         sys.exit(1)
     except (KeyboardInterrupt, asyncio.CancelledError):  # the second is how asyncio code is interrupted
         sys.exit(130)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Coroutine
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from tape.base.allow_list import AllowList
 from tape.base.config import HTTP_ALLOW_VARIABLE
 from tape.base.process import run_async
-from tape.errors import InvalidConfig
+from tape.errors import InvalidConfig, InvalidInput
 
 T = TypeVar("T")
 
@@ -26,6 +27,24 @@ class Output(StrEnum):
 
     text = "text"
     json = "json"
+
+
+def warn_of_secret(context: typer.Context, name: str, remedy: str) -> None:
+    """Warn if a secret is an argument of this command: other users of the machine can read it in the process list."""
+    source = context.get_parameter_source(name)
+    if source is not None and source.name == "COMMANDLINE":
+        typer.echo(f"warning: --{name} is visible in the process list; {remedy}.", err=True)
+
+
+def read_secret_file(option: str, path: Path) -> str:
+    """The secret in a file, without the line break at its end."""
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{option} {path} cannot be read: {error}.") from error
+    if not secret:
+        raise InvalidInput(f"{option} {path} is empty.")
+    return secret
 
 
 def check_grpc_address(address: str) -> str:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from tape.base.masking import mask_urls
 from tape.base.process import stop_event
 from tape.cli.options import DEFAULT_URL, HttpAllowOption, Output, OutputOption, UrlOption
 from tape.cli.output import console, print_json, state
@@ -77,7 +78,7 @@ def reactors(
         )
 
     idle = "" if any(driving.values()) else "; crashed runs are not recovered without --redrive or --runner"
-    with printer.live(f"Recovery workers for {url}{_through() if outbox else ''}{idle}"):
+    with printer.live(f"Recovery workers for {mask_urls(url)}{_through() if outbox else ''}{idle}"):
         _together([react, send] if outbox else [react], once=once)
 
 
@@ -96,7 +97,7 @@ def outbox(
     """Dispatch the effects of the outbox."""
     import_modules(modules)
     printer = ReportPrinter(output)
-    with printer.live(f"Outbox dispatcher for {url}{_through()}"):
+    with printer.live(f"Outbox dispatcher for {mask_urls(url)}{_through()}"):
         run_outbox_dispatcher(
             url,
             connector=connector,
@@ -127,7 +128,7 @@ def pubsub_worker(
     )
     with stop_event() as stop:
         worker.run(block=False)
-        typer.echo(f"Processing messages of {subscription} for {url}. Ctrl-C stops it.")
+        typer.echo(f"Processing messages of {subscription} for {mask_urls(url)}. Ctrl-C stops it.")
         stop.wait()
         worker.stop()
     typer.echo(f"Stopped: {dict(worker.counts) or 'no messages'}.")

@@ -9,7 +9,7 @@ import typer
 
 from tape.base.process import stop_event
 from tape.cel import compile_predicate
-from tape.cli.options import DEFAULT_URL, HttpAllowOption, MetricsOption, UrlOption
+from tape.cli.options import DEFAULT_URL, HttpAllowOption, MetricsOption, UrlOption, warn_of_secret
 from tape.cli.telemetry import serve_metrics
 from tape.errors import InvalidInput
 from tape.model.message import check_body_format
@@ -22,6 +22,7 @@ EVERY_LINE_S = 10
 
 
 def relay(
+    context: typer.Context,
     sink: Annotated[
         str,
         typer.Option(
@@ -58,6 +59,7 @@ def relay(
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Deliver every entry to a sink, at least once and in order per run. Resumes from its cursor after a restart."""
+    warn_of_secret(context, "secret", "set TAPE_WEBHOOK_SECRET")
     compile_predicate(where)  # an invalid predicate fails before the server is contacted
     number, shards = _shard(shard)
     target = open_sink(

@@ -14,6 +14,7 @@ import typer
 from tape import __version__
 from tape.base.config import Settings, load_settings
 from tape.base.extras import require_server_libraries
+from tape.base.masking import mask_urls
 from tape.base.process import stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.cli.options import run
@@ -221,18 +222,18 @@ def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
     address = "" if grpc_address.endswith(":7878") else f" --url tape://{grpc_address}"
     http = f"http://{http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)" if http_address else "off"
     if settings.auth_jwks:
-        access = f"tokens verified with {settings.auth_jwks} (for development: {command} token)"
+        access = f"tokens verified with {mask_urls(settings.auth_jwks)} (for development: {command} token)"
     elif settings.anonymous == "network":
         access = "open to every client that can reach these addresses (--anonymous network)"
     else:
         access = f"open to clients of this host, which see everything; to use tokens: {command} token, then --auth-jwks"
     typer.echo(
         f"Tape {__version__} is running.\n"
-        f"  store  {settings.store}\n"
+        f"  store  {mask_urls(settings.store)}\n"
         f"  gRPC   tape://{grpc_address}\n"
         f"  HTTP   {http}\n"
         f"  access {access}\n"
-        f"{f'  lake   {settings.lake}' + chr(10) if settings.lake else ''}"
+        f"{f'  lake   {mask_urls(settings.lake)}' + chr(10) if settings.lake else ''}"
         "\n"
         "Try it in another terminal:\n"
         f"  {command} tail{address}\n"

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tape.base.owner import process_name
 from tape.base.process import stop_on_signal
-from tape.cli.options import DEFAULT_SERVER, HttpAllowOption, LogLevelOption, MetricsOption, ServerOption
+from tape.cli.options import (
+    DEFAULT_SERVER,
+    HttpAllowOption,
+    LogLevelOption,
+    MetricsOption,
+    ServerOption,
+    read_secret_file,
+    warn_of_secret,
+)
 from tape.cli.options import run as run_loop
 from tape.cli.telemetry import serve_metrics, set_logging
 from tape.cli.user_code import import_modules
@@ -28,11 +37,13 @@ def subscription() -> None:
 
 @app.command()
 def run(
+    context: typer.Context,
     path: Annotated[str, typer.Argument(help="Path of the subscription in the catalog.")],
     server: ServerOption = DEFAULT_SERVER,
     token: Annotated[
         str, typer.Option("--token", envvar=TOKEN_VARIABLE, help="Internal token of the server.", show_default=False)
     ] = "",
+    token_file: Annotated[Path | None, typer.Option(help="File with the internal token of the server.")] = None,
     worker_id: Annotated[str, typer.Option(help="Worker id in events. [default: <host>-<pid>]")] = "",
     modules: Annotated[
         list[str] | None, typer.Option("--import", "-i", help="Module with a custom source; repeatable.")
@@ -52,6 +63,9 @@ def run(
     messages that were not acknowledged are redelivered.
     """
     set_logging(log_level)
+    warn_of_secret(context, "token", f"set {TOKEN_VARIABLE} or use --token-file")
+    if token_file is not None:
+        token = read_secret_file("--token-file", token_file)
     import_modules(modules or [])
     name = worker_id or process_name()
     control = Control(server, token, connections=MAX_REQUESTS)

@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from tape.base.masking import MaskingFormatter
 from tape.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ def set_logging(level: str) -> None:
     """Log to standard error, from this level on."""
     if level.upper() not in logging.getLevelNamesMapping():
         raise InvalidInput(f"--log-level {level!r} must be debug, info, warning or error.")
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=LOG_FORMAT)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(MaskingFormatter(LOG_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def serve_metrics(registry: CollectorRegistry, listen: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from tape.base.masking import mask_urls
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 from tape.client.credentials import Credentials
 from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
@@ -57,10 +58,12 @@ def target_of(url: str) -> str:
     if not separator:
         rest = scheme
     elif scheme not in ("tape", "grpc", *_SECURE):
-        raise InvalidConfig(f"The server URL {url!r} must look like {DEFAULT_URL}; tapes:// is the same over TLS.")
+        raise InvalidConfig(
+            f"The server URL {mask_urls(url)!r} must look like {DEFAULT_URL}; tapes:// is the same over TLS."
+        )
     rest = rest.rstrip("/")
     if not rest:
-        raise InvalidConfig(f"The server URL {url!r} has no host; it must look like {DEFAULT_URL}.")
+        raise InvalidConfig(f"The server URL {mask_urls(url)!r} has no host; it must look like {DEFAULT_URL}.")
     port = 443 if is_secure(url) else 7878
     return rest if rest.rpartition(":")[2].isdecimal() else f"{rest}:{port}"
 
@@ -200,12 +203,13 @@ def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoRetu
         raise to_error(str(code), details) from error
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         raise ServerUnreachable(
-            f"The Tape server at {url} cannot be reached ({details}). Is it running? Start one with: tape serve"
+            f"The Tape server at {mask_urls(url)} cannot be reached ({details}). Is it running?"
+            " Start one with: tape serve"
         ) from error
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
         raise NotServed(
-            f"The Tape server at {url} does not serve {name} (UNIMPLEMENTED): it is older than this client. Update the"
-            " server, or use a client of its version.",
+            f"The Tape server at {mask_urls(url)} does not serve {name} (UNIMPLEMENTED): it is older than this"
+            " client. Update the server, or use a client of its version.",
             grpc_status=error.code().name,
         ) from error
     status: str = error.code().name

@@ -14,6 +14,7 @@ import msgspec
 
 from tape.base.addresses import OPERATOR
 from tape.base.http_stream import open_lines
+from tape.base.masking import mask_urls
 from tape.base.retry import RECONNECT, Backoff
 from tape.errors import HttpFailed, HttpRequestFailed, InvalidConfig, InvalidHttpRequest, ServerUnreachable
 
@@ -96,7 +97,7 @@ async def stream(
         except HttpRequestFailed as error:
             if first:
                 raise ServerUnreachable(
-                    f"No Tape server answers at {url} ({error}). Is it running? Start one with: tape serve"
+                    f"No Tape server answers at {mask_urls(url)} ({error}). Is it running? Start one with: tape serve"
                 ) from error
             reason = str(error)
         except InvalidHttpRequest as error:
@@ -151,7 +152,7 @@ class _Target:
     def __init__(self, url: str, *, admin: bool) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidConfig(f"The server URL {url!r} must look like http://127.0.0.1:7879.")
+            raise InvalidConfig(f"The server URL {mask_urls(url)!r} must look like http://127.0.0.1:7879.")
         path = parts.path.rstrip("/") + "/v1/events"
         self._url = urlunsplit((parts.scheme, parts.netloc, path, urlencode({"admin": 1}) if admin else "", ""))
         self.retry_s = 3.0

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from tape.archive.location import resolve_url
+from tape.base.masking import mask_urls
 from tape.cel import compile_predicate
 from tape.errors import PipelineInput
 from tape.model.pattern import Pattern
@@ -122,11 +123,14 @@ def journal_database(url: str) -> Database:
     """Open the database of a store URL. Raises PipelineInput if it does not exist: Spark never creates one."""
     if is_memory(url):
         raise PipelineInput(
-            f"The store {url!r} is in the memory of one process; Spark reads from others. Use sqlite: or postgres:."
+            f"The store {mask_urls(url)!r} is in the memory of one process; Spark reads from others."
+            " Use sqlite: or postgres:."
         )
     database = open_database(url)
     if isinstance(database, SqliteDatabase) and not Path(database.path).is_file():
-        raise PipelineInput(f"There is no journal at {database.path}. Start one with: tape serve --store {url}")
+        raise PipelineInput(
+            f"There is no journal at {database.path}. Start one with: tape serve --store {mask_urls(url)}"
+        )
     return database
 
 

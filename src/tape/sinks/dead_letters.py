@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from tape.base.private_files import make_private_folder, open_private
 from tape.client import TapeClient
 from tape.errors import InvalidInput
 from tape.model.entry import Draft
@@ -87,8 +88,8 @@ def dead_letter_of(entry: Any, error: Exception) -> str:
 def write_dead_letters(location: str, dead_letters: Sequence[str]) -> None:
     """Append dead letters to a file, one per line; they are on the disk on return."""
     path = Path(location)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    make_private_folder(path.parent)
+    with open(path, "a+b", opener=open_private) as file:
         size = os.fstat(file.fileno()).st_size
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             file.write(b"\n")  # a process was killed in the middle of a line

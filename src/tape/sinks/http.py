@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from tape.base.addresses import OPERATOR, PUBLIC_ONLY
 from tape.base.http import HttpClient
+from tape.base.masking import mask_urls
 from tape.base.retry import RetryPolicy, retry
 from tape.errors import (
     AddressNotAllowed,
@@ -45,7 +46,7 @@ class HttpTarget:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidInput(f"url {url!r} must look like https://partner.example.com/path.")
+            raise InvalidInput(f"url {mask_urls(url)!r} must look like https://partner.example.com/path.")
         if parts.username or parts.password:
             raise InvalidInput("url has credentials in it; send them as an Authorization header instead.")
         for name, value in headers.items():
@@ -86,7 +87,7 @@ class HttpTarget:
             )
         except SinkUnavailable as error:
             if self._closed.is_set():
-                raise SinkClosed(f"The sink to {self.url} was closed.") from error
+                raise SinkClosed(f"The sink to {mask_urls(self.url)} was closed.") from error
             raise  # a longer Retry-After is left to the relay
 
     def close(self) -> None:
@@ -99,7 +100,7 @@ class HttpTarget:
 
     def _send(self, body: bytes, headers: Mapping[str, str]) -> None:
         if self._closed.is_set():
-            raise SinkClosed(f"The sink to {self.url} was closed.")
+            raise SinkClosed(f"The sink to {mask_urls(self.url)} was closed.")
         wanted = {**self._headers, **headers}
         try:
             response = self._http.request("POST", self.url, body=body, headers=wanted, cut=MAX_RESPONSE_BYTES)
@@ -113,7 +114,7 @@ class HttpTarget:
             raise SinkUnavailable(str(error)) from error
         if response.is_success:
             return
-        said = f"{self.url} answered {response.status} {response.reason}: {response.text[:MAX_SHOWN]}"
+        said = f"{mask_urls(self.url)} answered {response.status} {response.reason}: {response.text[:MAX_SHOWN]}"
         if response.is_retryable:
             raise SinkUnavailable(said, retry_after_s=response.retry_after_s)
         raise SinkRejected(said)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+from tape.base.masking import mask_urls
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import SchemaOutdated
 from tape.store.connection import DatabaseConnection, Dialect, Reader
@@ -88,8 +89,8 @@ class Database(ABC):
                 migrate(connection)
             elif pending := pending_migrations(connection):
                 raise SchemaOutdated(
-                    f"The database {self.url} lacks {', '.join(map(str, pending))}."
-                    f" Run: tape migrate --store {self.url}"
+                    f"The database {mask_urls(self.url)} lacks {', '.join(map(str, pending))}."
+                    f" Run: tape migrate --store {mask_urls(self.url)}"
                 )
         finally:
             connection.close()

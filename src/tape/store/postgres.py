@@ -9,6 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from tape.base.masking import mask_urls
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.errors import (
     MissingExtra,
@@ -59,8 +60,10 @@ def translate(error: psycopg.Error) -> TapeError:
     if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
         return StoreDamaged(f"The database is damaged ({error}).")
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction):
-        return StoreUnavailable(f"PostgreSQL is not available ({' '.join(str(error).split())}). Is it running?")
-    return StoreError(f"PostgreSQL: {error}")
+        return StoreUnavailable(
+            f"PostgreSQL is not available ({mask_urls(' '.join(str(error).split()))}). Is it running?"
+        )
+    return StoreError(f"PostgreSQL: {mask_urls(str(error))}")
 
 
 def _translated(method: Callable[P, T]) -> Callable[P, T]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from tape.base.private_files import create_private
 from tape.errors import MissingExtra, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreUnavailable, TapeError
 from tape.store.connection import DatabaseConnection, Row, placeholders, upsert_sql
 from tape.store.database import JOURNAL, Database
@@ -78,6 +79,7 @@ class SqliteConnection(DatabaseConnection):
     def __init__(self, path: Path, *, read_only: bool, durable: bool) -> None:
         super().__init__()
         self.path = path
+        create_private(path)  # SQLite gives the files beside it the same mode
         try:
             self._db = apsw.Connection(os.fspath(path))
             self._db.set_busy_timeout(BUSY_TIMEOUT_MS)

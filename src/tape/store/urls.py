@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tape.base.masking import mask_urls
 from tape.errors import UnknownStore
 from tape.store.database import Database
 
@@ -32,10 +33,10 @@ def open_database(url: str, **options: Any) -> Database:
 
         path = url if scheme is None else url[scheme.end() :].removeprefix("//")
         if not path:
-            raise UnknownStore(f"The store URL {url!r} has no path. Example: sqlite:tape.db")
+            raise UnknownStore(f"The store URL {mask_urls(url)!r} has no path. Example: sqlite:tape.db")
         return SqliteDatabase(url, Path(path).expanduser(), **options)
     if scheme[1].lower() in _POSTGRES:
         from tape.store.postgres import PostgresDatabase
 
         return PostgresDatabase(url, **options)
-    raise UnknownStore(f"The store URL {url!r} has the unknown scheme {scheme[1]!r}; known are {KNOWN}.")
+    raise UnknownStore(f"The store URL {mask_urls(url)!r} has the unknown scheme {scheme[1]!r}; known are {KNOWN}.")

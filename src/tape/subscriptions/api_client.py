@@ -11,6 +11,7 @@ import msgspec
 
 from tape.base.addresses import OPERATOR
 from tape.base.http import HttpClient, Response
+from tape.base.masking import mask_urls
 from tape.errors import ApiRefused, HttpRequestFailed, InvalidConfig, ServerUnreachable
 from tape.subscriptions.events import SubscriptionEvent
 
@@ -35,7 +36,7 @@ class Control:
     def __init__(self, url: str, token: str = "", *, timeout_s: float = TIMEOUT_S, connections: int = 8) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidConfig(f"the server's address {url!r} must look like http://127.0.0.1:7879.")
+            raise InvalidConfig(f"the server's address {mask_urls(url)!r} must look like http://127.0.0.1:7879.")
         self.url = url.rstrip("/")
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
         self._http = HttpClient(

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from tape.base.private_files import make_private_folder, open_private
 from tape.errors import ArtifactStoreFailed, InvalidConfig, InvalidJson, MissingExtra, NotFound
 
 MIMES = {"txt": "text/plain; charset=utf-8", "json": "application/json"}
@@ -130,9 +131,9 @@ class _Folder:
     def _write(self, target: Path, content: bytes) -> None:
         if target.exists():
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(target.parent)
         draft = target.with_name(f".{uuid.uuid4().hex}")
-        with draft.open("xb") as file:
+        with open(draft, "xb", opener=open_private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

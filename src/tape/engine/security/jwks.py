@@ -16,6 +16,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from tape.base.addresses import OPERATOR, AddressPolicy
 from tape.base.http import HttpClient
+from tape.base.masking import mask_urls
 from tape.errors import HttpRequestFailed, InvalidConfig, TokenRejected
 
 log = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ class KeySet:
             await self._load()
         except (OSError, ValueError, HttpRequestFailed) as error:
             if not self._is_url:
-                raise InvalidConfig(f"auth_jwks {self.source} cannot be used: {error}.") from error
-            log.warning("cannot fetch the keys from %s, retrying: %s", self.source, error)
+                raise InvalidConfig(f"auth_jwks {mask_urls(self.source)} cannot be used: {error}.") from error
+            log.warning("cannot fetch the keys from %s, retrying: %s", mask_urls(self.source), error)
         self._task = asyncio.create_task(self._keep_fresh())
 
     async def close(self) -> None:
@@ -114,7 +115,7 @@ class KeySet:
         try:
             await self._load()
         except (OSError, ValueError, HttpRequestFailed) as error:
-            log.warning("cannot load the keys from %s: %s", self.source, error)
+            log.warning("cannot load the keys from %s: %s", mask_urls(self.source), error)
 
     async def _keep_fresh(self) -> None:
         while True:
@@ -131,7 +132,7 @@ class KeySet:
         self._keys = keys
         self._fetched_at = time.monotonic()
         if withdrawn:
-            log.info("keys withdrawn by %s: %s", self.source, ", ".join(withdrawn))
+            log.info("keys withdrawn by %s: %s", mask_urls(self.source), ", ".join(withdrawn))
             self.on_withdrawn(withdrawn)
 
     async def _fetch(self) -> bytes:
@@ -183,4 +184,6 @@ def _check_url(url: str) -> None:
     parts = urlsplit(url)
     is_here = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
-        raise InvalidConfig(f"auth_jwks {url!r} must be a file, an https:// address, or http:// on this machine.")
+        raise InvalidConfig(
+            f"auth_jwks {mask_urls(url)!r} must be a file, an https:// address, or http:// on this machine."
+        )

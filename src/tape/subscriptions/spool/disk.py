@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tape.base.file_lock import lock_file
+from tape.base.private_files import FILE_MODE, make_private_folder, open_private
 from tape.errors import SpoolUnavailable
 from tape.subscriptions.spool.backend import Area, AreaSize, StoredObject
 
@@ -82,8 +83,8 @@ class DiskBackend:
     def _claim(self) -> bool:
         if self._lock < 0:
             folder = self._folder(Area.CONTROL)
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            make_private_folder(folder)
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
             try:
                 lock_file(lock)
             except BlockingIOError:
@@ -94,13 +95,13 @@ class DiskBackend:
 
     def _put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         folder = self._folder(area)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         scratches = []
         try:
             for key, data in objects:
                 scratch = folder / f".{key}.tmp"
                 scratches.append(scratch)
-                with scratch.open("wb") as file:
+                with open(scratch, "wb", opener=open_private) as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
