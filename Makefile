@@ -49,6 +49,7 @@ docs: $(VENV)/.dev ## Generate the reference pages from the code
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/events.py
 	$(BIN)/python scripts/document_fields.py
+	$(BIN)/python scripts/access_table.py
 
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist

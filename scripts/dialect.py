@@ -18,6 +18,7 @@ CHECKED = (
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/glossary.md",
+    "docs/security.md",
     "docs/tutorial.md",
 )
 # Released migrations are never edited, the wire contract keeps its names, generated code follows it.

@@ -62,7 +62,7 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("script", ["reference.py", "events.py", "document_fields.py"])
+@pytest.mark.parametrize("script", ["reference.py", "events.py", "document_fields.py", "access_table.py"])
 def test_generated_pages_are_current(script: str) -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

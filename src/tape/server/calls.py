@@ -26,7 +26,7 @@ def find_call(text: str) -> str:
     for route in _routes(path):
         call = f"{method} {route}"
         for name, value in parse_qsl(query):
-            if VARIANTS.get(f"{call}?{name}") == value:
+            if VARIANTS.get(f"{call}?{name}") == value.lower():
                 return f"{call}?{name}"
         if call in CALLS:
             return call
