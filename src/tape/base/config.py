@@ -62,6 +62,8 @@ class Settings:
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True
     keep_tasks_h: int = 168
+    grpc_max_message_bytes: int = 4 << 20
+    grpc_max_concurrent_calls: int = 1_024
     http_max_header_bytes: int = 64 << 10
     http_max_url_bytes: int = 16 << 10
     http_header_timeout_s: float = 10.0
@@ -85,6 +87,8 @@ class Settings:
             "max_subscribers_per_session",
             "artifact_threshold_bytes",
             "keep_tasks_h",
+            "grpc_max_message_bytes",
+            "grpc_max_concurrent_calls",
             "http_max_header_bytes",
             "http_max_url_bytes",
             "http_max_connections",

@@ -175,7 +175,7 @@ class _Lines:
                 self._queue.put(None)
                 break
             batch.append(draft)
-            size += len(draft.payload_json)
+            size += len(draft.payload_json.encode())
         return batch
 
     def _read(self) -> None:

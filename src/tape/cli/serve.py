@@ -116,6 +116,12 @@ def serve(
     artifact_threshold_bytes: Annotated[
         int | None, typer.Option(help="Bytes from which a field is stored as an artifact. [default: 32768]")
     ] = None,
+    grpc_max_message_bytes: Annotated[
+        int | None, typer.Option(help="Largest accepted gRPC message in bytes. [default: 4194304]")
+    ] = None,
+    grpc_max_concurrent_calls: Annotated[
+        int | None, typer.Option(help="gRPC calls in progress, streams not counted. [default: 1024]")
+    ] = None,
     http_max_header_bytes: Annotated[
         int | None, typer.Option(help="Bytes that the headers of an HTTP request may have. [default: 65536]")
     ] = None,
@@ -185,6 +191,8 @@ def serve(
         "imports": imports,
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
+        "grpc_max_message_bytes": grpc_max_message_bytes,
+        "grpc_max_concurrent_calls": grpc_max_concurrent_calls,
         "http_max_header_bytes": http_max_header_bytes,
         "http_max_url_bytes": http_max_url_bytes,
         "http_header_timeout_s": http_header_timeout_s,

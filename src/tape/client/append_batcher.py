@@ -31,7 +31,7 @@ class AppendBatcher:
 
     async def append(self, drafts: Sequence[Draft]) -> list[int]:
         """Append drafts, all or none; returns their `global_seq`s once they are durable."""
-        size = sum(len(draft.payload_json) for draft in drafts)
+        size = sum(_bytes_of(draft.payload_json) for draft in drafts)
         return await self._batcher.send(drafts, len(drafts), size)
 
     async def flush(self) -> None:
@@ -65,3 +65,7 @@ class AppendBatcher:
         return await retry_async(
             lambda: self._send(drafts, request_id, first_write_wins), RETRY, can_retry=is_retryable
         )
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

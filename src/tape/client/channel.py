@@ -13,7 +13,7 @@ from tape.base.masking import mask_urls
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 from tape.client.credentials import Credentials
 from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
-from tape.errors import InvalidConfig, NotServed, RpcFailed, ServerUnreachable, TapeError, all_errors
+from tape.errors import InvalidConfig, NotServed, PayloadTooLarge, RpcFailed, ServerUnreachable, TapeError, all_errors
 
 DEFAULT_URL = "tape://localhost:7878"
 ERROR_CODE_KEY = "tape-error-code"
@@ -211,6 +211,11 @@ def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoRetu
             f"The Tape server at {mask_urls(url)} does not serve {name} (UNIMPLEMENTED): it is older than this"
             " client. Update the server, or use a client of its version.",
             grpc_status=error.code().name,
+        ) from error
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        raise PayloadTooLarge(
+            f"The request of {name} is larger than the server accepts (grpc_max_message_bytes; {details})."
+            " Send it in several requests."
         ) from error
     status: str = error.code().name
     raise RpcFailed(f"{status}: {details}", status) from error

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import grpc
 import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from starlette.types import ASGIApp
 
 from tape.archive import open_archive
@@ -40,9 +40,10 @@ from tape.server.access import Access
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
+from tape.server.grpc.decoding import StandardServices
 from tape.server.grpc.effects import EffectsService
 from tape.server.grpc.journal import JournalService
-from tape.server.grpc.methods import SERVICE, handlers
+from tape.server.grpc.methods import SERVICE, UnaryCalls, handlers
 from tape.server.grpc.reactions import ReactionsService
 from tape.server.grpc.runs import RunsService
 from tape.server.grpc.sessions import SessionsService
@@ -72,8 +73,10 @@ from tape.subscriptions.runtime.supervisor import RuntimeSupervisor
 
 log = logging.getLogger(__name__)
 
-# gRPC accepts messages a little larger than the write queue, so that the error is ours and names the limit.
-MESSAGE_SLACK_BYTES = 8 << 20
+# What a message has beside its largest payload. A payload that is a little too large gets Tape's own error.
+MESSAGE_SLACK_BYTES = 1 << 20
+# Names and values of all metadata of a call together, as for the headers of HTTP.
+MAX_METADATA_BYTES = 64 << 10
 HOUSEKEEPING_S = 600.0
 # Seconds between two runs of the counter. Queries count newer entries from the journal.
 COUNTING_S = 10.0
@@ -186,7 +189,7 @@ class Server:
         await self.stop()
 
     async def _open_grpc(self) -> None:
-        server = grpc.aio.server(options=grpc_options(self.settings.queue_bytes + MESSAGE_SLACK_BYTES))
+        server = grpc.aio.server(options=grpc_options(_max_message_bytes(self.settings)))
         services = [
             self._journal_service,
             ValuesService(self.journal, self.hub),
@@ -199,9 +202,12 @@ class Server:
             AdvanceService(self.journal),
         ]
         access = RpcAccess(self._access)
-        server.add_generic_rpc_handlers((handlers(services, self.metrics, access),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        calls = UnaryCalls(self.settings.grpc_max_concurrent_calls)
+        server.add_generic_rpc_handlers((handlers(services, self.metrics, access, calls),))
+        standard = StandardServices(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, standard)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), standard)
         host, port = parse_address("listen", self.settings.listen)
         bind("listen", host, port).close()  # gRPC does not report why it cannot bind; this raises the reason
         bound = server.add_insecure_port(join(host, port))
@@ -282,7 +288,9 @@ def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         # Clients send a keepalive ping every 20 seconds, also on idle connections. gRPC closes a connection that pings
         # more often than this ("too_many_pings"); its default is 5 minutes.
         ("grpc.keepalive_permit_without_calls", 1),
@@ -320,6 +328,10 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: `tape serve` handles them for the whole process."""
         yield
+
+
+def _max_message_bytes(settings: Settings) -> int:
+    return max(settings.grpc_max_message_bytes, settings.max_payload_bytes + MESSAGE_SLACK_BYTES)
 
 
 def _http_limits(settings: Settings) -> HttpLimits:

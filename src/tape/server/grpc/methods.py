@@ -18,10 +18,11 @@ from google.protobuf.message_factory import GetMessageClass
 from tape.base.telemetry import spans
 from tape.base.telemetry.metrics import Metrics
 from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
-from tape.errors import TapeError
+from tape.errors import Overloaded, TapeError
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
+from tape.server.grpc.decoding import UNDECODABLE, DecodedRequests, decoder, undecodable
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +43,31 @@ class Context(Protocol):
     async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn: ...
 
 
-def handlers(services: list[Any], metrics: Metrics, access: RpcAccess) -> Any:
+class UnaryCalls:
+    """The unary calls in progress; `enter` raises beyond the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+
+    def enter(self) -> None:
+        """Count a call that begins."""
+        if self._count >= self._limit:
+            raise Overloaded(f"{self._limit} calls are in progress (grpc_max_concurrent_calls). Try again.")
+        self._count += 1
+
+    def leave(self) -> None:
+        """Count a call that ended."""
+        self._count -= 1
+
+
+def handlers(services: list[Any], metrics: Metrics, access: RpcAccess, calls: UnaryCalls) -> Any:
     """A generic gRPC handler for the service, served by the `snake_case` methods of the services."""
     bound = {}
     for method in tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
         function = next((getattr(service, name) for service in services if hasattr(service, name)), None)
-        bound[method.name] = _handler(method, function, metrics, access)
+        bound[method.name] = _handler(method, function, metrics, access, calls)
     return grpc.method_handlers_generic_handler(SERVICE, bound)
 
 
@@ -72,16 +91,17 @@ def owner_of(context: Context) -> str:
     return ""
 
 
-def _handler(method: Any, function: Any, metrics: Metrics, access: RpcAccess) -> Any:
+def _handler(method: Any, function: Any, metrics: Metrics, access: RpcAccess, calls: UnaryCalls) -> Any:
     options = {
-        "request_deserializer": GetMessageClass(method.input_type).FromString,
+        "request_deserializer": decoder(GetMessageClass(method.input_type).FromString),
         "response_serializer": _to_bytes,
     }
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(_stream(method.name, function, metrics, access), **options)
+        stream = _stream(method.name, function, metrics, access, is_client_streaming=True)
+        return grpc.stream_stream_rpc_method_handler(stream, **options)
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(_stream(method.name, function, metrics, access), **options)
-    return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics, access), **options)
+    return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics, access, calls), **options)
 
 
 def _to_bytes(reply: Reply) -> bytes:
@@ -89,7 +109,11 @@ def _to_bytes(reply: Reply) -> bytes:
 
 
 def _unary(
-    name: str, function: Callable[[Any, Context], Awaitable[Reply]] | None, metrics: Metrics, access: RpcAccess
+    name: str,
+    function: Callable[[Any, Context], Awaitable[Reply]] | None,
+    metrics: Metrics,
+    access: RpcAccess,
+    calls: UnaryCalls,
 ) -> Callable[[Any, Context], Awaitable[Reply]]:
     succeeded = metrics.rpcs.labels(name, "OK")
     if function is not None and spans.are_recorded():
@@ -99,9 +123,15 @@ def _unary(
         if function is None:
             await _not_served(context, name, metrics)
         try:
-            if access.is_restricted:
-                await access.admit(name, context.invocation_metadata())
-            reply = await function(request, context)
+            calls.enter()
+            try:
+                if access.is_restricted:
+                    await access.admit(name, context.invocation_metadata())
+                if request is UNDECODABLE:
+                    raise undecodable(name)
+                reply = await function(request, context)
+            finally:
+                calls.leave()
         except Exception as error:
             await _fail(context, error, name, metrics)
         succeeded.inc()
@@ -125,19 +155,26 @@ def _in_span(
 
 
 def _stream(
-    name: str, function: Callable[[Any, Context], AsyncIterator[Reply]] | None, metrics: Metrics, access: RpcAccess
+    name: str,
+    function: Callable[[Any, Context], AsyncIterator[Reply]] | None,
+    metrics: Metrics,
+    access: RpcAccess,
+    *,
+    is_client_streaming: bool = False,
 ) -> Callable[[Any, Context], AsyncIterator[Reply]]:
     async def call(request: Any, context: Context) -> AsyncIterator[Reply]:
         if function is None:
             await _not_served(context, name, metrics)
         try:
-            if access.is_restricted:
-                caller = await access.admit(name, context.invocation_metadata())
-                replies = access.guard(caller, function(request, context))
-            else:
-                replies = function(request, context)
-            async for reply in replies:
+            caller = await access.admit(name, context.invocation_metadata()) if access.is_restricted else None
+            if request is UNDECODABLE:
+                raise undecodable(name)
+            requests = DecodedRequests(name, aiter(request)) if is_client_streaming else None
+            replies = function(requests or request, context)
+            async for reply in replies if caller is None else access.guard(caller, replies):
                 yield reply
+            if requests is not None:
+                requests.check()
         except Exception as error:
             await _fail(context, error, name, metrics)
         metrics.rpcs.labels(name, "OK").inc()
