@@ -77,7 +77,7 @@ async def test_every_problem_of_a_document_is_in_one_answer(server: Server) -> N
     ],
 )
 async def test_invalid_input_is_named(server: Server, path: str, body: Any, status: int, reason: str) -> None:
-    refused = await post(server, f"/api/catalog/{path}", body)
+    refused = await post(server, f"/api/catalog/{path}", body, content_type="application/json")
     assert (refused.status, refused.json()["status"]) == (status, status)
     assert reason in refused.json()["error"]
 

@@ -110,7 +110,7 @@ async def test_after_a_failure_the_rest_of_its_lane_is_skipped_and_no_other_lane
     ],
 )
 async def test_invalid_input_is_named(shop: Server, path: str, body: Any, status: int, reason: str) -> None:
-    refused = await post(shop, f"/api/{path}", body)
+    refused = await post(shop, f"/api/{path}", body, content_type="application/json")
     assert (refused.status, refused.json()["status"]) == (status, status)
     assert reason in refused.json()["error"]
 

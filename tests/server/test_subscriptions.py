@@ -81,7 +81,7 @@ async def test_invalid_actions_are_answered_with_a_status(server: Server, orders
         await post(server, "/api/subscriptions/99/activate"),
         await get(server, "/api/subscriptions/nonsense"),
         await post(server, "/api/subscriptions", {"path": "nowhere"}),
-        await post(server, "/api/subscriptions", b"{"),
+        await post(server, "/api/subscriptions", b"{", content_type="application/json"),
         await post(server, "/api/subscriptions", {}),
         await get(server, "/api/subscriptions?limit=0"),
     ]

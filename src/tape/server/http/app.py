@@ -16,6 +16,7 @@ from tape.journal.journal import Journal
 from tape.server.http.artifacts import ArtifactRoutes
 from tape.server.http.cors import Cors
 from tape.server.http.documents import show_asyncapi, show_openapi
+from tape.server.http.foreign_pages import ForeignPages
 from tape.server.http.info import InfoRoutes
 from tape.server.http.ingress import IngressRoutes
 from tape.server.http.publish import PublishRoutes
@@ -52,7 +53,7 @@ def build_app(journal: Journal, metrics: Metrics, endpoints: Endpoints, origins:
     async def show_metrics(request: Request) -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    app = App(metrics)
+    app = App(metrics, ForeignPages(origins).refuse)
     app.add("GET", "/", healthz)
     app.add("GET", "/healthz", healthz)
     app.add("GET", "/readyz", readyz)

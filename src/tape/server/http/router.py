@@ -17,8 +17,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 class App:
     """An ASGI application with a handful of exact paths."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, refuse: Callable[[Scope], Response | None] = lambda _: None) -> None:
         self._metrics = metrics
+        self._refuse = refuse
         self._routes: dict[str, dict[str, ASGIApp]] = {}
         self._prefixes: dict[str, dict[str, ASGIApp]] = {}
 
@@ -48,7 +49,9 @@ class App:
         route, methods = self._find(scope)
         handler = (methods or {}).get(scope["method"])
         try:
-            if methods is None:
+            if (refusal := self._refuse(scope)) is not None:
+                await refusal(scope, receive, recording_send)
+            elif methods is None:
                 await not_found()(scope, receive, recording_send)
             elif handler is None:
                 await wrong_method(*sorted(methods))(scope, receive, recording_send)
