@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tape.brokers.kafka.connection import connection_of
+from tape.brokers.kafka.deadline import DEADLINE_S, call_within
 from tape.brokers.kafka.source import delivery_of
 from tape.brokers.log import Log, LogRange, OffsetDelivery, first_offset
 from tape.brokers.settings import SourceSettings
@@ -95,12 +96,19 @@ class KafkaLog(Log):
             self._kafka.TopicPartition(self.topic, self._number(partition), at) for partition, at in positions.items()
         ]
         if offsets:
-            self._call(lambda: self._client.commit(offsets=offsets, asynchronous=False))
+            commit = partial(self._client.commit, offsets=offsets, asynchronous=False)
+            try:
+                self._call(lambda: call_within(DEADLINE_S, commit))
+            except TimeoutError:
+                raise SourceUnavailable(f"{self._where} does not answer a commit within {DEADLINE_S:.0f} s.") from None
 
     def close(self) -> None:
         client, self._open = self._open, None
         if client is not None:
-            client.close()
+            try:
+                call_within(DEADLINE_S, client.close)
+            except TimeoutError:
+                log.warning("%s: the consumer is not closed after %.0f s", self._where, DEADLINE_S)
 
     @property
     def _client(self) -> Any:

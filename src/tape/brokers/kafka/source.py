@@ -8,9 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from tape.brokers.kafka.connection import connection_of
+from tape.brokers.kafka.deadline import DEADLINE_S, call_within
 from tape.brokers.kafka.offsets import Offsets
 from tape.brokers.settings import SourceSettings
 from tape.brokers.source import Delivery, Source
@@ -178,7 +180,12 @@ class KafkaSource(Source):
             return
         positions = [self._kafka.TopicPartition(self.topic, number, position) for number, position in moved.items()]
         try:
-            self._consumer.commit(offsets=positions, asynchronous=False)
+            commit = partial(self._consumer.commit, offsets=positions, asynchronous=False)
+            call_within(DEADLINE_S, commit)
+        except TimeoutError:
+            raise SourceUnavailable(
+                f"Kafka at {self._brokers} does not answer a commit within {DEADLINE_S:.0f} s."
+            ) from None
         except self._kafka.KafkaException as error:
             if error.args[0].code() not in self._moved:
                 raise SourceUnavailable(
@@ -244,7 +251,10 @@ class KafkaSource(Source):
         self._paused_until.clear()
         self._arrived.clear()
         if consumer is not None:
-            consumer.close()
+            try:
+                call_within(DEADLINE_S, consumer.close)
+            except TimeoutError:
+                log.warning("Kafka at %s: the consumer is not closed after %.0f s", self._brokers, DEADLINE_S)
 
     def _note(self, error: Any) -> None:
         if error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN:
