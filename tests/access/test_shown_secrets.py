@@ -13,8 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from tape.base.config import Settings
-from tape.base.masking import MaskingFormatter, mask_urls
 from tape.base.private_files import is_private
+from tape.base.url_mask import MaskingFormatter, mask_urls
 from tape.cli import doctor, serve
 from tape.cli.options import read_secret_file, warn_of_secret
 from tape.engine.security import artifacts

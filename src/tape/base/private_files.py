@@ -32,7 +32,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether nobody but the owner can use the file or folder; also if it does not exist."""
+    """Whether only the owner can use the file or folder; also if it does not exist."""
     try:
         return os.name == "nt" or not stat.S_IMODE(path.stat().st_mode) & 0o077
     except OSError:

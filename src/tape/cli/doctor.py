@@ -20,8 +20,8 @@ from rich.console import Console
 from tape import __version__
 from tape.base.config import Settings, load_settings, parse_address
 from tape.base.extras import has_server_libraries
-from tape.base.masking import mask_urls
 from tape.base.private_files import is_private
+from tape.base.url_mask import mask_urls
 from tape.cli.options import Output, OutputOption, run
 from tape.errors import JavaMissing, TapeError
 from tape.journal.appender import Head, read_head

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from tape import __version__
-from tape.base.masking import mask_urls
+from tape.base.url_mask import mask_urls
 from tape.errors import TapeError
 
 # Each is a module of this package with a function of that name, or with an `app` if it has subcommands.

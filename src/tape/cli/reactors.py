@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from tape.base.masking import mask_urls
 from tape.base.process import stop_event
+from tape.base.url_mask import mask_urls
 from tape.cli.options import DEFAULT_URL, HttpAllowOption, Output, OutputOption, UrlOption
 from tape.cli.output import console, print_json, state
 from tape.cli.user_code import import_modules, load_object

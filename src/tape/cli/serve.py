@@ -14,9 +14,9 @@ import typer
 from tape import __version__
 from tape.base.config import Settings, load_settings
 from tape.base.extras import require_server_libraries
-from tape.base.masking import mask_urls
 from tape.base.process import stop_on_signal
 from tape.base.telemetry.export import start_export
+from tape.base.url_mask import mask_urls
 from tape.cli.options import run
 from tape.cli.telemetry import set_logging
 from tape.cli.user_code import import_modules

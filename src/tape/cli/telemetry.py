@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from tape.base.masking import MaskingFormatter
+from tape.base.url_mask import MaskingFormatter
 from tape.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from tape.base.masking import mask_urls
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
+from tape.base.url_mask import mask_urls
 from tape.client.credentials import Credentials
 from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
 from tape.errors import InvalidConfig, NotServed, PayloadTooLarge, RpcFailed, ServerUnreachable, TapeError, all_errors

@@ -14,8 +14,8 @@ import msgspec
 
 from tape.base.addresses import OPERATOR
 from tape.base.http_stream import open_lines
-from tape.base.masking import mask_urls
 from tape.base.retry import RECONNECT, Backoff
+from tape.base.url_mask import mask_urls
 from tape.errors import HttpFailed, HttpRequestFailed, InvalidConfig, InvalidHttpRequest, ServerUnreachable
 
 log = logging.getLogger(__name__)

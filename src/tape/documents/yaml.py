@@ -145,7 +145,7 @@ class _ValueBuilder:
         if parent is not None and isinstance(parent.value, dict) and parent.key is None:
             self._begin_key(parent, parent.value, event)
             return
-        path = self._place(parent, event)
+        path = self._begin_value(parent, event)
         value: Any
         if isinstance(event, ScalarEvent):
             value = _scalar(event, path)
@@ -170,7 +170,7 @@ class _ValueBuilder:
             raise InvalidDocument([Problem(render(path), line, f"is given twice, also on line {self.lines[path]}")])
         parent.key, parent.key_line = event.value, line
 
-    def _place(self, parent: _Collection | None, event: Event) -> Path:
+    def _begin_value(self, parent: _Collection | None, event: Event) -> Path:
         """The path of the value that begins; its line is that of its key, or its own in a list."""
         if parent is None:
             path: Path = ()

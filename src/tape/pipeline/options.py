@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from tape.archive.location import resolve_url
-from tape.base.masking import mask_urls
+from tape.base.url_mask import mask_urls
 from tape.cel import compile_predicate
 from tape.errors import PipelineInput
 from tape.model.pattern import Pattern

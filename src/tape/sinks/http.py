@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from tape.base.addresses import OPERATOR, PUBLIC_ONLY
 from tape.base.http import HttpClient
-from tape.base.masking import mask_urls
 from tape.base.retry import RetryPolicy, retry
+from tape.base.url_mask import mask_urls
 from tape.errors import (
     AddressNotAllowed,
     HttpRequestFailed,

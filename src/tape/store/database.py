@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from tape.base.masking import mask_urls
 from tape.base.telemetry.metrics import Metrics
+from tape.base.url_mask import mask_urls
 from tape.errors import SchemaOutdated
 from tape.store.connection import DatabaseConnection, Dialect, Reader
 from tape.store.migrations import Migration, migrate, pending_migrations

@@ -9,8 +9,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from tape.base.masking import mask_urls
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
+from tape.base.url_mask import mask_urls
 from tape.errors import (
     MissingExtra,
     StoreBusy,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tape.base.masking import mask_urls
+from tape.base.url_mask import mask_urls
 from tape.errors import UnknownStore
 from tape.store.database import Database
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tape.base.addresses import OPERATOR
 from tape.base.http import HttpClient, Response
-from tape.base.masking import mask_urls
+from tape.base.url_mask import mask_urls
 from tape.errors import ApiRefused, HttpRequestFailed, InvalidConfig, ServerUnreachable
 from tape.subscriptions.events import SubscriptionEvent
 

@@ -16,7 +16,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from tape.base.addresses import OPERATOR, AddressPolicy
 from tape.base.http import HttpClient
-from tape.base.masking import mask_urls
+from tape.base.url_mask import mask_urls
 from tape.errors import HttpRequestFailed, InvalidConfig, TokenRejected
 
 log = logging.getLogger(__name__)
