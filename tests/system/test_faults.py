@@ -102,7 +102,7 @@ async def test_a_full_disk_is_a_typed_error_and_free_space_resolves_it(tmp_path:
                 for _ in range(1_000):
                     appended = (await journal.append([draft]))[-1]
 
-            with pytest.raises(StoreFull, match="make room"):
+            with pytest.raises(StoreFull, match="free disk space"):
                 await fill()
             with pytest.raises(StoreFull):
                 await journal.append([draft])
