@@ -115,7 +115,7 @@ def write_dead_letters(tx: Transaction, until_ms: int) -> int:
     registry.register(tx, check_reaction(wanted))
     begin = until_ms - OUTAGE_AGO_MS
     rows = tx.query(
-        "SELECT global_seq, run_id, seq, subject, payload_json, ts_ms FROM tape_journal"
+        "SELECT global_seq, run_id, seq, subject, payload_json, ts_ms, tenant FROM tape_journal"
         " WHERE subject >= ? AND subject < ? AND ts_ms >= ? AND ts_ms < ? ORDER BY global_seq LIMIT ?",
         f"/tape/effect/failed/{FAILING_TOOL}/",
         f"/tape/effect/failed/{FAILING_TOOL}0",
@@ -123,7 +123,7 @@ def write_dead_letters(tx: Transaction, until_ms: int) -> int:
         begin + OUTAGE_MS,
         MAX_DEAD_LETTERS,
     )
-    for global_seq, run_id, seq, about, payload, ts_ms in rows:
+    for global_seq, run_id, seq, about, payload, ts_ms, tenant in rows:
         dead_letter = Task(
             task_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{REACTION}/{global_seq}")),
             reaction_id=REACTION,
@@ -150,6 +150,7 @@ def write_dead_letters(tx: Transaction, until_ms: int) -> int:
             source_seq=seq,
             source_ts_ms=ts_ms,
             schema_version=1,
+            tenant=tenant,
         )
         insert(tx, "tape_tasks", dead_letter)
     return len(rows)

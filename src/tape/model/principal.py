@@ -73,6 +73,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return tenant == self.tenant or self.sees_all_tenants
 
     @property
+    def only_tenant(self) -> str | None:
+        """The only tenant whose things exist for the principal; None if it sees all."""
+        return None if self.sees_all_tenants else self.tenant
+
+    @property
     def can_widen(self) -> bool:
         """Whether the principal may read beyond its own user and session."""
         return self.is_open or self.has(ADMIN, FLEET, ALL_TENANTS, SYSTEM_SCOPE)

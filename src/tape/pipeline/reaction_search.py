@@ -67,7 +67,8 @@ def search(
 def _required_columns(reaction: Reaction) -> set[str]:
     """Return the columns that the matcher of a reaction reads."""
     names = compile_predicate(reaction.predicate_cel).variables
-    return {column for name in names for column in SOURCES.get(name, (name,))} | {"subject", "run_id", "global_seq"}
+    own = {"subject", "run_id", "global_seq"} | ({"tenant"} if reaction.tenant else set())
+    return {column for name in names for column in SOURCES.get(name, (name,))} | own
 
 
 def _keep_matches(catalog: ReactionIndex, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:

@@ -12,6 +12,7 @@ from tape.engine.reactions import claims, compiled, dead_letters, registry, stat
 from tape.engine.reactions.claims import ClaimTerms
 from tape.engine.reactions.explanation import _task_of
 from tape.engine.reactions.reaction import Reaction
+from tape.model.principal import Principal, acting_as
 from tape.model.reaction_states import HandlerKind
 from tape.store import Reader, Transaction, open_database
 from tests.engine.ledgers.test_plans import Planner
@@ -21,10 +22,18 @@ STRICT = Reaction("r", "", "/tape/**", "", HandlerKind.TASK, strict_order=True)
 TERMS = ClaimTerms("w", 60_000, 5, first_expiry=1)
 ONE_SHARD = ClaimTerms("w", 60_000, 5, shard=1, first_expiry=1)
 
+
+def as_a_tenant(question: Callable[[], object]) -> object:
+    with acting_as(Principal(tenant="t")):
+        return question()
+
+
 QUESTIONS: dict[str, Callable[[Any], object]] = {
     "candidates": lambda reader: claims._candidates(reader, REACTION, 10, TERMS),
     "candidates of a shard": lambda reader: claims._candidates(reader, REACTION, 10, ONE_SHARD),
     "candidates in strict order": lambda reader: claims._candidates(reader, STRICT, 10, TERMS),
+    "candidates of a tenant": lambda reader: as_a_tenant(lambda: claims._candidates(reader, REACTION, 10, TERMS)),
+    "dead letters of a tenant": lambda reader: as_a_tenant(lambda: dead_letters.list_tasks(reader, "", status=5)),
     "abandoned at the last attempt": lambda reader: claims._dead_letter_exhausted(reader, REACTION, 5),
     "what is due next": lambda reader: claims._next_due(reader, "r", TERMS, True),
     "what is ready": lambda reader: claims.find_ready(reader, ["r"], 5),
@@ -45,6 +54,7 @@ QUESTIONS: dict[str, Callable[[Any], object]] = {
 class _Entry:
     global_seq = 4
     subject = "/tape/a/b"
+    tenant = ""
 
 
 class _Planner(Planner):

@@ -43,14 +43,21 @@ def is_begun_by(reaction_id: str, invocation: str) -> bool:
     return prefix == f"react-{reaction_id}" and number.isdecimal()
 
 
+def tenant_of_runs(reaction: Reaction) -> str:
+    """The tenant of the runs that a reaction begins: its own, which is that of the entries; without one, the app."""
+    return reaction.tenant or reaction.agent_app
+
+
 def launch_runs(tx: Transaction, reaction: Reaction, sources: Sequence[RunSource]) -> int:
-    """Begin a run for each source unless it exists; the number of new runs."""
+    """Begin a run for each source unless it exists; the number of new runs. They belong to the reaction's tenant."""
     ids = [invocation_id(reaction.reaction_id, source.global_seq) for source in sources]
     condition, values = tx.is_any("invocation_id", ids)
     rows = tx.query(
-        f"SELECT invocation_id FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = '' AND {condition}",
+        f"SELECT invocation_id FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = '' AND {condition}"
+        " AND tenant = ?",
         reaction.agent_app,
         values,
+        tenant_of_runs(reaction),
     )
     begun = {row[0] for row in rows}
     for source, invocation in zip(sources, ids, strict=True):
@@ -74,6 +81,8 @@ def _begin(tx: Transaction, reaction: Reaction, source: RunSource, invocation: s
         invocation_id=invocation,
         status=RunStatus.RUNNING,
         labels_json=msgspec.json.encode(labels).decode(),
+        tenant_id=reaction.tenant,
+        tenant=tenant_of_runs(reaction),
     )
     extra_payload = {
         "reaction_id": reaction.reaction_id,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.engine.reactions import tasks
+from tape.engine.reactions import registry, tasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import Reaction
-from tape.engine.reactions.registry import get
 from tape.engine.reactions.tasks import CLAIMED, COLUMNS, PENDING, Task
 from tape.errors import InvalidInput
+from tape.model.principal import SYSTEM, acting_as
 from tape.model.reaction_states import HandlerKind
 from tape.model.task_pacing import pace
 from tape.store import Reader, Transaction
@@ -63,12 +63,10 @@ def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimRe
         request.reaction_id,
         request.reaction_id,
     )
-    if row is None:
-        get(tx, request.reaction_id)
-        raise AssertionError("unreachable")
-    running, first_expiry, *fields = row
-    reaction = load(Reaction, fields)
-    assert reaction is not None
+    running, first_expiry, *fields = row or (0, 0)
+    reaction = load(Reaction, fields or None)
+    if reaction is None or not registry.is_visible(reaction):
+        raise registry.not_found(request.reaction_id)
     if reaction.handler_kind == HandlerKind.AGENT:
         return ClaimResult([])  # they become runs, which the server begins itself
     if request.shard >= reaction.num_shards:
@@ -142,7 +140,7 @@ def _apply_rate_limit(tx: Transaction, reaction: Reaction, wanted: int, now: int
 
 
 def _dead_letter_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int:
-    """Dead-letter tasks whose lease expired during the last allowed attempt; how many."""
+    """Dead-letter tasks, of all tenants, whose lease expired during the last allowed attempt; how many."""
     rows = tx.query(
         f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_expires_at_ms <= ?"
         " AND attempts >= ? ORDER BY lease_expires_at_ms LIMIT ?",
@@ -151,24 +149,25 @@ def _dead_letter_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int
         reaction.max_attempts,
         MAX_AT_ONCE,
     )
-    for task in load_all(Task, rows):
-        error = f"the lease of {task.lease_owner!r} expired during attempt {task.attempts}, the last one allowed"
-        tasks.dead_letter(tx, task, f"{error}; before that: {task.last_error}" if task.last_error else error, now)
+    with acting_as(SYSTEM):
+        for task in load_all(Task, rows):
+            error = f"the lease of {task.lease_owner!r} expired during attempt {task.attempts}, the last one allowed"
+            tasks.dead_letter(tx, task, f"{error}; before that: {task.last_error}" if task.last_error else error, now)
     return len(rows)
 
 
 def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTerms) -> list[Task]:
-    now, shard = terms.now, terms.shard
+    now = terms.now
     if reaction.strict_order:
-        return _first_of_each_shard(tx, reaction, limit, shard, now)
-    one_shard, params = (" AND shard = ?", [shard]) if shard >= 0 else ("", [])
+        return _first_of_each_shard(tx, reaction, limit, terms.shard, now)
+    narrowed, params = _narrow(terms.shard)
     abandoned = (
         []
         if not terms.has_expired_lease
         else tx.query(
             f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
             " AND lease_expires_at_ms <= ?"
-            f"{one_shard} ORDER BY lease_expires_at_ms LIMIT ?",
+            f"{narrowed} ORDER BY lease_expires_at_ms LIMIT ?",
             reaction.reaction_id,
             now,
             *params,
@@ -177,7 +176,7 @@ def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTer
     )
     due = tx.query(
         f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING} AND next_attempt_at_ms <= ?"
-        f"{one_shard} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
+        f"{narrowed} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
         reaction.reaction_id,
         now,
         *params,
@@ -190,13 +189,25 @@ def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTer
     return found[:limit]
 
 
+def _narrow(shard: int) -> tuple[str, list[int | str]]:
+    """The conditions that a task is in the shard and that the caller sees it, and their parameters."""
+    one_shard, number = (" AND shard = ?", [shard]) if shard >= 0 else ("", [])
+    visible, tenant = tasks.visible_condition()
+    return one_shard + visible, [*number, *tenant]
+
+
 def _first_of_each_shard(tx: Transaction, reaction: Reaction, limit: int, shard: int, now: int) -> list[Task]:
-    """The first open task of each shard, if it is due and no task of the shard is claimed: strict order."""
+    """The first open task of each shard, if it is due and no task of the shard is claimed: strict order.
+
+    A caller of one tenant gets its own tasks in strict order; those of others do not block them.
+    """
+    visible, tenant = tasks.visible_condition()
     rows = tx.query(
         f"SELECT DISTINCT shard FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
-        " AND lease_expires_at_ms > ?",
+        f" AND lease_expires_at_ms > ?{visible}",
         reaction.reaction_id,
         now,
+        *tenant,
     )
     busy = {row[0] for row in rows}
     found: list[Task] = []
@@ -205,9 +216,10 @@ def _first_of_each_shard(tx: Transaction, reaction: Reaction, limit: int, shard:
             continue
         row = tx.one(
             f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND shard = ? AND strict_order = 1"
-            f" AND status IN ({PENDING}, {CLAIMED}) ORDER BY source_global_seq LIMIT 1",
+            f" AND status IN ({PENDING}, {CLAIMED}){visible} ORDER BY source_global_seq LIMIT 1",
             reaction.reaction_id,
             number,
+            *tenant,
         )
         task = load(Task, row)
         if task is not None and (task.status == CLAIMED or task.next_attempt_at_ms <= now):

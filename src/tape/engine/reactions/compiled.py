@@ -33,7 +33,7 @@ class Shard(msgspec.Struct):
 class CompiledReaction:
     """A registered reaction with its compiled predicate and its shards."""
 
-    __slots__ = ("index_key", "pattern", "predicate", "reaction", "shards")
+    __slots__ = ("index_key", "pattern", "predicate", "reaction", "shards", "tenant")
 
     def __init__(self, reaction: Reaction, shards: dict[int, Shard]) -> None:
         self.reaction = reaction
@@ -41,6 +41,7 @@ class CompiledReaction:
         self.predicate: Predicate | None = compile_predicate(reaction.predicate_cel) if reaction.predicate_cel else None
         self.index_key = _select_index_key(self.predicate)
         self.shards = shards
+        self.tenant = reaction.tenant
 
 
 class PatternGroup:

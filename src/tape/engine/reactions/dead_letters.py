@@ -73,8 +73,10 @@ def list_tasks(reader: Reader, reaction_id: str, *, status: int = 0, before: int
     if before > 0:
         conditions.append("source_global_seq < ?")
         params.append(before)
+    visible, tenant = tasks.visible_condition()
+    params += tenant
     rows = reader.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE {' AND '.join(conditions)}"
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE {' AND '.join(conditions)}{visible}"
         " ORDER BY source_global_seq DESC, task_id DESC LIMIT ?",
         *params,
         limit or DEFAULT_LIMIT,
@@ -172,12 +174,13 @@ def _select(
 
 def _read_page(tx: Transaction, reaction_id: str, position: tuple[int, str]) -> list[Task]:
     condition, params = ("reaction_id = ? AND ", [reaction_id]) if reaction_id else ("", [])
-    arguments: list[Any] = [*params, *position, PAGE]
+    visible, tenant = tasks.visible_condition()
+    arguments: list[Any] = [*params, *position, *tenant, PAGE]
     return load_all(
         Task,
         tx.query(
             f"SELECT {COLUMNS} FROM tape_tasks WHERE {condition}status = {DLQ}"
-            " AND (source_global_seq, task_id) > (?, ?)"
+            f" AND (source_global_seq, task_id) > (?, ?){visible}"
             " ORDER BY source_global_seq, task_id LIMIT ?",
             *arguments,
         ),

@@ -12,6 +12,7 @@ from tape.journal.appender import read_head
 from tape.journal.reader import Selection, SubjectCursor, checked_cursor
 from tape.model.entry import Entry
 from tape.model.pattern import Pattern
+from tape.model.principal import current_principal
 from tape.store import Database
 
 HOUR_MS = 3_600_000
@@ -47,7 +48,10 @@ async def dry_run_reaction(
     samples: int = 0,
     bucket_ms: int = 0,
 ) -> DryRun:
-    """Match every entry after one global_seq up to another (0: the oldest, the head). Nothing is written."""
+    """Match every entry after one global_seq up to another (0: the oldest, the head) that the caller sees.
+
+    Nothing is written.
+    """
     if not 0 <= samples <= MAX_SAMPLES:
         raise InvalidInput(f"samples {samples} must lie between 0 and {MAX_SAMPLES}; 0 means {DEFAULT_SAMPLES}.")
     if bucket_ms < 0:
@@ -61,7 +65,7 @@ async def dry_run_reaction(
         raise InvalidInput(f"to_global_seq {to_global_seq} lies before from_global_seq {from_global_seq}.")
     result = DryRun(start, end)
     newest: deque[Entry] = deque(maxlen=samples or DEFAULT_SAMPLES)
-    cursor = SubjectCursor(Selection(Pattern(subject_pattern)))
+    cursor = SubjectCursor(Selection(Pattern(subject_pattern), tenant=current_principal().only_tenant))
     position = start
     while position < end:
         found = await database.read(lambda reader: cursor.read(reader, position))  # noqa: B023

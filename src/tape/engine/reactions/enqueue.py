@@ -82,15 +82,16 @@ def _row(
         entry.seq,
         entry.ts_ms,
         entry.schema_version,
+        entry.tenant,
     )
 
 
 def _coalesce(tx: Transaction, reaction: Reaction, matches: Sequence[Match], now: int) -> list[tuple[object, ...]]:
-    """Debounce on the trailing edge: the newest entry of a subject replaces that of its unclaimed task."""
-    by_subject: dict[str, list[Match]] = {}
+    """Debounce on the trailing edge: the newest entry of a tenant's subject replaces that of its unclaimed task."""
+    by_subject: dict[tuple[str, str], list[Match]] = {}
     for match in matches:
-        by_subject.setdefault(match.entry.subject, []).append(match)
-    condition, subjects = tx.is_any("subject", list(by_subject))
+        by_subject.setdefault((match.entry.tenant, match.entry.subject), []).append(match)
+    condition, subjects = tx.is_any("subject", list({subject for _, subject in by_subject}))
     rows = tx.query(
         f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND {condition} AND debounced = 1"
         f" AND status = {PENDING}"
@@ -98,11 +99,11 @@ def _coalesce(tx: Transaction, reaction: Reaction, matches: Sequence[Match], now
         reaction.reaction_id,
         subjects,
     )
-    waiting = {task.subject: task for task in load_all(Task, rows)}
+    waiting = {(task.tenant, task.subject): task for task in load_all(Task, rows)}
     due = now + reaction.debounce_ms
     new = []
-    for subject, group in by_subject.items():
-        task = waiting.get(subject)
+    for key, group in by_subject.items():
+        task = waiting.get(key)
         if task is None:
             first = group[0].entry.global_seq
             new.append(_row(group[-1], due, now, first, len(group) - 1))

@@ -14,6 +14,7 @@ from tape.errors import NotFound
 from tape.model.entry import COLUMNS as ENTRY_COLUMNS
 from tape.model.entry import Entry
 from tape.model.pattern import ONE, REST, Pattern, split
+from tape.model.principal import current_principal
 from tape.model.reaction_states import HandlerKind, TaskStatus
 from tape.store import Reader
 from tape.store.records import load
@@ -37,9 +38,9 @@ def explain(reader: Reader, reaction_id: str, global_seq: int) -> ReactionExplan
     """Evaluate the reaction as registered now on an entry, and find the task or run of the match."""
     reaction = registry.get(reader, reaction_id)
     row = reader.one(f"SELECT {','.join(ENTRY_COLUMNS)} FROM tape_journal WHERE global_seq = ?", global_seq)
-    if row is None:
+    if row is None or not current_principal().sees((entry := Entry(*row)).tenant):
         raise NotFound(f"There is no entry {global_seq}: it was never written, or retention has removed it.")
-    account = ReactionExplanation(reaction, Entry(*row))
+    account = ReactionExplanation(reaction, entry)
     _evaluate(account)
     _find_outcome(reader, account)
     return account
@@ -62,6 +63,10 @@ def explain_mismatch(pattern: Pattern, subject: str) -> str:
 
 def _evaluate(account: ReactionExplanation) -> None:
     reaction, entry = account.reaction, account.entry
+    if reaction.tenant and reaction.tenant != entry.tenant:
+        account.decided_by = f"the entry's tenant is {entry.tenant!r}, the reaction's {reaction.tenant!r}"
+        account.verdict = f"No match: {account.decided_by}."
+        return
     if reason := explain_mismatch(Pattern(reaction.subject_pattern), entry.subject):
         account.decided_by = reason
         account.verdict = f"No match: {reason}."
@@ -100,20 +105,24 @@ def _task_of(reader: Reader, reaction: Reaction, entry: Entry) -> Task | None:
     """The task of the entry, also if the entry was debounced into the task of a later one."""
     row = reader.one(
         f"SELECT {tasks.COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND source_global_seq >= ?"
-        " AND subject = ? AND first_global_seq <= ? ORDER BY source_global_seq LIMIT 1",
+        " AND subject = ? AND first_global_seq <= ? AND tenant IN (?, '') ORDER BY source_global_seq LIMIT 1",
         reaction.reaction_id,
         entry.global_seq,
         entry.subject,
         entry.global_seq,
+        entry.tenant,
     )
-    return load(Task, row)
+    task = load(Task, row)
+    return task if task is not None and current_principal().sees(task.tenant) else None
 
 
 def _run_of(reader: Reader, reaction: Reaction, global_seq: int) -> str:
     row = reader.one(
-        "SELECT run_id FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = '' AND invocation_id = ?",
+        "SELECT run_id FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = '' AND invocation_id = ?"
+        " AND tenant = ?",
         reaction.agent_app,
         agent_runs.invocation_id(reaction.reaction_id, global_seq),
+        agent_runs.tenant_of_runs(reaction),
     )
     return str(row[0]) if row else ""
 

@@ -51,6 +51,8 @@ def match_entries(index: ReactionIndex, entries: Sequence[Entry], is_wanted: Sha
         envelope = EntryView(entry)
         hashed = -1
         for compiled in index.candidates(entry, envelope):
+            if compiled.tenant and compiled.tenant != entry.tenant:
+                continue
             shards = compiled.shards
             if len(shards) == 1:
                 number = 0

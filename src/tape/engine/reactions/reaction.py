@@ -54,6 +54,8 @@ class Reaction(Record, frozen=True):
     strict_order: bool = False
     updated_at_ms: int = 0
     version: int = 0
+    # It fires on the entries of this tenant; empty is every tenant, as for the reactions of pools.
+    tenant: str = ""
 
     @property
     def max_attempts(self) -> int:

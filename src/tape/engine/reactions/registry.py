@@ -10,22 +10,40 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.base.ids import new_id
-from tape.engine.reactions.reaction import COLUMNS, Reaction
+from tape.engine.reactions.reaction import COLUMNS, Reaction, check_reaction
 from tape.engine.reactions.shards import partition_of
-from tape.errors import InvalidReaction, NotFound, ShardsApart
+from tape.errors import InvalidReaction, NotFound, ReactionExists, ScopeRequired, ShardsApart
 from tape.journal.appender import Appender, read_head
 from tape.journal.reader import checked_cursor
+from tape.model.principal import ALL_TENANTS, current_principal
+from tape.model.reaction_states import POOL, HandlerKind
+from tape.playbooks.pools import is_pool, reaction_fields
 from tape.store import Reader, Transaction
 from tape.store.records import load, load_all, store
 
 # The channel on which servers notify each other of registry changes.
 CHANNEL = "tape_reactions"
 # Fields that a repeated registration keeps; all others are the definition.
-_BOOKKEEPING = ("created_at_ms", "updated_at_ms", "version", "deleted")
+_BOOKKEEPING = ("created_at_ms", "updated_at_ms", "version", "deleted", "tenant")
 
 
 def find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
-    """The reaction with that id, deleted or not, or None."""
+    """The reaction with that id, deleted or not, or None. One that the caller does not see does not exist for it."""
+    found = _find(reader, reaction_id)
+    return found if found is not None and is_visible(found) else None
+
+
+def is_visible(reaction: Reaction) -> bool:
+    """Whether the reaction exists for the caller: it is of its tenant, or of all."""
+    return not reaction.tenant or current_principal().sees(reaction.tenant)
+
+
+def not_found(reaction_id: str) -> NotFound:
+    """The error for a reaction that does not exist for the caller."""
+    return NotFound(f"no such reaction: {reaction_id!r}.")
+
+
+def _find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
     return load(Reaction, reader.one(f"SELECT {COLUMNS} FROM tape_reactions WHERE reaction_id = ?", reaction_id))
 
 
@@ -33,16 +51,18 @@ def get(reader: Reader | Transaction, reaction_id: str) -> Reaction:
     """The reaction with that id, deleted or not; NotFound if there never was one."""
     found = find(reader, reaction_id)
     if found is None:
-        raise NotFound(f"no such reaction: {reaction_id!r}.")
+        raise not_found(reaction_id)
     return found
 
 
 def list_registered(reader: Reader | Transaction, subject_pattern: str = "") -> list[Reaction]:
     """List registered reactions, oldest first; with a pattern, only those with exactly this pattern."""
-    condition = " AND subject_pattern = ?" if subject_pattern else ""
+    condition, params = (" AND subject_pattern = ?", [subject_pattern]) if subject_pattern else ("", [])
+    if (tenant := current_principal().only_tenant) is not None:
+        condition, params = f"{condition} AND tenant IN (?, '')", [*params, tenant]
     rows = reader.query(
         f"SELECT {COLUMNS} FROM tape_reactions WHERE deleted = 0{condition} ORDER BY created_at_ms, reaction_id",
-        *([subject_pattern] if subject_pattern else []),
+        *params,
     )
     return load_all(Reaction, rows)
 
@@ -64,17 +84,29 @@ def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, bac
     """Register a checked reaction, change the one with its id, or restore a deleted one.
 
     A new or restored reaction starts at the head unless `from_global_seq` or `backfill` is given. Registering
-    the same definition again changes nothing.
+    the same definition again changes nothing. A new reaction belongs to the caller's tenant. It belongs to all if the
+    caller sees all, or if it is the reaction of a pool: workers of several tenants share a pool.
     """
-    before = find(tx, wanted.reaction_id) if wanted.reaction_id else None
+    before = _find(tx, wanted.reaction_id) if wanted.reaction_id else None
+    is_pools_own = _is_pools_own(wanted)
     if before is not None and not before.deleted:
+        if (
+            not before.tenant
+            and not current_principal().sees_all_tenants
+            and (is_pools_own or before == _kept(before, wanted))
+        ):
+            return before
+        _check_can_change(before)
         return _change(tx, before, wanted)
+    if before is not None and not is_pools_own:
+        _check_can_change(before)
     start = _start(tx, from_global_seq, backfill)
     reaction = msgspec.structs.replace(
         wanted,
         reaction_id=wanted.reaction_id or new_id(),
         created_at_ms=before.created_at_ms if before else now_ms(),
         deleted=False,
+        tenant=before.tenant if before else _tenant_of(wanted, is_pools_own=is_pools_own),
     )
     _insert_cursors(tx, reaction, start, start)
     return _store(tx, reaction)
@@ -85,15 +117,49 @@ def deregister(tx: Transaction, reaction_id: str) -> bool:
     reaction = find(tx, reaction_id)
     if reaction is None:
         return False
+    _check_can_change(reaction)
     if not reaction.deleted:
         tx.execute("DELETE FROM tape_reaction_cursors WHERE reaction_id = ?", reaction_id)
         _store(tx, msgspec.structs.replace(reaction, deleted=True))
     return True
 
 
+def _is_pools_own(wanted: Reaction) -> bool:
+    """Whether the reaction is that of a pool, exactly as workers register it."""
+    pool = wanted.reaction_id.removeprefix(POOL)
+    if not wanted.reaction_id.startswith(POOL) or not is_pool(pool):
+        return False
+    return wanted == check_reaction(Reaction(**reaction_fields(pool), handler_kind=HandlerKind.TASK))
+
+
+def _tenant_of(wanted: Reaction, *, is_pools_own: bool) -> str:
+    tenant = current_principal().only_tenant
+    if tenant is None or is_pools_own:
+        return ""
+    if wanted.reaction_id.startswith(POOL):
+        raise ScopeRequired(
+            f"reaction_id {wanted.reaction_id!r} is that of a pool, which all tenants share; to define it differently"
+            f" needs the scope {ALL_TENANTS}."
+        )
+    return tenant
+
+
+def _check_can_change(reaction: Reaction) -> None:
+    """Raise unless the reaction is the caller's own, or the caller sees all tenants."""
+    if not is_visible(reaction):
+        raise ReactionExists(f"reaction_id {reaction.reaction_id!r} is taken; choose another.")
+    if not current_principal().sees(reaction.tenant):
+        raise ScopeRequired(
+            f"reaction {reaction.reaction_id!r} is for all tenants; to change it needs the scope {ALL_TENANTS}."
+        )
+
+
+def _kept(before: Reaction, wanted: Reaction) -> Reaction:
+    return msgspec.structs.replace(wanted, **{name: getattr(before, name) for name in _BOOKKEEPING})
+
+
 def _change(tx: Transaction, before: Reaction, wanted: Reaction) -> Reaction:
-    kept = {name: getattr(before, name) for name in _BOOKKEEPING}
-    reaction = msgspec.structs.replace(wanted, **kept)
+    reaction = _kept(before, wanted)
     if reaction == before:
         return before
     if reaction.num_shards != before.num_shards:

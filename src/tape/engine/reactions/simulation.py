@@ -8,7 +8,7 @@ duration, which the journal does not have.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 import msgspec
@@ -46,7 +46,7 @@ class Simulation(Generic[T]):
         """Tasks that are not claimed yet."""
         return self._waiting.values()
 
-    def add(self, thing: T, subject: str, ts_ms: int) -> Iterator[SimulatedTask[T]]:
+    def add(self, thing: T, subject: Hashable, ts_ms: int) -> Iterator[SimulatedTask[T]]:
         """Add a match at a time; yields the tasks that are claimed up to that time."""
         yield from self.release_until(ts_ms)
         due = ts_ms + self._debounce_ms

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tape.engine.reactions import registry
-from tape.engine.reactions.tasks import CLAIMED, DLQ, PENDING
+from tape.engine.reactions.tasks import CLAIMED, DLQ, PENDING, visible_condition
 from tape.journal.appender import read_head
+from tape.model.principal import current_principal
 from tape.model.reaction_states import TaskStatus
 from tape.store import Reader
 
@@ -30,9 +31,16 @@ class ReactionStatistics(msgspec.Struct, frozen=True):
 
 
 def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[ReactionStatistics], int]:
-    """The statistics of one reaction or of all that are registered, and the journal's head."""
+    """The statistics of one reaction or of all that are registered, and the journal's head.
+
+    A caller of one tenant gets the counts of its own tasks. It learns nothing of the matches and predicate errors of a
+    reaction for all tenants: they are not counted by tenant.
+    """
     head = read_head(reader).global_seq
-    ids = [registry.get(reader, reaction_id).reaction_id] if reaction_id else _registered(reader)
+    reactions = [registry.get(reader, reaction_id)] if reaction_id else registry.list_registered(reader)
+    ids = [reaction.reaction_id for reaction in reactions]
+    principal = current_principal()
+    hidden = {reaction.reaction_id for reaction in reactions if not principal.sees(reaction.tenant)}
     partition_positions: dict[int, int] = dict(reader.query("SELECT lane, position FROM tape_reaction_lanes"))
     condition, values = reader.is_any("reaction_id", ids)
     cursors: dict[str, list[tuple[int, ...]]] = {}
@@ -41,7 +49,7 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Reactio
         f" FROM tape_reaction_cursors WHERE {condition}",
         values,
     ):
-        cursors.setdefault(row[0], []).append(row[1:])
+        cursors.setdefault(row[0], []).append((*row[1:4], 0, 0, 0, 0) if row[0] in hidden else row[1:])
     errors = _last_errors(reader, condition, values)
     open_tasks = _open_tasks(reader, condition, values)
     found = []
@@ -60,7 +68,7 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Reactio
                 sum(row[3] for row in rows),
                 sum(row[4] for row in rows),
                 sum(row[5] for row in rows),
-                errors.get(each, ""),
+                "" if each in hidden else errors.get(each, ""),
                 max((row[6] for row in rows), default=0),
                 counts.get(PENDING, 0),
                 counts.get(CLAIMED, 0),
@@ -70,10 +78,6 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Reactio
             )
         )
     return found, head
-
-
-def _registered(reader: Reader) -> list[str]:
-    return [reaction.reaction_id for reaction in registry.list_registered(reader)]
 
 
 def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, str]:
@@ -88,21 +92,25 @@ def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, st
 def _open_tasks(reader: Reader, condition: str, values: object) -> dict[str, dict[TaskStatus, int]]:
     """The number of tasks by reaction and status."""
     found: dict[str, dict[TaskStatus, int]] = {}
+    visible, tenant = visible_condition()
     # One query per status: each is answered from the partial index of that status.
     for status in (PENDING, CLAIMED, DLQ):
         for reaction_id, number in reader.query(
-            f"SELECT reaction_id, count(*) FROM tape_tasks WHERE {condition} AND status = {status}"
+            f"SELECT reaction_id, count(*) FROM tape_tasks WHERE {condition} AND status = {status}{visible}"
             " GROUP BY reaction_id",
             values,
+            *tenant,
         ):
             found.setdefault(reaction_id, {})[status] = number
     return found
 
 
 def _oldest_pending(reader: Reader, reaction_id: str) -> int:
+    visible, tenant = visible_condition()
     row = reader.one(
-        f"SELECT created_at_ms FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
+        f"SELECT created_at_ms FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}{visible}"
         " ORDER BY next_attempt_at_ms, source_global_seq LIMIT 1",
         reaction_id,
+        *tenant,
     )
     return int(row[0]) if row else 0

@@ -21,6 +21,7 @@ from tape.engine.reactions.claims import ANY_SHARD, MAX_AT_ONCE, ClaimRequest, C
 from tape.engine.reactions.enqueue import CHANNEL
 from tape.engine.reactions.tasks import Settlement, Task, TaskReport
 from tape.errors import InvalidInput, NotFound, ServerStopping, TapeError
+from tape.model.principal import acting_as, current_principal
 from tape.model.reaction_states import TaskStatus
 from tape.store import Database, Transaction
 
@@ -52,6 +53,8 @@ class DispatcherSession:
         self.deliveries: asyncio.Queue[DispatcherDelivery | TapeError] = asyncio.Queue()
         self.is_writing = False
         self.is_closed = False
+        # Claim rounds serve the sessions of several callers; each gets what its own may have.
+        self.principal = current_principal()
         self._broker = broker
 
     @property
@@ -324,9 +327,10 @@ def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
     for session, reports, renewals in claim_round.reports:
         delivery = claim_round.deliveries[session] = DispatcherDelivery([])
         if reports:
-            settled = delivery.settled = tasks.settle_tasks(
-                tx, session.owner, _join_reports(reports), now, briefly=True
-            )
+            with acting_as(session.principal):
+                settled = delivery.settled = tasks.settle_tasks(
+                    tx, session.owner, _join_reports(reports), now, briefly=True
+                )
             settled_ids = {done.task_id for done in settled.done}
             settled_ids |= {task.task_id for task in settled.tasks}
             settled_ids |= {rejection.task_id for rejection in settled.rejected}
@@ -337,18 +341,23 @@ def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
             if len(session.reaction_ids) > 1 and not session.free_slots:
                 ready |= dict.fromkeys(session.reaction_ids)
         if renewals:
-            delivery.renewed = tasks.renew_leases(tx, session.owner, renewals, session.lease_ms, now)
+            with acting_as(session.principal):
+                delivery.renewed = tasks.renew_leases(tx, session.owner, renewals, session.lease_ms, now)
+    # What is ready for one tenant may be exhausted for another.
+    exhausted: set[tuple[str, str | None]] = set()
     for session in claim_round.sessions:
+        tenant = session.principal.only_tenant
         free_slots = max(session.window - len(session.in_flight) + freed.get(session, 0), 0)
         for reaction_id in session.reaction_ids:
             if free_slots <= 0:
                 break
-            if reaction_id not in ready:
+            if reaction_id not in ready or (reaction_id, tenant) in exhausted:
                 continue
             request = ClaimRequest(
                 reaction_id, session.owner, session.lease_ms, min(free_slots, MAX_AT_ONCE), session.shard
             )
-            claimed = _claim(tx, request, now)
+            with acting_as(session.principal):
+                claimed = _claim(tx, request, now)
             claim_round.dead_lettered += claimed.dead_lettered
             if claimed.tasks:
                 claim_round.deliveries.setdefault(session, DispatcherDelivery([])).tasks += claimed.tasks
@@ -357,9 +366,10 @@ def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
                 if request.max == MAX_AT_ONCE:
                     claim_round.unfinished.add(reaction_id)
             else:
-                del ready[reaction_id]
+                exhausted.add((reaction_id, tenant))
                 if claimed.next_check_at_ms:
-                    claim_round.next_check_at_ms[reaction_id] = claimed.next_check_at_ms
+                    before = claim_round.next_check_at_ms.get(reaction_id, claimed.next_check_at_ms)
+                    claim_round.next_check_at_ms[reaction_id] = min(before, claimed.next_check_at_ms)
 
 
 def _join_reports(reports: list[TaskReport]) -> TaskReport:

@@ -11,6 +11,7 @@ from tape.engine.reactions import commands
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import Reaction
 from tape.errors import InvalidInput, NotFound, TapeError, TaskNotHeld
+from tape.model.principal import current_principal
 from tape.model.reaction_states import TaskStatus
 from tape.model.task_pacing import backoff_ms
 from tape.store import Reader, Transaction
@@ -51,6 +52,8 @@ class Task(Record, frozen=True):
     source_seq: int
     source_ts_ms: int
     schema_version: int
+    # That of the source entry; empty for tasks from before tasks had one.
+    tenant: str = ""
 
 
 COLUMNS = columns(Task)
@@ -97,8 +100,9 @@ class Settlement(msgspec.Struct):
 
 
 def find(reader: Reader | Transaction, task_id: str) -> Task | None:
-    """The task with that id, or None."""
-    return load(Task, reader.one(f"SELECT {COLUMNS} FROM tape_tasks WHERE task_id = ?", task_id))
+    """The task with that id, or None. A task of a tenant that the caller does not see does not exist for it."""
+    task = load(Task, reader.one(f"SELECT {COLUMNS} FROM tape_tasks WHERE task_id = ?", task_id))
+    return task if task is not None and current_principal().sees(task.tenant) else None
 
 
 def get(reader: Reader | Transaction, task_id: str) -> Task:
@@ -107,6 +111,12 @@ def get(reader: Reader | Transaction, task_id: str) -> Task:
     if task is None:
         raise _not_found(task_id)
     return task
+
+
+def visible_condition() -> tuple[str, list[str]]:
+    """The condition that a task is one that the caller sees, and its parameters. Begins with AND."""
+    tenant = current_principal().only_tenant
+    return ("", []) if tenant is None else (" AND tenant = ?", [tenant])
 
 
 def check_owner(owner: str) -> None:
@@ -135,7 +145,7 @@ def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, 
         del done[each.task_id]
     failures = {failure.task_id: failure for failure in report.failed if failure.task_id not in done}
     released = [task_id for task_id in dict.fromkeys(report.released) if task_id not in done | failures]
-    found = _load_without_payload(tx, [*done, *failures, *released])
+    found = _load(tx, LIGHT_COLUMNS, [*done, *failures, *released])
     finished = []
     for task_id in done:
         task = found.get(task_id)
@@ -160,13 +170,15 @@ def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, 
 def _complete(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[CompletedTask]:
     """Complete those of the tasks that are leased to the owner, without loading them."""
     condition, ids = tx.is_any("task_id", task_ids)
+    visible, tenant = visible_condition()
     rows = tx.query(
         f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}"
-        f" AND status = {CLAIMED} AND lease_owner = ?"
+        f" AND status = {CLAIMED} AND lease_owner = ?{visible}"
         " RETURNING task_id, reaction_id",
         now,
         ids,
         owner,
+        *tenant,
     )
     return [CompletedTask(*row) for row in rows]
 
@@ -245,11 +257,7 @@ def renew_leases(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms:
     """Renew the leases of an owner's tasks; the number of attempts stays."""
     now = now or now_ms()
     wanted = dict.fromkeys(task_ids)
-    condition, ids = tx.is_any("task_id", list(wanted))
-    found = {
-        task.task_id: task
-        for task in load_all(Task, tx.query(f"SELECT {COLUMNS} FROM tape_tasks WHERE {condition}", ids))
-    }
+    found = _load(tx, COLUMNS, list(wanted))
     extended = Settlement([], [])
     expires = now + check_lease_ms(lease_ms)
     for task_id in wanted:
@@ -265,11 +273,12 @@ def renew_leases(tx: Transaction, owner: str, task_ids: Sequence[str], lease_ms:
     return extended
 
 
-def _load_without_payload(tx: Transaction, task_ids: Sequence[str]) -> dict[str, Task]:
+def _load(tx: Transaction, names: str, task_ids: Sequence[str]) -> dict[str, Task]:
     if not task_ids:
         return {}
     condition, ids = tx.is_any("task_id", task_ids)
-    rows = tx.query(f"SELECT {LIGHT_COLUMNS} FROM tape_tasks WHERE {condition}", ids)
+    visible, tenant = visible_condition()
+    rows = tx.query(f"SELECT {names} FROM tape_tasks WHERE {condition}{visible}", ids, *tenant)
     return {task.task_id: task for task in load_all(Task, rows)}
 
 

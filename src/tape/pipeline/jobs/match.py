@@ -173,7 +173,7 @@ class _Backfill:
         if match in self._covered:
             self._round.known += 1
             return iter(())
-        return self._simulation.add(match, match.entry.subject, match.entry.ts_ms)
+        return self._simulation.add(match, (match.entry.tenant, match.entry.subject), match.entry.ts_ms)
 
     def _write(self, fired: list[SimulatedTask[Match]], position: int) -> None:
         """Create the tasks of what fired, in steps, then save the checkpoint with the totals."""

@@ -102,8 +102,7 @@ class _StreamGuard:
 
 def visible_tenant() -> str | None:
     """The only tenant whose entries the caller sees; None if it sees all."""
-    principal = current_principal()
-    return None if principal.sees_all_tenants else principal.tenant
+    return current_principal().only_tenant
 
 
 def own(drafts: Sequence[Draft]) -> list[Draft]:
