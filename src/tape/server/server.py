@@ -40,7 +40,7 @@ from tape.server.access import Access
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
-from tape.server.grpc.decoding import StandardServices
+from tape.server.grpc.decoders import StandardServices
 from tape.server.grpc.effects import EffectsService
 from tape.server.grpc.journal import JournalService
 from tape.server.grpc.methods import SERVICE, UnaryCalls, handlers
@@ -62,6 +62,7 @@ from tape.server.http.protocol import HttpLimits, limited_connection
 from tape.server.http.publish import PublishRoutes
 from tape.server.http.queries import QueryRoutes
 from tape.server.http.stream import EventStream
+from tape.server.loop_lag import LoopLag
 from tape.server.sockets import bind, join
 from tape.store import WriterLimits, open_database
 from tape.subscriptions.events import SubscriptionEvent
@@ -127,6 +128,7 @@ class Server:
         self._grpc: grpc.aio.Server | None = None
         self._http: _HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop_lag = LoopLag(self.metrics)
 
     async def start(self) -> None:
         """Open the database, then listen for gRPC and HTTP."""
@@ -145,6 +147,7 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+        self._loop_lag.start()
         await self.hosting.start()
         self.spooling.recover(self.listeners)
         self._tasks.append(asyncio.create_task(self._run_housekeeping()))
@@ -155,6 +158,7 @@ class Server:
         if self._is_stopped:
             return
         self._is_stopped = True
+        self._loop_lag.close()
         await self._health.enter_graceful_shutdown()
         stopping = []
         if self._grpc is not None:

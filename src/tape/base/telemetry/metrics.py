@@ -103,6 +103,7 @@ class Metrics:
         self.executes = counter("execute_outcomes", "Playbooks to execute, by what became of them", "entry", "outcome")
         self.execute_batch_size = histogram("execute_batch_size", "Executions in one batch request", _BATCHES)
 
+        self.loop_lag_seconds = histogram("loop_lag_seconds", "How late the event loop ran what was due", _SECONDS)
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")
 
     def render(self) -> bytes:

@@ -22,7 +22,7 @@ from tape.errors import Overloaded, TapeError
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
-from tape.server.grpc.decoding import UNDECODABLE, DecodedRequests, decoder, undecodable
+from tape.server.grpc.decoders import UNDECODABLE, DecodedRequests, decoder, undecodable
 
 log = logging.getLogger(__name__)
 
