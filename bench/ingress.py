@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,8 @@ from bench.lab import TAPE, Lab, TapeServer, stop
 from bench.options import NAMES, Options
 from bench.readers import build
 from bench.table import Table, count, milliseconds, ratio
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.document.validator import KIND
 
 TITLE = "Push: deliveries that are verified and durable, beside a bare endpoint"
 
@@ -206,10 +207,10 @@ def _tape(lab: Lab, kind: str) -> Iterator[TapeServer]:
 
 
 def _register(server: TapeServer, document: str) -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    body = json.dumps({"content": document}).encode()
-    request = urllib.request.Request(f"{server.http_url}/api/catalog/register", body, headers)
-    urllib.request.urlopen(request, timeout=30).close()
+    control = Control(server.http_url, TOKEN)
+    if control.register_document(document)["kind"] == KIND:
+        control.act(control.register("subscriptions/orders")["subscription_id"], "activate")
+    control.close()
     time.sleep(1.1)  # listeners are looked at once a second
 
 

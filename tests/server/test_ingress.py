@@ -108,6 +108,12 @@ class Edge:
         rows = await self.rows("SELECT subject, payload_json FROM tape_journal ORDER BY global_seq")
         return [json.loads(payload) for subject, payload in rows if f"/{kind}/" in subject]
 
+    async def open(self, document: str, path: str = "subscriptions/orders") -> None:
+        """Store, register and activate a push subscription."""
+        await self.api("/api/catalog/register", {"content": document})
+        status = await self.api("/api/subscriptions/register", {"path": path})
+        await self.api(f"/api/subscriptions/{status['subscription_id']}/activate", {})
+
     async def act(self, action: str) -> None:
         (row,) = (await self.api("/api/subscriptions"))["subscriptions"]
         await self.api(f"/api/subscriptions/{row['subscription_id']}/{action}", {})
@@ -132,7 +138,7 @@ async def serving(store: str, tmp_path: Path) -> AsyncIterator[Server]:
         edge = Edge(server, server.http_address)
         for path in ("domain/ingest_order", "domain/fraud"):
             await edge.api("/api/catalog/register", {"content": PLAYBOOK.format(path=path)})
-        await edge.api("/api/catalog/register", {"content": PUSH})
+        await edge.open(PUSH)
         yield server
 
 
@@ -227,7 +233,6 @@ async def test_other_methods_are_not_for_deliveries(edge: Edge) -> None:
 @at_server_and_gateway
 async def test_a_paused_subscription_answers_retry_later_and_a_deactivated_one_gone(edge: Edge) -> None:
     assert (await edge.signed()).status == 202
-    await edge.act("activate")
     await edge.act("pause")
     paused = await edge.signed()
     assert (paused.status, paused.json()["reason"], paused.headers["retry-after"]) == (503, "paused", "30")
@@ -290,7 +295,7 @@ async def test_six_pushes_of_pubsub_with_tokens_of_google_become_runs_and_no_oth
     edge: Edge, google: Issuer
 ) -> None:
     document = BILLING.format(audience=AUDIENCE, account=ACCOUNT, url=google.url)
-    await edge.api("/api/catalog/register", {"content": document})
+    await edge.open(document, "subscriptions/billing")
 
     async def push(n: int, bearer: str) -> Answer:
         message = {"data": base64.b64encode(b'{"n": %d}' % n).decode(), "messageId": str(n)}
@@ -396,7 +401,7 @@ async def test_a_gateway_reads_listeners_with_the_internal_token_only(edge: Edge
         "catalog_path": "subscriptions/orders",
         "source": "webhook",
         "subscription_id": row["subscription_id"],
-        "state": "REGISTERED",
+        "state": "ACTIVE",
     }
     assert config["verify"] == {"type": "hmac_sha256", "header": "x-signature", "secret": SECRET}
     assert config["dispatch"] == {

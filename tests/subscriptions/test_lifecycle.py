@@ -130,9 +130,32 @@ async def test_lists_are_pages_newest_first(database: Database) -> None:
     assert [each.subscription_id for each in found] == sorted((each.subscription_id for each in found), reverse=True)
     rest = await database.read(lambda reader: lifecycle.list_registrations(reader, before=found[-1].subscription_id))
     assert len(found) + len(rest) == 3
-    latest = await database.read(lambda reader: lifecycle.find_latest(reader, PATH))
-    assert latest == found[0]
     assert msgspec.structs.asdict(found[0])["path"] == PATH
+
+
+async def test_the_activated_registration_of_a_path_is_the_live_one_else_the_newest_deactivated(
+    database: Database,
+) -> None:
+    async def activated() -> Registration | None:
+        paths = await database.read(lifecycle.list_activated_paths)
+        found = await database.read(lambda reader: lifecycle.find_activated(reader, PATH))
+        assert paths == ({PATH} if found else set())
+        return found
+
+    await put(database)
+    assert await activated() is None
+    first = await register(database)
+    assert await activated() is None
+    for action in ("activate", "pause", "drain", "deactivate"):
+        assert await act(database, first.subscription_id, action) == await activated()
+    second = await register(database)
+    found = await activated()
+    assert found is not None
+    assert found.subscription_id == first.subscription_id
+    gone = await act(database, second.subscription_id, "deactivate")
+    assert await activated() == gone
+    revived = await act(database, first.subscription_id, "activate")
+    assert await activated() == revived
 
 
 async def test_questions_by_path_use_an_index(sqlite_url: str) -> None:

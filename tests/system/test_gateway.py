@@ -100,11 +100,17 @@ async def api(server: ServerProcess, path: str, body: Any) -> Any:
     return answer.json()
 
 
+async def open_listener(server: ServerProcess) -> None:
+    await api(server, "/api/catalog/register", {"content": PUSH})
+    status = await api(server, "/api/subscriptions/register", {"path": "subscriptions/orders"})
+    await api(server, f"/api/subscriptions/{status['subscription_id']}/activate", {})
+
+
 async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any) -> None:
     store, server, gateway = stage
     for path in ("domain/ingest_order", "domain/fraud"):
         await api(server, "/api/catalog/register", {"content": PLAYBOOK.format(path=path)})
-    await api(server, "/api/catalog/register", {"content": PUSH})
+    await open_listener(server)
     sender = Sender(gateway.address)
     total = SENDERS * EACH
     killed = [asyncio.Event(), asyncio.Event()]
@@ -147,7 +153,7 @@ async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any
 async def test_six_signed_webhooks_are_completed_by_a_worker_of_their_pool(stage: Any) -> None:
     _, server, gateway = stage
     await api(server, "/api/catalog/register", {"content": PLAYBOOK.format(path="domain/ingest_order")})
-    await api(server, "/api/catalog/register", {"content": PUSH})
+    await open_listener(server)
     sender = Sender(gateway.address)
     for n in range(6):
         await sender.send(f"m{n}")

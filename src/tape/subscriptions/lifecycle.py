@@ -129,12 +129,20 @@ def find_live(reader: Reader | Transaction, path: str) -> Registration | None:
     return None if row is None else Registration(*row)
 
 
-def find_latest(reader: Reader | Transaction, path: str) -> Registration | None:
-    """The newest registration of a path, deactivated or not."""
+def find_activated(reader: Reader | Transaction, path: str) -> Registration | None:
+    """The live registration of a path if it was activated, else the newest deactivated one."""
     row = reader.one(
-        f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE path = ? ORDER BY subscription_id DESC LIMIT 1", path
+        f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE path = ? AND state <> 'REGISTERED'"
+        " ORDER BY CASE state WHEN 'DEACTIVATED' THEN 1 ELSE 0 END, subscription_id DESC LIMIT 1",
+        path,
     )
     return None if row is None else Registration(*row)
+
+
+def list_activated_paths(reader: Reader | Transaction) -> frozenset[str]:
+    """The paths that `find_activated` has a registration of."""
+    rows = reader.query("SELECT DISTINCT path FROM tape_subscriptions WHERE state <> 'REGISTERED'")
+    return frozenset(path for (path,) in rows)
 
 
 def require(reader: Reader | Transaction, subscription_id: int) -> Registration:

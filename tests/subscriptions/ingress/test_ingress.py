@@ -313,10 +313,15 @@ async def test_a_body_that_is_no_envelope_of_pubsub_is_a_message_as_it_is(body: 
 
 async def test_every_refusal_has_its_status_its_word_and_its_count() -> None:
     rig = IngressRig(
-        push(), push("paused", state="PAUSED"), push("draining", state="DRAINING"), push("gone", state="DEACTIVATED")
+        push(),
+        push("new", state="REGISTERED"),
+        push("paused", state="PAUSED"),
+        push("draining", state="DRAINING"),
+        push("gone", state="DEACTIVATED"),
     )
     unknown = rejected(404, "unknown_listener", "no push subscription for this ingress path", closes=True)
     assert await rig.post(name="stranger") == unknown
+    assert await rig.post(name="new") == unknown
     assert await rig.post(name="gone") == unknown
     paused = await rig.post(name="paused")
     assert (paused.status, paused.body["reason"], paused.retry_after_s) == (503, "paused", 30)
@@ -329,6 +334,7 @@ async def test_every_refusal_has_its_status_its_word_and_its_count() -> None:
         emitted[event.ref.path, event.context["reason"], event.context["status_code"]] += event.context["count"]
     assert emitted == {
         ("unknown", "unknown_listener", 404): 1,
+        ("subscriptions/new", "unknown_listener", 404): 1,
         ("subscriptions/gone", "unknown_listener", 404): 1,
         ("subscriptions/paused", "paused", 503): 1,
         ("subscriptions/draining", "draining", 503): 1,

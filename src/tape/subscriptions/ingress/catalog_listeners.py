@@ -1,4 +1,7 @@
-"""The listeners of a database: push subscriptions of its catalog, their states and secrets."""
+"""The listeners of a database: push subscriptions that were activated, their states and secrets.
+
+A document in the catalog, registered or not, opens no listener: activation does.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from tape.subscriptions import lifecycle
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import KIND, parse_subscription
 from tape.subscriptions.ingress.listeners import Listener
+from tape.subscriptions.lifecycle import Registration
 
 log = logging.getLogger(__name__)
 
@@ -25,29 +29,31 @@ class _Opened(NamedTuple):
 
 
 class CatalogListeners:
-    """Listeners from the catalog. Documents and secrets are cached until they change."""
+    """Listeners of activated push subscriptions. Documents and secrets are cached until they change."""
 
     def __init__(self, database: Database, wallet: Wallet) -> None:
         self._database = database
         self._wallet = wallet
         self._newest = -1
         self._parsed: dict[int, Subscription | None] = {}
-        self._by_name: dict[str, Subscription] = {}
+        self._by_name: dict[str, list[Subscription]] = {}
         self._opened: dict[str, _Opened] = {}
 
     async def names(self) -> frozenset[str]:
-        """The names of all listeners."""
-        return frozenset(await self._subscriptions())
+        """The names of all listeners whose subscription was activated."""
+        by_name = await self._subscriptions()
+        activated = await self._database.read(lifecycle.list_activated_paths)
+        return frozenset(name for name, found in by_name.items() if any(each.path in activated for each in found))
 
     async def fetch(self, name: str) -> Listener | None:
-        """The current state of a listener. Registers its subscription if it is not registered."""
-        subscription = (await self._subscriptions()).get(name)
-        if subscription is None:
+        """The current state of a listener; None if no subscription of that name was activated."""
+        subscriptions = (await self._subscriptions()).get(name)
+        if subscriptions is None:
             return None
-        path = subscription.path
-        registration = await self._database.read(lambda reader: lifecycle.find_latest(reader, path))
-        if registration is None:
-            registration = await self._database.write(lambda tx: lifecycle.register(tx, path))
+        found = await self._database.read(lambda reader: _find_activated(reader, subscriptions))
+        if found is None:
+            return None
+        subscription, registration = found
         return Listener(
             name=name,
             subscription=subscription,
@@ -56,12 +62,13 @@ class CatalogListeners:
             secrets=await self._secrets(subscription),
         )
 
-    async def _subscriptions(self) -> dict[str, Subscription]:
+    async def _subscriptions(self) -> dict[str, list[Subscription]]:
+        """The push subscriptions of the catalog by the name of their listener, in the order of their paths."""
         newest = await self._database.read(_newest)
         if newest == self._newest:
             return self._by_name
         parsed: dict[int, Subscription | None] = {}
-        by_name: dict[str, Subscription] = {}
+        by_name: dict[str, list[Subscription]] = {}
         after = ""
         while page := await self._database.read(lambda reader, after=after: list_latest(reader, KIND, after, PAGE)):  # type: ignore[misc]
             for resource in page:
@@ -70,12 +77,12 @@ class CatalogListeners:
                 parsed[resource.catalog_id] = found
                 if found is None or found.spec.ingress is None:
                     continue
-                name = found.spec.ingress.listener
-                if by_name.setdefault(name, found) is not found:
-                    log.warning(
-                        "%s gets no deliveries: %s has the listener %r already", found.path, by_name[name].path, name
-                    )
+                by_name.setdefault(found.spec.ingress.listener, []).append(found)
             after = page[-1].path
+        for name, sharing in by_name.items():
+            if len(sharing) > 1:
+                paths = ", ".join(each.path for each in sharing)
+                log.warning("%s have the listener %r: the first active one gets all deliveries", paths, name)
         self._newest, self._parsed, self._by_name = newest, parsed, by_name
         return by_name
 
@@ -100,6 +107,18 @@ class CatalogListeners:
 def _newest(reader: Reader | Transaction) -> int:
     row = reader.one("SELECT MAX(catalog_id) FROM tape_catalog")
     return (row[0] or 0) if row else 0
+
+
+def _find_activated(
+    reader: Reader | Transaction, subscriptions: list[Subscription]
+) -> tuple[Subscription, Registration] | None:
+    """The first subscription with a live registration that was activated, else the first deactivated one."""
+    found = [
+        (each, registration)
+        for each in subscriptions
+        if (registration := lifecycle.find_activated(reader, each.path)) is not None
+    ]
+    return next((each for each in found if each[1].is_live), found[0] if found else None)
 
 
 def _parse(path: str, content: str) -> Subscription | None:

@@ -124,11 +124,11 @@ class Ingress:
         if listener is None:
             return self._reject(None, 404, "unknown_listener", closes=True)
         self._metrics.ingress_received.labels(listener.name).inc()
-        if listener.state == "DEACTIVATED":
-            return self._reject(listener, 404, "unknown_listener", closes=True)
         if listener.state in ("PAUSED", "DRAINING"):
             reason = listener.state.lower()
             return self._reject(listener, 503, reason, retry_after_s=PAUSED_S, closes=True)
+        if listener.state != "ACTIVE":
+            return self._reject(listener, 404, "unknown_listener", closes=True)
         held = bytearray()
         try:
             rejection = await self._read(listener, headers, body, held)
