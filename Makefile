@@ -16,7 +16,7 @@ serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="-
 	@$(BIN)/tape serve $(ARGS)
 
 test: $(VENV)/.dev lint ## Install what the tests need and run them all (about twelve minutes)
-	$(BIN)/python -m pytest -n 3 $(ARGS)
+	@failed=$$(mktemp); TAPE_FAILED_TESTS=$$failed $(BIN)/python -m pytest -n 3 $(ARGS) || $(BIN)/python scripts/rerun_failed.py $$failed
 
 lint: $(VENV)/.dev ## Check style, types and the layers of the packages
 	$(BIN)/ruff check .

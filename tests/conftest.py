@@ -67,6 +67,13 @@ def pytest_configure() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(memory)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note failed tests in the file that `make test` names, to run them again alone."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ and (file := os.environ.get("TAPE_FAILED_TESTS")):
+        with Path(file).open("a", encoding="utf-8") as failed:
+            failed.write(f"{report.nodeid}\n")
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shared:
     """How `pytest -n` hands out tests."""
     return Shared(config, log)
