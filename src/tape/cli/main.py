@@ -30,6 +30,7 @@ COMMANDS = (
     "reactors",
     "token",
     "access",
+    "redact",
     "verify",
     "relay",
     "prune",

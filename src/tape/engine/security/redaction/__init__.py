@@ -1,8 +1,8 @@
 """Redaction: secrets are removed from payloads before they are stored, so no disk, stream, sink or job has them."""
 
 from tape.engine.security.redaction.engine import Redactor
-from tape.engine.security.redaction.findings import HIDDEN, Finding
+from tape.engine.security.redaction.findings import HIDDEN, SecretSpan, replace_spans
 from tape.engine.security.redaction.keys import is_secret
 from tape.engine.security.redaction.media import MEDIA
 
-__all__ = ["HIDDEN", "MEDIA", "Finding", "Redactor", "is_secret"]
+__all__ = ["HIDDEN", "MEDIA", "Redactor", "SecretSpan", "is_secret", "replace_spans"]

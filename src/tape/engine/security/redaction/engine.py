@@ -12,7 +12,7 @@ import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
 from tape.engine.security.redaction.detectors import GATE
-from tape.engine.security.redaction.findings import Finding, replace_spans
+from tape.engine.security.redaction.findings import SecretSpan, replace_spans
 from tape.engine.security.redaction.keys import STEMS
 from tape.engine.security.redaction.media import MEDIA
 from tape.engine.security.redaction.scanner import Scanner, too_deep
@@ -46,7 +46,7 @@ class Redactor:
         findings = self.find(payload_json)
         return replace_spans(payload_json, findings) if findings else payload_json
 
-    def find(self, payload_json: str) -> list[Finding]:
+    def find(self, payload_json: str) -> list[SecretSpan]:
         """Return the secrets of a payload in their order. Raises RedactionFailed and InvalidJson."""
         data = payload_json.encode(errors="surrogatepass")
         if _GATE.search(data) is None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 HIDDEN = "***"
 
 
-class Finding(NamedTuple):
+class SecretSpan(NamedTuple):
     """A span of a text, what replaces it, the rule that found it, and the path of keys to it."""
 
     start: int
@@ -18,16 +18,16 @@ class Finding(NamedTuple):
     path: str = ""
 
 
-def outermost(findings: Sequence[Finding]) -> list[Finding]:
+def outermost(findings: Sequence[SecretSpan]) -> list[SecretSpan]:
     """Return findings in the order of the text, without those that begin inside another one."""
-    kept: list[Finding] = []
+    kept: list[SecretSpan] = []
     for finding in sorted(findings, key=lambda found: (found.start, -found.end)):
         if not kept or finding.start >= kept[-1].end:
             kept.append(finding)
     return kept
 
 
-def replace_spans(text: str, findings: Sequence[Finding]) -> str:
+def replace_spans(text: str, findings: Sequence[SecretSpan]) -> str:
     """Return the text with every span replaced; all other characters stay the same."""
     parts: list[str] = []
     position = 0

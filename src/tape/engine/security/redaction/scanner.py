@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tape.engine.security.redaction.detectors import is_placeholder
-from tape.engine.security.redaction.findings import HIDDEN, Finding, outermost, replace_spans
+from tape.engine.security.redaction.findings import HIDDEN, SecretSpan, outermost, replace_spans
 from tape.engine.security.redaction.keys import Secrecy, secrecy
 from tape.engine.security.redaction.texts import TextSearch
 from tape.errors import RedactionFailed
@@ -65,9 +65,9 @@ class Scanner:
         self._schema_chars_left = 4 * len(text)
         self._next = dict.fromkeys('"{[]', -1)
         self._path: list[str] = []
-        self._findings: list[Finding] = []
+        self._findings: list[SecretSpan] = []
 
-    def scan(self) -> list[Finding]:
+    def scan(self) -> list[SecretSpan]:
         """Return the findings in the order of the text. Raises RedactionFailed."""
         self._value(_skip_spaces(self._text, 0), "")
         return outermost(self._findings)
@@ -189,7 +189,7 @@ class Scanner:
         if found is not None and found.text != value:
             self._add(start, end, _encode(found.text), ",".join(found.rules), key)
 
-    def _inner(self, value: str) -> list[Finding] | None:
+    def _inner(self, value: str) -> list[SecretSpan] | None:
         """Return the findings inside a text that is JSON itself, or None if it is not."""
         try:
             msgspec.json.decode(value)
@@ -199,7 +199,7 @@ class Scanner:
 
     def _add(self, start: int, end: int, replacement: str, rule: str, key: str) -> None:
         if self._text[start:end] != replacement:
-            self._findings.append(Finding(start, end, replacement, rule, ".".join((*self._path[1:], key))))
+            self._findings.append(SecretSpan(start, end, replacement, rule, ".".join((*self._path[1:], key))))
 
 
 def too_deep() -> RedactionFailed:
