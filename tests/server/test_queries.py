@@ -241,7 +241,7 @@ async def test_looking_beyond_ones_session_needs_a_scope_and_is_audited_once(
 
 
 @pytest.mark.parametrize("method", ["list", "aggregate"])
-async def test_the_owner_of_an_open_server_sees_all_entries_and_narrows_them_without_an_audit_entry(
+async def test_the_owner_of_an_open_server_sees_all_entries_and_is_audited_where_it_names_an_identity(
     server: Server, method: str
 ) -> None:
     await server.journal.append([*drafts(1), *drafts(2, tenant="x"), *drafts(4, user="bob"), *drafts(8, session="s2")])
@@ -249,18 +249,22 @@ async def test_the_owner_of_an_open_server_sees_all_entries_and_narrows_them_wit
     window = {"window": HOUR, "bucket": HOUR} if method == "aggregate" else {}
 
     async def seen(wanted: dict[str, list[str]], **headers: str) -> int:
-        _, body = await ask(server, method, {"filter": wanted, **window}, **headers)
+        _, body = await ask(
+            server, method, {"filter": {"event_types": ["order.created"]} | wanted, **window}, **headers
+        )
         if method == "list":
             return len(body["events"])
         return int(sum(bucket["counts"].get("order.created", 0) for bucket in body["buckets"]))
 
     assert await seen({}) == 31
+    assert await seen({"tenant_ids": [""]}) == 16
+    assert (await server.journal.head()).global_seq == 31
     assert await seen({"tenant_ids": ["x"]}) == 2
     assert await seen({"user_ids": ["bob"]}) == 4
     assert await seen({"session_ids": ["s2"], "tenant_ids": ["shop"]}) == 8
     assert await seen({}, **MINE) == 1
     assert await seen({}, x_harbor_tenant="shop") == 0  # an identity is exact, also with an empty user and session
-    assert (await server.journal.head()).global_seq == 31
+    assert (await server.journal.head()).global_seq == 31 + 3
 
 
 async def test_the_handshake_lists_capabilities(server: Server) -> None:

@@ -139,20 +139,14 @@ class QueryRoutes:
         return _json(body.encode())
 
     async def _identity_filter(self, caller: Principal, asked: Filter, method: str) -> IdentityFilter:
-        """The identity filter; more than the caller's own session needs a scope and is audited.
+        """The identity filter; to name other identities than the caller's own needs a scope and is audited.
 
-        The owner of an open server sees all entries without one, and can narrow them.
+        The owner of an open server sees all entries, and those that it names.
         """
-        if caller.is_owner:
-            return IdentityFilter(asked.tenant_ids or None, asked.user_ids or None, asked.session_ids or None)
-        own = IdentityFilter([caller.tenant], [caller.user], [caller.session])
-        named = (
-            (asked.tenant_ids, caller.tenant),
-            (asked.user_ids, caller.user),
-            (asked.session_ids, caller.session),
-        )
-        if all(set(names) <= {mine} for names, mine in named):
-            return own
+        named = (asked.tenant_ids, asked.user_ids, asked.session_ids)
+        own = IdentityFilter() if caller.is_owner else IdentityFilter(*([mine] for mine in caller.triple))
+        if all(set(names) <= {mine} for names, mine in zip(named, caller.triple, strict=True)):
+            return IdentityFilter(*(names or None for names in named)) if caller.is_owner else own
         require_widening(caller, f"cross-session {method} requires a verified `admin` or `console:fleet` scope")
         await self._audit.admin_scope_used(caller, f"events.{method}")
         # Below a field that names others all values match; above it only the caller's own.
