@@ -89,9 +89,9 @@ def migrate(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Move runs, values and sessions to a tenant: for data from before the server had keys.
+    """Move runs, values, sessions and tasks to a tenant: for data from before the server had keys.
 
-    Without --from, values and sessions that belong to no tenant are moved. Entries keep their tenant, because the
+    Without --from, values, sessions and tasks that belong to no tenant are moved. Entries keep their tenant, because the
     hash chain covers it. Nothing is moved if both tenants have something of the same name.
     """
     from tape.engine.ledgers.tenant_migration import move_tenant

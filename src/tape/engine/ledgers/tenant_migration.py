@@ -1,4 +1,4 @@
-"""Moving runs, values and sessions from one tenant to another: for data from before callers had tenants.
+"""Moving runs, values, sessions and tasks from one tenant to another: for data from before callers had tenants.
 
 Entries of the journal keep their tenant, which is inside the hash chain.
 """
@@ -17,6 +17,7 @@ _TABLES = {
     "tape_sessions": ("app_name", "user_id", "session_id"),
     "tape_events": ("app_name", "user_id", "session_id", "ord"),
     "tape_scoped_state": ("app_name", "scope", "scope_key", "key"),
+    "tape_tasks": (),
 }
 
 
