@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -146,7 +147,6 @@ async def test_other_content_is_refused_and_too_much_of_it_too(sqlite_url: str) 
 
 
 def test_an_acknowledged_event_survives_a_killed_server(tmp_path: Path) -> None:
-    import asyncio
 
     async def send(server: ServerProcess, number: int) -> list[int]:
         address = server.http_url.removeprefix("http://")
@@ -174,6 +174,13 @@ async def test_a_secret_is_never_stored_whichever_endpoint_received_it(tmp_path:
         assert found == [{"password": "***"}, {"headers": {"Authorization": "***"}}, {"token": "kept"}]
     for stored in tmp_path.rglob("*"):
         assert not stored.is_file() or b"S3CR3T" not in stored.read_bytes()
+
+
+async def test_a_large_hostile_payload_is_searched_in_linear_time_while_the_server_answers(server: Server) -> None:
+    hostile = EVENT | {"data": {"text": "data:;a=" * 100_000}}
+    async with asyncio.timeout(20):  # backtracking took minutes, on the event loop
+        answers = await asyncio.gather(publish(server, hostile, **ONE), publish(server, EVENT | {"id": "2"}, **ONE))
+    assert [answer.status for answer in answers] == [200, 200]
 
 
 async def test_a_payload_that_cannot_be_searched_is_rejected_and_audited_without_it(server: Server) -> None:
