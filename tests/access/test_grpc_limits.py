@@ -87,6 +87,20 @@ async def test_a_message_beyond_the_limit_is_refused_and_named_so_by_the_client(
         assert await client.append_many([half] * 3) == [1, 2, 3]
 
 
+async def test_a_message_beyond_the_limit_does_not_disturb_other_appends(server: Server) -> None:
+    half = Draft(subject="/tape/a/large", payload_json='"' + "x" * 1_000_000 + '"')
+    async with AsyncTapeClient(server.grpc_address) as client:
+        found = await asyncio.gather(
+            *(client.append("/tape/a/b", {"n": n}) for n in range(600)),
+            client.append_many([half] * 5),
+            *(client.append("/tape/a/b", {"n": n}) for n in range(600)),
+            return_exceptions=True,
+        )
+        assert isinstance(found.pop(600), PayloadTooLarge)
+        assert sorted(map(int, found)) == list(range(1, 1_201))  # type: ignore[call-overload]
+        assert (await client.head()).global_seq == 1_200
+
+
 async def test_concurrent_appends_of_long_texts_are_sent_in_messages_below_the_limit(server: Server) -> None:
     text = "語" * 60_000
     async with AsyncTapeClient(server.grpc_address) as client:

@@ -34,6 +34,9 @@ DEPRECATED_SPEAKING_AS = "speaking_as() is deprecated; use with_lease_owner()."
 # The server or its database is unavailable: `follow` reconnects.
 _UNAVAILABLE = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
+# A larger request is sent as a call of its own: if the server refuses its size, the appends on the stream go on.
+MAX_STREAMED_BYTES = 2 << 20
+
 
 class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionCalls, CatalogCalls):
     """A connection to one server. Use as an async context manager, or call `close()`.
@@ -243,7 +246,15 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         request = pb.AppendRequest(request_id=request_id, first_write_wins=first_write_wins)
         for draft in drafts:
             add_draft(request, draft)
+        if _is_large(drafts) and request.ByteSize() > MAX_STREAMED_BYTES:
+            response = await self._channel.call(rpcs.APPEND, request)
+            return list(response.global_seqs)
         return await self._appends.send(request)
+
+
+def _is_large(drafts: Sequence[Draft]) -> bool:
+    """Whether drafts may have more than MAX_STREAMED_BYTES; their exact size costs as much as encoding them."""
+    return sum(len(draft.payload_json) for draft in drafts) + 1_024 * len(drafts) > MAX_STREAMED_BYTES // 2
 
 
 def add_draft(request: pb.AppendRequest, draft: Draft) -> None:

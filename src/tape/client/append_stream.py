@@ -9,7 +9,7 @@ import grpc
 
 from tape.client import rpcs
 from tape.client.channel import Channel, StreamCall, raise_translated, to_error
-from tape.errors import ServerStopping, ServerUnreachable, TapeError
+from tape.errors import PayloadTooLarge, ServerStopping, ServerUnreachable, TapeError
 from tape.proto import tape_pb2 as pb
 
 Call = StreamCall[pb.AppendRequest, pb.AppendReply]
@@ -71,6 +71,9 @@ class AppendStream:
                 return
             try:
                 raise_translated(error, self._channel.url, rpcs.APPEND_STREAM.name)
+            except PayloadTooLarge as translated:
+                # One message was too large. Whether the others were appended is not known.
+                self._fail_waiting(ServerUnreachable(f"The server ended the stream: {translated}"))
             except TapeError as translated:
                 self._fail_waiting(translated)
         except asyncio.CancelledError:
