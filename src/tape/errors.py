@@ -955,6 +955,21 @@ class SecretDamaged(WalletError):
     status = "DATA_LOSS"
 
 
+class SecretNotBound(WalletError):
+    """A secret was to be sent to a host that it is not bound to."""
+
+    code = "TAPE-2205"
+    status = "PERMISSION_DENIED"
+
+    def __init__(self, alias: str, hosts: Sequence[str], bound: Sequence[str]) -> None:
+        asked = ", ".join(hosts)
+        super().__init__(
+            f"The secret {alias!r} is bound to {', '.join(bound)}, and may not be sent to"
+            f" {asked or 'a host that the caller does not name'}. If that host is right, bind the secret to it:"
+            f" tape wallet set {alias} --host {hosts[0] if hosts else 'HOST:PORT'}"
+        )
+
+
 class KeyServiceUnavailable(WalletError):
     """The service that holds the master key does not answer."""
 

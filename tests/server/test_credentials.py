@@ -50,7 +50,7 @@ async def test_the_internal_token_reveals_a_secret_and_the_access_is_journaled(s
     entries = await journal(server)
     assert entries[-1] == (
         "/tape/wallet/revealed/nats_main",
-        '{"alias":"nats_main","to":"/api/credentials from 127.0.0.1"}',
+        '{"alias":"nats_main","to":"/api/credentials from 127.0.0.1","host":"x:4222"}',
     )
     assert SECRET not in str(entries)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from tape.base.hosts import hosts_of, without_addresses
 from tape.errors import SourceMisconfigured
+
+log = logging.getLogger(__name__)
 
 # Names in credentials, and the names of the same settings in a spec.
 _ALIASES = {
     "nats_url": "url",
+    "servers": "url",
     "nats_user": "user",
     "nats_username": "user",
     "nats_password": "password",
@@ -20,9 +25,19 @@ _ALIASES = {
     "access_token": "token",
 }
 
+PUBSUB_HOST = "pubsub.googleapis.com:443"
+
+
+def source_hosts(source: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The hosts that a source with these settings connects to."""
+    hosts = hosts_of(settings)
+    return (*hosts, PUBSUB_HOST) if source == "pubsub" and not settings.get("endpoint") else hosts
+
 
 class SourceSettings:
     """The settings of one source: keys of the spec, and of its credential where the spec has none.
+
+    The address is the exception: a credential that has one is sent nowhere else, whatever the spec says.
 
     Each value is checked when it is read, and an invalid one raises SourceMisconfigured with its name; values are never
     shown, because any of them may be a secret.
@@ -32,7 +47,19 @@ class SourceSettings:
         self.source = source
         held = {"token": credential} if isinstance(credential, str) else dict(credential or {})
         self._values = {_ALIASES.get(name, name): value for name, value in held.items() if value is not None}
-        self._values |= {name: value for name, value in spec.items() if value is not None}
+        own = hosts_of(held)
+        if own and (ignored := sorted(set(hosts_of(spec)) - set(own))):
+            log.warning(
+                "%s: the credential is for %s; the address %s of the document is ignored.",
+                source,
+                ", ".join(own),
+                ", ".join(ignored),
+            )
+        self._values |= {
+            name: value for name, value in (without_addresses(spec) if own else spec).items() if value is not None
+        }
+        if foreign := own and sorted(set(source_hosts(source, self._values)) - set(own)):
+            raise self.wrong(f"would send its credential, which is for {', '.join(own)}, to {', '.join(foreign)}")
 
     def text(self, name: str) -> str:
         """A string; empty if it is not set."""

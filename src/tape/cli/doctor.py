@@ -72,9 +72,17 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield _python()
     if has_server_libraries():
         yield _sqlite()
-        yield _store(settings.store)
+        store = _store(settings.store)
+        yield store
         with contextlib.suppress(TapeError):  # the check of the store has reported it
             yield _files(settings)
+        if store.verdict == "ok" and (unbound := _unbound_secrets(settings.store)):
+            yield Check(
+                "Wallet",
+                "warning",
+                f"secrets not bound to a host: {', '.join(unbound)}",
+                "bind those of sources and spools: tape wallet set ALIAS --host HOST:PORT; signing secrets need none",
+            )
     else:
         remedy = "only a server and a SQLite store need them: pip install 'tape[server]'"
         yield Check("Server libraries", "warning", "not installed", remedy)
@@ -147,6 +155,19 @@ def _files(settings: Settings) -> Check:
     if not wide:
         return Check("File modes", "ok", "only their owner can read the files of the store")
     return Check("File modes", "warning", f"others can read {', '.join(wide)}", f"chmod -R go= {' '.join(wide)}")
+
+
+def _unbound_secrets(url: str) -> list[str]:
+    database = open_database(url)
+    if (path := getattr(database, "path", None)) is not None and not path.exists():
+        return []
+    return run(_read_unbound(url))
+
+
+async def _read_unbound(url: str) -> list[str]:
+    query = "SELECT alias FROM tape_secrets WHERE hosts = '' AND retires_at_ms = 0 ORDER BY alias"
+    async with open_database(url, migrate=False) as database:
+        return [alias for (alias,) in await database.read(lambda reader: reader.query(query))]
 
 
 async def _head(url: str) -> Head:

@@ -23,6 +23,7 @@ from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.events import SubscriptionEvent, subscription_ref
 from tape.subscriptions.spool.backend import Area, AreaSize
 from tape.subscriptions.spool.item import SpoolItem, decode
+from tape.subscriptions.spool.locations import spool_hosts
 from tape.subscriptions.spool.spool import Spool
 
 app = typer.Typer(help="List, show, drain, requeue and purge spooled messages.", no_args_is_help=True)
@@ -300,8 +301,8 @@ def _resolve(which: str, server: str, folder: Path | None = None) -> tuple[Subsc
 
 
 def _credential(subscription: Subscription, control: Control | None) -> Any:
-    alias = subscription.spec.spool.credential
-    return control.credential(alias) if alias and control is not None else None
+    spool = subscription.spec.spool
+    return control.credential(spool.credential, spool_hosts(spool)) if spool.credential and control else None
 
 
 def _emitter(control: Control | None) -> Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]:

@@ -52,6 +52,12 @@ def set_(
     json: Annotated[
         bool, typer.Option("--json", help="Read the secret as a JSON object with fields such as url and token.")
     ] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host that the secret may be sent to, as host:port; repeatable. [default: those of the version before]"
+        ),
+    ] = None,
     keep_previous: Annotated[str, typer.Option(help="How long the previous secret stays valid, e.g. 24h.")] = "0s",
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
@@ -65,10 +71,11 @@ def set_(
 
     async def work() -> SecretInfo:
         async with _open(store, wallet_key, may_create=True) as wallet:
-            return await wallet.set(alias, secret, keep_previous_s=kept_s, by=_me())
+            return await wallet.set(alias, secret, keep_previous_s=kept_s, by=_me(), hosts=host or ())
 
     held = run(work())
-    typer.echo(f"{alias} is set, version {held.version}, sealed with {held.master_key}.")
+    bound = f", bound to {', '.join(held.hosts)}" if held.hosts else ""
+    typer.echo(f"{alias} is set, version {held.version}, sealed with {held.master_key}{bound}.")
 
 
 @app.command(name="list")
@@ -87,10 +94,11 @@ def list_(
     if output is Output.json:
         typer.echo(msgspec.json.encode(held).decode())
         return
-    table = Table("ALIAS", "VERSION", "SET", "SEALED WITH", "GOOD UNTIL", box=None, pad_edge=False)
+    table = Table("ALIAS", "VERSION", "SET", "SEALED WITH", "GOOD UNTIL", "HOSTS", box=None, pad_edge=False)
     for each in held:
         until = _when(each.retires_at_ms) if each.retires_at_ms else "replaced"
-        table.add_row(each.alias, str(each.version), _when(each.set_at_ms), each.master_key, until)
+        hosts = ", ".join(each.hosts) or "not bound to a host"
+        table.add_row(each.alias, str(each.version), _when(each.set_at_ms), each.master_key, until, hosts)
     Console(file=sys.stdout).print(table if held else "The wallet is empty.")
 
 

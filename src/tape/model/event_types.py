@@ -348,7 +348,9 @@ EVENTS: tuple[EventType, ...] = (
         "wallet.set", "A secret was stored.", {**_SECRET, "version": "its version from now on", "by": "who did it"}
     ),
     EventType(
-        "wallet.revealed", "A secret was given to a program.", {**_SECRET, "to": "what asked for it, and from where"}
+        "wallet.revealed",
+        "A secret was given to a program.",
+        {**_SECRET, "to": "what asked for it, and from where", "host": "the hosts it is sent to, if there are any"},
     ),
     EventType("wallet.deleted", "A secret was removed.", {**_SECRET, "by": "who did it"}),
     EventType(

@@ -144,5 +144,5 @@ class SubscriptionControl:
         if state in ("DRAINING", "DEACTIVATED"):
             self._context.stop()
 
-    async def _reveal(self, alias: str) -> Any:
-        return self.call_with_retry(lambda: self._api.credential(alias))
+    async def _reveal(self, alias: str, hosts: Sequence[str]) -> Any:
+        return self.call_with_retry(lambda: self._api.credential(alias, hosts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -96,8 +96,8 @@ class Gateway:
     def _replays(self, listener: Listener) -> ServerDispatch:
         return ServerDispatch(self._control, listener.ref, worker_id=WORKER, emitter=EMITTER)
 
-    async def _reveal(self, alias: str) -> Any:
-        return await asyncio.to_thread(self._control.credential, alias)
+    async def _reveal(self, alias: str, hosts: Sequence[str]) -> Any:
+        return await asyncio.to_thread(self._control.credential, alias, hosts)
 
     def _app(self) -> App:
         app = App(self.metrics)

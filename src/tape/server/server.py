@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import grpc
 import uvicorn
@@ -108,7 +109,13 @@ class Server:
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = CatalogListeners(self.database, self.wallet)
         begin = RunStarter(self.journal)
-        self.spooling = SpoolingDispatch(begin, begin.replays, self._emit, self.wallet.reveal, self.metrics)
+        self.spooling = SpoolingDispatch(
+            begin,
+            begin.replays,
+            self._emit,
+            partial(self.wallet.use, to="a listener's spool in this server"),
+            self.metrics,
+        )
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),
             self.spooling,
@@ -120,7 +127,7 @@ class Server:
         self._access = Access(self._authenticator, self.audit, settings.internal_token)
         self.task_broker = TaskBroker(self.database)
         self.matcher = Matcher(self.hub, self.task_broker)
-        self.hosting = RuntimeSupervisor(self.journal, self.wallet.reveal, new_owner())
+        self.hosting = RuntimeSupervisor(self.journal, self.wallet.use, new_owner())
         self._journal_service = JournalService(self.journal, self.hub)
         self.grpc_address = ""
         self.http_address = ""

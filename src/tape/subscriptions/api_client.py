@@ -106,9 +106,10 @@ class Control:
         """The text of the latest version of a document."""
         return str(self.call("POST", "/api/catalog/resource", {"path": path})["content"])
 
-    def credential(self, alias: str) -> Any:
-        """A secret of the wallet, for holders of the internal token."""
-        found = self.call("GET", f"/api/credentials/{quote(alias, safe='')}?include_data=true")
+    def credential(self, alias: str, hosts: Sequence[str] = ()) -> Any:
+        """A secret of the wallet for a connection to `hosts`, for holders of the internal token."""
+        asked = urlencode([("include_data", "true"), *(("host", host) for host in hosts)])
+        found = self.call("GET", f"/api/credentials/{quote(alias, safe='')}?{asked}")
         return found["data"]
 
 

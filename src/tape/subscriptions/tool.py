@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from tape.brokers import Delivery, Source, known_sources, open_source
+from tape.brokers.settings import source_hosts
 from tape.documents.document import Fields
 from tape.errors import SourceError, SourceMisconfigured, StepFailed
 from tape.playbooks.templates import is_template
@@ -132,10 +133,10 @@ class SubscriptionTool:
 
     @asynccontextmanager
     async def _opened(self, config: dict[str, Any]) -> Any:
-        alias = config.get("auth")
-        credential = await self._reveal(str(alias)) if alias else None
+        alias, kind = config.get("auth"), str(config.get("source", ""))
         connection = {name: value for name, value in config.items() if name not in _OWN_KEYS}
-        source = open_source(str(config.get("source", "")), connection, credential)
+        credential = await self._reveal(str(alias), source_hosts(kind, connection)) if alias else None
+        source = open_source(kind, connection, credential)
         try:
             await source.open()
             yield source
@@ -226,10 +227,10 @@ def _whole(config: dict[str, Any], name: str, default: int) -> int:
     return value
 
 
-async def _from_server(alias: str) -> Any:
+async def _from_server(alias: str, hosts: Sequence[str]) -> Any:
     """A secret of the server's wallet; needs the internal token."""
     control = Control(os.environ.get("TAPE_SERVER_URL", "http://127.0.0.1:7879"), os.environ.get(TOKEN_VARIABLE, ""))
     try:
-        return await asyncio.to_thread(control.credential, alias)
+        return await asyncio.to_thread(control.credential, alias, hosts)
     finally:
         control.close()

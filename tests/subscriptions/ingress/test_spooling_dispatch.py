@@ -67,7 +67,7 @@ async def test_a_spool_that_cannot_be_opened_keeps_no_other_from_its_replay(
     async def away(listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         raise ServerUnreachable("nobody is there")
 
-    async def reveal(alias: str) -> Any:
+    async def reveal(alias: str, hosts: Sequence[str]) -> Any:
         nonlocal asked
         asked += 1
         raise SecretNotFound(f"The wallet has no secret {alias!r}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ class Wallet:
         self.secret = secret
         self.asked = 0
 
-    async def __call__(self, alias: str) -> Any:
-        assert alias == "bucket"
+    async def __call__(self, alias: str, hosts: Sequence[str]) -> Any:
+        assert (alias, hosts) == ("bucket", ("s3.amazonaws.com:443",))
         self.asked += 1
         if isinstance(self.secret, Exception):
             raise self.secret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tape.base.hosts import BROKER_PROPERTIES
 from tape.brokers.settings import SourceSettings
 from tape.brokers.tls import TlsCertificates, tls_of
 
@@ -18,7 +19,7 @@ def connection_of(settings: SourceSettings) -> dict[str, Any]:
         raise settings.wrong("requires 'brokers' (string or array of host:port)")
     return {
         "client.id": "tape-subscription",
-        **settings.mapping("options"),
+        **{name: value for name, value in settings.mapping("options").items() if name not in BROKER_PROPERTIES},
         **security_of(settings),
         "bootstrap.servers": ",".join(brokers),
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +16,17 @@ from typing import Any, Protocol
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.base.hosts import check_host, has_address, hosts_of, is_bound
 from tape.engine.security.envelope_encryption import MasterKeys, SealedSecret, seal, unseal
 from tape.engine.security.keyfile import KeyFile
 from tape.engine.security.kms import GoogleKms
-from tape.errors import InvalidInput, SecretDamaged, SecretNotFound, TapeError
+from tape.errors import InvalidInput, SecretDamaged, SecretNotBound, SecretNotFound, TapeError
 from tape.journal.appender import append
 from tape.model.entry import Draft
 from tape.model.subject import build
 from tape.store import Database, Reader, Transaction
+
+log = logging.getLogger(__name__)
 
 KEY_FILE = "tape-wallet.key"
 KMS = "gcp-kms://"
@@ -52,6 +56,8 @@ class SecretInfo(msgspec.Struct, frozen=True):
     set_at_ms: int
     sealed_at_ms: int
     retires_at_ms: int
+    # Where it may be sent, as host or host:port; empty if it is not bound to a host.
+    hosts: tuple[str, ...] = ()
 
 
 class Wallet:
@@ -64,6 +70,31 @@ class Wallet:
     async def reveal(self, alias: str) -> Secret:
         """The secret of an alias."""
         return (await self.reveal_all(alias))[0]
+
+    async def use(self, alias: str, hosts: Sequence[str], *, to: str) -> Secret:
+        """The secret of an alias for a connection to `hosts`; the journal records the use.
+
+        A secret with an address of its own is used for that address alone, which the caller has to take from it.
+        Raises SecretNotBound if the secret is bound to other hosts. A secret that is not bound is revealed with a
+        warning.
+        """
+        secret = await self.reveal(alias)
+        bound = (await self.find(alias)).hosts
+        if isinstance(secret, dict) and has_address(secret):
+            hosts = hosts_of(secret)
+        elif bound and not (hosts and all(is_bound(host, bound) for host in hosts)):
+            raise SecretNotBound(alias, hosts, bound)
+        elif not bound:
+            log.warning(
+                "The secret %r is not bound to a host and is used for %s: bind it with tape wallet set %s --host %s."
+                " Unbound secrets will be refused by the next minor version.",
+                alias,
+                ", ".join(hosts) or "an unnamed host",
+                alias,
+                hosts[0] if hosts else "HOST:PORT",
+            )
+        await self.record_reveal(alias, to=to, hosts=hosts)
+        return secret
 
     async def reveal_all(self, alias: str) -> list[Secret]:
         """The secret, and those before it that may still be used: a sender changes over when it can."""
@@ -83,15 +114,22 @@ class Wallet:
         now = now_ms()
         return await self._database.read(lambda reader: _usable(reader, alias, now))
 
-    async def set(self, alias: str, secret: Secret, *, keep_previous_s: float = 0, by: str = "") -> SecretInfo:
-        """Store a secret; those before it leave, at once or after so many seconds at most."""
+    async def set(
+        self, alias: str, secret: Secret, *, keep_previous_s: float = 0, by: str = "", hosts: Sequence[str] = ()
+    ) -> SecretInfo:
+        """Store a secret; those before it leave, at once or after so many seconds at most.
+
+        It is bound to `hosts`, else to the address that it has itself, else to the hosts of the version before it.
+        """
         check_alias(alias)
         plain = _encoded(secret)
+        bound = _bindings(alias, secret, hosts)
         while True:
             now = now_ms()
             version = await self._database.read(lambda reader: _version(reader, alias)) + 1
+            kept = bound or await self._database.read(lambda reader: _hosts(reader, alias))
             sealed = await asyncio.to_thread(seal, plain, _binding(alias, version), self._keys)
-            info = SecretInfo(alias, version, sealed.master_key, now, now, 0)
+            info = SecretInfo(alias, version, sealed.master_key, now, now, 0, kept)
             retires_at_ms = now + int(keep_previous_s * 1000)
 
             def store(
@@ -110,9 +148,10 @@ class Wallet:
             raise await self._not_found(alias)
         return info[0]
 
-    async def record_reveal(self, alias: str, to: str) -> None:
-        """Journal that a secret is about to be revealed, and to which caller."""
-        await self._database.write(lambda tx: _emit(tx, "revealed", alias, {"alias": alias, "to": to}))
+    async def record_reveal(self, alias: str, to: str, hosts: Sequence[str] = ()) -> None:
+        """Journal that a secret is about to be revealed, to which caller, and for which hosts."""
+        payload = {"alias": alias, "to": to} | ({"host": ", ".join(hosts)} if hosts else {})
+        await self._database.write(lambda tx: _emit(tx, "revealed", alias, payload))
 
     async def list(self) -> list[SecretInfo]:
         """List the secrets by alias, without their values."""
@@ -199,6 +238,15 @@ def check_alias(alias: str) -> None:
         )
 
 
+def _bindings(alias: str, secret: Secret, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that a new secret is bound to. Raises InvalidInput if its own address is not one of those given."""
+    given = tuple(dict.fromkeys(check_host(host) for host in hosts))
+    own = hosts_of(secret) if isinstance(secret, dict) else ()
+    if given and (foreign := [host for host in own if not is_bound(host, given)]):
+        raise InvalidInput(f"The secret {alias!r} has the address {', '.join(foreign)}, which --host does not name.")
+    return given or own
+
+
 def _encoded(secret: Secret) -> bytes:
     if not secret:
         raise InvalidInput("The secret is empty; nothing was stored.")
@@ -215,7 +263,16 @@ def _binding(alias: str, version: int) -> str:
 # ── what is stored ───────────────────────────────────────────────────────────────────────────────
 
 _SEALED_COLUMNS = "master_key, wrapped_key, sealed"
-_INFO_COLUMNS = "alias, version, master_key, set_at_ms, sealed_at_ms, retires_at_ms"
+_INFO_COLUMNS = "alias, version, master_key, set_at_ms, sealed_at_ms, retires_at_ms, hosts"
+
+
+def _hosts(reader: Reader, alias: str) -> tuple[str, ...]:
+    row = reader.one("SELECT hosts FROM tape_secrets WHERE alias = ? ORDER BY version DESC LIMIT 1", alias)
+    return _split(row[0]) if row else ()
+
+
+def _split(hosts: str) -> tuple[str, ...]:
+    return tuple(hosts.split(",")) if hosts else ()
 
 
 def _version(reader: Reader, alias: str) -> int:
@@ -225,7 +282,8 @@ def _version(reader: Reader, alias: str) -> int:
 
 def _list(reader: Reader) -> list[SecretInfo]:
     return [
-        SecretInfo(*row) for row in reader.query(f"SELECT {_INFO_COLUMNS} FROM tape_secrets ORDER BY alias, version")
+        SecretInfo(*(*row[:6], _split(row[6])))
+        for row in reader.query(f"SELECT {_INFO_COLUMNS} FROM tape_secrets ORDER BY alias, version")
     ]
 
 
@@ -265,8 +323,12 @@ def _store(tx: Transaction, info: SecretInfo, sealed: SealedSecret, until_ms: in
         until_ms,
     )
     _delete_retired(tx, info.set_at_ms)
-    columns = ("alias", "version", "master_key", "wrapped_key", "sealed", "set_at_ms", "sealed_at_ms", "retires_at_ms")
-    tx.insert("tape_secrets", columns, [(info.alias, info.version, *sealed, info.set_at_ms, info.sealed_at_ms, 0)])
+    columns = (
+        *("alias", "version", "master_key", "wrapped_key", "sealed"),
+        *("set_at_ms", "sealed_at_ms", "retires_at_ms", "hosts"),
+    )
+    row = (info.alias, info.version, *sealed, info.set_at_ms, info.sealed_at_ms, 0, ",".join(info.hosts))
+    tx.insert("tape_secrets", columns, [row])
     _emit(tx, "set", info.alias, {"alias": info.alias, "version": info.version, "by": by})
     return True
 

@@ -1,7 +1,8 @@
 """`GET /api/credentials/{alias}`: metadata of a secret, and with `include_data=true` the secret itself.
 
 The secret is for programs that hold the internal token (remote runtimes), never for an admin's browser.
-The journal records the access.
+`host`, which may be repeated, names the hosts that the caller will send it to: a secret that is bound to other hosts is
+refused. The journal records the access.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class CredentialRoutes:
         shown = {"alias": alias, "version": held.version, "set_at": to_time(held.set_at_ms * 1_000_000)}
         if wants_data:
             where = request.client.host if request.client else ""
-            shown["data"] = await self._wallet.reveal(alias)
-            await self._wallet.record_reveal(alias, to=f"/api/credentials from {where}")
+            hosts = request.query_params.getlist("host")
+            shown["data"] = await self._wallet.use(alias, hosts, to=f"/api/credentials from {where}")
         response = answer(shown)
         response.headers["cache-control"] = "no-store"
         return response

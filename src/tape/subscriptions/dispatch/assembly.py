@@ -27,7 +27,7 @@ def forwarder_of(
     *,
     metrics: Metrics,
     credential: Any = None,
-    reveal: Callable[[str], Awaitable[Any]] | None = None,
+    reveal: Callable[[str, Sequence[str]], Awaitable[Any]] | None = None,
     redelivers: bool = True,
 ) -> Forwarder:
     """The forwarder of a subscription, with a spool on its configured backend unless `spool.mode` is off.

@@ -19,12 +19,13 @@ from tape.subscriptions.ingress.ingress import AdmittedMessage, IngressDispatch
 from tape.subscriptions.ingress.listeners import Listener, ListenerSource
 from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan
+from tape.subscriptions.spool.locations import spool_hosts
 from tape.subscriptions.spool.replay import LaneDispatch
 from tape.subscriptions.spool.spool import EmitEvents
 
 log = logging.getLogger(__name__)
 
-Reveal = Callable[[str], Awaitable[Any]]
+Reveal = Callable[[str, Sequence[str]], Awaitable[Any]]
 Replays = Callable[[Listener], LaneDispatch]
 
 _RETRY_S = 5.0
@@ -118,8 +119,8 @@ class SpoolingDispatch:
         return found.forwarder
 
     async def _start(self, listener: Listener) -> _OpenForwarder:
-        alias = listener.subscription.spec.spool.credential
-        credential = await self._reveal(alias) if alias else None
+        spool = listener.subscription.spec.spool
+        credential = await self._reveal(spool.credential, spool_hosts(spool)) if spool.credential else None
 
         forwarder = forwarder_of(
             listener.subscription,

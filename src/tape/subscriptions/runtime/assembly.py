@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from tape.base.hosts import has_address, hosts_of
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers import Source, open_source
-from tape.errors import ApiRefused, SecretNotFound
+from tape.brokers.settings import source_hosts
+from tape.errors import ApiRefused, SecretNotBound, SecretNotFound
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.ordered import Dispatch
 from tape.subscriptions.document.spec import CONNECTION_KEYS, Subscription, SubscriptionSpec
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.runtime.runtime import Runtime
+from tape.subscriptions.spool.locations import spool_hosts
 
-Reveal = Callable[[str], Awaitable[Any]]
+# Reads the secret of an alias for a connection to these hosts.
+Reveal = Callable[[str, Sequence[str]], Awaitable[Any]]
 
 
 async def assemble(
@@ -32,8 +36,9 @@ async def assemble(
 ) -> Runtime:
     """A runtime that is not started. `reveal` reads the secret of an alias; `more` are arguments of Runtime."""
     source = await source_of(subscription.spec, reveal)
-    alias = subscription.spec.spool.credential
-    credential = await reveal(alias) if alias and subscription.spec.spool.mode != "off" else None
+    spool = subscription.spec.spool
+    is_used = spool.credential and spool.mode != "off"
+    credential = await reveal(spool.credential, spool_hosts(spool)) if is_used else None
     # With a spool, events that cannot be written are stored there; without one they are buffered in memory.
     emit = reporter.emit if subscription.spec.spool.mode == "off" else reporter.write
     forwarder = forwarder_of(
@@ -57,12 +62,16 @@ async def source_of(spec: SubscriptionSpec, reveal: Reveal) -> Source:
 async def secrets_of(spec: SubscriptionSpec, reveal: Reveal) -> tuple[dict[str, str], Any]:
     """The secrets of a spec's connection by key, and the credential that `auth` names."""
     connection = connection_of(spec)
+    hosts = source_hosts(spec.source, connection)
+    credential = await reveal(spec.auth, hosts) if spec.auth else None
+    if isinstance(credential, Mapping) and has_address(credential):
+        hosts = hosts_of(credential)
     secrets = {
-        name: await _secret_or_text(name, connection[name], reveal)
+        name: await _secret_or_text(name, connection[name], hosts, reveal)
         for name in ("password", "token")
         if connection.get(name)
     }
-    return secrets, await reveal(spec.auth) if spec.auth else None
+    return secrets, credential
 
 
 def connection_of(spec: SubscriptionSpec) -> dict[str, Any]:
@@ -78,14 +87,18 @@ def connection_of(spec: SubscriptionSpec) -> dict[str, Any]:
     return found
 
 
-async def _secret_or_text(name: str, alias: str, reveal: Reveal) -> str:
+async def _secret_or_text(name: str, alias: str, hosts: Sequence[str], reveal: Reveal) -> str:
     """The secret of an alias, or the text itself if no secret has that name."""
     try:
-        held = await reveal(alias)
+        held = await reveal(alias, hosts)
     except SecretNotFound:
         return alias
     except ApiRefused as error:
         if error.http_status in (404, 422):
             return alias
         raise
-    return held if isinstance(held, str) else str(held.get(name, alias))
+    if isinstance(held, str):
+        return held
+    if has_address(held) and not set(hosts) <= set(hosts_of(held)):
+        raise SecretNotBound(alias, hosts, hosts_of(held))
+    return str(held.get(name, alias))

@@ -112,7 +112,7 @@ class LocalRuntime:
             to_emit.append(events.received(self.ref, source, each.message_id, headers))
         await self._trail.write(to_emit)
 
-    async def _reveal(self, alias: str) -> Any:
+    async def _reveal(self, alias: str, hosts: Sequence[str]) -> Any:
         if self._credential is None:
             raise InvalidConfig(f"{self.subscription.path} needs the credential {alias!r}: --credential FILE gives it.")
         return self._credential

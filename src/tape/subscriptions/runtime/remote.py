@@ -132,8 +132,8 @@ class RemoteRuntime:
         except TapeError as error:
             log.warning("%s: not deactivated: %s", self.path, error)
 
-    async def _reveal(self, alias: str) -> Any:
-        return await self._call_until_reachable(lambda: self._control.credential(alias))
+    async def _reveal(self, alias: str, hosts: Sequence[str]) -> Any:
+        return await self._call_until_reachable(lambda: self._control.credential(alias, hosts))
 
     async def _write(self, events: Sequence[SubscriptionEvent]) -> None:
         try:

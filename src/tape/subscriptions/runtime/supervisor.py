@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from tape.base.clock import now_ms
 from tape.base.retry import UNLIMITED, RetryPolicy
@@ -26,7 +27,7 @@ from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.runtime import leases
-from tape.subscriptions.runtime.assembly import Reveal, assemble
+from tape.subscriptions.runtime.assembly import assemble
 from tape.subscriptions.runtime.runtime import FINISH_S, Runtime
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class _Running:
 class RuntimeSupervisor:
     """Checks every second which subscriptions this server has to run, and runs them."""
 
-    def __init__(self, journal: Journal, reveal: Reveal, holder: str) -> None:
+    def __init__(self, journal: Journal, reveal: Callable[..., Awaitable[Any]], holder: str) -> None:
         self._journal = journal
         self._database = journal.database
         self._reveal = reveal
@@ -157,7 +158,7 @@ class RuntimeSupervisor:
                     batch_max=subscription.spec.dispatch_batch,
                     worker_id=self._holder,
                 ),
-                reveal=self._reveal,
+                reveal=partial(self._reveal, to=f"the runtime of {live.path} in this server"),
                 reporter=reporter,
                 metrics=self._database.metrics,
                 state=lambda: self._states.get(live.subscription_id, "DEACTIVATED"),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tape.errors import InvalidConfig, SpoolUnavailable, TapeError
 from tape.subscriptions.document.spool_spec import SpoolSpec
 from tape.subscriptions.spool.backend import Area, AreaSize, SpoolBackend, StoredObject
-from tape.subscriptions.spool.locations import open_backend
+from tape.subscriptions.spool.locations import open_backend, spool_hosts
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class RenewingBackend:
         spool: SpoolSpec,
         subscription: str,
         credential: Mapping[str, Any] | None,
-        reveal: Callable[[str], Awaitable[Any]],
+        reveal: Callable[[str, Sequence[str]], Awaitable[Any]],
     ) -> None:
         self._spool = spool
         self._subscription = subscription
@@ -88,7 +88,8 @@ class RenewingBackend:
     async def _is_renewed(self) -> bool:
         try:
             async with asyncio.timeout(_ANSWER_S):
-                credential = fields_of(self._spool.credential, await self._reveal(self._spool.credential))
+                secret = await self._reveal(self._spool.credential, spool_hosts(self._spool))
+                credential = fields_of(self._spool.credential, secret)
         except (TapeError, TimeoutError) as error:
             log.warning("The credential of the spool cannot be read: %s", str(error) or "timeout")
             return False

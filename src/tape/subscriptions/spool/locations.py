@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tape.base.hosts import hosts_of
 from tape.errors import InvalidConfig, MissingExtra
 from tape.subscriptions.document.spool_spec import SpoolSpec
 from tape.subscriptions.spool.backend import SpoolBackend
@@ -48,6 +49,21 @@ def open_backend(spool: SpoolSpec, subscription: str, credential: Mapping[str, A
             return BucketBackend(_azure(spool.bucket_name, given), prefix, f"azure://{spool.bucket_name}")
         case "memory":
             return BucketBackend(_stores().MemoryStore(), prefix, "memory")
+
+
+def spool_hosts(spool: SpoolSpec) -> tuple[str, ...]:
+    """The hosts that a spool's credential is sent to, unless it has an address of its own."""
+    match spool.backend:
+        case "nats_object":
+            return hosts_of({"url": os.environ.get("NATS_URL", "")})
+        case "s3":
+            return ("s3.amazonaws.com:443",)
+        case "gcs":
+            return ("storage.googleapis.com:443",)
+        case "azure":
+            return ("blob.core.windows.net:443",)
+        case _:
+            return ()
 
 
 def _stores() -> Any:
