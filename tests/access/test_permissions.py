@@ -14,7 +14,7 @@ from tape.model.principal import ADMIN, ALL_TENANTS, OPERATOR, SCOPES, SYSTEM, W
 from tape.proto import tape_pb2
 from tape.server.calls import CALLS, VARIANTS, display, find_call
 from tape.server.http.router import App
-from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY, RPCS, authorize, is_permitted
+from tape.server.permissions import OF_ALL_TENANTS, PERMISSIONS, PROGRAMS_ONLY, RPCS, authorize, is_permitted
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.web import call as send
@@ -83,6 +83,13 @@ def test_a_principal_without_scopes_makes_only_the_calls_that_need_none(name: st
 def test_a_refused_call_names_the_scopes_that_would_do() -> None:
     with pytest.raises(ScopeRequired, match="RedriveTasks needs the scope `operator`; this caller's scopes: `worker`"):
         authorize("RedriveTasks", Principal(scopes=frozenset({WORKER})))
+
+
+@pytest.mark.parametrize("name", sorted(OF_ALL_TENANTS))
+def test_a_route_that_reaches_every_tenant_needs_more_than_its_scope(name: str) -> None:
+    scopes = PERMISSIONS[name]
+    assert not is_permitted(name, Principal(tenant="a", scopes=scopes))
+    assert is_permitted(name, Principal(tenant="a", scopes=scopes | {ALL_TENANTS}))
 
 
 def test_service_is_a_name_for_three_scopes_and_not_for_all_tenants() -> None:

@@ -14,6 +14,9 @@ from tape.base.config import Settings
 from tape.client import AsyncTapeClient
 from tape.engine.security.tokens import jwks_path, load_key
 from tape.errors import NotFound, ScopeRequired, SessionExists, TapeError
+from tape.journal.history import EntryFilter
+from tape.journal.reader import Selection
+from tape.model.pattern import Pattern
 from tape.server.server import Server
 from tape.store import Transaction, migrations, open_database
 
@@ -245,3 +248,23 @@ async def test_sessions_from_before_they_had_a_tenant_stay_readable_on_an_open_s
         assert [event.id for event in (await client.get_session(**SESSION)).session.events] == ["e1", "e2"]
         entry = await anext(client.follow("/tape/event/**"))
         assert entry.tenant == "shop"
+
+
+async def test_a_live_stream_carries_a_tenants_own_entries_alone(tenants: Tenants) -> None:
+    stream = tenants.ours.follow("/tape/order/**")
+    await tenants.ours.append("/tape/order/paid/1")
+    assert (await anext(stream)).subject == "/tape/order/paid/1"  # from here on entries come from memory
+    await tenants.theirs.append("/tape/order/paid/theirs")
+    await tenants.ours.append("/tape/order/paid/2")
+    assert (await anext(stream)).subject == "/tape/order/paid/2"
+
+
+async def test_what_a_playbook_publishes_belongs_to_its_workers_tenant(tenants: Tenants) -> None:
+    await tenants.ours.append("/tape/order/shipped/1", tenant="playbooks")
+    assert (await anext(tenants.ours.follow("/tape/order/shipped/**"))).tenant == "ours"
+
+
+def test_the_filter_of_archived_entries_has_the_tenant_of_the_selection() -> None:
+    bound = EntryFilter.of_selection(Selection(Pattern(""), tenant="ours"))
+    assert (bound.values, bound.is_everything) == ({"tenant": ["ours"]}, False)
+    assert EntryFilter.of_selection(Selection(Pattern(""))).is_everything

@@ -34,7 +34,10 @@ class EntryFilter(msgspec.Struct, frozen=True):
     def of_selection(cls, selection: Selection) -> EntryFilter:
         """The filter of a selection."""
         named = {"run_id": selection.run_id, "kind": selection.kind}
-        return cls(selection.pattern, {name: [value] for name, value in named.items() if value})
+        values: dict[str, Collection[str]] = {name: [value] for name, value in named.items() if value}
+        if selection.tenant is not None:
+            values["tenant"] = [selection.tenant]
+        return cls(selection.pattern, values)
 
     @property
     def is_everything(self) -> bool:

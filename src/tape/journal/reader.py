@@ -38,11 +38,14 @@ class Selection(msgspec.Struct, frozen=True):
     def matches(self, entry: Entry) -> bool:
         """Whether the entry is wanted."""
         return (
-            (self.tenant is None or entry.tenant == self.tenant)
+            self.has_kind_and_tenant_of(entry)
             and (not self.run_id or entry.run_id == self.run_id)
-            and (not self.kind or entry.kind == self.kind)
             and self.pattern.matches(entry.subject)
         )
+
+    def has_kind_and_tenant_of(self, entry: Entry) -> bool:
+        """Whether the entry has the kind and the tenant: what is left to check once its subject matches."""
+        return (not self.kind or entry.kind == self.kind) and (self.tenant is None or entry.tenant == self.tenant)
 
 
 EVERYTHING = Selection(Pattern(""))

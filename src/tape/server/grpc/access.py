@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tape.engine.ledgers.runs import PLAYBOOKS
 from tape.errors import IdentityRequired, ScopeRequired, TokenRejected
 from tape.model.entry import Draft
 from tape.model.principal import (
@@ -114,7 +115,9 @@ def own(drafts: Sequence[Draft]) -> list[Draft]:
 
 
 def _owned(draft: Draft, principal: Principal) -> Draft:
-    tenant = principal.tenant_for(draft.tenant)
+    # Workers name the app of playbooks as the tenant of what a step publishes; of a bound worker that is its own.
+    is_of_playbook = draft.tenant == PLAYBOOKS and not principal.sees_all_tenants
+    tenant = principal.tenant_for("" if is_of_playbook else draft.tenant)
     if principal.has(AGENT, WORKER, OPERATOR, ADMIN, SYSTEM_SCOPE):
         # These act for the users and sessions of their tenant, and may name the reaction they work for.
         return draft if tenant == draft.tenant else msgspec.structs.replace(draft, tenant=tenant)
