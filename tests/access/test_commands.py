@@ -12,6 +12,7 @@ from tape.playbooks.worker import work
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
 from tests.engine.reactions.helpers import matched
+from tests.web import call
 
 DOCUMENT = """\
 kind: Playbook
@@ -41,3 +42,12 @@ async def test_a_forged_command_does_not_run_anothers_run(client: AsyncTapeClien
     assert (await client.get_run(victim)).status == pb.RUN_STATUS_RUNNING
     (dead,) = (await client.list_tasks(reaction_id="pool:shared", status=pb.TASK_STATUS_DLQ)).tasks
     assert "a command runs its own run only" in dead.last_error
+
+
+async def test_an_execution_cannot_attach_what_tape_itself_writes(client: AsyncTapeClient, server: Server) -> None:
+    await client.register_resource(DOCUMENT)
+    attached = [{"subject": "/tape/effect/confirmed/pay/1", "payload": {}}]
+    answer = await call(server.http_address, "POST", "/api/execute", {"path": "quick", "events": attached})
+    assert answer.status == 403
+    assert answer.json()["code"] == "TAPE-1904"
+    assert not (await client.list_runs()).runs

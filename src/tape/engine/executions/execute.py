@@ -27,6 +27,7 @@ from tape.model.execution_ids import MAX_ID, new_id
 from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
 from tape.model.principal import current_principal
+from tape.model.reserved import refuse_reserved
 from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.library import known_playbook
 from tape.playbooks.pools import POOL_RULE, default_pool, is_pool
@@ -211,7 +212,10 @@ class _Batch:
         drafts = [Draft(subject=name, kind="command", payload_json=to_json(command), **owner)]
         for event in request.events:
             payload_json = to_json({**event.payload, "execution_id": run_id})
-            drafts.append(checked(Draft(subject=event.subject, payload_json=payload_json, **owner)))
+            draft = checked(Draft(subject=event.subject, payload_json=payload_json, **owner))
+            if draft.kind != "subscription":  # what a runtime attaches about its message
+                refuse_reserved(draft)
+            drafts.append(draft)
         self._pools.add(pool)
         self._openings.append(RunOpening(run, about, trace))
         self._others.append(drafts)
