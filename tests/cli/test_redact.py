@@ -35,6 +35,14 @@ def test_findings_are_listed_with_line_path_and_rule_and_without_the_secret(tmp_
     assert "S3CR3T" not in found.stdout
 
 
+def test_the_policy_of_a_tenant_is_read_from_the_configuration_file(tmp_path: Path) -> None:
+    config = tmp_path / "tape.toml"
+    config.write_text('[redaction.tenants.acme]\nallow_keys = ["password"]\n')
+    arguments = ("-", "--config", str(config))
+    assert "1 of 1 payloads" in redact(*arguments, text=LINES[0]).stdout
+    assert "Nothing would be hidden." in redact(*arguments, "--tenant", "acme", text=LINES[0]).stdout
+
+
 def test_json_output_has_one_line_for_each_payload_as_it_would_be_stored() -> None:
     found = redact("-", "--output", "json", text="\n".join(LINES))
     results = [json.loads(line) for line in found.stdout.splitlines()]

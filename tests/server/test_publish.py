@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tape.base.redaction_policy import HASH, RedactionPolicy
 from tape.client import AsyncTapeClient
 from tape.errors import RedactionFailed
 from tape.journal.reader import EVERYTHING
@@ -174,6 +175,20 @@ async def test_a_secret_is_never_stored_whichever_endpoint_received_it(tmp_path:
         assert found == [{"password": "***"}, {"headers": {"Authorization": "***"}}, {"token": "kept"}]
     for stored in tmp_path.rglob("*"):
         assert not stored.is_file() or b"S3CR3T" not in stored.read_bytes()
+
+
+async def test_secrets_are_hidden_by_the_policy_of_the_tenant_and_counted(tmp_path: Path) -> None:
+    policies = (("acme", RedactionPolicy(action=HASH)), ("lab", RedactionPolicy(dry_run=True)))
+    settings = settings_for(f"sqlite:{tmp_path / 'tape.db'}", redaction=policies, redaction_key="k" * 32)
+    async with Server(settings) as server:
+        async with AsyncTapeClient(f"tape://{server.grpc_address}") as client:
+            for tenant in ("acme", "lab", "other"):
+                await client.append("/tape/order/created/1", {"password": "S3CR3T-1"}, tenant=tenant)
+        hashed, kept, masked = (entry.payload["password"] for entry in await entries(server))
+        assert hashed.startswith("***:")
+        assert (kept, masked) == ("S3CR3T-1", "***")
+        counted = server.metrics.redactions
+        assert [counted.labels("key", action)._value.get() for action in ("hash", "dry_run", "mask")] == [1, 1, 1]
 
 
 async def test_a_large_hostile_payload_is_searched_in_linear_time_while_the_server_answers(server: Server) -> None:

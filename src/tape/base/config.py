@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tape.base.allow_list import AllowList
+from tape.base.redaction_policy import RedactionPolicies, check_key, parse_policies
 from tape.errors import InvalidConfig
 
 FILE = "tape.toml"
 HTTP_ALLOW_VARIABLE = "TAPE_HTTP_ALLOW"
 HTTP_PROXY_VARIABLE = "TAPE_HTTP_PROXY"  # no flag and no key of the file: it may have a password in it
 
+# Settings that are tables of the file, without a flag and a variable.
+_TABLES_ONLY = ("lake_options", "redaction")
 # Tables of the file, and what they may hold.
 _TABLES = {"archive": ("lake", "options"), "pipeline": ("master", "spark")}
 # Names that older deployments use.
@@ -57,6 +60,10 @@ class Settings:
     drop_window_s: float = 1.0
     keepalive_s: float = 15.0
     safe_types: str = ""
+    # From the file's [redaction]; empty is the default policy for all tenants.
+    redaction: RedactionPolicies = ()
+    # No flag, for the same reason as internal_token.
+    redaction_key: str = field(default="", repr=False)
     imports: str = ""
     artifacts: str = ""
     artifact_threshold_bytes: int = 32 << 10
@@ -119,6 +126,7 @@ class Settings:
         if self.anonymous not in ("loopback", "network"):
             raise InvalidConfig(f"anonymous is {self.anonymous!r}; use loopback or network.")
         AllowList.parse(self.http_allow)
+        check_key(self.redaction, self.redaction_key)
         self._check_exposure()
 
     def _check_exposure(self) -> None:
@@ -192,6 +200,17 @@ def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None
     return Settings(**values)
 
 
+def load_redaction(env: Mapping[str, str] | None = None, file: Path | None = None) -> tuple[RedactionPolicies, str]:
+    """The policies of [redaction] and the key of their hashes, for programs other than the server."""
+    env = os.environ if env is None else env
+    file = file or (Path(env["TAPE_CONFIG"]) if env.get("TAPE_CONFIG") else None)
+    content = _from_file(file, _types())
+    policies = content.get("redaction", ())
+    key = env.get("TAPE_REDACTION_KEY") or content.get("redaction_key", "")
+    check_key(policies, key)
+    return policies, key
+
+
 def load_http_allow(env: Mapping[str, str] | None = None) -> str:
     """The setting `http_allow` of this process: TAPE_HTTP_ALLOW, else the file that TAPE_CONFIG names or tape.toml."""
     env = os.environ if env is None else env
@@ -244,8 +263,10 @@ def _from_file(file: Path | None, types: Mapping[str, type]) -> dict[str, Any]:
         raise InvalidConfig(f"There is no configuration file {file}.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidConfig(f"{path} cannot be read as TOML: {error}.") from error
-    known = [name for name in types if name != "lake_options"]
-    _check_known(path, "", content, [*known, *_TABLES])
+    known = [name for name in types if name not in _TABLES_ONLY]
+    _check_known(path, "", content, [*known, *_TABLES, "redaction"])
+    if "redaction" in content:
+        content["redaction"] = parse_policies("redaction", content["redaction"])
     for table, names in _TABLES.items():
         content[table] = _table(path, table, content.get(table, {}), names)
     archive = content.pop("archive")
@@ -293,7 +314,7 @@ def _text(path: Path, name: str, value: Any) -> str:
 
 def _from_env(env: Mapping[str, str], types: Mapping[str, type]) -> dict[str, str]:
     aliased = {name: env[alias] for alias, name in _ENV_ALIASES.items() if alias in env}
-    names = [name for name in types if name != "lake_options"]
+    names = [name for name in types if name not in _TABLES_ONLY]
     return aliased | {name: env[f"TAPE_{name.upper()}"] for name in names if f"TAPE_{name.upper()}" in env}
 
 

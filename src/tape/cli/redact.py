@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tape.base.config import load_redaction
 from tape.base.extras import require_server_libraries
 from tape.cli.options import Output, OutputOption
 from tape.cli.output import print_json, print_table
@@ -43,11 +44,13 @@ def _group() -> None:
 @app.command("test")
 def show_hidden(
     file: Annotated[str, typer.Argument(help="File with one JSON payload on each line; - reads standard input.")],
+    tenant: Annotated[str, typer.Option(help="Apply the policy of this tenant, from [redaction] of tape.toml.")] = "",
+    config: Annotated[Path | None, typer.Option(help="Configuration file.", show_default="tape.toml")] = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Show which values of payloads would be hidden, and by which rule. Exits with 1 if a payload would be rejected."""
     require_server_libraries("tape redact")
-    results = list(_results(_lines(file)))
+    results = list(_results(_lines(file), tenant, config))
     if output is Output.json:
         for result in results:
             print_json(result)
@@ -71,10 +74,11 @@ def _lines(file: str) -> list[str]:
     return text.split("\n")
 
 
-def _results(lines: Iterable[str]) -> Iterator[LineResult]:
-    from tape.engine.security.redaction import Redactor, replace_spans
+def _results(lines: Iterable[str], tenant: str, config: Path | None) -> Iterator[LineResult]:
+    from tape.engine.security.redaction import TenantRedactors, replace_spans
 
-    redactor = Redactor()
+    policies, key = load_redaction(file=config)
+    redactor = TenantRedactors((), policies, key).of(tenant)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

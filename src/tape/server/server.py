@@ -32,7 +32,7 @@ from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import Authenticator
 from tape.engine.security.jwks import KeySet
-from tape.engine.security.redaction import Redactor
+from tape.engine.security.redaction import TenantRedactors
 from tape.engine.security.screening import DraftScreen
 from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
@@ -105,7 +105,8 @@ class Server:
         self.hub = Hub(self.database, archive=past)
         self.audit = Audit(self.journal)
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
-        self.journal.screen = DraftScreen(Redactor(settings.safe_type_names), self.artifacts, self.audit)
+        redactors = TenantRedactors(settings.safe_type_names, settings.redaction, settings.redaction_key)
+        self.journal.screen = DraftScreen(redactors, self.artifacts, self.audit, self.metrics)
         self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = CatalogListeners(self.database, self.wallet)
         begin = RunStarter(self.journal)

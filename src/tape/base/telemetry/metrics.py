@@ -48,6 +48,9 @@ class Metrics:
         self.live_reaped = counter("live_reaped", "HTTP streams closed because the client did not read")
         self.http_requests = counter("http_requests", "HTTP requests by route and status", "route", "status")
 
+        self.redactions = counter(
+            "redactions", "Secrets found in payloads, by rule and what was done", "rule", "action"
+        )
         self.predicate_errors = counter("predicate_errors", "Entries passed over because a predicate failed on them")
 
         self.reactions = gauge("reactions", "Reactions that this server knows")

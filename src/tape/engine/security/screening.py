@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tape.base.telemetry.metrics import Metrics
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
-from tape.engine.security.redaction import Redactor
+from tape.engine.security.redaction import Redactor, TenantRedactors
 from tape.errors import RedactionFailed
 from tape.model.entry import Draft, type_of
 
@@ -20,10 +21,11 @@ INLINE_CHARS = 64 * 1024
 class DraftScreen:
     """A screen for `Journal`. A draft that cannot be screened refuses its whole request."""
 
-    def __init__(self, redactor: Redactor, artifacts: Artifacts, audit: Audit) -> None:
-        self._redactor = redactor
+    def __init__(self, redactors: TenantRedactors, artifacts: Artifacts, audit: Audit, metrics: Metrics) -> None:
+        self._redactors = redactors
         self._artifacts = artifacts
         self._audit = audit
+        self._found = metrics.redactions
 
     async def __call__(self, drafts: Sequence[Draft]) -> list[Draft]:
         """The drafts as they may be stored."""
@@ -31,9 +33,10 @@ class DraftScreen:
 
     async def _screened(self, draft: Draft) -> Draft:
         payload = draft.payload_json
-        if not self._redactor.is_safe(type_of(draft.kind, draft.subject)):
+        redactor = self._redactors.of(draft.tenant)
+        if not redactor.is_safe(type_of(draft.kind, draft.subject)):
             try:
-                payload = await self._redacted(payload)
+                payload = await self._redacted(redactor, payload)
             except RedactionFailed as error:
                 await self._audit.redaction_failed(draft, str(error))
                 raise
@@ -41,7 +44,12 @@ class DraftScreen:
             payload = await self._artifacts.offload((draft.tenant, draft.user, draft.session), payload)
         return draft if payload is draft.payload_json else msgspec.structs.replace(draft, payload_json=payload)
 
-    async def _redacted(self, payload: str) -> str:
+    async def _redacted(self, redactor: Redactor, payload: str) -> str:
         if len(payload) <= INLINE_CHARS:
-            return self._redactor.redact(payload)
-        return await asyncio.to_thread(self._redactor.redact, payload)
+            findings = redactor.find(payload)
+        else:
+            findings = await asyncio.to_thread(redactor.find, payload)
+        action = "dry_run" if redactor.policy.dry_run else redactor.policy.action
+        for finding in findings:
+            self._found.labels(finding.rule.removeprefix("json:").partition(",")[0], action).inc()
+        return redactor.stored(payload, findings)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tape.base.config import load_pipeline_settings
+from tape.base.config import load_pipeline_settings, load_redaction
 from tape.errors import MissingExtra, PipelineInput, TapeError
 from tape.pipeline.jobs.backtest_output import ReactionOptions, select_reaction, show_backtests
 
@@ -310,7 +310,7 @@ def ingest(
     )
     fields = read_mapping(mapping).both(given) if mapping else given
     safe = job.names_of(safe_type or ())
-    wanted = job.IngestJob(store, fields, producer, unique, rejects, redact, safe, unique_days)
+    wanted = job.IngestJob(store, fields, producer, unique, rejects, redact, safe, unique_days, *load_redaction())
     options = dict(pair_of("--option", text) for text in option or ())
     with (
         session("ingest", master, conf) as spark,

@@ -19,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 from tape.archive.location import resolve_url
 from tape.base.clock import now_ms
 from tape.base.ids import new_id
-from tape.engine.security.redaction import Redactor
+from tape.base.redaction_policy import RedactionPolicies
+from tape.engine.security.redaction import TenantRedactors
 from tape.errors import PipelineInput, TapeError
 from tape.model.entry import Draft, checked, type_of
 from tape.model.reserved import refuse_reserved
@@ -73,6 +74,8 @@ class IngestJob(msgspec.Struct, frozen=True):
     redact: bool = True
     safe_types: tuple[str, ...] = ()
     unique_days: int = 0
+    policies: RedactionPolicies = ()
+    redaction_key: str = ""
 
     def resolved(self) -> IngestJob:
         """Return the job with absolute paths, which are valid in every process of a cluster."""
@@ -120,14 +123,14 @@ class IngestJob(msgspec.Struct, frozen=True):
 
     def _stage_rows(self, batches: Iterator[pa.RecordBatch], rejects: Rejects) -> Iterator[pa.RecordBatch]:
         """Stage the valid rows of a task and write the others to a file; yield the counts as one row."""
-        redactor = Redactor(self.safe_types) if self.redact else None
+        redactors = TenantRedactors(self.safe_types, self.policies, self.redaction_key) if self.redact else None
         with rejects.open() as bad:
 
             def good() -> Iterator[tuple[Draft, str]]:
                 for batch in batches:
                     for row in batch.to_pylist():
                         try:
-                            yield self._draft(row, redactor), row[_ROW_ID]
+                            yield self._draft(row, redactors), row[_ROW_ID]
                         except TapeError as error:
                             bad.add(row[CORRUPT] or row[_ROW], f"{type(error).__name__}: {error}")
 
@@ -142,7 +145,7 @@ class IngestJob(msgspec.Struct, frozen=True):
         }
         yield pa.RecordBatch.from_pylist([report])
 
-    def _draft(self, row: Mapping[str, Any], redactor: Redactor | None) -> Draft:
+    def _draft(self, row: Mapping[str, Any], redactors: TenantRedactors | None) -> Draft:
         if row[CORRUPT] is not None:
             raise PipelineInput("the line cannot be parsed.")
         if row[_ROW_ID] is None:
@@ -152,7 +155,10 @@ class IngestJob(msgspec.Struct, frozen=True):
             raise PipelineInput("subject is null; every entry needs one.")
         draft = checked(Draft(**fields))
         refuse_reserved(draft)
-        if redactor is None or redactor.is_safe(type_of(draft.kind, draft.subject)):
+        if redactors is None:
+            return draft
+        redactor = redactors.of(draft.tenant)
+        if redactor.is_safe(type_of(draft.kind, draft.subject)):
             return draft
         return msgspec.structs.replace(draft, payload_json=redactor.redact(draft.payload_json))
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
-from tape.engine.security.redaction.findings import HIDDEN
+from tape.engine.security.redaction.findings import Hide
 from tape.engine.security.redaction.formats import FORMATS
 from tape.engine.security.redaction.keys import Secrecy, secrecy
 from tape.engine.security.redaction.media import DATA_URL, describe_data_url
@@ -21,10 +21,10 @@ MIN_VARIETY = 7
 # A shorter word in mixed case is a name such as `SecretStr`.
 MIN_MIXED_CHARS = 12
 
-_HIDDEN = HIDDEN.encode()
-# `${TOKEN}`, `$TOKEN`, `%TOKEN%`, `<token>`, `{token}`, `{{ token }}`, `***` and `[REDACTED]`.
+# `${TOKEN}`, `$TOKEN`, `%TOKEN%`, `<token>`, `{token}`, `{{ token }}`, `***`, `***:1f3870be274f` and `[REDACTED]`.
 _PLACEHOLDER = re2.compile(
-    rb"^(?:\$|\$\{[^{}]*\}|\$[A-Z_][A-Z0-9_]*|%[A-Za-z_]+%|<[^<>]*>|\{[a-z_]+\}|\{\{[^{}]*\}\}|\*+|\[[A-Za-z_ ]+\])$"
+    rb"^(?:\$|\$\{[^{}]*\}|\$[A-Z_][A-Z0-9_]*|%[A-Za-z_]+%|<[^<>]*>|\{[a-z_]+\}|\{\{[^{}]*\}\}"
+    rb"|\*+(?::[0-9a-f]{12})?|\[[A-Za-z_ ]+\])$"
 )
 _PLACEHOLDER_BEGINS = frozenset(b"$%<{*[")
 _PLACEHOLDER_WORDS = frozenset(
@@ -44,7 +44,7 @@ class Detector:
     hints: tuple[bytes, ...]
     pattern: Any
     is_secret: Callable[[Any], bool]
-    replace: Callable[[Any], bytes] | None = None
+    replace: Callable[[Any, Hide], bytes] | None = None
 
     def can_match(self, text: bytes) -> bool:
         """Return whether the text has one of the hints, or there are none."""
@@ -53,15 +53,15 @@ class Detector:
                 return True
         return not self.hints
 
-    def find(self, text: bytes) -> Iterator[tuple[int, int, bytes] | None]:
+    def find(self, text: bytes, hide: Hide) -> Iterator[tuple[int, int, bytes] | None]:
         """Yield the span and the replacement of every secret, and None for every match that is none."""
         for match in self.pattern.finditer(text):
             if not self.is_secret(match):
                 yield None
             elif self.replace is not None:
-                yield (*match.span(), self.replace(match))
+                yield (*match.span(), self.replace(match, hide))
             else:
-                yield (*_secret_span(match), _HIDDEN)
+                yield (*_secret_span(match), hide(_secret(match)))
 
 
 def is_placeholder(value: bytes) -> bool:
@@ -170,17 +170,18 @@ def _is_assigned(match: Any) -> bool:
     return _looks_chosen(value)
 
 
-def _replace_bearer(match: Any) -> bytes:
-    return b"Bearer " + _HIDDEN
+def _replace_bearer(match: Any, hide: Hide) -> bytes:
+    return b"Bearer " + hide(match[1])
 
 
-def _replace_assigned(match: Any) -> bytes:
+def _replace_assigned(match: Any, hide: Hide) -> bytes:
     start, _ = match.span()
     for group in _VALUES:
         low, high = match.span(group)
         if low >= 0:
-            return bytes(match.string[start:low]) + _HIDDEN + bytes(match.string[high : match.end()])
-    return _HIDDEN
+            secret = hide(bytes(match.string[low:high]))
+            return bytes(match.string[start:low]) + secret + bytes(match.string[high : match.end()])
+    return hide(bytes(match[0]))
 
 
 # Groups of patterns with a name and a value: name, sign, and the value in double quotes, in single quotes or bare.
@@ -193,8 +194,10 @@ _VALUE = (
 )
 # Words before a secret: rule, hints in lower case, gate, pattern, check and replacement. The gate matches wherever the
 # pattern does, and is cheaper.
-_CONTEXTS: tuple[tuple[str, tuple[str, ...], str, str, Callable[[Any], bool], Callable[[Any], bytes] | None], ...] = (
-    ("data_url", ("data:",), r"(?i)data:", DATA_URL, lambda match: True, describe_data_url),
+_CONTEXTS: tuple[
+    tuple[str, tuple[str, ...], str, str, Callable[[Any], bool], Callable[[Any, Hide], bytes] | None], ...
+] = (
+    ("data_url", ("data:",), r"(?i)data:", DATA_URL, lambda match: True, lambda match, _: describe_data_url(match)),
     ("jwt", ("eyj",), r"eyJ", r"\beyJ[A-Za-z0-9_\-]{10,}(?:\.[A-Za-z0-9_\-]*){2,4}", _is_jwt, None),
     (
         "private_key",
@@ -213,7 +216,7 @@ _CONTEXTS: tuple[tuple[str, tuple[str, ...], str, str, Callable[[Any], bool], Ca
         r"(?i)authorization\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?"
         r"((?:basic|token|digest|apikey|negotiate|key|ntlm)\s+)?([^\s\"',;\\]+)",
         _is_authorization,
-        lambda match: bytes(match[0][: len(match[0]) - len(match[2])]) + _HIDDEN,
+        lambda match, hide: bytes(match[0][: len(match[0]) - len(match[2])]) + hide(match[2]),
     ),
     (
         "cookie",

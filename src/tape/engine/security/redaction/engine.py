@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
+from tape.base.redaction_policy import DEFAULT_POLICY, HASH, RedactionPolicy
 from tape.engine.security.redaction.detectors import GATE
-from tape.engine.security.redaction.findings import SecretSpan, replace_spans
+from tape.engine.security.redaction.findings import SecretSpan, keyed_hash, mask, replace_spans
 from tape.engine.security.redaction.keys import STEMS
 from tape.engine.security.redaction.media import MEDIA
 from tape.engine.security.redaction.scanner import Scanner, too_deep
@@ -31,9 +32,13 @@ _GATE = re2.compile(f"{_KEYS}|{_TEXTS}".encode())
 
 
 class Redactor:
-    """Hides secrets, except in event types that are declared safe: `order.paid`, or `metric.*`."""
+    """Hides secrets as a policy says, except in event types that are declared safe: `order.paid`, or `metric.*`."""
 
-    def __init__(self, safe_types: Sequence[str] = ()) -> None:
+    def __init__(
+        self, safe_types: Sequence[str] = (), policy: RedactionPolicy = DEFAULT_POLICY, hash_key: bytes = b""
+    ) -> None:
+        self.policy = policy
+        self._hide = keyed_hash(hash_key) if policy.action == HASH else mask
         self._safe = frozenset(name for name in safe_types if not name.endswith("*"))
         self._safe_prefixes = tuple(name[:-1] for name in safe_types if name.endswith("*"))
 
@@ -43,8 +48,11 @@ class Redactor:
 
     def redact(self, payload_json: str) -> str:
         """Return the payload without its secrets; the same text if it has none. Raises RedactionFailed."""
-        findings = self.find(payload_json)
-        return replace_spans(payload_json, findings) if findings else payload_json
+        return self.stored(payload_json, self.find(payload_json))
+
+    def stored(self, payload_json: str, findings: Sequence[SecretSpan]) -> str:
+        """Return the payload with what was found in it hidden; unchanged in a dry run."""
+        return replace_spans(payload_json, findings) if findings and not self.policy.dry_run else payload_json
 
     def find(self, payload_json: str) -> list[SecretSpan]:
         """Return the secrets of a payload in their order. Raises RedactionFailed and InvalidJson."""
@@ -53,8 +61,8 @@ class Redactor:
             return []
         try:
             msgspec.json.decode(data)
-            search = TextSearch() if _TEXT_GATE.search(data) is not None else None
-            return Scanner(payload_json, search).scan()
+            search = TextSearch(self._hide) if _TEXT_GATE.search(data) is not None else None
+            return Scanner(payload_json, search, self._hide, self.policy.allow_keys).scan()
         except RecursionError as error:
             raise too_deep() from error
         except msgspec.DecodeError as error:

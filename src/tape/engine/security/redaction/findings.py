@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hmac
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 HIDDEN = "***"
+_MASK = HIDDEN.encode()
+# What a secret is replaced by.
+Hide = Callable[[bytes], bytes]
+
+
+def mask(secret: bytes) -> bytes:
+    """Return what replaces every secret."""
+    return _MASK
+
+
+def keyed_hash(key: bytes) -> Hide:
+    """Return what replaces a secret so that the same secret can be recognized: 48 bits of its HMAC."""
+
+    def replacement(secret: bytes) -> bytes:
+        return _MASK + b":" + hmac.digest(key, secret, "sha256").hex()[:12].encode()
+
+    return replacement
 
 
 class SecretSpan(NamedTuple):

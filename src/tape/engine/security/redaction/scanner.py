@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tape.engine.security.redaction.detectors import is_placeholder
-from tape.engine.security.redaction.findings import HIDDEN, SecretSpan, outermost, replace_spans
+from tape.engine.security.redaction.findings import Hide, SecretSpan, outermost, replace_spans
 from tape.engine.security.redaction.keys import Secrecy, secrecy
 from tape.engine.security.redaction.texts import TextSearch
 from tape.errors import RedactionFailed
@@ -21,7 +21,6 @@ MAX_DEPTH = 64
 # A longer text in a list is no name.
 MAX_LISTED_NAME_CHARS = 64
 
-_QUOTED = f'"{HIDDEN}"'
 _SPACES = " \t\n\r"
 _LITERAL_ENDS = ",]} \t\n\r"
 _VALUE_OF = json.JSONDecoder(strict=False, parse_int=float).scan_once  # type: ignore[attr-defined]  # not in typeshed
@@ -53,10 +52,14 @@ _NO_SECRETS = frozenset({"include", "omit", "same-origin"})
 
 
 class Scanner:
-    """One walk. With a `search`, texts are searched by value too."""
+    """One walk. With a `search`, texts are searched by value too; what is under an allowed key is left as it is."""
 
-    def __init__(self, text: str, search: TextSearch | None, depth: int = 0) -> None:
+    def __init__(
+        self, text: str, search: TextSearch | None, hide: Hide, allow_keys: frozenset[str], depth: int = 0
+    ) -> None:
         self._text = text
+        self._hide_secret = hide
+        self._allow_keys = allow_keys
         self._texts = search
         self._depth = depth
         # Up to here the text is known to have only numbers, booleans and nulls.
@@ -106,12 +109,15 @@ class Scanner:
                 labelled = position
             elif key in _LABELS and text[position] == '"':
                 label = scanstring(text, position + 1, False)[0]
-            kind = secrecy(key)
-            end = self._hide(position, kind, key) if kind else 0
+            if self._is_allowed(key):
+                _, end = _VALUE_OF(text, position)
+            else:
+                kind = secrecy(key)
+                end = self._hide(position, kind, key) if kind else 0
             position = _skip_spaces(text, end or self._value(position, key))
             if text[position] == ",":
                 position = _skip_spaces(text, position + 1)
-        if labelled >= 0 and (kind := secrecy(label)):
+        if labelled >= 0 and (kind := secrecy(label)) and not self._is_allowed(label):
             self._hide(labelled, kind, label)
         return position + 1
 
@@ -123,8 +129,8 @@ class Scanner:
         while text[position] != "]":
             if text[position] == '"':
                 value, end = scanstring(text, position + 1, False)
-                if name and _can_follow(name, value):
-                    self._add(position, end, _QUOTED, "key", name)
+                if name and _can_follow(name, value) and not self._is_allowed(name):
+                    self._add(position, end, self._hidden(value), "key", name)
                 else:
                     self._search(value, position, end, str(index))
                 name = value if _can_be_name(value) else ""
@@ -174,8 +180,14 @@ class Scanner:
             end = _end_of_literal(text, start)
         else:
             return 0
-        self._add(start, end, _QUOTED, "key", key)
+        self._add(start, end, self._hidden(value if char == '"' else text[start:end]), "key", key)
         return int(end)
+
+    def _is_allowed(self, key: str) -> bool:
+        return bool(self._allow_keys) and key.lower() in self._allow_keys
+
+    def _hidden(self, secret: str) -> str:
+        return _encode(self._hide_secret(secret.encode(errors="surrogatepass")).decode())
 
     def _search(self, value: str, start: int, end: int, key: str) -> None:
         if self._texts is None:
@@ -195,7 +207,7 @@ class Scanner:
             msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return None
-        return Scanner(value, self._texts, self._depth + 1).scan()
+        return Scanner(value, self._texts, self._hide_secret, self._allow_keys, self._depth + 1).scan()
 
     def _add(self, start: int, end: int, replacement: str, rule: str, key: str) -> None:
         if self._text[start:end] != replacement:

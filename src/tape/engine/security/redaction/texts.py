@@ -8,7 +8,7 @@ from typing import NamedTuple
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
 from tape.engine.security.redaction.detectors import CONTEXTS, GATE, VENDOR_GATE, VENDORS, Detector
-from tape.engine.security.redaction.findings import HIDDEN
+from tape.engine.security.redaction.findings import HIDDEN, Hide
 from tape.engine.security.redaction.media import describe_media
 
 # A text shorter than this is hidden by its key only.
@@ -31,7 +31,8 @@ class RedactedText(NamedTuple):
 class TextSearch:
     """Searches the texts of one payload."""
 
-    def __init__(self) -> None:
+    def __init__(self, hide: Hide) -> None:
+        self._hide = hide
         self._matches_left = MAX_MATCHES
 
     def redact(self, text: str) -> RedactedText | None:
@@ -48,7 +49,7 @@ class TextSearch:
         if self._matches_left < 0:
             return RedactedText(HIDDEN, ("too_many_matches",))
         for detector in _detectors_for(data):
-            for found in detector.find(data):
+            for found in detector.find(data, self._hide):
                 self._matches_left -= 1
                 if self._matches_left < 0:
                     return RedactedText(HIDDEN, ("too_many_matches",))
