@@ -13,6 +13,7 @@ from tape.errors import NotFound, ScopeRequired
 from tape.model.principal import ADMIN, ALL_TENANTS, OPERATOR, SCOPES, SYSTEM, WORKER, Principal, expand_scopes
 from tape.proto import tape_pb2
 from tape.server.calls import CALLS, VARIANTS, display, find_call
+from tape.server.http.operations import OPERATIONS
 from tape.server.http.router import App
 from tape.server.permissions import OF_ALL_TENANTS, PERMISSIONS, PROGRAMS_ONLY, RPCS, authorize, is_permitted
 from tape.server.server import Server
@@ -27,7 +28,9 @@ def test_every_rpc_of_the_service_is_in_the_table() -> None:
     assert methods == RPCS.keys()
 
 
-async def test_every_http_route_is_in_the_table(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_http_route_is_in_the_table_and_in_the_openapi_document(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     routes: set[str] = set()
     for name in ("add", "add_raw"):
         original = getattr(App, name)
@@ -38,7 +41,7 @@ async def test_every_http_route_is_in_the_table(sqlite_url: str, monkeypatch: py
 
         monkeypatch.setattr(App, name, record)
     async with Server(settings_for(sqlite_url)):
-        assert routes - {"HEAD /v1/events"} == CALLS - RPCS.keys() - VARIANTS.keys()
+        assert routes - {"HEAD /v1/events"} == CALLS - RPCS.keys() - VARIANTS.keys() == OPERATIONS.keys()
 
 
 @pytest.mark.parametrize("call", sorted(CALLS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -10,177 +11,48 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape import __version__
-from tape.model.cloudevents import BATCHED, STRUCTURED
+from tape.engine.executions.execute import ExecuteRequest
 from tape.model.event_types import EVENTS, EventType
+from tape.server.calls import VARIANTS
+from tape.server.http.catalog import ListDocumentsRequest, ReadDocumentRequest, RegisterDocumentRequest
 from tape.server.http.info import InfoRequest
+from tape.server.http.operations import JSON, OPERATIONS, Content, Operation
 from tape.server.http.queries import AggregateRequest, ListRequest
+from tape.server.http.schemas import EVENT, SCHEMAS, ref
+from tape.server.http.subscriptions import EventBody, RegisterSubscriptionRequest
+from tape.server.permissions import TOKENLESS_ROUTES, scopes_for
 
-_TEXT = {"type": "string"}
-_NUMBER = {"type": "integer", "minimum": 0}
-_TIME = {"type": "string", "format": "date-time"}
-
-_ERROR = {
-    "type": "object",
-    "required": ["code", "message"],
-    "properties": {"code": _TEXT, "message": _TEXT},
-}
-_EVENT = {
-    "type": "object",
-    "required": ["type", "sequence", "occurred_at", "tenant", "user", "session", "payload"],
-    "properties": {
-        "type": _TEXT,
-        "sequence": _NUMBER,
-        "occurred_at": _TIME,
-        **dict.fromkeys(("tenant", "user", "session", "run"), _TEXT),
-        "payload": {"type": "object"},
-        "extra": {"type": "object", "additionalProperties": _TEXT},
-    },
-}
-_PAGE = {
-    "type": "object",
-    "required": ["events", "next_cursor", "has_more"],
-    "properties": {
-        "events": {"type": "array", "items": {"$ref": "#/components/schemas/Event"}},
-        "next_cursor": _NUMBER,
-        "has_more": {"type": "boolean"},
-        "truncated": {"type": "boolean"},
-    },
-}
-_COUNTS = {"type": "object", "additionalProperties": _NUMBER}
-_AGGREGATE = {
-    "type": "object",
-    "required": ["buckets", "protocol_version"],
-    "properties": {
-        "buckets": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["bucket_start", "bucket_end", "counts"],
-                "properties": {
-                    "bucket_start": _TIME,
-                    "bucket_end": _TIME,
-                    "counts": _COUNTS,
-                    "counts_by_tenant": {"type": "object", "additionalProperties": _COUNTS},
-                },
-            },
-        },
-        "protocol_version": _TEXT,
-        "truncated": {"type": "boolean"},
-    },
-}
-_CLOUD_EVENT = {
-    "type": "object",
-    "required": ["specversion", "id", "source", "type"],
-    "properties": {
-        "specversion": {"const": "1.0"},
-        "id": {"type": "string", "minLength": 1},
-        "source": {"type": "string", "minLength": 1},
-        "type": {"type": "string", "pattern": r"^[a-z0-9][a-z0-9_-]*\.[a-z0-9][a-z0-9._-]*$"},
-        "subject": _TEXT,
-        "datacontenttype": _TEXT,
-        "partitionkey": _TEXT,
-        "traceparent": _TEXT,
-        "data": {},
-        "data_base64": _TEXT,
-    },
-}
-_PUBLISHED = {
-    "type": "object",
-    "required": ["global_seqs"],
-    "properties": {
-        "global_seqs": {"type": "array", "items": {"type": "integer", "minimum": 1}},
-        "ignored": {"type": "array", "items": _TEXT},
-    },
-}
-_INFO = {
-    "type": "object",
-    "required": ["instance_id", "build_version", "protocol_version", "capabilities", "uptime_seconds"],
-    "properties": {"capabilities": {"type": "array", "items": _TEXT}, "uptime_seconds": _NUMBER},
-}
-_SESSION = {
-    "name": "X-Harbor-Session",
-    "in": "header",
-    "schema": _TEXT,
-    "description": "Overrides the session of the token.",
-}
+_REQUESTS = (
+    AggregateRequest,
+    EventBody,
+    ExecuteRequest,
+    InfoRequest,
+    ListDocumentsRequest,
+    ListRequest,
+    ReadDocumentRequest,
+    RegisterDocumentRequest,
+    RegisterSubscriptionRequest,
+)
+_DESCRIPTION = """\
+The journal and the control routes over HTTP. `x-scopes` of an operation lists the scopes of which a token needs one;
+an empty list means every token. Every GET route also answers HEAD. The limits of connections can answer any request
+with 408, 414, 431 or 503."""
 
 
 @cache
 def openapi() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
-    requests = (AggregateRequest, ListRequest, InfoRequest)
-    _, schemas = msgspec.json.schema_components(requests, ref_template="#/components/schemas/{name}")
-    stream_parameters = [
-        _SESSION,
-        _parameter("header", "X-Harbor-Run", "Only this run."),
-        _parameter("header", "X-Harbor-Event-Type", "Only these types, separated by commas; may be repeated."),
-        _parameter("header", "Last-Event-ID", "Replay everything after this sequence first."),
-        _parameter("query", "resume_seq", "The same as Last-Event-ID, for clients that cannot send headers."),
-        _parameter("query", "type", "Only this type; may be repeated."),
-        _parameter("query", "admin", "1 streams the events of all identities; needs a scope."),
-        _parameter("query", "access_token", "The token, for clients that cannot send headers."),
-        _parameter("query", "session", "The session, with access_token."),
-    ]
-    stream = {"text/event-stream": {"schema": _TEXT}}
-    publish = {
-        STRUCTURED: {"schema": {"$ref": "#/components/schemas/CloudEvent"}},
-        BATCHED: {"schema": {"type": "array", "items": {"$ref": "#/components/schemas/CloudEvent"}}},
-    }
+    """The OpenAPI 3.1 document: every route of the server, with the scopes that the table of permissions has for it."""
+    _, requests = msgspec.json.schema_components(_REQUESTS, ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for route, operation in OPERATIONS.items():
+        method, _, path = route.partition(" ")
+        paths.setdefault(operation.path or path, {})[method.lower()] = _operation(route, operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Tape", "version": __version__, "description": "The journal over HTTP."},
-        "paths": {
-            "/v1/events": {
-                "get": {
-                    "operationId": "events.subscribe",
-                    "summary": "Events after a cursor, then live events, as Server-Sent Events.",
-                    "parameters": stream_parameters,
-                    "responses": _responses(stream, "429", "503"),
-                },
-                "post": {
-                    "operationId": "events.publish",
-                    "summary": "Append CloudEvents durably; deduplicated by source and id.",
-                    "parameters": [_SESSION],
-                    "requestBody": {"required": True, "content": publish},
-                    "responses": _responses(_json(_PUBLISHED), "409", "413", "422", "429", "503"),
-                },
-            },
-            "/v1/events/list": _post(
-                "events.list",
-                "The newest events, page by page.",
-                "ListRequest",
-                "Page",
-                {BATCHED: publish[BATCHED]},
-            ),
-            "/v1/events/aggregate": _post(
-                "events.aggregate", "Counts by type in equal buckets.", "AggregateRequest", "Aggregate"
-            ),
-            "/v1/control/runtime.info": _post(
-                "runtime.info", "Instance, version and capabilities of this server.", "InfoRequest", "Info"
-            ),
-            "/v1/artifacts/{id}": {
-                "get": {
-                    "operationId": "artifacts.get",
-                    "summary": "A field that was too large for its event.",
-                    "parameters": [
-                        {"name": "id", "in": "path", "required": True, "schema": _TEXT},
-                        _SESSION,
-                        *(_parameter("query", name, "Another session's artifact; needs a scope.") for name in _AXES),
-                    ],
-                    "responses": _responses({"*/*": {"schema": {}}}, "404", "503"),
-                }
-            },
-        },
+        "info": {"title": "Tape", "version": __version__, "description": _DESCRIPTION},
+        "paths": paths,
         "components": {
-            "schemas": {
-                **schemas,
-                "Error": _ERROR,
-                "Event": _EVENT,
-                "Page": _PAGE,
-                "Aggregate": _AGGREGATE,
-                "CloudEvent": _CLOUD_EVENT,
-                "Info": _INFO,
-            },
+            "schemas": requests | SCHEMAS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
         },
         "security": [{"token": []}],
@@ -201,7 +73,7 @@ def asyncapi() -> dict[str, Any]:
             }
         },
         "operations": {"subscribe": {"action": "send", "channel": {"$ref": "#/channels/events"}}},
-        "components": {"messages": messages, "schemas": {"Event": _EVENT}},
+        "components": {"messages": messages, "schemas": {"Event": EVENT}},
     }
 
 
@@ -213,9 +85,6 @@ async def show_openapi(request: Request) -> Response:
 async def show_asyncapi(request: Request) -> Response:
     """`GET /v1/asyncapi.json`."""
     return Response(msgspec.json.encode(asyncapi()), media_type="application/json")
-
-
-_AXES = ("tenant", "user", "session")
 
 
 def _message(event: EventType) -> dict[str, Any]:
@@ -233,30 +102,39 @@ def _message(event: EventType) -> dict[str, Any]:
     }
 
 
-def _post(
-    operation: str, summary: str, request: str, answer: str, also: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    body = _json({"$ref": f"#/components/schemas/{request}"})
-    return {
-        "post": {
-            "operationId": operation,
-            "summary": summary,
-            "parameters": [_SESSION],
-            "requestBody": {"content": body},
-            "responses": _responses(_json({"$ref": f"#/components/schemas/{answer}"}) | (also or {}), "503"),
-        }
+def _operation(route: str, operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    if operation.parameters:
+        described["parameters"] = [_with_scopes(route, each) for each in operation.parameters]
+    if operation.body:
+        described["requestBody"] = {"required": operation.needs_body, "content": _content(operation.body)}
+    statuses = set(operation.errors)
+    if route in TOKENLESS_ROUTES:
+        described["security"] = []
+    else:
+        described["x-scopes"] = sorted(scopes_for(route))
+        statuses |= {400, 401, 403}
+    described["responses"] = {
+        str(operation.status): {"description": "OK", "content": _content(operation.answer)},
+        **{
+            str(status): {"description": HTTPStatus(status).phrase, "content": _content(_error(route, operation))}
+            for status in sorted(statuses)
+        },
     }
+    return described
 
 
-def _parameter(location: str, name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": location, "description": text, "schema": _TEXT}
+def _with_scopes(route: str, parameter: dict[str, Any]) -> dict[str, Any]:
+    """The parameter; with the scopes that the route needs if it is given, where these are others."""
+    variant = f"{route}?{parameter['name']}"
+    return parameter | {"x-scopes": sorted(scopes_for(variant))} if variant in VARIANTS else parameter
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _error(route: str, operation: Operation) -> Content:
+    if route in TOKENLESS_ROUTES:
+        return operation.answer
+    return {JSON: ref("ApiError" if " /api/" in route else "Error")}
 
 
-def _responses(content: dict[str, Any], *errors: str) -> dict[str, Any]:
-    refused = {"description": "Rejected", "content": _json({"$ref": "#/components/schemas/Error"})}
-    good: dict[str, Any] = {"200": {"description": "OK", "content": content}}
-    return good | dict.fromkeys(("400", "401", "403", *errors), refused)
+def _content(content: Content) -> dict[str, Any]:
+    return {media: {"schema": schema} for media, schema in content.items()}
