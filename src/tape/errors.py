@@ -649,13 +649,6 @@ class ShardsApart(TapeError):
     retryable = True
 
 
-class ReactionExists(TapeError):
-    """The reaction id is taken by a reaction that the caller cannot change."""
-
-    code = "TAPE-1804"
-    status = "ALREADY_EXISTS"
-
-
 class NothingToDispatch(TapeError):
     """No reaction is declared in this process, so there is nothing to run."""
 

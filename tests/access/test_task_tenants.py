@@ -12,11 +12,16 @@ import pytest
 
 from tape.base.config import Settings
 from tape.client import AsyncTapeClient
+from tape.engine.reactions import claims, registry
+from tape.engine.reactions.claims import ClaimRequest
 from tape.engine.security.tokens import jwks_path, load_key
-from tape.errors import ReactionExists, ScopeRequired, TapeError
+from tape.errors import InvalidReaction, ScopeRequired, TapeError
+from tape.model.entry import Draft
+from tape.model.principal import Principal, acting_as
 from tape.playbooks.worker import work
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
+from tape.store import Transaction, migrations, open_database
 from tests.engine.reactions.helpers import AGENT, DLQ, Dispatcher, claim, matched, register, tasks
 
 SCOPES = {"ours": ["service"], "theirs": ["service"], "unbound": ["service", "tenant:*"]}
@@ -57,8 +62,8 @@ async def test_a_reaction_fires_on_the_entries_of_its_tenant(tenants: Tenants) -
     await tenants.theirs.append("/tape/order/paid/theirs")
     await tenants.ours.append("/tape/order/paid/ours")
     await matched(tenants.unbound)
-    assert [task.subject for task in await tasks(tenants.unbound, "r")] == ["/tape/order/paid/ours"]
-    assert [task.subject for task in await tasks(tenants.unbound, "r2")] == ["/tape/order/paid/theirs"]
+    assert [task.subject for task in await tasks(tenants.unbound, "~ours/r")] == ["/tape/order/paid/ours"]
+    assert [task.subject for task in await tasks(tenants.unbound, "~theirs/r2")] == ["/tape/order/paid/theirs"]
 
 
 async def test_a_run_that_a_reaction_begins_belongs_to_its_tenant(tenants: Tenants) -> None:
@@ -181,12 +186,77 @@ async def outcome(call: Callable[[AsyncTapeClient, str], Awaitable[Any]], client
         return f"{error.code} {error}"
 
 
-async def test_the_id_of_a_foreign_reaction_is_taken(tenants: Tenants) -> None:
+async def test_the_same_id_in_two_tenants_is_two_reactions(tenants: Tenants) -> None:
+    theirs = await register(tenants.theirs, "r", rate_limit_per_s=1_000)
+    ours = await register(tenants.ours, "r", subject_pattern="/tape/order/paid/*", rate_limit_per_s=1_000)
+    assert (ours.reaction_id, theirs.reaction_id) == ("r", "r")
+    assert ours.subject_pattern != theirs.subject_pattern
+    for client in (tenants.ours, tenants.theirs):
+        await client.append("/tape/order/paid/1")
+    await matched(tenants.unbound)
+
+    (task,) = await claim(tenants.ours, "r")
+    assert task.reaction_id == "r"
+    await tenants.ours.nack_task(task_id=task.task_id, owner="w", permanent=True)
+    (dead,) = await tasks(tenants.ours, "r", DLQ)
+    assert dead.reaction_id == "r"
+    assert (await tenants.theirs.redrive_tasks(filter=pb.TaskFilter(reaction_id="r"))).redriven == 0
+    assert (await tenants.ours.redrive_tasks(filter=pb.TaskFilter(reaction_id="r"))).redriven == 1
+
+    await tenants.ours.deregister_reaction("r")
+    (stats,) = (await tenants.theirs.get_reaction_stats(reaction_id="r")).stats
+    assert (stats.reaction_id, stats.matched, stats.pending) == ("r", 1, 1)
+    (listed,) = (await tenants.theirs.list_reactions()).reactions
+    assert listed == theirs
+    assert (await tenants.theirs.explain_reaction("r", 2)).reaction.reaction_id == "r"
+    assert {each.reaction_id for each in (await tenants.unbound.list_reactions()).reactions} == {"~theirs/r"}
+
+
+async def test_a_connected_worker_knows_its_reactions_by_their_plain_ids(tenants: Tenants) -> None:
     await register(tenants.theirs, "r")
-    for _ in range(2):
-        with pytest.raises(ReactionExists, match="'r' is taken"):
-            await register(tenants.ours, "r")
-        await tenants.theirs.deregister_reaction("r")
+    await register(tenants.ours, "r")
+    worker = Dispatcher(tenants.ours, "w", ["r"], 10)
+    await tenants.ours.append("/tape/order/paid/1")
+    await worker.until(lambda w: w.tasks, "a task")
+    worker.say(completed=[worker.tasks[0].task_id])
+    await worker.until(lambda w: w.settled, "the settlement")
+    assert {task.reaction_id for task in (*worker.tasks, *worker.settled)} == {"r"}
+    await worker.close()
+
+
+async def test_a_reaction_does_not_fire_on_what_its_own_work_appends(tenants: Tenants) -> None:
+    for client in (tenants.ours, tenants.theirs):
+        await register(client, "r")
+        await client.append_many([Draft(subject="/tape/order/paid/1", cause="r")])
+        await client.append_many([Draft(subject="/tape/order/paid/2", cause="other")])
+    await matched(tenants.unbound)
+    for client in (tenants.ours, tenants.theirs):
+        assert [task.subject for task in await tasks(client, "r")] == ["/tape/order/paid/2"]
+        (stats,) = (await client.get_reaction_stats(reaction_id="r")).stats
+        assert (stats.matched, stats.suppressed) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["~theirs/r", "~x", "~ours/~theirs/r", "~theirs/unknown"])
+async def test_a_tenant_chooses_no_name_within_another(tenants: Tenants, name: str) -> None:
+    await register(tenants.theirs, "r")
+    with pytest.raises(InvalidReaction, match="must not begin with '~'"):
+        await register(tenants.ours, name)
+    assert len((await tenants.unbound.list_reactions()).reactions) == 1
+
+
+async def test_what_a_reaction_for_all_tenants_begins_belongs_to_the_tenant_of_its_entry(tenants: Tenants) -> None:
+    await register(tenants.unbound, "r", handler_kind=AGENT, agent_app="shop")
+    await register(tenants.unbound, "late", handler_kind=AGENT, agent_app="late", rate_limit_per_s=1_000)
+    sources = [await client.append("/tape/order/paid/1") for client in (tenants.ours, tenants.theirs)]
+    await matched(tenants.unbound)
+    for client, tenant, source in zip(tenants[:2], ("ours", "theirs"), sources, strict=True):
+        (run,) = (await client.list_runs(app_name="shop")).runs
+        assert run.tenant_id == tenant
+        assert (await client.explain_reaction("r", source)).run_id == run.run_id
+        async with asyncio.timeout(30):
+            while not (found := (await client.list_runs(app_name="late")).runs):
+                await asyncio.sleep(0.01)
+        assert [each.tenant_id for each in found] == [tenant]
 
 
 async def test_a_reaction_for_all_tenants_is_changed_only_by_a_caller_of_all(tenants: Tenants) -> None:
@@ -253,3 +323,40 @@ async def test_an_execution_is_run_by_a_worker_of_its_tenant(tenants: Tenants, m
     async with asyncio.timeout(120):
         await work(tenants.theirs.url, once=True)
     assert await statuses() == [pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_TERMINAL]
+
+
+async def test_the_reactions_of_an_older_database_belong_to_their_tenants(
+    bare_store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def insert(tx: Transaction) -> None:
+        names = "reaction_id, subject_pattern, handler_kind, created_at_ms, tenant, version"
+        tx.execute(f"INSERT INTO tape_reactions ({names}) VALUES ('r', '/tape/order/**', 2, 1, 'a/b', 1)")
+        tx.execute(f"INSERT INTO tape_reactions ({names}) VALUES ('all', '/tape/order/**', 2, 1, '', 2)")
+        tx.execute("UPDATE tape_reaction_catalog SET version = 2")
+        for name in ("r", "all"):
+            tx.execute("INSERT INTO tape_reaction_cursors (reaction_id, shard) VALUES (?, 0)", name)
+            tx.execute("INSERT INTO tape_reaction_pace VALUES (?, 5)", name)
+            tx.execute(
+                "INSERT INTO tape_tasks (task_id, reaction_id, source_run_id, source_global_seq, subject, status,"
+                " created_at_ms, tenant) VALUES (?, ?, 'log', 1, '/tape/order/paid/1', 1, 1, 'a/b')",
+                *(f"task of {name}", name),
+            )
+        tx.execute("INSERT INTO tape_entry_causes VALUES (1, 'r')")
+
+    with monkeypatch.context() as patched:
+        known = migrations.known_migrations
+        patched.setattr(migrations, "known_migrations", lambda dialect: [m for m in known(dialect) if m.number < 25])
+        async with open_database(bare_store_url) as database:
+            await database.write(insert)
+    async with open_database(bare_store_url) as database:
+        for table in ("tape_reactions", "tape_reaction_cursors", "tape_reaction_pace", "tape_tasks"):
+            rows = await database.read(lambda reader, t=table: reader.query(f"SELECT reaction_id FROM {t} ORDER BY 1"))  # type: ignore[misc]
+            assert [row[0] for row in rows] == ["all", "~a%2Fb/r"], table
+        rows = await database.read(lambda reader: reader.query("SELECT reaction_id FROM tape_entry_causes"))
+        assert rows[0][0] == "~a%2Fb/r"
+        with acting_as(Principal(tenant="a/b", scopes=frozenset({"worker"}))):
+            for name in ("r", "all"):
+                claimed = await database.write(
+                    lambda tx, name=name: claims.claim_tasks(tx, ClaimRequest(registry.resolve(tx, name), "w"))  # type: ignore[misc]
+                )
+                assert [task.task_id for task in claimed.tasks] == [f"task of {name}"]

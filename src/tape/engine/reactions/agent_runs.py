@@ -25,11 +25,20 @@ class RunSource(msgspec.Struct, frozen=True):
     payload_json: str
     trace_id: str
     span_id: str
+    tenant: str
 
 
 def source_of(entry: Entry) -> RunSource:
     """The run source of an entry."""
-    return RunSource(entry.global_seq, entry.run_id, entry.subject, entry.payload_json, entry.trace_id, entry.span_id)
+    return RunSource(
+        entry.global_seq,
+        entry.run_id,
+        entry.subject,
+        entry.payload_json,
+        entry.trace_id,
+        entry.span_id,
+        entry.tenant,
+    )
 
 
 def invocation_id(reaction_id: str, global_seq: int) -> str:
@@ -43,27 +52,35 @@ def is_begun_by(reaction_id: str, invocation: str) -> bool:
     return prefix == f"react-{reaction_id}" and number.isdecimal()
 
 
-def tenant_of_runs(reaction: Reaction) -> str:
-    """The tenant of the runs that a reaction begins: its own, which is that of the entries; without one, the app."""
-    return reaction.tenant or reaction.agent_app
+def tenant_of_run(reaction: Reaction, source_tenant: str) -> str:
+    """The tenant of the run that a reaction begins for an entry: that of the entry.
+
+    A reaction of an open server begins all runs in the tenant of its app.
+    """
+    return _tenant_id(reaction, source_tenant) or reaction.agent_app
+
+
+def _tenant_id(reaction: Reaction, source_tenant: str) -> str:
+    return reaction.tenant or (source_tenant if reaction.in_source_tenant else "")
 
 
 def launch_runs(tx: Transaction, reaction: Reaction, sources: Sequence[RunSource]) -> int:
-    """Begin a run for each source unless it exists; the number of new runs. They belong to the reaction's tenant."""
+    """Begin a run for each source unless it exists; the number of new runs."""
     ids = [invocation_id(reaction.reaction_id, source.global_seq) for source in sources]
     condition, values = tx.is_any("invocation_id", ids)
     rows = tx.query(
-        f"SELECT invocation_id FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = '' AND {condition}"
-        " AND tenant = ?",
+        "SELECT invocation_id, tenant FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = ''"
+        f" AND {condition}",
         reaction.agent_app,
         values,
-        tenant_of_runs(reaction),
     )
-    begun = {row[0] for row in rows}
+    begun = {(invocation, tenant) for invocation, tenant in rows}
+    count = 0
     for source, invocation in zip(sources, ids, strict=True):
-        if invocation not in begun:
+        if (invocation, tenant_of_run(reaction, source.tenant)) not in begun:
             _begin(tx, reaction, source, invocation)
-    return len(ids) - len(begun)
+            count += 1
+    return count
 
 
 def _begin(tx: Transaction, reaction: Reaction, source: RunSource, invocation: str) -> None:
@@ -81,8 +98,8 @@ def _begin(tx: Transaction, reaction: Reaction, source: RunSource, invocation: s
         invocation_id=invocation,
         status=RunStatus.RUNNING,
         labels_json=msgspec.json.encode(labels).decode(),
-        tenant_id=reaction.tenant,
-        tenant=tenant_of_runs(reaction),
+        tenant_id=_tenant_id(reaction, source.tenant),
+        tenant=tenant_of_run(reaction, source.tenant),
     )
     extra_payload = {
         "reaction_id": reaction.reaction_id,

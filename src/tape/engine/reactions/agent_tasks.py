@@ -46,6 +46,7 @@ def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> LaunchResult:
                 task.payload_json,
                 task.trace_id,
                 task.parent_span_id,
+                task.tenant,
             )
             for task in claimed.tasks
         ]

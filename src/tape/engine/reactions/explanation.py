@@ -16,6 +16,7 @@ from tape.model.entry import Entry
 from tape.model.pattern import ONE, REST, Pattern, split
 from tape.model.principal import current_principal
 from tape.model.reaction_states import HandlerKind, TaskStatus
+from tape.model.tenant_names import plain_name
 from tape.store import Reader
 from tape.store.records import load
 
@@ -90,7 +91,7 @@ def _find_outcome(reader: Reader, account: ReactionExplanation) -> None:
     reaction, entry = account.reaction, account.entry
     account.task = task = _task_of(reader, reaction, entry)
     if reaction.handler_kind == HandlerKind.AGENT:
-        account.run_id = _run_of(reader, reaction, task.source_global_seq if task else entry.global_seq)
+        account.run_id = _run_of(reader, reaction, entry.tenant, task.source_global_seq if task else entry.global_seq)
     if task is not None:
         account.outcome = _describe_task(reader, reaction, entry, task)
         if account.run_id:
@@ -116,13 +117,13 @@ def _task_of(reader: Reader, reaction: Reaction, entry: Entry) -> Task | None:
     return task if task is not None and current_principal().sees(task.tenant) else None
 
 
-def _run_of(reader: Reader, reaction: Reaction, global_seq: int) -> str:
+def _run_of(reader: Reader, reaction: Reaction, tenant: str, global_seq: int) -> str:
     row = reader.one(
         "SELECT run_id FROM tape_runs WHERE app_name = ? AND user_id = '' AND session_id = '' AND invocation_id = ?"
         " AND tenant = ?",
         reaction.agent_app,
         agent_runs.invocation_id(reaction.reaction_id, global_seq),
-        agent_runs.tenant_of_runs(reaction),
+        agent_runs.tenant_of_run(reaction, tenant),
     )
     return str(row[0]) if row else ""
 
@@ -194,7 +195,8 @@ def _explain_no_task(reader: Reader, reaction: Reaction, entry: Entry) -> str:
     cause = reader.one("SELECT reaction_id FROM tape_entry_causes WHERE global_seq = ?", entry.global_seq)
     run = reader.one("SELECT app_name, invocation_id FROM tape_runs WHERE run_id = ?", entry.run_id)
     own_run = run is not None and run[0] == reaction.agent_app and agent_runs.is_begun_by(reaction.reaction_id, run[1])
-    if not reaction.allow_self and ((cause is not None and cause[0] == reaction.reaction_id) or own_run):
+    is_cause = cause is not None and reaction.reaction_id in (cause[0], plain_name(cause[0]))
+    if not reaction.allow_self and (is_cause or own_run):
         return "Suppressed: the reaction itself caused the entry, and allow_self is off."
     return (
         "There is no task: the reaction was registered or changed after the entry was matched, or its task was"

@@ -15,6 +15,7 @@ from tape.engine.reactions import agent_runs
 from tape.engine.reactions.enqueue import enqueue
 from tape.engine.reactions.matches import Match, MatchResult
 from tape.model.reaction_states import HandlerKind
+from tape.model.tenant_names import plain_name
 from tape.store import Reader, Transaction
 
 Key = tuple[str, int]
@@ -158,7 +159,8 @@ def find_own_work(reader: Reader | Transaction, matches: Sequence[Match], newest
             min(numbers),
             max(numbers),
         )
-        own |= {(reaction_id, global_seq) for reaction_id, global_seq in rows}
+        # A worker names a reaction for all tenants like one of its own tenant.
+        own |= {(name, global_seq) for cause, global_seq in rows for name in (cause, plain_name(cause))}
     agents = [match for match in checked if match.compiled.reaction.handler_kind == HandlerKind.AGENT]
     if agents:
         condition, ids = reader.is_any("run_id", list({match.entry.run_id for match in agents}))

@@ -56,6 +56,8 @@ class Reaction(Record, frozen=True):
     version: int = 0
     # It fires on the entries of this tenant; empty is every tenant, as for the reactions of pools.
     tenant: str = ""
+    # Whether what it begins belongs to the tenant of its entry; else, without a tenant, to that of the app.
+    in_source_tenant: bool = False
 
     @property
     def max_attempts(self) -> int:

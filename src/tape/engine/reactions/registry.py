@@ -2,6 +2,8 @@
 
 A new reaction gets one cursor per shard. The matcher compares the registry's version inside its own
 transaction, so entries are never matched by an outdated registry.
+
+The id of a tenant's reaction is a qualified name. Endpoints find it with `resolve`.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.base.ids import new_id
-from tape.engine.reactions.reaction import COLUMNS, Reaction, check_reaction
+from tape.engine.reactions.reaction import COLUMNS, MAX_ID_BYTES, Reaction, check_reaction
 from tape.engine.reactions.shards import partition_of
-from tape.errors import InvalidReaction, NotFound, ReactionExists, ScopeRequired, ShardsApart
+from tape.errors import InvalidReaction, NotFound, ScopeRequired, ShardsApart
 from tape.journal.appender import Appender, read_head
 from tape.journal.reader import checked_cursor
 from tape.model.principal import ALL_TENANTS, current_principal
 from tape.model.reaction_states import POOL, HandlerKind
+from tape.model.tenant_names import MARK, display, qualify, split_name
 from tape.playbooks.pools import is_pool, reaction_fields
 from tape.store import Reader, Transaction
 from tape.store.records import load, load_all, store
@@ -24,7 +27,23 @@ from tape.store.records import load, load_all, store
 # The channel on which servers notify each other of registry changes.
 CHANNEL = "tape_reactions"
 # Fields that a repeated registration keeps; all others are the definition.
-_BOOKKEEPING = ("created_at_ms", "updated_at_ms", "version", "deleted", "tenant")
+_BOOKKEEPING = ("created_at_ms", "updated_at_ms", "version", "deleted", "tenant", "in_source_tenant")
+
+
+def resolve(reader: Reader | Transaction, name: str) -> str:
+    """The id of the reaction that the caller calls by this name: its tenant's, else one for all tenants."""
+    own = qualify_reaction(name)
+    if own == name:
+        return own
+    mine, shared = _find(reader, own), _find(reader, name)
+    if shared is None or shared.tenant:
+        return own
+    return own if mine is not None and (shared.deleted or not mine.deleted) else name
+
+
+def qualify_reaction(name: str) -> str:
+    """The id of the caller's own reaction of a name. Pools belong to all tenants, and so do their reactions."""
+    return name if name.startswith(POOL) else qualify(name)
 
 
 def find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
@@ -40,7 +59,7 @@ def is_visible(reaction: Reaction) -> bool:
 
 def not_found(reaction_id: str) -> NotFound:
     """The error for a reaction that does not exist for the caller."""
-    return NotFound(f"no such reaction: {reaction_id!r}.")
+    return NotFound(f"no such reaction: {display(reaction_id)!r}.")
 
 
 def _find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
@@ -81,13 +100,14 @@ def read_version(reader: Reader | Transaction) -> int:
 
 
 def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, backfill: bool = False) -> Reaction:
-    """Register a checked reaction, change the one with its id, or restore a deleted one.
+    """Register a checked reaction under a name, change the one that has it, or restore a deleted one.
 
     A new or restored reaction starts at the head unless `from_global_seq` or `backfill` is given. Registering
     the same definition again changes nothing. A new reaction belongs to the caller's tenant. It belongs to all if the
     caller sees all, or if it is the reaction of a pool: workers of several tenants share a pool.
     """
-    before = _find(tx, wanted.reaction_id) if wanted.reaction_id else None
+    wanted = msgspec.structs.replace(wanted, reaction_id=resolve(tx, wanted.reaction_id or new_id()))
+    before = _find(tx, wanted.reaction_id)
     is_pools_own = _is_pools_own(wanted)
     if before is not None and not before.deleted:
         if (
@@ -101,12 +121,13 @@ def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, bac
     if before is not None and not is_pools_own:
         _check_can_change(before)
     start = _start(tx, from_global_seq, backfill)
+    principal = current_principal()
     reaction = msgspec.structs.replace(
         wanted,
-        reaction_id=wanted.reaction_id or new_id(),
         created_at_ms=before.created_at_ms if before else now_ms(),
         deleted=False,
         tenant=before.tenant if before else _tenant_of(wanted, is_pools_own=is_pools_own),
+        in_source_tenant=bool(principal.key_id) and principal.sees_all_tenants,
     )
     _insert_cursors(tx, reaction, start, start)
     return _store(tx, reaction)
@@ -133,10 +154,15 @@ def _is_pools_own(wanted: Reaction) -> bool:
 
 
 def _tenant_of(wanted: Reaction, *, is_pools_own: bool) -> str:
-    tenant = current_principal().only_tenant
-    if tenant is None or is_pools_own:
+    principal = current_principal()
+    if principal.is_open or is_pools_own:
         return ""
-    if wanted.reaction_id.startswith(POOL):
+    tenant, name = split_name(wanted.reaction_id)
+    if name.startswith(MARK):
+        raise InvalidReaction(f"reaction_id {display(wanted.reaction_id)!r} must not begin with {MARK!r}.")
+    if len(wanted.reaction_id.encode()) > MAX_ID_BYTES:
+        raise InvalidReaction(f"reaction_id {name[:40]!r}… has more than {MAX_ID_BYTES} bytes with its tenant.")
+    if wanted.reaction_id.startswith(POOL) and not principal.sees_all_tenants:
         raise ScopeRequired(
             f"reaction_id {wanted.reaction_id!r} is that of a pool, which all tenants share; to define it differently"
             f" needs the scope {ALL_TENANTS}."
@@ -146,8 +172,6 @@ def _tenant_of(wanted: Reaction, *, is_pools_own: bool) -> str:
 
 def _check_can_change(reaction: Reaction) -> None:
     """Raise unless the reaction is the caller's own, or the caller sees all tenants."""
-    if not is_visible(reaction):
-        raise ReactionExists(f"reaction_id {reaction.reaction_id!r} is taken; choose another.")
     if not current_principal().sees(reaction.tenant):
         raise ScopeRequired(
             f"reaction {reaction.reaction_id!r} is for all tenants; to change it needs the scope {ALL_TENANTS}."
@@ -206,8 +230,8 @@ def _reshard(tx: Transaction, reaction: Reaction) -> None:
     matched = read_matched_range(tx, reaction.reaction_id)
     if matched.first != matched.last:
         raise ShardsApart(
-            f"The shards of reaction {reaction.reaction_id!r} are at positions {matched.first} to {matched.last}; their"
-            " number can change once all have caught up. Retry in a moment."
+            f"The shards of reaction {display(reaction.reaction_id)!r} are at positions {matched.first} to"
+            f" {matched.last}; their number can change once all have caught up. Retry in a moment."
         )
     tx.execute("DELETE FROM tape_reaction_cursors WHERE reaction_id = ?", reaction.reaction_id)
     _insert_cursors(tx, reaction, matched.last, matched.began)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tape.base.telemetry.tracing import Trace, parse_traceparent
 from tape.engine.ledgers.advance import Begun, Completion, Ending, Move, Unusual, advance, advance_many
 from tape.engine.ledgers.effects import Denied, completed_status
+from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, TapeError
 from tape.journal.journal import Journal
 from tape.model.entry import check_id
@@ -78,7 +79,7 @@ class AdvanceService:
         self._check(request)
         if request.traceparent or request.cause:
             check_id(CAUSE_KEY, request.cause)
-            trace = parse_traceparent(request.traceparent)._replace(cause=request.cause)
+            trace = parse_traceparent(request.traceparent)._replace(cause=qualify_reaction(request.cause))
         return Move(
             run_id=request.run_id,
             owner=request.lease_owner or owner,

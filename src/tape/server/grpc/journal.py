@@ -12,6 +12,7 @@ from tape.base.telemetry.tracing import NO_TRACE
 from tape.cel import compile_predicate
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import JournalSubscription
+from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, NotFound, TapeError
 from tape.journal.journal import Journal
 from tape.journal.reader import RunCursor, Selection, has_run
@@ -190,7 +191,7 @@ def to_drafts(request: pb.AppendRequest) -> list[Draft]:
             tenant=draft.tenant,
             user=draft.user,
             session=draft.session,
-            cause=draft.cause,
+            cause=qualify_reaction(draft.cause),
         )
         for draft in request.drafts
     ]

@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tape.base.telemetry import spans
 from tape.base.telemetry.metrics import Metrics
 from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
+from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import Overloaded, TapeError
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
@@ -80,6 +81,7 @@ def trace_of(context: Context) -> Trace:
         elif key == CAUSE_KEY:
             cause = str(value)
             check_id(CAUSE_KEY, cause)
+            cause = qualify_reaction(cause)
     return trace._replace(cause=cause) if cause else trace
 
 

@@ -17,7 +17,7 @@ from tape.proto import tape_pb2 as pb
 from tape.server.grpc.frames import encode_event
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
-from tape.server.grpc.tasks import task_message
+from tape.server.grpc.tasks import displayed, task_message
 
 
 class ReactionsService:
@@ -63,7 +63,9 @@ class ReactionsService:
         self, request: pb.DeregisterReactionRequest, context: Context
     ) -> pb.DeregisterReactionResponse:
         """Remove a reaction."""
-        removed = await self._database.write(lambda tx: registry.deregister(tx, request.reaction_id))
+        removed = await self._database.write(
+            lambda tx: registry.deregister(tx, registry.resolve(tx, request.reaction_id))
+        )
         return pb.DeregisterReactionResponse(deregistered=removed)
 
     async def list_reactions(self, request: pb.ListReactionsRequest, context: Context) -> pb.ListReactionsResponse:
@@ -75,15 +77,19 @@ class ReactionsService:
         self, request: pb.GetReactionStatsRequest, context: Context
     ) -> pb.GetReactionStatsResponse:
         """Lag, tasks and predicate errors of reactions."""
-        found, head = await self._database.read(lambda reader: read_statistics(reader, request.reaction_id))
-        stats = (pb.ReactionStats(**msgspec.structs.asdict(each)) for each in found)
+        found, head = await self._database.read(
+            lambda reader: read_statistics(reader, registry.resolve(reader, request.reaction_id))
+        )
+        stats = (to_message(pb.ReactionStats, displayed(each)) for each in found)
         return pb.GetReactionStatsResponse(stats=stats, head=head)
 
     async def explain_reaction(
         self, request: pb.ExplainReactionRequest, context: Context
     ) -> pb.ExplainReactionResponse:
         """Why a reaction did or did not fire on an entry."""
-        account = await self._database.read(lambda reader: explain(reader, request.reaction_id, request.global_seq))
+        account = await self._database.read(
+            lambda reader: explain(reader, registry.resolve(reader, request.reaction_id), request.global_seq)
+        )
         trace = account.predicate
         return pb.ExplainReactionResponse(
             matched=account.matched,
@@ -123,4 +129,4 @@ class ReactionsService:
 
 def reaction_message(reaction: Reaction) -> pb.Reaction:
     """A reaction on the wire."""
-    return to_message(pb.Reaction, reaction)
+    return to_message(pb.Reaction, displayed(reaction))

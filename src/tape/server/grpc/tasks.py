@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import msgspec
 
 from tape.engine.reactions import claims, dead_letters, registry, tasks
 from tape.engine.reactions.claims import ANY_SHARD, ClaimRequest
 from tape.engine.reactions.dead_letters import DeadLetterFilter
+from tape.engine.reactions.reaction import Reaction
+from tape.engine.reactions.statistics import ReactionStatistics
 from tape.engine.reactions.task_broker import DispatcherDelivery, DispatcherSession, TaskBroker
 from tape.engine.reactions.tasks import RejectedReport, Settlement, Task, TaskFailure, TaskReport
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
+from tape.model.tenant_names import display
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
-from tape.store import Reader
+from tape.store import Reader, Transaction
 
 DONE = pb.TASK_STATUS_DONE
+
+R = TypeVar("R", Reaction, Task, ReactionStatistics)
+C = TypeVar("C", ClaimRequest, DeadLetterFilter)
 
 
 class TasksService:
@@ -42,7 +51,7 @@ class TasksService:
             _raise_first(extended.rejected)
             return pb.ClaimTasksResponse(tasks=map(task_message, extended.tasks))
         want = ClaimRequest(request.reaction_id, request.owner, request.lease_ms, request.max, request.shard)
-        claimed = await self._database.write(lambda tx: claims.claim_tasks(tx, want, now))
+        claimed = await self._database.write(lambda tx: claims.claim_tasks(tx, _resolved(tx, want), now))
         self._metrics.tasks_claimed.inc(len(claimed.tasks))
         self._metrics.tasks_settled.labels("DLQ").inc(claimed.dead_lettered)
         return pb.ClaimTasksResponse(tasks=map(task_message, claimed.tasks))
@@ -103,16 +112,15 @@ class TasksService:
     async def _open_session(self, first: pb.DispatchRequest) -> DispatcherSession:
         shard = first.shard if first.is_one_shard else ANY_SHARD
 
-        def check(reader: Reader) -> None:
-            for reaction_id in first.reaction_ids:
-                reaction = registry.get(reader, reaction_id)
+        def find(reader: Reader) -> list[str]:
+            found = [registry.get(reader, registry.resolve(reader, name)) for name in first.reaction_ids]
+            for name, reaction in zip(first.reaction_ids, found, strict=True):
                 if shard >= reaction.num_shards:
-                    raise InvalidInput(
-                        f"shard {shard} does not exist: {reaction_id!r} has {reaction.num_shards} shards."
-                    )
+                    raise InvalidInput(f"shard {shard} does not exist: {name!r} has {reaction.num_shards} shards.")
+            return [reaction.reaction_id for reaction in found]
 
-        await self._database.read(check)
-        return self._task_broker.open_session(first.owner, first.reaction_ids, first.lease_ms, shard)
+        reaction_ids = await self._database.read(find)
+        return self._task_broker.open_session(first.owner, reaction_ids, first.lease_ms, shard)
 
     async def _listen(self, session: DispatcherSession, requests: AsyncIterator[pb.DispatchRequest]) -> None:
         async for request in requests:
@@ -138,7 +146,7 @@ class TasksService:
         found = await self._database.read(
             lambda reader: dead_letters.list_tasks(
                 reader,
-                request.reaction_id,
+                registry.resolve(reader, request.reaction_id),
                 status=request.status,
                 before=request.before_global_seq,
                 limit=request.limit,
@@ -156,7 +164,7 @@ class TasksService:
             lambda tx: dead_letters.redrive(
                 tx,
                 task_ids=request.task_ids,
-                which=_filter(request.filter),
+                which=_resolved(tx, _filter(request.filter)),
                 everything=request.everything,
                 limit=request.limit,
             )
@@ -170,7 +178,7 @@ class TasksService:
             lambda tx: dead_letters.drop(
                 tx,
                 task_ids=request.task_ids,
-                which=_filter(request.filter),
+                which=_resolved(tx, _filter(request.filter)),
                 everything=request.everything,
                 limit=request.limit,
                 reason=request.reason,
@@ -182,7 +190,18 @@ class TasksService:
 
 def task_message(task: Task) -> pb.Task:
     """A task on the wire."""
-    return to_message(pb.Task, task)
+    return to_message(pb.Task, displayed(task))
+
+
+def displayed(record: R) -> R:
+    """The record with its reaction's id as the caller knows it."""
+    name = display(record.reaction_id)
+    return record if name == record.reaction_id else msgspec.structs.replace(record, reaction_id=name)
+
+
+def _resolved(tx: Transaction, named: C) -> C:
+    """The request or filter with the id of the reaction that it names."""
+    return msgspec.structs.replace(named, reaction_id=registry.resolve(tx, named.reaction_id))
 
 
 def _reply(delivery: DispatcherDelivery) -> pb.DispatchReply:
@@ -190,7 +209,7 @@ def _reply(delivery: DispatcherDelivery) -> pb.DispatchReply:
         tasks=map(task_message, delivery.tasks),
         settled=(
             *(
-                pb.Task(task_id=done.task_id, reaction_id=done.reaction_id, status=DONE)
+                pb.Task(task_id=done.task_id, reaction_id=display(done.reaction_id), status=DONE)
                 for done in delivery.settled.done
             ),
             *map(task_message, delivery.settled.tasks),

@@ -1,0 +1,77 @@
+"""Names within a tenant: inside, `orders/ingest` of the tenant acme is the qualified name `~acme/orders/ingest`.
+
+Endpoints translate with `qualify` and `display`; everything behind them works on qualified names. What has no tenant
+has a bare name: on an open server, and for callers that see all tenants.
+"""
+
+from __future__ import annotations
+
+from tape.model.principal import current_principal
+
+# A client cannot choose a name that begins with this.
+MARK = "~"
+
+
+def qualify(name: str) -> str:
+    """The qualified name of what the caller calls by this name; an empty name stays empty.
+
+    A caller of one tenant reaches that tenant alone: `~other/x` becomes a name that nothing has.
+    """
+    return name_within(_own_tenant(), name) if name else name
+
+
+def display(name: str) -> str:
+    """A qualified name as the caller knows it: without the tenant, if that is the only one that the caller sees."""
+    return name.removeprefix(prefix_of(_own_tenant()))
+
+
+def is_visible(name: str) -> bool:
+    """Whether what has this qualified name exists for the caller."""
+    return name.startswith(prefix_of(_own_tenant()))
+
+
+def visible_prefix() -> str:
+    """The prefix of every qualified name that exists for the caller; empty if it sees all tenants."""
+    return prefix_of(_own_tenant())
+
+
+def name_within(tenant: str, name: str) -> str:
+    """The qualified name of a tenant's thing. A name that is qualified with that tenant stays as it is."""
+    prefix = prefix_of(tenant)
+    return name if name.startswith(prefix) else prefix + name
+
+
+def prefix_of(tenant: str) -> str:
+    """The prefix of a tenant's qualified names; empty without a tenant."""
+    return f"{MARK}{_encode(tenant)}/" if tenant else ""
+
+
+def tenant_of(name: str) -> str:
+    """The tenant of a qualified name; empty if it is bare."""
+    return split_name(name)[0]
+
+
+def plain_name(name: str) -> str:
+    """A qualified name without its tenant."""
+    return split_name(name)[1]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The tenant of a qualified name and the name within it; an empty tenant if it is bare."""
+    encoded, slash, plain = name.removeprefix(MARK).partition("/")
+    tenant = _decode(encoded)
+    is_qualified = name.startswith(MARK) and slash and plain and tenant and _encode(tenant) == encoded
+    return (tenant, plain) if is_qualified else ("", name)
+
+
+def _own_tenant() -> str:
+    principal = current_principal()
+    return "" if principal.is_open or principal.sees_all_tenants else principal.tenant
+
+
+def _encode(tenant: str) -> str:
+    return tenant.replace("%", "%25").replace("/", "%2F").replace(MARK, "%7E")
+
+
+def _decode(encoded: str) -> str:
+    return encoded.replace("%7E", MARK).replace("%2F", "/").replace("%25", "%")
