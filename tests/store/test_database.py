@@ -10,6 +10,7 @@ import pytest
 
 from tape.errors import Overloaded, SchemaOutdated, SchemaTooNew, ServerStopping, StoreUnavailable, UnknownStore
 from tape.model.ledger_states import RunStatus
+from tape.model.principal import Principal, acting_as
 from tape.store import Database, Transaction, WriterLimits, migrations, open_database
 
 Operation = Callable[[Transaction], str]
@@ -109,6 +110,44 @@ async def test_a_full_queue_refuses_at_once_and_recovers(store_url: str) -> None
             await database.write(put("too large"), size=10_001)
         assert await keys(database) == ["k0", "k1", "k2", "k3", "k4", "later"]
         assert database.metrics.registry.get_sample_value("tape_write_overloaded_total") == 2
+
+
+async def test_an_operation_is_committed_before_those_that_another_tenant_queued_earlier(store_url: str) -> None:
+    limits = WriterLimits(batch_operations=100, batch_bytes=100_000)
+    async with open_database(store_url, limits=limits) as database:
+        release, first = await keep_busy(database)
+        done: list[str] = []
+
+        async def write_as(tenant: str, key: str) -> None:
+            with acting_as(Principal(tenant=tenant)):
+                await database.write(put(key))
+            done.append(tenant)
+
+        flood = [asyncio.create_task(write_as("flood", f"f{number:04d}")) for number in range(1_000)]
+        await until_queue_is(database, 1_000)
+        victim = asyncio.create_task(write_as("victim", "v"))
+        await until_queue_is(database, 1_001)
+        release.set()
+        await asyncio.gather(first, *flood, victim)
+        assert done.index("victim") < 100
+        assert len(await keys(database)) == 1_001
+
+
+async def test_a_full_queue_refuses_the_tenant_that_fills_it_and_accepts_another(store_url: str) -> None:
+    async with open_database(store_url, limits=WriterLimits(queue_operations=5)) as database:
+        release, first = await keep_busy(database)
+        with acting_as(Principal(tenant="flood")):
+            flood = [asyncio.create_task(database.write(put(f"f{number}"))) for number in range(5)]
+            await until_queue_is(database, 5)
+            with pytest.raises(Overloaded, match="this tenant holds most"):
+                await database.write(put("too many"))
+        with acting_as(Principal(tenant="victim")):
+            victim = asyncio.create_task(database.write(put("v")))
+            with pytest.raises(Overloaded):
+                await flood[-1]
+        release.set()
+        await asyncio.gather(first, victim, *flood[:-1])
+        assert await keys(database) == ["f0", "f1", "f2", "f3", "v"]
 
 
 async def test_batches_are_bounded_in_count_and_bytes(store_url: str) -> None:

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from tape.base.telemetry.metrics import Metrics
 from tape.base.url_mask import mask_urls
 from tape.errors import SchemaOutdated
+from tape.model.principal import SYSTEM, current_principal
 from tape.store.connection import DatabaseConnection, Dialect, Reader
+from tape.store.fair_queue import BACKGROUND, Tenant
 from tape.store.migrations import Migration, migrate, pending_migrations
 from tape.store.readers import Readers
 from tape.store.writer import Bulk, Item, Single, Writer, WriterLimits
@@ -115,7 +117,7 @@ class Database(ABC):
 
     async def write(self, operation: Single[T], size: int = 256) -> T:
         """Run `operation(tx)` durably. If it raises, it alone is undone."""
-        return await self._started_writer.submit(_in_context(operation), size)
+        return await self._started_writer.submit(_in_context(operation), size, _tenant_of_caller())
 
     @property
     def max_operation_bytes(self) -> int:
@@ -127,7 +129,7 @@ class Database(ABC):
 
         For operations that cannot fail for one item alone: they share one call and need no savepoint.
         """
-        return await self._started_writer.submit_bulk(operation, item, size)
+        return await self._started_writer.submit_bulk(operation, item, size, _tenant_of_caller())
 
     async def read(self, question: Callable[[Reader], T]) -> T:
         """Ask `question(reader)` on a reader connection."""
@@ -163,3 +165,9 @@ def _in_context(function: Callable[[S], T]) -> Callable[[S], T]:
     """The function in the context of the caller, on whichever thread it runs: it can ask on whose behalf."""
     context = copy_context()
     return lambda source: context.run(function, source)
+
+
+def _tenant_of_caller() -> Tenant:
+    """Whose turn a write takes: the tenant of the caller's principal. On an open server that is the tenant it names."""
+    principal = current_principal()
+    return BACKGROUND if principal is SYSTEM else principal.tenant

@@ -1,8 +1,9 @@
 """One writer per process, with group commit.
 
 Operations that wait are run in one transaction and committed once, so that the cost of making
-them durable is shared. A *single* operation gets a savepoint and fails alone; *bulk* operations
-of one kind were validated before they were queued, need no savepoint, and run as one call.
+them durable is shared. Tenants take turns, and a batch has no more than is done in a set time.
+A *single* operation gets a savepoint and fails alone; *bulk* operations of one kind were
+validated before they were queued, need no savepoint, and run as one call.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import Overloaded, ServerStopping, StoreUnavailable, TapeError
+from tape.store.batch_size import BatchSize
 from tape.store.connection import DatabaseConnection
+from tape.store.fair_queue import BACKGROUND, FairQueue, Tenant
 from tape.store.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,15 @@ class WriterLimits:
     batch_bytes: int = 4 << 20
     queue_operations: int = 20_000
     queue_bytes: int = 64 << 20
+    # Seconds of work in one transaction, without what its commit takes, while one tenant writes and while several do.
+    # Another tenant's operation waits for about two transactions.
+    batch_s: float = 0.05
+    shared_batch_s: float = 0.004
+
+    @property
+    def least_cost(self) -> int:
+        """What an operation takes of a batch at least, in bytes."""
+        return max(self.batch_bytes // self.batch_operations, 1)
 
 
 @dataclass(slots=True)
@@ -50,6 +61,7 @@ class _Waiting(Generic[T]):
 
     future: asyncio.Future[T]
     size: int
+    cost: int
     single: Callable[[Transaction], T] | None = None
     bulk: Callable[[Transaction, Sequence[Any]], Sequence[T]] | None = None
     item: Any = None
@@ -58,7 +70,7 @@ class _Waiting(Generic[T]):
 
 
 class Writer:
-    """Runs operations on its own thread, in the order they were submitted."""
+    """Runs operations on its own thread, those of a tenant in the order they were submitted."""
 
     def __init__(
         self,
@@ -72,8 +84,11 @@ class Writer:
         self._metrics = metrics
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Waiting[Any]] = deque()
-        self._queued_bytes = 0
+        self._queue: FairQueue[_Waiting[Any]] = FairQueue(limits.queue_operations, limits.queue_bytes)
+        least, most = limits.least_cost, limits.batch_bytes
+        self._alone = BatchSize(limits.batch_s, first=most, least=least, most=most)
+        self._shared = BatchSize(limits.shared_batch_s, first=64 * least, least=least, most=most)
+        self._batch_size = self._alone
         self._wake = threading.Condition()
         self._closing = False
         self._connection: DatabaseConnection | None = None
@@ -82,16 +97,18 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="tape-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, operation: Single[T], size: int = 256) -> T:
+    async def submit(self, operation: Single[T], size: int = 256, tenant: Tenant = BACKGROUND) -> T:
         """Run an operation that may fail alone; `size` is its rough weight in bytes."""
-        waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, single=operation)
-        self._enqueue(waiting)
+        cost = max(size, self._limits.least_cost)
+        waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, cost, single=operation)
+        self._enqueue(waiting, tenant)
         return await waiting.future
 
-    async def submit_bulk(self, operation: Bulk[Item, T], item: Item, size: int) -> T:
+    async def submit_bulk(self, operation: Bulk[Item, T], item: Item, size: int, tenant: Tenant = BACKGROUND) -> T:
         """Run `operation(tx, items)` with this item among others; each caller gets its own result."""
-        waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, bulk=operation, item=item)
-        self._enqueue(waiting)
+        cost = max(size, self._limits.least_cost)
+        waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, cost, bulk=operation, item=item)
+        self._enqueue(waiting, tenant)
         return await waiting.future
 
     async def close(self) -> None:
@@ -103,24 +120,26 @@ class Writer:
         # The thread's last results are settled by callbacks already scheduled on this loop.
         await asyncio.sleep(0)
 
-    def _enqueue(self, waiting: _Waiting[Any]) -> None:
+    def _enqueue(self, waiting: _Waiting[Any], tenant: Tenant) -> None:
         with self._wake:
             if self._closing:
                 raise ServerStopping("The writer is shutting down; the operation was not accepted.")
-            if (
-                len(self._queue) >= self._limits.queue_operations
-                or self._queued_bytes + waiting.size > self._limits.queue_bytes
-            ):
-                self._metrics.overloaded.inc()
-                raise Overloaded(
-                    f"{len(self._queue)} operations ({self._queued_bytes} bytes) wait to be written already; "
-                    f"the limits are {self._limits.queue_operations} and {self._limits.queue_bytes} bytes. "
-                    "Nothing was written: try again in a moment."
-                )
-            self._queue.append(waiting)
-            self._queued_bytes += waiting.size
-            self._metrics.queued.set(len(self._queue))
+            removed = self._queue.put(waiting, tenant)
+            if removed is None:
+                raise self._overloaded()
+            self._metrics.queued.set(self._queue.operations)
             self._wake.notify()
+        for each in removed:
+            if not each.future.done():
+                each.future.set_exception(self._overloaded())
+
+    def _overloaded(self) -> Overloaded:
+        self._metrics.overloaded.inc()
+        return Overloaded(
+            f"{self._queue.operations} operations ({self._queue.bytes} bytes) wait to be written already; "
+            f"the limits are {self._limits.queue_operations} and {self._limits.queue_bytes} bytes, and this tenant"
+            " holds most of them. Nothing was written: try again in a moment."
+        )
 
     # ── on the writer's thread ───────────────────────────────────────────────────────────────────
 
@@ -144,33 +163,34 @@ class Writer:
             self._connection.close()
 
     def _take(self) -> list[_Waiting[Any]]:
-        """Everything that waits, within the limits of a batch; empty when it is time to stop."""
+        """What waits, within the limits of a batch; empty when it is time to stop."""
+        limits = self._limits
         with self._wake:
-            while not self._queue and not self._closing:
+            while not self._queue.operations and not self._closing:
                 self._wake.wait()
-            batch: list[_Waiting[Any]] = []
-            size = 0
-            while self._queue and len(batch) < self._limits.batch_operations:
-                if batch and size + self._queue[0].size > self._limits.batch_bytes:
-                    break
-                waiting = self._queue.popleft()
-                size += waiting.size
-                batch.append(waiting)
-            self._queued_bytes -= size
-            self._metrics.queued.set(len(self._queue))
+            self._batch_size = self._shared if self._queue.is_shared else self._alone
+            batch = self._queue.take(limits.batch_operations, self._batch_size.cost)
+            self._metrics.queued.set(self._queue.operations)
             return batch
 
     def _run(self, batch: list[_Waiting[Any]]) -> tuple[list[Any], set[str]]:
         connection = self._connected()
         try:
             connection.begin()
+            started = time.perf_counter()
             tx = Transaction(connection)
             if len(batch) == 1 and batch[0].single is not None:
                 if not self._run_alone(connection, tx, batch[0]):
                     return [], set()
             else:
                 self._run_together(connection, tx, batch)
-            connection.commit(tx.flush)
+
+            def flush() -> None:
+                tx.flush()
+                cost = sum([waiting.cost for waiting in batch])
+                self._batch_size.observe(len(batch), cost, time.perf_counter() - started)
+
+            connection.commit(flush)
         except BaseException as error:
             self._abandon(connection, broken=isinstance(error, StoreUnavailable))
             raise

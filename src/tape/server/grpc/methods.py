@@ -129,6 +129,8 @@ def _unary(
             try:
                 if access.is_restricted:
                     await access.admit(name, context.invocation_metadata())
+                else:
+                    access.admit_owner()
                 if request is UNDECODABLE:
                     raise undecodable(name)
                 reply = await function(request, context)
@@ -168,12 +170,15 @@ def _stream(
         if function is None:
             await _not_served(context, name, metrics)
         try:
-            caller = await access.admit(name, context.invocation_metadata()) if access.is_restricted else None
+            if access.is_restricted:
+                caller = await access.admit(name, context.invocation_metadata())
+            else:
+                caller = access.admit_owner()
             if request is UNDECODABLE:
                 raise undecodable(name)
             requests = DecodedRequests(name, aiter(request)) if is_client_streaming else None
             replies = function(requests or request, context)
-            async for reply in replies if caller is None else access.guard(caller, replies):
+            async for reply in access.guard(caller, replies) if access.is_restricted else replies:
                 yield reply
             if requests is not None:
                 requests.check()

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from tape.base.config import is_loopback
 from tape.errors import IdentityRequired, InvalidRequest, ScopeRequired
 from tape.model.entry import check_id
-from tape.model.principal import Principal
+from tape.model.principal import Principal, set_principal
 from tape.server.access import Access, bearer_of
 from tape.server.permissions import authorize
 
@@ -24,7 +24,15 @@ class HttpAccess:
         self._is_local = not anonymous_network
 
     async def caller_of(self, request: Request, *, query_too: bool = False) -> Principal:
-        """The principal; with `query_too` a token may be in the query, for browsers that cannot send headers."""
+        """The principal, which the request acts as from now on.
+
+        With `query_too` a token may be in the query, for browsers that cannot send headers.
+        """
+        principal = await self._principal_of(request, query_too)
+        set_principal(principal)
+        return principal
+
+    async def _principal_of(self, request: Request, query_too: bool) -> Principal:
         header, session = request.headers.get("authorization"), request.headers.get(SESSION, "").strip()
         token = bearer_of(header)
         if self._access.is_open and not self._access.is_internal(token):

@@ -20,7 +20,7 @@ from tape.errors import (
     TapeError,
 )
 from tape.model.json_depth import check_depth
-from tape.model.principal import Principal, set_principal
+from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess
 from tape.server.http.problems import status_of
 from tape.server.http.request_bodies import read_body
@@ -46,7 +46,7 @@ class InternalAccess:
 
         async def guarded(request: Request) -> Response:
             try:
-                set_principal(await self.admit(request, call))
+                await self.admit(request, call)
                 return await handler(request)
             except TapeError as error:
                 return answer_error(error)
