@@ -581,13 +581,13 @@ class IdentityRequired(TapeError):
 
 
 class TokenRejected(TapeError):
-    """The token does not prove who the caller is. `reason` is one stable word."""
+    """The token does not prove who the caller is. `reason` is one stable word; a detail is for its issuer."""
 
     code = "TAPE-1901"
     status = "UNAUTHENTICATED"
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"jwt rejected: {reason}")
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"jwt rejected: {reason}" + (f" ({detail})" if detail else ""))
         self.reason = reason
 
 
@@ -610,6 +610,12 @@ class ReservedKind(InvalidInput):
 
     code = "TAPE-1904"
     status = "PERMISSION_DENIED"
+
+
+class SubjectNotGranted(ScopeRequired):
+    """The caller's token or key has grants, and they do not include this subject."""
+
+    code = "TAPE-1908"
 
 
 class RedactionFailed(InvalidInput):

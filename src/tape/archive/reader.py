@@ -22,7 +22,6 @@ from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged, ArchiveUnreachable, PipelineInput
 from tape.journal.history import EntryFilter
 from tape.model.entry import Entry
-from tape.model.pattern import Pattern
 
 log = logging.getLogger(__name__)
 
@@ -132,14 +131,14 @@ class ArchiveReader:
     def _rows(self, group: RowGroup, entry_filter: EntryFilter, after: int, until: int) -> dict[int, int]:
         """The wanted entries of a group, and the rows that they are in."""
         tested = {name: values for name, values in entry_filter.values.items() if name != "kind"}
-        has_pattern = not entry_filter.pattern.matches_everything
-        names = ("global_seq", *tested, *(("subject",) if has_pattern else ()))
+        has_subjects = entry_filter.has_subjects
+        names = ("global_seq", *tested, *(("subject",) if has_subjects else ()))
         table = self._columns(group, names)
         mask = in_range(table, after, until)
         for name, values in tested.items():
             mask = pc.and_(mask, pc.is_in(table.column(name), pa.array(values, pa.string())))
-        if has_pattern:
-            mask = pc.and_(mask, _matching_subjects(table.column("subject"), entry_filter.pattern))
+        if has_subjects:
+            mask = pc.and_(mask, _matching_subjects(table.column("subject"), entry_filter))
         rows = pc.indices_nonzero(mask)
         return dict(zip(table.column("global_seq").take(rows).to_pylist(), rows.to_pylist(), strict=True))
 
@@ -202,8 +201,8 @@ def kinds_of(entry_filter: EntryFilter) -> set[str] | None:
     return kinds
 
 
-def _matching_subjects(subjects: pa.ChunkedArray, pattern: Pattern) -> pa.ChunkedArray:
-    """The mask of subjects that match; the pattern is evaluated once per distinct subject."""
+def _matching_subjects(subjects: pa.ChunkedArray, entry_filter: EntryFilter) -> pa.ChunkedArray:
+    """The mask of subjects that match; the filter is evaluated once per distinct subject."""
     coded = subjects.combine_chunks().dictionary_encode()
-    fits = pa.array([pattern.matches(subject) for subject in coded.dictionary.to_pylist()], pa.bool_())
+    fits = pa.array([entry_filter.matches_subject(subject) for subject in coded.dictionary.to_pylist()], pa.bool_())
     return fits.take(coded.indices)

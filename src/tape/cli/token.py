@@ -19,6 +19,12 @@ def token(
     user: Annotated[str, typer.Option(help="User of the token.")] = "dev",
     session: Annotated[str, typer.Option(help="Session of the token. [default: requests name it]")] = "",
     scope: Annotated[list[str] | None, typer.Option(help="Scope: admin, console:fleet or service; repeatable.")] = None,
+    read: Annotated[
+        list[str] | None, typer.Option(help="Subject pattern that it may read; repeatable. [default: all]")
+    ] = None,
+    write: Annotated[
+        list[str] | None, typer.Option(help="Subject pattern that it may append to; repeatable. [default: all]")
+    ] = None,
     lifetime: Annotated[str, typer.Option(help="Time until it expires: 30m, 24h, 7d.")] = "24h",
     key: Annotated[Path, typer.Option(envvar="TAPE_DEV_KEY", help="File of the key pair; created if missing.")] = Path(
         "tape-dev.key"
@@ -37,6 +43,8 @@ def token(
         user=user,
         session=session,
         scopes=scope or [],
+        read=read or None,
+        write=write or None,
         lifetime_s=int(match[1]) * _UNITS[match[2]],
     )
     if is_new:

@@ -13,6 +13,7 @@ from tape.errors import ArchiveDamaged, CursorBeyondHead, CursorExpired
 from tape.journal.appender import Head, read_head
 from tape.journal.reader import BatchLimit, Selection, Slice, has_run_from, position_before
 from tape.model.entry import Entry
+from tape.model.grants import Grants
 from tape.model.pattern import Pattern
 from tape.store import Database
 
@@ -25,10 +26,11 @@ MAX_WINDOW = 200_000
 
 
 class EntryFilter(msgspec.Struct, frozen=True):
-    """A filter of entries: a subject pattern, and the values that columns may have."""
+    """A filter of entries: a subject pattern, the values that columns may have, and the subjects that are granted."""
 
     pattern: Pattern = Pattern("")
     values: Mapping[str, Collection[str]] = {}
+    grants: Grants | None = None
 
     @classmethod
     def of_selection(cls, selection: Selection) -> EntryFilter:
@@ -37,12 +39,21 @@ class EntryFilter(msgspec.Struct, frozen=True):
         values: dict[str, Collection[str]] = {name: [value] for name, value in named.items() if value}
         if selection.tenant is not None:
             values["tenant"] = [selection.tenant]
-        return cls(selection.pattern, values)
+        return cls(selection.pattern, values, selection.grants)
 
     @property
     def is_everything(self) -> bool:
         """Whether no entry is left out."""
-        return self.pattern.matches_everything and not self.values
+        return not self.has_subjects and not self.values
+
+    @property
+    def has_subjects(self) -> bool:
+        """Whether subjects matter."""
+        return self.grants is not None or not self.pattern.matches_everything
+
+    def matches_subject(self, subject: str) -> bool:
+        """Whether entries of a subject pass."""
+        return self.pattern.matches(subject) and (self.grants is None or self.grants.matches(subject))
 
 
 class Archive(Protocol):

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.errors import InvalidInput, PayloadTooLarge, RequestConflict
+from tape.errors import InvalidInput, PayloadTooLarge, RequestConflict, SubjectNotGranted
 from tape.journal.appender import Appender, Head, read_head
 from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
-from tape.model.reserved import refuse_reserved
+from tape.model.principal import Principal, current_principal
+from tape.model.reserved import is_reserved, refuse_reserved
 from tape.store import Database, Transaction
 
 # Size of an entry without its payload, for the limits of the writer.
@@ -48,6 +49,8 @@ class Journal:
         self.max_payload_bytes = max_payload_bytes
         # What drafts go through before they are stored, if anything.
         self.screen: Screen | None = None
+        # Called when a principal that may appends entries of a reserved kind, with their number.
+        self.on_reserved: Callable[[Principal, int], None] = lambda principal, count: None
 
     async def append(
         self,
@@ -59,8 +62,9 @@ class Journal:
     ) -> range:
         """Append drafts in one operation; the `global_seq`s they got, once that is durable.
 
-        All or none: a bad draft refuses the whole request before anything is written. Drafts of a client cannot be of
-        a reserved kind. A known request id with other content is a RequestConflict, unless the first write wins.
+        All or none: a bad draft refuses the whole request before anything is written. Drafts of a client are checked
+        against its write grants, and cannot be of a reserved kind unless the client is the system. A known request id
+        with other content is a RequestConflict, unless the first write wins.
         """
         check_id("request_id", request_id)
         digest = b"" if first_write_wins or not request_id else _digest(drafts)
@@ -89,15 +93,22 @@ class Journal:
         if not drafts:
             raise InvalidInput("drafts is empty; send at least one.")
         good = []
+        principal, reserved = current_principal(), 0
         for index, draft in enumerate(drafts):
             try:
                 good.append(checked(draft, self.max_payload_bytes))
                 if of_client:
-                    refuse_reserved(good[-1])
-            except InvalidInput as error:
+                    principal.check_write(good[-1].subject)
+                    if principal.may_append_reserved:
+                        reserved += is_reserved(good[-1])
+                    else:
+                        refuse_reserved(good[-1])
+            except (InvalidInput, SubjectNotGranted) as error:
                 if len(drafts) == 1:
                     raise
                 raise type(error)(f"drafts[{index}]: {error}") from error
+        if reserved:
+            self.on_reserved(principal, reserved)
         return good if self.screen is None else await self.screen(good)
 
     async def _submit(self, request: AppendRequest) -> range:

@@ -11,6 +11,7 @@ from tape.journal.history import Archive, EntryFilter, History
 from tape.journal.identity_filter import IdentityFilter
 from tape.journal.reader import position_before
 from tape.model.entry import COLUMNS, Entry
+from tape.model.grants import Grants
 from tape.store import Reader
 
 # Entries looked at for one page; a rare type may need several calls.
@@ -31,6 +32,8 @@ class EntryQuery(msgspec.Struct, frozen=True):
     until_ms: int | None = None
     before_seq: int = 0
     limit: int = 50
+    # Only entries of these subjects; None is every subject.
+    grants: Grants | None = None
 
     @property
     def entry_filter(self) -> EntryFilter:
@@ -43,7 +46,20 @@ class EntryQuery(msgspec.Struct, frozen=True):
             "type": self.types or None,
             "run_id": self.runs or None,
         }
-        return EntryFilter(values={name: values for name, values in axes.items() if values is not None})
+        return EntryFilter(
+            values={name: values for name, values in axes.items() if values is not None}, grants=self.grants
+        )
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether entries of the identity and the runs may be left out."""
+        return bool(self.types) or self.grants is not None
+
+    def matches(self, entry: Entry) -> bool:
+        """Whether an entry of the identity and the runs is wanted."""
+        return (not self.types or entry.type in self.types) and (
+            self.grants is None or self.grants.matches(entry.subject)
+        )
 
 
 class EntryPage(msgspec.Struct, frozen=True):
@@ -67,7 +83,7 @@ def list_entries(reader: Reader, query: EntryQuery) -> EntryPage:
         condition, params = f"{condition} AND {among}", [*params, runs]
     found: list[Entry] = []
     examined = 0
-    step = STEP if query.types else query.limit + 1
+    step = STEP if query.has_filter else query.limit + 1
     while high > low and examined < MAX_EXAMINED:
         rows = reader.query(
             f"SELECT {','.join(COLUMNS)} FROM tape_journal WHERE {condition}"
@@ -79,7 +95,7 @@ def list_entries(reader: Reader, query: EntryQuery) -> EntryPage:
         )
         examined += len(rows)
         entries = [Entry(*row) for row in rows]
-        found += [entry for entry in entries if entry.type in query.types] if query.types else entries
+        found += filter(query.matches, entries) if query.has_filter else entries
         high = entries[-1].global_seq - 1 if len(entries) == step else low
         if len(found) > query.limit:
             page = found[: query.limit]

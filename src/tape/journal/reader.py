@@ -11,7 +11,9 @@ import msgspec
 from tape.errors import CursorBeyondHead, CursorExpired
 from tape.journal.appender import Head, read_head
 from tape.model.entry import COLUMNS, Entry
+from tape.model.grants import Grants
 from tape.model.pattern import Pattern
+from tape.model.principal import Principal
 from tape.store import Reader
 from tape.store.connection import Row
 
@@ -34,21 +36,48 @@ class Selection(msgspec.Struct, frozen=True):
     kind: str = ""
     # Only entries of this tenant; None is every tenant.
     tenant: str | None = None
+    # Only entries of these subjects; None is every subject that fits the pattern.
+    grants: Grants | None = None
 
     def matches(self, entry: Entry) -> bool:
         """Whether the entry is wanted."""
         return (
-            self.has_kind_and_tenant_of(entry)
+            self.matches_beyond_pattern(entry)
             and (not self.run_id or entry.run_id == self.run_id)
             and self.pattern.matches(entry.subject)
         )
 
-    def has_kind_and_tenant_of(self, entry: Entry) -> bool:
-        """Whether the entry has the kind and the tenant: what is left to check once its subject matches."""
-        return (not self.kind or entry.kind == self.kind) and (self.tenant is None or entry.tenant == self.tenant)
+    def matches_beyond_pattern(self, entry: Entry) -> bool:
+        """Whether the entry has the kind and the tenant and is granted: what is left once its subject matches."""
+        return (
+            (not self.kind or entry.kind == self.kind)
+            and (self.tenant is None or entry.tenant == self.tenant)
+            and (self.grants is None or self.grants.matches(entry.subject))
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether no entry of any run is left out."""
+        return (
+            self.pattern.matches_everything
+            and not (self.run_id or self.kind)
+            and self.tenant is None
+            and self.grants is None
+        )
 
 
 EVERYTHING = Selection(Pattern(""))
+
+
+def select_visible(principal: Principal, pattern: str = "", run_id: str = "", kind: str = "") -> Selection:
+    """What a principal sees of a selection: entries of its tenants, of subjects that its grants include.
+
+    Raises SubjectNotGranted if its grants include no subject of the pattern.
+    """
+    wanted, grants = Pattern(pattern), principal.read_grants
+    if grants is not None:
+        wanted, grants = grants.narrow(wanted)
+    return Selection(wanted, run_id, kind, principal.only_tenant, grants)
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -92,7 +121,7 @@ class SubjectCursor:
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._pattern = selection.pattern
-        self._is_everything = selection.pattern.matches_everything and not selection.kind and selection.tenant is None
+        self._is_everything = selection.is_everything
         self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
@@ -300,6 +329,18 @@ def has_run(reader: Reader, run_id: str, tenant: str | None = None) -> bool:
         return reader.one("SELECT 1 FROM tape_run_heads WHERE run_id = ?", run_id) is not None
     query = "SELECT 1 FROM tape_journal WHERE run_id = ? AND tenant = ? LIMIT 1"
     return reader.one(query, run_id, tenant) is not None
+
+
+def has_entry(reader: Reader, selection: Selection) -> bool:
+    """Whether a selection of one run has an entry; without a condition on subjects, whether it ever had one."""
+    if selection.pattern.matches_everything and selection.grants is None and not selection.kind:
+        return has_run(reader, selection.run_id, selection.tenant)
+    cursor, position = RunCursor(selection), read_head(reader).oldest - 1
+    while True:
+        found = cursor.read(reader, position)
+        if found.entries or found.position >= found.head:
+            return bool(found.entries)
+        position = found.position
 
 
 def has_run_from(reader: Reader, run_id: str, first_seq: int = 1) -> bool:

@@ -6,7 +6,7 @@ than it has to still matches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from tape.errors import InvalidPattern, InvalidSubject
@@ -31,6 +31,8 @@ ONE = Wildcard("*")
 REST = Wildcard("**")
 _WILDCARDS = {wildcard.text: wildcard for wildcard in (ONE, REST)}
 Segments = tuple["str | Wildcard", ...]
+# Every subject has the root and a kind.
+MIN_SEGMENTS = 2
 
 
 class Pattern:
@@ -67,15 +69,48 @@ class Pattern:
 
     def matches(self, subject: str) -> bool:
         """Whether a subject fits the pattern."""
-        if self._literal == subject:
-            return True
-        segments = split(subject)
+        return self._literal == subject or self.matches_segments(split(subject))
+
+    def matches_segments(self, segments: Sequence[str | Wildcard]) -> bool:
+        """Whether the segments of a subject fit. A wildcard among them is a text that only a wildcard fits."""
         for position, wanted in enumerate(self.segments):
             if wanted is REST:
                 return True
             if position == len(segments) or (wanted is not ONE and wanted != segments[position]):
                 return False
         return len(segments) == len(self.segments)
+
+    def covers(self, other: Pattern) -> bool:
+        """Whether every subject that fits the other pattern fits this one."""
+        return all(map(self.matches_segments, other.representatives(len(self.segments))))
+
+    def overlaps(self, other: Pattern) -> bool:
+        """Whether a subject fits both patterns."""
+        for mine, theirs in zip(self.segments, other.segments, strict=False):
+            if mine is REST or theirs is REST:
+                return True
+            if mine is not ONE and theirs is not ONE and mine != theirs:
+                return False
+        shorter, longer = sorted((self.segments, other.segments), key=len)
+        return len(shorter) == len(longer) or longer[len(shorter)] is REST
+
+    def representatives(self, depth: int) -> Iterator[Segments]:
+        """Segments of a few subjects that stand for all that fit this pattern.
+
+        A pattern of up to `depth` segments fits all subjects of this one if it fits all of these. Where any text may
+        stand they have a wildcard: no text of another pattern is equal to it.
+        """
+        fixed = tuple(segment for segment in self.segments if segment is not REST)
+        if fixed and fixed[0] is ONE:
+            fixed = (ROOT, *fixed[1:])
+        elif not fixed:
+            fixed = (ROOT,)
+        if fixed[0] != ROOT:
+            return  # every subject begins with /tape
+        longest = max(depth + 1 - len(fixed), 1) if self.segments[-1] is REST else 0
+        for count in range(longest + 1):
+            if len(fixed) + count >= MIN_SEGMENTS:
+                yield (*fixed, *(ONE,) * count)
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
@@ -117,6 +152,9 @@ def _compile(text: str) -> Segments:
         return tuple(_WILDCARDS.get(segment) or unescape(segment) for segment in segments)
     except InvalidSubject as error:
         raise InvalidPattern(f"The pattern {text!r}: {error}") from error
+
+
+EVERY_SUBJECT = Pattern("")
 
 
 class _Node(Generic[T]):

@@ -12,7 +12,8 @@ from contextvars import ContextVar
 
 import msgspec
 
-from tape.errors import ScopeRequired
+from tape.errors import ScopeRequired, SubjectNotGranted
+from tape.model.grants import Grants, compile_grants
 
 AGENT = "agent"
 WORKER = "worker"
@@ -81,6 +82,42 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def can_widen(self) -> bool:
         """Whether the principal may read beyond its own user and session."""
         return self.is_open or self.has(ADMIN, FLEET, ALL_TENANTS, SYSTEM_SCOPE)
+
+    @property
+    def read_grants(self) -> Grants | None:
+        """The grants that entries must fit to reach the principal; None if all do."""
+        return None if self.read is None else compile_grants(self.read)
+
+    @property
+    def write_grants(self) -> Grants | None:
+        """The grants that subjects of appended entries must fit; None if all do."""
+        return None if self.write is None else compile_grants(self.write)
+
+    def may_read(self, subject: str) -> bool:
+        """Whether entries of a subject exist for the principal, as far as its grants go."""
+        return self.read is None or compile_grants(self.read).matches(subject)
+
+    def may_write(self, subject: str) -> bool:
+        """Whether the grants of the principal include an append to a subject."""
+        return self.write is None or compile_grants(self.write).matches(subject)
+
+    def check_read(self, subject: str) -> None:
+        """Raise SubjectNotGranted unless the principal may read a subject that it has named."""
+        if not self.may_read(subject):
+            raise SubjectNotGranted(f"subject {subject!r} is not among the read grants, {self.read_grants}.")
+
+    def check_write(self, subject: str) -> None:
+        """Raise SubjectNotGranted unless the principal may append to a subject."""
+        if not self.may_write(subject):
+            raise SubjectNotGranted(f"subject {subject!r} is not among the write grants, {self.write_grants}.")
+
+    @property
+    def may_append_reserved(self) -> bool:
+        """Whether the principal may append entries of reserved kinds, to restore or migrate them.
+
+        The key must be that of a caller: without one, callers of an open server act as SYSTEM.
+        """
+        return self.has(SYSTEM_SCOPE) and bool(self.key_id)
 
     def tenant_for(self, requested: str) -> str:
         """The tenant that something new belongs to. ScopeRequired if it is another than the principal's own."""

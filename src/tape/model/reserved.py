@@ -50,6 +50,11 @@ def writer_of(kind: str, subject: str) -> str:
     return ""
 
 
+def is_reserved(draft: Draft) -> bool:
+    """Whether a checked draft is of a reserved kind or type."""
+    return bool(writer_of(draft.kind, draft.subject))
+
+
 def refuse_reserved(draft: Draft) -> None:
     """Raise ReservedKind if a client cannot append this checked draft."""
     if writer := writer_of(draft.kind, draft.subject):

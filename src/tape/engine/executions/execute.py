@@ -215,6 +215,7 @@ class _Batch:
             draft = checked(Draft(subject=event.subject, payload_json=payload_json, **owner))
             if draft.kind != "subscription":  # what a runtime attaches about its message
                 refuse_reserved(draft)
+                current_principal().check_write(draft.subject)
             drafts.append(draft)
         self._pools.add(pool)
         self._openings.append(RunOpening(run, about, trace))

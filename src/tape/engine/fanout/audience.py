@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tape.model.entry import Entry
+from tape.model.grants import Grants
 
 if TYPE_CHECKING:
     from tape.engine.fanout.live import LiveSubscription
@@ -22,16 +23,27 @@ class LiveScope(msgspec.Struct, frozen=True):
     identity: tuple[str, str, str] | None
     run: str = ""
     types: frozenset[str] = frozenset()
+    # Only entries of these subjects; None is every subject.
+    grants: Grants | None = None
 
     def matches(self, entry: Entry) -> bool:
         """Whether the scope includes an entry."""
         return (
             self.identity is None or self.identity == (entry.tenant, entry.user, entry.session)
-        ) and self.matches_run_and_type(entry)
+        ) and self.matches_beyond_identity(entry)
 
-    def matches_run_and_type(self, entry: Entry) -> bool:
-        """Whether an entry of the scope's identity has the scope's run and type."""
-        return (not self.run or entry.run_id == self.run) and (not self.types or entry.type in self.types)
+    def matches_beyond_identity(self, entry: Entry) -> bool:
+        """Whether an entry of the scope's identity has the scope's run and type and is granted."""
+        return (
+            (not self.run or entry.run_id == self.run)
+            and (not self.types or entry.type in self.types)
+            and (self.grants is None or self.grants.matches(entry.subject))
+        )
+
+    @property
+    def is_identity_only(self) -> bool:
+        """Whether every entry of the identity is included."""
+        return not self.run and not self.types and self.grants is None
 
 
 class Audience:
@@ -43,7 +55,7 @@ class Audience:
 
     def __init__(self, scope: LiveScope, capacity: int, join: Callable[[Sequence[bytes]], bytes]) -> None:
         self.scope = scope
-        self.has_no_filter = not scope.run and not scope.types
+        self.has_no_filter = scope.is_identity_only
         self.members: dict[LiveSubscription, None] = {}
         self.ready: dict[LiveSubscription, None] = {}
         self.start = self.end = self._flushed = 0

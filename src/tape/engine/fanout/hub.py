@@ -158,7 +158,7 @@ class Hub:
         delivered = 0
         for entry in new if self._open else ():
             # The lookup is completed before anything is pushed: a full subscription leaves the set.
-            candidates = [s for s in matching(entry.subject) if s.selection.has_kind_and_tenant_of(entry)]
+            candidates = [s for s in matching(entry.subject) if s.selection.matches_beyond_pattern(entry)]
             if by_run and (followers := by_run.get(entry.run_id)) is not None:
                 candidates += [s for s in followers if s.selection.matches(entry)]
             view: EntryView | None = None  # one for all predicates: the payload is parsed once

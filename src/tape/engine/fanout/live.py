@@ -108,7 +108,7 @@ class Broadcast:
                 continue
             frame = b""
             for audience in (*scoped, *unscoped) if scoped else unscoped:
-                if audience.has_no_filter or audience.scope.matches_run_and_type(entry):
+                if audience.has_no_filter or audience.scope.matches_beyond_identity(entry):
                     frame = frame or encode(entry)
                     audience.append(entry.global_seq, frame)
                     delivered += len(audience.members)

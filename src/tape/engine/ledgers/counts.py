@@ -17,6 +17,7 @@ import msgspec
 from tape.engine.ledgers.rollups import WIDTHS_MS, read_position
 from tape.engine.ledgers.window import MS, SLOT_MS, Cover, Ranges, Window, cover_window, divide_up
 from tape.journal.identity_filter import IdentityFilter
+from tape.journal.reader import position_before
 from tape.store import Database, Reader, Transaction
 from tape.store.connection import Dialect, Row
 
@@ -114,6 +115,32 @@ def count(
         f"SELECT bucket, type, tenant, sum(n) FROM ({sql}) AS parts{condition} GROUP BY bucket, type, tenant", *params
     )
     return [Count(int(bucket), kind, tenant, int(entries)) for bucket, kind, tenant, entries in rows]
+
+
+def count_subjects(
+    reader: Reader, window: Window, identity: IdentityFilter, types: Sequence[str], runs: Sequence[str], limit: int
+) -> list[Row]:
+    """Entries of the types in the journal, by bucket, type, tenant and subject; `limit` rows at most."""
+    if window.high_ms <= window.low_ms:
+        return []
+    low, high = position_before(reader, window.low_ms), position_before(reader, window.high_ms)
+    identity_sql, identity_params = identity.condition(reader, by_index=identity.is_one_session)
+    among_types, names = reader.is_any("type", types)
+    among_runs, run_ids = reader.is_any("run_id", runs) if runs else ("1 = 1", None)
+    return reader.query(
+        f"SELECT bucket, type, tenant, subject, count(*) FROM (SELECT (ts_ms * {MS} - ?) / ? AS bucket,"
+        f" {type_sql(reader.dialect)} AS type, tenant, subject FROM tape_journal"
+        f" WHERE global_seq > ? AND global_seq <= ? AND {among_runs} AND {identity_sql}) AS entries"
+        f" WHERE {among_types} GROUP BY 1, 2, 3, 4 LIMIT ?",
+        window.start_ns,
+        window.bucket_ns,
+        low,
+        high,
+        *([run_ids] if runs else []),
+        *identity_params,
+        names,
+        limit,
+    )
 
 
 def _sql(reader: Reader, window: Window, identity: IdentityFilter) -> tuple[str, list[Any]]:

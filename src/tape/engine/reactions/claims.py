@@ -14,7 +14,7 @@ from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.tasks import CLAIMED, COLUMNS, PENDING, Task
 from tape.errors import InvalidInput
-from tape.model.principal import SYSTEM, acting_as
+from tape.model.principal import SYSTEM, acting_as, current_principal
 from tape.model.reaction_states import HandlerKind
 from tape.model.task_pacing import pace
 from tape.model.tenant_names import display
@@ -159,6 +159,13 @@ def _dead_letter_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int
 
 
 def _candidates(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTerms) -> list[Task]:
+    """The tasks to claim next. Tasks from before the reaction was changed may be outside of the caller's grants."""
+    if current_principal().read is None:
+        return _select_due(tx, reaction, limit, terms)
+    return tasks.granted(_select_due(tx, reaction, MAX_AT_ONCE, terms))[:limit]
+
+
+def _select_due(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTerms) -> list[Task]:
     now = terms.now
     if reaction.strict_order:
         return _first_of_each_shard(tx, reaction, limit, terms.shard, now)

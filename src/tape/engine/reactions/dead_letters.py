@@ -75,13 +75,23 @@ def list_tasks(reader: Reader, reaction_id: str, *, status: int = 0, before: int
         params.append(before)
     visible, tenant = tasks.visible_condition()
     params += tenant
-    rows = reader.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE {' AND '.join(conditions)}{visible}"
-        " ORDER BY source_global_seq DESC, task_id DESC LIMIT ?",
-        *params,
-        limit or DEFAULT_LIMIT,
-    )
-    return load_all(Task, rows)
+    limit = limit or DEFAULT_LIMIT
+    found: list[Task] = []
+    after: tuple[int, str] | None = None
+    while True:
+        older = "" if after is None else " AND (source_global_seq, task_id) < (?, ?)"
+        rows = reader.query(
+            f"SELECT {COLUMNS} FROM tape_tasks WHERE {' AND '.join(conditions)}{visible}{older}"
+            " ORDER BY source_global_seq DESC, task_id DESC LIMIT ?",
+            *params,
+            *(after or ()),
+            limit,
+        )
+        page = load_all(Task, rows)
+        found += tasks.granted(page)
+        if len(found) >= limit or len(page) < limit:
+            return found[:limit]
+        after = (page[-1].source_global_seq, page[-1].task_id)
 
 
 def redrive(
@@ -162,7 +172,7 @@ def _select(
     position: tuple[int, str] = (0, "")
     while True:
         page = _read_page(tx, which.reaction_id, position)
-        for task in page:
+        for task in tasks.granted(page):
             if which.matches(task, pattern):
                 if len(found) == limit:
                     return found, True

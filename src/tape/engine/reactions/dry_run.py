@@ -9,9 +9,8 @@ import msgspec
 from tape.cel import compile_predicate
 from tape.errors import InvalidInput
 from tape.journal.appender import read_head
-from tape.journal.reader import Selection, SubjectCursor, checked_cursor
+from tape.journal.reader import SubjectCursor, checked_cursor, select_visible
 from tape.model.entry import Entry
-from tape.model.pattern import Pattern
 from tape.model.principal import current_principal
 from tape.store import Database
 
@@ -65,7 +64,7 @@ async def dry_run_reaction(
         raise InvalidInput(f"to_global_seq {to_global_seq} lies before from_global_seq {from_global_seq}.")
     result = DryRun(start, end)
     newest: deque[Entry] = deque(maxlen=samples or DEFAULT_SAMPLES)
-    cursor = SubjectCursor(Selection(Pattern(subject_pattern), tenant=current_principal().only_tenant))
+    cursor = SubjectCursor(select_visible(current_principal(), subject_pattern))
     position = start
     while position < end:
         found = await database.read(lambda reader: cursor.read(reader, position))  # noqa: B023

@@ -39,7 +39,8 @@ def explain(reader: Reader, reaction_id: str, global_seq: int) -> ReactionExplan
     """Evaluate the reaction as registered now on an entry, and find the task or run of the match."""
     reaction = registry.get(reader, reaction_id)
     row = reader.one(f"SELECT {','.join(ENTRY_COLUMNS)} FROM tape_journal WHERE global_seq = ?", global_seq)
-    if row is None or not current_principal().sees((entry := Entry(*row)).tenant):
+    principal = current_principal()
+    if row is None or not (principal.sees((entry := Entry(*row)).tenant) and principal.may_read(entry.subject)):
         raise NotFound(f"There is no entry {global_seq}: it was never written, or retention has removed it.")
     account = ReactionExplanation(reaction, entry)
     _evaluate(account)

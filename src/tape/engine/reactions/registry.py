@@ -14,9 +14,11 @@ from tape.base.clock import now_ms
 from tape.base.ids import new_id
 from tape.engine.reactions.reaction import COLUMNS, MAX_ID_BYTES, Reaction, check_reaction
 from tape.engine.reactions.shards import partition_of
-from tape.errors import InvalidReaction, NotFound, ScopeRequired, ShardsApart
+from tape.errors import InvalidReaction, NotFound, ScopeRequired, ShardsApart, SubjectNotGranted
 from tape.journal.appender import Appender, read_head
 from tape.journal.reader import checked_cursor
+from tape.model.grants import Grants
+from tape.model.pattern import Pattern
 from tape.model.principal import ALL_TENANTS, current_principal
 from tape.model.reaction_states import POOL, HandlerKind
 from tape.model.tenant_names import MARK, display, qualify, split_name
@@ -53,8 +55,14 @@ def find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
 
 
 def is_visible(reaction: Reaction) -> bool:
-    """Whether the reaction exists for the caller: it is of its tenant, or of all."""
-    return not reaction.tenant or current_principal().sees(reaction.tenant)
+    """Whether the reaction exists for the caller: it is of its tenant, or of all, and its entries are granted."""
+    principal = current_principal()
+    return (not reaction.tenant or principal.sees(reaction.tenant)) and _is_granted(reaction, principal.read_grants)
+
+
+def _is_granted(reaction: Reaction, grants: Grants | None) -> bool:
+    """Whether every entry that the reaction may fire on is among the grants; None grants all."""
+    return grants is None or grants.covers(Pattern(reaction.subject_pattern))
 
 
 def not_found(reaction_id: str) -> NotFound:
@@ -83,7 +91,8 @@ def list_registered(reader: Reader | Transaction, subject_pattern: str = "") -> 
         f"SELECT {COLUMNS} FROM tape_reactions WHERE deleted = 0{condition} ORDER BY created_at_ms, reaction_id",
         *params,
     )
-    return load_all(Reaction, rows)
+    grants = current_principal().read_grants
+    return [reaction for reaction in load_all(Reaction, rows) if _is_granted(reaction, grants)]
 
 
 def list_changed_since(reader: Reader | Transaction, version: int) -> list[Reaction]:
@@ -104,8 +113,14 @@ def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, bac
 
     A new or restored reaction starts at the head unless `from_global_seq` or `backfill` is given. Registering
     the same definition again changes nothing. A new reaction belongs to the caller's tenant. It belongs to all if the
-    caller sees all, or if it is the reaction of a pool: workers of several tenants share a pool.
+    caller sees all, or if it is the reaction of a pool: workers of several tenants share a pool. A caller with read
+    grants registers a reaction only if they include every subject that fits its pattern.
     """
+    if not _is_granted(wanted, grants := current_principal().read_grants):
+        raise SubjectNotGranted(
+            f"subject_pattern {wanted.subject_pattern!r} goes beyond the read grants, {grants}: the reaction would fire"
+            " on entries that this caller may not read."
+        )
     wanted = msgspec.structs.replace(wanted, reaction_id=resolve(tx, wanted.reaction_id or new_id()))
     before = _find(tx, wanted.reaction_id)
     is_pools_own = _is_pools_own(wanted)
@@ -175,6 +190,11 @@ def _check_can_change(reaction: Reaction) -> None:
     if not current_principal().sees(reaction.tenant):
         raise ScopeRequired(
             f"reaction {reaction.reaction_id!r} is for all tenants; to change it needs the scope {ALL_TENANTS}."
+        )
+    if not _is_granted(reaction, grants := current_principal().read_grants):
+        raise SubjectNotGranted(
+            f"reaction_id {display(reaction.reaction_id)!r} is taken by a reaction that goes beyond the read grants,"
+            f" {grants}; choose another."
         )
 
 

@@ -343,15 +343,15 @@ def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
         if renewals:
             with acting_as(session.principal):
                 delivery.renewed = tasks.renew_leases(tx, session.owner, renewals, session.lease_ms, now)
-    # What is ready for one tenant may be exhausted for another.
-    exhausted: set[tuple[str, str | None]] = set()
+    # What is ready for one tenant, or within some grants, may be exhausted for another.
+    exhausted: set[tuple[str, str | None, tuple[str, ...] | None]] = set()
     for session in claim_round.sessions:
-        tenant = session.principal.only_tenant
+        reach = (session.principal.only_tenant, session.principal.read)
         free_slots = max(session.window - len(session.in_flight) + freed.get(session, 0), 0)
         for reaction_id in session.reaction_ids:
             if free_slots <= 0:
                 break
-            if reaction_id not in ready or (reaction_id, tenant) in exhausted:
+            if reaction_id not in ready or (reaction_id, *reach) in exhausted:
                 continue
             request = ClaimRequest(
                 reaction_id, session.owner, session.lease_ms, min(free_slots, MAX_AT_ONCE), session.shard
@@ -366,7 +366,7 @@ def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
                 if request.max == MAX_AT_ONCE:
                     claim_round.unfinished.add(reaction_id)
             else:
-                exhausted.add((reaction_id, tenant))
+                exhausted.add((reaction_id, *reach))
                 if claimed.next_check_at_ms:
                     before = claim_round.next_check_at_ms.get(reaction_id, claimed.next_check_at_ms)
                     claim_round.next_check_at_ms[reaction_id] = min(before, claimed.next_check_at_ms)

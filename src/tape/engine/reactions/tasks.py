@@ -100,9 +100,9 @@ class Settlement(msgspec.Struct):
 
 
 def find(reader: Reader | Transaction, task_id: str) -> Task | None:
-    """The task with that id, or None. A task of a tenant that the caller does not see does not exist for it."""
+    """The task with that id, or None. A task of an entry that the caller does not see does not exist for it."""
     task = load(Task, reader.one(f"SELECT {COLUMNS} FROM tape_tasks WHERE task_id = ?", task_id))
-    return task if task is not None and current_principal().sees(task.tenant) else None
+    return task if task is not None and current_principal().sees(task.tenant) and granted([task]) else None
 
 
 def get(reader: Reader | Transaction, task_id: str) -> Task:
@@ -114,9 +114,15 @@ def get(reader: Reader | Transaction, task_id: str) -> Task:
 
 
 def visible_condition() -> tuple[str, list[str]]:
-    """The condition that a task is one that the caller sees, and its parameters. Begins with AND."""
+    """The condition that a task is of a tenant that the caller sees, and its parameters. Begins with AND."""
     tenant = current_principal().only_tenant
     return ("", []) if tenant is None else (" AND tenant = ?", [tenant])
+
+
+def granted(found: list[Task]) -> list[Task]:
+    """Those of the tasks whose entries are among the read grants of the caller."""
+    grants = current_principal().read_grants
+    return found if grants is None else [task for task in found if grants.matches(task.subject)]
 
 
 def check_owner(owner: str) -> None:
@@ -140,6 +146,7 @@ def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, 
     """
     now = now or now_ms()
     done = dict.fromkeys(report.completed)
+    briefly = briefly and current_principal().read is None  # grants are checked on the subjects of loaded tasks
     settled = Settlement([], [], _complete(tx, owner, list(done), now) if briefly and done else [])
     for each in settled.done:
         del done[each.task_id]
@@ -279,7 +286,7 @@ def _load(tx: Transaction, names: str, task_ids: Sequence[str]) -> dict[str, Tas
     condition, ids = tx.is_any("task_id", task_ids)
     visible, tenant = visible_condition()
     rows = tx.query(f"SELECT {names} FROM tape_tasks WHERE {condition}{visible}", ids, *tenant)
-    return {task.task_id: task for task in load_all(Task, rows)}
+    return {task.task_id: task for task in granted(load_all(Task, rows))}
 
 
 def _reactions(tx: Transaction, reaction_ids: set[str]) -> dict[str, Reaction]:

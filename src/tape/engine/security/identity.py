@@ -10,7 +10,8 @@ import jwt
 import msgspec
 
 from tape.engine.security.jwks import ALGORITHMS, KeySet
-from tape.errors import IdentityRequired, SessionOutOfReach, TokenRejected
+from tape.errors import IdentityRequired, InvalidPattern, SessionOutOfReach, TokenRejected
+from tape.model.grants import compile_grants
 from tape.model.principal import Principal, expand_scopes
 
 # Verifying a signature takes about 0.1 ms, so verified tokens are cached.
@@ -23,6 +24,9 @@ CLOCK_SKEW_S = 60.0
 MAX_TIME_S = 1 << 53
 # The key of a principal that came from a JWT: this and the `kid` of the token.
 KEY_ID_PREFIX = "jwt:"
+# The claim with the grants, and the reason for which a token is rejected if it cannot be read.
+GRANTS_CLAIM = "tape"
+BAD_GRANTS = "tape_claim_invalid"
 
 
 class Authenticator:
@@ -119,6 +123,8 @@ def _principal_of(claims: Mapping[str, Any], session: str, key_id: str) -> Princ
     return Principal(
         **names,  # type: ignore[arg-type]  # checked just above
         scopes=_scopes(claims.get("scopes")),
+        read=_grants(claims.get(GRANTS_CLAIM), "read"),
+        write=_grants(claims.get(GRANTS_CLAIM), "write"),
         key_id=key_id,
         expires_at=float(claims["exp"]),
     )
@@ -127,6 +133,28 @@ def _principal_of(claims: Mapping[str, Any], session: str, key_id: str) -> Princ
 def _scopes(claim: Any) -> frozenset[str]:
     names = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     return expand_scopes(frozenset(name for name in names if isinstance(name, str)))
+
+
+def _grants(claim: Any, name: str) -> tuple[str, ...] | None:
+    """The read or write grants of a claim such as `{"read": ["/tape/order/**"]}`. A missing list grants all.
+
+    Other members of the claim are rejected: a grant that is spelt wrongly must not become access to everything.
+    """
+    if claim is None:
+        return None
+    if not isinstance(claim, dict) or (others := claim.keys() - {"read", "write"}):
+        problem = f"{min(others)[:40]!r} is not known" if isinstance(claim, dict) else "not an object"
+        raise TokenRejected(BAD_GRANTS, f"{problem}; it may have the lists read and write")
+    if name not in claim:
+        return None
+    patterns = claim[name]
+    if not isinstance(patterns, list) or not all(isinstance(each, str) and each for each in patterns):
+        raise TokenRejected(BAD_GRANTS, f"{name} is not a list of subject patterns")
+    try:
+        compile_grants(tuple(patterns))
+    except InvalidPattern as error:
+        raise TokenRejected(BAD_GRANTS, f"{name}: {str(error)[:200]}") from error
+    return tuple(patterns)
 
 
 def _is_time(value: Any) -> bool:

@@ -16,7 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
+from tape.engine.security.identity import GRANTS_CLAIM
 from tape.errors import InvalidConfig, InvalidInput
+from tape.model.grants import compile_grants
 from tape.model.principal import SCOPES
 
 ISSUER = "tape-dev"
@@ -37,9 +39,17 @@ class SigningKey:
         return msgspec.json.format(msgspec.json.encode({"keys": [entry]})) + b"\n"
 
     def mint(
-        self, *, tenant: str, user: str, session: str = "", scopes: Sequence[str] = (), lifetime_s: float = 86_400
+        self,
+        *,
+        tenant: str,
+        user: str,
+        session: str = "",
+        scopes: Sequence[str] = (),
+        read: Sequence[str] | None = None,
+        write: Sequence[str] | None = None,
+        lifetime_s: float = 86_400,
     ) -> str:
-        """A signed token. Without a session, callers name one with each request."""
+        """A signed token. Without a session, callers name one with each request. `read` and `write` are grants."""
         for name, value in (("tenant", tenant), ("user", user)):
             if not value:
                 raise InvalidInput(f"{name} is empty; a token must say whose it is.")
@@ -48,6 +58,9 @@ class SigningKey:
             raise InvalidInput(f"The scope {min(unknown)!r} is not known; there are {known}.")
         if lifetime_s <= 0:
             raise InvalidInput(f"lifetime {lifetime_s} must be positive.")
+        grants = {name: list(texts) for name, texts in (("read", read), ("write", write)) if texts is not None}
+        for texts in grants.values():
+            compile_grants(tuple(texts))
         now = int(time.time())
         claims = {
             "iss": ISSUER,
@@ -57,6 +70,7 @@ class SigningKey:
             "user": user,
             **({"session": session} if session else {}),
             "scopes": sorted(scopes),
+            **({GRANTS_CLAIM: grants} if grants else {}),
             "iat": now,
             "exp": now + lifetime_s,
         }

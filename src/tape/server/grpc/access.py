@@ -107,11 +107,6 @@ class _StreamGuard:
             raise TokenRejected("unknown_key")
 
 
-def visible_tenant() -> str | None:
-    """The only tenant whose entries the caller sees; None if it sees all."""
-    return current_principal().only_tenant
-
-
 def own(drafts: Sequence[Draft]) -> list[Draft]:
     """Drafts with the identity of the current principal; naming another identity needs a scope."""
     principal = current_principal()

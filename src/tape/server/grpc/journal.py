@@ -15,11 +15,11 @@ from tape.engine.fanout.subscription import JournalSubscription
 from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, NotFound, TapeError
 from tape.journal.journal import Journal
-from tape.journal.reader import RunCursor, Selection, has_run
+from tape.journal.reader import RunCursor, has_entry, select_visible
 from tape.model.entry import Draft
-from tape.model.pattern import Pattern
+from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.access import own, visible_tenant
+from tape.server.grpc.access import own
 from tape.server.grpc.frames import Frames, encode_journal_entry
 from tape.server.grpc.methods import INTERNAL_ERROR, Context, trace_of
 
@@ -112,7 +112,7 @@ class JournalService:
     async def follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[bytes]:
         """Entries in batches; the first message carries the starting cursor."""
         predicate = compile_predicate(request.predicate_cel) if request.predicate_cel else None
-        selection = Selection(Pattern(request.subject_pattern), request.run_id, request.kind, visible_tenant())
+        selection = select_visible(current_principal(), request.subject_pattern, request.run_id, request.kind)
         max_entries = request.max_entries or MAX_BATCH_ENTRIES
         if not 0 < max_entries <= MAX_BATCH_ENTRIES:
             raise InvalidInput(f"max_entries {request.max_entries} must lie between 1 and {MAX_BATCH_ENTRIES}.")
@@ -138,14 +138,14 @@ class JournalService:
     ) -> AsyncIterator[bytes]:
         """Entries one by one."""
         predicate = compile_predicate(request.predicate_cel) if request.predicate_cel else None
-        selection = Selection(Pattern(request.subject_pattern), tenant=visible_tenant())
+        selection = select_visible(current_principal(), request.subject_pattern)
         subscription = await self._hub.subscribe(selection, request.from_global_seq, predicate=predicate)
         async for frame in self._events(subscription):
             yield frame
 
     async def subscribe_events(self, request: pb.SubscribeEventsRequest, context: Context) -> AsyncIterator[bytes]:
         """Entries one by one, from a global_seq or, for older clients, from a time."""
-        selection = Selection(Pattern(request.subject_pattern), request.run_id, request.kind, visible_tenant())
+        selection = select_visible(current_principal(), request.subject_pattern, request.run_id, request.kind)
         after = request.from_global_seq
         if after == 0 and request.from_ts_ms > 0:
             after = await self._hub.history.position_before(request.from_ts_ms)
@@ -154,9 +154,9 @@ class JournalService:
 
     async def subscribe_run(self, request: pb.SubscribeRunRequest, context: Context) -> AsyncIterator[bytes]:
         """One run's entries, from a seq on."""
-        if not await self._journal.database.read(lambda reader: has_run(reader, request.run_id, visible_tenant())):
+        selection = select_visible(current_principal(), run_id=request.run_id)
+        if not await self._journal.database.read(lambda reader: has_entry(reader, selection)):
             raise NotFound(f"no such run: {request.run_id!r} has no entry on this journal.")
-        selection = Selection(Pattern(""), request.run_id, tenant=visible_tenant())
         after = await self._hub.history.resolve_start(0, request.run_id, request.from_seq)
         subscription = await self._hub.subscribe(selection, after, RunCursor(selection, request.from_seq))
         try:

@@ -10,12 +10,11 @@ from tape.engine.fanout.hub import Hub
 from tape.engine.ledgers import values
 from tape.journal.appender import read_head
 from tape.journal.journal import Journal
-from tape.journal.reader import ExactCursor, Selection
+from tape.journal.reader import ExactCursor, select_visible
 from tape.model import subject
 from tape.model.entry import check_id
-from tape.model.pattern import Pattern
+from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.access import visible_tenant
 from tape.server.grpc.methods import Context, trace_of
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,7 @@ class ValuesService:
         values.check_address(request.namespace, request.key)
         values.check_value(request.value_json, self._max_bytes)
         check_id("writer", request.writer)
+        current_principal().check_write(subject.value_changed(request.namespace, request.key))
         trace = trace_of(context)
         value = await self._database.write(
             lambda tx: values.write(
@@ -51,6 +51,8 @@ class ValuesService:
 
     async def get_value(self, request: pb.GetValueRequest, context: Context) -> pb.GetValueResponse:
         """The current value; a deleted one has found=False and its last version."""
+        if (principal := current_principal()).read is not None:
+            principal.check_read(subject.value_changed(request.namespace, request.key))
         value = await self._database.read(lambda reader: values.get(reader, request.namespace, request.key))
         if value is None:
             return pb.GetValueResponse(found=False)
@@ -59,6 +61,7 @@ class ValuesService:
     async def delete_value(self, request: pb.DeleteValueRequest, context: Context) -> pb.DeleteValueResponse:
         """Delete a value; its version increases."""
         values.check_address(request.namespace, request.key)
+        current_principal().check_write(subject.value_deleted(request.namespace, request.key))
         trace = trace_of(context)
         value = await self._database.write(lambda tx: values.delete(tx, request.namespace, request.key, trace=trace))
         if value is None:
@@ -70,9 +73,8 @@ class ValuesService:
         values.check_address(request.namespace, request.key)
         changed = subject.value_changed(request.namespace, request.key)
         deleted = subject.value_deleted(request.namespace, request.key)
-        pattern = Pattern(changed.replace("/changed/", "/*/", 1))
+        selection = select_visible(current_principal(), changed.replace("/changed/", "/*/", 1))
         oldest = (await self._database.read(read_head)).oldest
-        selection = Selection(pattern, tenant=visible_tenant())
         subscription = await self._hub.subscribe(selection, oldest - 1, ExactCursor((changed, deleted)))
         try:
             while True:

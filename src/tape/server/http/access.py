@@ -7,8 +7,10 @@ from collections.abc import Callable
 from starlette.requests import Request
 
 from tape.base.config import is_loopback
-from tape.errors import IdentityRequired, InvalidRequest, ScopeRequired
+from tape.errors import IdentityRequired, InvalidRequest, ScopeRequired, SubjectNotGranted
 from tape.model.entry import check_id
+from tape.model.grants import Grants
+from tape.model.pattern import EVERY_SUBJECT
 from tape.model.principal import Principal, set_principal
 from tape.server.access import Access, bearer_of
 from tape.server.permissions import authorize
@@ -79,6 +81,16 @@ def require_widening(caller: Principal, message: str) -> None:
     """Raise unless the caller may look beyond its own session."""
     if not caller.can_widen:
         raise ScopeRequired(message)
+
+
+def granted_to(caller: Principal) -> Grants | None:
+    """The subjects whose entries the caller may read; None is all. Raises SubjectNotGranted if there is none."""
+    grants = caller.read_grants
+    if grants is None or grants.covers(EVERY_SUBJECT):
+        return None
+    if not grants.patterns:
+        raise SubjectNotGranted("the read grants of this token are empty: it may read no subject.")
+    return grants
 
 
 def _is_for_this_machine(request: Request) -> bool:

@@ -18,6 +18,7 @@ from tape.errors import (
     ScopeRequired,
     SecretNotBound,
     SessionOutOfReach,
+    SubjectNotGranted,
     TapeError,
     TokenRejected,
 )
@@ -36,6 +37,7 @@ _BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
     TokenRejected: (401, "auth_rejected"),
     SecretNotBound: (403, "secret_not_bound"),
     ScopeRequired: (403, "identity_scope_required"),
+    SubjectNotGranted: (403, "subject_not_granted"),
     SessionOutOfReach: (403, "scope_mismatch"),
     RedactionFailed: (422, "payload_invalid"),
 }

@@ -9,7 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tape.engine.ledgers import counts
+from tape.engine.ledgers.counts import Count
+from tape.engine.ledgers.granted_counts import count_granted
 from tape.engine.ledgers.window import MS, Window
 from tape.engine.security.audit import Audit
 from tape.errors import InvalidRequest
@@ -18,7 +19,7 @@ from tape.journal.identity_filter import IdentityFilter
 from tape.journal.pages import EntryQuery, list_history
 from tape.model.cloudevents import BATCHED
 from tape.model.principal import Principal
-from tape.server.http.access import HttpAccess, require_widening
+from tape.server.http.access import HttpAccess, granted_to, require_widening
 from tape.server.http.cloudevents import to_batch
 from tape.server.http.frames import event_json
 from tape.server.http.request_bodies import parse_time, read_json, to_time
@@ -98,9 +99,10 @@ class QueryRoutes:
         if since is not None and until is not None and until < since:
             raise InvalidRequest(f"until {asked.until!r} is before since {asked.since!r}.")
         window = _window(wanted, since, until)
+        grants = granted_to(caller)
         identity = await self._identity_filter(caller, asked, "aggregate")
         found = await self._database.read(
-            lambda reader: counts.count(reader, window, identity, asked.event_types, asked.run_ids)
+            lambda reader: count_granted(reader, grants, window, identity, asked.event_types, asked.run_ids)
         )
         oldest = await self._database.read(_oldest_ms)
         answer = _buckets(window, found, by_tenant=wanted.by_tenant)
@@ -119,6 +121,7 @@ class QueryRoutes:
         since, until = _times(asked)
         if since is not None and until is not None and until <= since:
             raise InvalidRequest(f"until {asked.until!r} must be after since {asked.since!r}.")
+        grants = granted_to(caller)
         question = EntryQuery(
             await self._identity_filter(caller, asked, "list"),
             frozenset(asked.event_types),
@@ -127,6 +130,7 @@ class QueryRoutes:
             None if until is None else -(-until // MS),
             wanted.cursor,
             min(wanted.limit or DEFAULT_LIMIT, MAX_LIMIT),
+            grants,
         )
         page = await list_history(self._history, question)
         if BATCHED in request.headers.get("accept", ""):
@@ -184,7 +188,7 @@ def _times(asked: Filter) -> tuple[int | None, int | None]:
     return since, until
 
 
-def _buckets(window: Window, found: list[counts.Count], *, by_tenant: bool) -> dict[str, Any]:
+def _buckets(window: Window, found: list[Count], *, by_tenant: bool) -> dict[str, Any]:
     sums: list[dict[str, int]] = [{} for _ in range(window.buckets)]
     tenants: list[dict[str, dict[str, int]]] = [{} for _ in range(window.buckets)]
     for each in found:

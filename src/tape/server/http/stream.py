@@ -22,7 +22,7 @@ from tape.journal.history import ArchiveCursor, EntryFilter, History
 from tape.journal.reader import Cursor, Slice, open_identity_cursor
 from tape.model.entry import check_id
 from tape.model.principal import Principal
-from tape.server.http.access import HttpAccess, require_widening
+from tape.server.http.access import HttpAccess, granted_to, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
 from tape.server.http.protocol import KEY, HttpConnection
 
@@ -250,9 +250,9 @@ class _Replay:
 
     def _encoded(self, found: Slice) -> bytes:
         self.position = found.position
-        types = self._scope.types
-        encode = self._format.entry
-        wanted = [entry for entry in found.entries if entry.type in types] if types else found.entries
+        encode, wanted = self._format.entry, found.entries
+        if not self._scope.is_identity_only:
+            wanted = [entry for entry in wanted if self._scope.matches_beyond_identity(entry)]
         if wanted:
             self.last_id = wanted[-1].global_seq
         frames = [encode(entry) for entry in wanted]
@@ -267,7 +267,7 @@ def _wanted(scope: LiveScope) -> EntryFilter:
         values["run_id"] = [scope.run]
     if scope.types:
         values["type"] = scope.types
-    return EntryFilter(values=values)
+    return EntryFilter(values=values, grants=scope.grants)
 
 
 def _scope(request: Request, caller: Principal, is_admin: bool) -> LiveScope:
@@ -281,9 +281,10 @@ def _scope(request: Request, caller: Principal, is_admin: bool) -> LiveScope:
         )
     run = request.headers.get("x-harbor-run", "").strip()
     check_id("x-harbor-run", run)
+    grants = granted_to(caller)
     if is_admin:
-        return LiveScope(None, "", frozenset(types))
-    return LiveScope(None if caller.is_owner else caller.triple, run, frozenset(types))
+        return LiveScope(None, "", frozenset(types), grants)
+    return LiveScope(None if caller.is_owner else caller.triple, run, frozenset(types), grants)
 
 
 def _cursor(request: Request) -> int | str | None:
