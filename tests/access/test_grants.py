@@ -14,7 +14,7 @@ import pytest
 from tape.base.config import Settings
 from tape.client import AsyncTapeClient
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
-from tape.errors import NotFound, ReactionExists, SubjectNotGranted, TokenRejected
+from tape.errors import NotFound, SubjectNotGranted, TokenRejected
 from tape.model.entry import Draft
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
@@ -352,7 +352,7 @@ async def test_a_reaction_on_entries_beyond_the_grants_is_answered_like_one_that
 
 async def test_the_name_of_a_hidden_reaction_stays_taken(callers: Callers) -> None:
     await register(callers.whole, "r", subject_pattern="**")
-    with pytest.raises(ReactionExists):
+    with pytest.raises(SubjectNotGranted, match="is taken"):
         await register(callers.granted, "r")
 
 

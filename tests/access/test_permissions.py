@@ -15,7 +15,16 @@ from tape.proto import tape_pb2
 from tape.server.calls import CALLS, VARIANTS, display, find_call
 from tape.server.http.operations import OPERATIONS
 from tape.server.http.router import App
-from tape.server.permissions import OF_ALL_TENANTS, PERMISSIONS, PROGRAMS_ONLY, RPCS, authorize, is_permitted
+from tape.server.permissions import (
+    GRANTS,
+    OF_ALL_TENANTS,
+    PERMISSIONS,
+    PROGRAMS_ONLY,
+    RPCS,
+    WHOLLY_GRANTED,
+    authorize,
+    is_permitted,
+)
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.web import call as send
@@ -42,6 +51,10 @@ async def test_every_http_route_is_in_the_table_and_in_the_openapi_document(
         monkeypatch.setattr(App, name, record)
     async with Server(settings_for(sqlite_url)):
         assert routes - {"HEAD /v1/events"} == CALLS - RPCS.keys() - VARIANTS.keys() == OPERATIONS.keys()
+
+
+def test_grants_hold_for_calls_that_there_are() -> None:
+    assert GRANTS.keys() | WHOLLY_GRANTED <= PERMISSIONS.keys()
 
 
 @pytest.mark.parametrize("call", sorted(CALLS))

@@ -134,3 +134,41 @@ def test_migrate_moves_what_belongs_to_no_tenant(tmp_path: Path) -> None:
     arguments = ["migrate", "--to", "shop", "--store", store, "--output", "json"]
     assert json.loads(CliRunner().invoke(app, arguments).stdout)["tape_values"] == 1
     assert json.loads(CliRunner().invoke(app, arguments).stdout)["tape_values"] == 0
+
+
+GRANTS = {"read": ["/tape/order/**"], "write": ["/tape/order/paid/*"]}
+
+
+@pytest.mark.parametrize(
+    ("call", "subject", "is_allowed", "rule"),
+    [
+        ("Append", "/tape/order/paid/1", True, "the write grants include it: /tape/order/paid/*"),
+        ("Append", "/tape/order/shipped/1", False, "the subject is not among the write grants: /tape/order/paid/*"),
+        ("AppendStream", "/tape/order/**", False, "not every subject of the pattern is among the write grants"),
+        ("Follow", "/tape/order/shipped/1", True, "the read grants include it: /tape/order/**"),
+        ("Follow", "**", True, "the read grants include a part of it"),
+        ("Follow", "/tape/user/**", False, "not every subject of the pattern is among the read grants"),
+        ("RegisterReaction", "**", False, "not every subject of the pattern is among the read grants"),
+        ("BeginRun", "/tape/user/made/1", True, "grants do not hold for this call; its scopes decide"),
+    ],
+)
+def test_grants_are_explained_for_a_subject(
+    key: SigningKey, call: str, subject: str, is_allowed: bool, rule: str
+) -> None:
+    token = key.mint(tenant="shop", user="ada", session="s1", scopes=["service"], **GRANTS)
+    answer = check_json(token, call, "--subject", subject)
+    assert answer["allowed"] is is_allowed
+    assert answer["grant"].startswith(rule)
+    assert {name: answer[name] for name in GRANTS} == GRANTS
+
+
+def test_a_scope_that_lacks_is_named_before_the_grants(key: SigningKey) -> None:
+    token = key.mint(tenant="shop", user="ada", session="s1", read=[])
+    result = check(token, "Follow", "--subject", "**")
+    assert result.exit_code == 1
+    assert "one of these scopes is needed" in result.stdout
+    assert "no subject" in result.stdout
+
+
+def test_a_subject_that_is_not_valid_is_refused(key: SigningKey) -> None:
+    assert isinstance(check(mint(key), "Append", "--subject", "order").exception, InvalidInput)

@@ -13,6 +13,8 @@ from tape.base.extras import require_server_libraries
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.output import age, console, moment, print_facts, print_json
 from tape.errors import IdentityRequired, InvalidInput, SessionOutOfReach, TokenRejected
+from tape.model.grants import Grants
+from tape.model.pattern import Pattern
 from tape.model.principal import Principal
 
 app = typer.Typer(help="Explain what a token may do, and move data between tenants.", no_args_is_help=True)
@@ -34,6 +36,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     needed: list[str]
     is_verified: bool
     principal: Principal | None = None
+    # What the grants say about the subject, if one was given.
+    grant: str = ""
 
 
 @app.command()
@@ -42,6 +46,9 @@ def check(
         list[str], typer.Argument(help="RPC, e.g. BeginRun, or route, e.g. POST /api/execute.", metavar="METHOD|ROUTE")
     ],
     token: Annotated[str, typer.Option("--as", help="Token of the caller; - reads it from standard input.")],
+    subject: Annotated[
+        str, typer.Option(help="Subject or pattern that the call is about; checks the token's grants. [default: none]")
+    ] = "",
     session: Annotated[str, typer.Option(help="X-Harbor-Session that the caller sends. [default: none]")] = "",
     auth_jwks: Annotated[
         str, typer.Option(envvar="TAPE_AUTH_JWKS", help="Verify the token with this JWKS file or URL. [default: none]")
@@ -72,6 +79,8 @@ def check(
         raise InvalidInput("the token is empty; pass it with --as, or on standard input with --as -.")
     keys = _Keys(auth_jwks, auth_issuer, auth_audience, auth_max_lifetime_s)
     verdict = run(_judge(name, text, session, keys))
+    if subject:
+        verdict = _judge_subject(verdict, Pattern(subject))
     if output is Output.json:
         print_json(_as_dict(verdict, display(name)))
     else:
@@ -148,6 +157,18 @@ async def _judge(call: str, token: str, session: str, server: _Keys) -> Verdict:
     )
 
 
+def _judge_subject(verdict: Verdict, pattern: Pattern) -> Verdict:
+    """The verdict on a call for a subject: its scopes allow it, and so do its grants."""
+    from tape.server.permissions import explain_grants
+
+    if verdict.principal is None or not verdict.is_allowed:
+        return verdict
+    is_granted, grant = explain_grants(verdict.call, verdict.principal, pattern)
+    return msgspec.structs.replace(
+        verdict, is_allowed=is_granted, rule=grant if not is_granted else verdict.rule, grant=grant
+    )
+
+
 def _explain(needed: frozenset[str], principal: Principal) -> str:
     if not needed:
         return "every valid token may make this call; it reaches its own tenant, user and session"
@@ -159,6 +180,10 @@ def _explain(needed: frozenset[str], principal: Principal) -> str:
 
 def _names(scopes: frozenset[str]) -> str:
     return ", ".join(sorted(scopes)) or "none"
+
+
+def _patterns(grants: Grants | None) -> str:
+    return "every subject" if grants is None else str(grants) if grants.patterns else "no subject"
 
 
 def _as_dict(verdict: Verdict, shown: str) -> dict[str, Any]:
@@ -174,6 +199,9 @@ def _as_dict(verdict: Verdict, shown: str) -> dict[str, Any]:
         "user": principal.user if principal else None,
         "session": principal.session if principal else None,
         "all_tenants": principal.sees_all_tenants if principal else None,
+        "read": principal.read if principal else None,
+        "write": principal.write if principal else None,
+        "grant": verdict.grant or None,
         "expires_at": principal.expires_at if principal else None,
     }
 
@@ -181,12 +209,16 @@ def _as_dict(verdict: Verdict, shown: str) -> dict[str, Any]:
 def _print(verdict: Verdict, shown: str, jwks: str) -> None:
     console().print(f"{shown}: {'[green]allowed[/]' if verdict.is_allowed else '[red]not allowed[/]'}")
     facts = {"rule": verdict.rule}
+    if verdict.grant not in ("", verdict.rule):
+        facts["grant"] = verdict.grant
     if (principal := verdict.principal) is not None:
         reach = "all tenants" if principal.sees_all_tenants else "this tenant only"
         facts |= {
             "scopes": _names(principal.scopes),
             "tenant": f"{principal.tenant} ({reach})",
             "user": f"{principal.user}, session {principal.session}",
+            "read": _patterns(principal.read_grants),
+            "write": _patterns(principal.write_grants),
         }
         if principal.expires_at is not None:
             left = age(round((principal.expires_at - time.time()) * 1000))

@@ -7,8 +7,10 @@ every call of its tenant but those for programs alone, `system` every call. `doc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from tape.errors import ScopeRequired
+from tape.model.pattern import Pattern
 from tape.model.principal import (
     ADMIN,
     AGENT,
@@ -137,6 +139,21 @@ OF_ALL_TENANTS = ROUTES.keys() - {
     "GET /api/executions/",
     "GET /api/pools/",
 }
+# The calls that grants hold for, and which of them: those on subjects that callers choose.
+GRANTS: Mapping[str, Literal["read", "write"]] = {
+    **dict.fromkeys(("Append", "AppendStream", "POST /v1/events"), "write"),
+    **dict.fromkeys(("WriteValue", "DeleteValue", "Execute", "POST /api/execute", "POST /api/execute/batch"), "write"),
+    **dict.fromkeys(("Follow", "SubscribeRun", "SubscribeEvents", "SubscribeBySubject"), "read"),
+    **dict.fromkeys(("GET /v1/events", "GET /v1/events?admin"), "read"),
+    **dict.fromkeys(("POST /v1/events/list", "POST /v1/events/aggregate"), "read"),
+    **dict.fromkeys(("GetValue", "WatchValue"), "read"),
+    **dict.fromkeys(("RegisterReaction", "DeregisterReaction", "ListReactions", "GetReactionStats"), "read"),
+    **dict.fromkeys(("ExplainReaction", "TestReaction"), "read"),
+    **dict.fromkeys(("ClaimTasks", "CompleteTask", "NackTask", "DispatchTasks", "SettleTasks"), "read"),
+    **dict.fromkeys(("ListTasks", "GetTask", "RedriveTasks", "DropTasks"), "read"),
+}
+# A call that names a pattern must be granted all of it; other reads get the part that is.
+WHOLLY_GRANTED = frozenset({"RegisterReaction", "DeregisterReaction", "ClaimTasks", "DispatchTasks"})
 # On an open server with an internal token, that token guards these, over gRPC as over HTTP.
 _GUARDED = frozenset({"RegisterResource", "Execute", "RedriveTasks", "DropTasks", *ROUTES})
 
@@ -157,6 +174,22 @@ def is_permitted(call: str, principal: Principal) -> bool:
     if call in OF_ALL_TENANTS and not (principal.is_open or principal.sees_all_tenants):
         return principal.has(ADMIN) and ADMIN in scopes
     return not scopes or principal.has(*scopes)
+
+
+def explain_grants(call: str, principal: Principal, pattern: Pattern) -> tuple[bool, str]:
+    """Whether the principal's grants let it make a call for a subject or pattern, and by which rule."""
+    name = GRANTS.get(call)
+    if name is None:
+        return True, "grants do not hold for this call; its scopes decide"
+    grants = principal.read_grants if name == "read" else principal.write_grants
+    if grants is None:
+        return True, f"it has no {name} grants: every subject is granted"
+    if grants.covers(pattern):
+        return True, f"the {name} grants include it: {grants}"
+    if not pattern.is_literal and name == "read" and call not in WHOLLY_GRANTED and grants.overlapping(pattern):
+        return True, f"the {name} grants include a part of it, and the call reaches that part: {grants}"
+    what = "the subject is not" if pattern.is_literal else "not every subject of the pattern is"
+    return False, f"{what} among the {name} grants: {grants}"
 
 
 def authorize(call: str, principal: Principal) -> None:
