@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +32,14 @@ class Frame:
     raw: bytes = b""
 
 
-async def call(address: str, method: str, path: str, body: bytes | Any = b"", **headers: str) -> Answer:
+async def call(
+    address: str, method: str, path: str, body: bytes | Any = b"", *, tls: ssl.SSLContext | None = None, **headers: str
+) -> Answer:
     """Send a request and read the whole answer. Header names are written with underscores."""
     if not isinstance(body, bytes):
         body = json.dumps(body).encode()
         headers.setdefault("content_type", "application/json")
-    reader, writer = await _send(address, method, path, body, headers)
+    reader, writer = await _send(address, method, path, body, headers, tls=tls)
     try:
         status, answered = await _head(reader)
         if answered.get("transfer-encoding") == "chunked":
@@ -53,8 +56,17 @@ async def call(address: str, method: str, path: str, body: bytes | Any = b"", **
 class Stream:
     """An open stream of events. Use as an async context manager."""
 
-    def __init__(self, address: str, path: str = "/v1/events", *, limit: int = 1 << 22, **headers: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        path: str = "/v1/events",
+        *,
+        limit: int = 1 << 22,
+        tls: ssl.SSLContext | None = None,
+        **headers: str,
+    ) -> None:
         self._request = (address, "GET", path, b"", headers)
+        self._tls = tls
         self._limit = limit
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -62,7 +74,7 @@ class Stream:
         self._buffer = b""
 
     async def __aenter__(self) -> Stream:
-        self._reader, self._writer = await _send(*self._request, limit=self._limit)
+        self._reader, self._writer = await _send(*self._request, limit=self._limit, tls=self._tls)
         self.status, self.headers = await _head(self._reader)
         assert self.status == 200, await self._reader.read(1000)
         self._chunks = _chunks(self._reader)
@@ -130,10 +142,16 @@ def parse(raw: bytes) -> Frame:
 
 
 async def _send(
-    address: str, method: str, path: str, body: bytes, headers: dict[str, str], limit: int = 1 << 22
+    address: str,
+    method: str,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+    limit: int = 1 << 22,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=limit)
+    reader, writer = await asyncio.open_connection(host, int(port), limit=limit, ssl=tls)
     lines = [f"{method} {path} HTTP/1.1"]
     sent = {"host": address} | {name.replace("_", "-"): value for name, value in headers.items()}
     lines += [f"{name}: {value}" for name, values in sent.items() for value in values.split("\n")]

@@ -591,6 +591,16 @@ class TokenRejected(TapeError):
         self.reason = reason
 
 
+class CertificateRejected(TokenRejected):
+    """The client certificate gives the caller no tenant and no scopes. `reason` is one stable word."""
+
+    code = "TAPE-1920"
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        TapeError.__init__(self, f"client certificate rejected: {reason}{remedy}")
+        self.reason = reason
+
+
 class ScopeRequired(TapeError):
     """The caller's token lacks the scope that this needs."""
 

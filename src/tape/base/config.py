@@ -21,7 +21,7 @@ HTTP_ALLOW_VARIABLE = "TAPE_HTTP_ALLOW"
 HTTP_PROXY_VARIABLE = "TAPE_HTTP_PROXY"  # no flag and no key of the file: it may have a password in it
 
 # Settings that are tables of the file, without a flag and a variable.
-_TABLES_ONLY = ("lake_options", "redaction")
+_TABLES_ONLY = ("lake_options", "redaction", "tls_clients")
 # Tables of the file, and what they may hold.
 _TABLES = {"archive": ("lake", "options"), "pipeline": ("master", "spark")}
 # Names that older deployments use.
@@ -30,6 +30,38 @@ _ENV_ALIASES = {
     "TAPE_HEALTHZ_LISTEN": "http_listen",
     "TAPE_INTERNAL_API_TOKEN": "internal_token",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: the certificate chain of a listener, its key, and the authorities of client certificates."""
+
+    cert: str = ""
+    key: str = ""
+    client_ca: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.cert) is not bool(self.key):
+            missing = "tls_key" if self.cert else "tls_cert"
+            raise InvalidConfig(
+                f"{missing} is not set; TLS needs both tls_cert and tls_key. `tape certs dev` makes a pair."
+            )
+        if self.client_ca and not self.cert:
+            raise InvalidConfig("tls_client_ca is set, and tls_cert and tls_key are not; set all three.")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether TLS is used."""
+        return bool(self.cert)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsClient:
+    """A row of [[tls_clients]]: the tenant and the scopes of clients whose certificate has a matching name."""
+
+    san: str
+    tenant: str = ""
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +84,13 @@ class Settings:
     auth_max_stale_s: float = 3600.0
     auth_max_lifetime_s: float = 86_400.0
     anonymous: str = "loopback"
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    tls_client_listen: str = ""
+    # From the file's [[tls_clients]].
+    tls_clients: tuple[TlsClient, ...] = ()
+    insecure: bool = False
     cors_origins: str = ""
     http_allow: str = ""
     subscriber_buffer_size: int = 256
@@ -127,21 +166,36 @@ class Settings:
             raise InvalidConfig(f"anonymous is {self.anonymous!r}; use loopback or network.")
         AllowList.parse(self.http_allow)
         check_key(self.redaction, self.redaction_key)
+        for name in ("tls_clients", "tls_client_listen"):
+            if getattr(self, name) and not self.tls.client_ca:
+                raise InvalidConfig(f"{name} is set, and tls_client_ca is not: no client could prove who it is.")
         self._check_exposure()
 
     def _check_exposure(self) -> None:
-        """Reject addresses that other machines can reach without tokens, unless `anonymous` is network."""
-        for name in ("listen", "http_listen"):
+        """Reject addresses that other machines can reach without tokens or without TLS, unless that is asked for."""
+        for name in ("listen", "http_listen", "tls_client_listen"):
             address = getattr(self, name)
-            if not address and name == "http_listen":
+            if not address and name != "listen":
                 continue
             host, _ = parse_address(name, address)
-            if not (self.auth_jwks or self.anonymous == "network" or is_loopback(host)):
+            check_encryption(name, address, has_tls=self.tls.is_on, insecure=self.insecure)
+            if not (self.auth_jwks or self.tls_clients or self.anonymous == "network" or is_loopback(host)):
                 raise InvalidConfig(
                     f"{name} is {address!r}, which other machines can reach, and auth_jwks is not set: all of them"
-                    " could read and write. Set auth_jwks (`tape token` makes keys for development), stay on 127.0.0.1,"
-                    " or, behind a proxy that authenticates, set anonymous to network."
+                    " could read and write. Set auth_jwks (`tape token` makes keys for development) or tls_clients,"
+                    " stay on 127.0.0.1, or, behind a proxy that authenticates, set anonymous to network."
                 )
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The files of certificate and key of the listeners, and of the authority of client certificates."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def unencrypted(self) -> list[str]:
+        """The addresses that other machines reach without TLS, because `insecure` is set."""
+        addresses = [] if self.tls.is_on else [("listen", self.listen), ("http_listen", self.http_listen)]
+        return [address for name, address in addresses if address and not is_loopback(parse_address(name, address)[0])]
 
     @property
     def origins(self) -> frozenset[str]:
@@ -211,6 +265,17 @@ def load_redaction(env: Mapping[str, str] | None = None, file: Path | None = Non
     return policies, key
 
 
+def load_tls(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[TlsFiles, bool]:
+    """The TLS files of a process without other settings, and its `insecure`: flags, variables, else the file."""
+    env = os.environ if env is None else env
+    types = _types()
+    file = _from_file(Path(env["TAPE_CONFIG"]) if env.get("TAPE_CONFIG") else None, types)
+    given = {name: value for name, value in flags.items() if value is not None}
+    values = file | _from_env(env, types) | given
+    files = TlsFiles(*(str(values.get(f"tls_{name}", "")) for name in ("cert", "key", "client_ca")))
+    return files, _convert("insecure", values.get("insecure", False), bool, "env")
+
+
 def load_http_allow(env: Mapping[str, str] | None = None) -> str:
     """The setting `http_allow` of this process: TAPE_HTTP_ALLOW, else the file that TAPE_CONFIG names or tape.toml."""
     env = os.environ if env is None else env
@@ -241,6 +306,18 @@ def parse_address(name: str, address: str) -> tuple[str, int]:
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104  (asked for with an empty host)
 
 
+def check_encryption(name: str, address: str, *, has_tls: bool, insecure: bool) -> None:
+    """Raise InvalidConfig for an address that other machines can reach without TLS, unless `insecure` allows it."""
+    host, _ = parse_address(name, address)
+    if not (has_tls or insecure or is_loopback(host)):
+        raise InvalidConfig(
+            f"{name} is {address!r}, which other machines can reach, and TLS is off: tokens and entries would cross the"
+            " network in plain text. Set tls_cert and tls_key (--tls-cert, --tls-key; `tape certs dev` makes a pair),"
+            " stay on 127.0.0.1, or, where something else encrypts (a proxy, a service mesh), set insecure"
+            " (--insecure, TAPE_INSECURE=1)."
+        )
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host's address."""
     try:
@@ -264,9 +341,11 @@ def _from_file(file: Path | None, types: Mapping[str, type]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidConfig(f"{path} cannot be read as TOML: {error}.") from error
     known = [name for name in types if name not in _TABLES_ONLY]
-    _check_known(path, "", content, [*known, *_TABLES, "redaction"])
+    _check_known(path, "", content, [*known, *_TABLES, "redaction", "tls_clients"])
     if "redaction" in content:
         content["redaction"] = parse_policies("redaction", content["redaction"])
+    if "tls_clients" in content:
+        content["tls_clients"] = _tls_clients(path, content["tls_clients"])
     for table, names in _TABLES.items():
         content[table] = _table(path, table, content.get(table, {}), names)
     archive = content.pop("archive")
@@ -293,6 +372,26 @@ def _table(path: Path, table: str, given: Any, names: Sequence[str]) -> dict[str
         else:
             found[name] = value
     return found
+
+
+def _tls_clients(path: Path, given: Any) -> tuple[TlsClient, ...]:
+    """The rows of [[tls_clients]]."""
+    rows = given if isinstance(given, list) else [given]
+    found: list[TlsClient] = []
+    for number, row in enumerate(rows, 1):
+        name = f"tls_clients (row {number})"
+        if not isinstance(row, dict):
+            raise InvalidConfig(f"{path} has {name} as {row!r}; write rows as [[tls_clients]].")
+        _check_known(path, "tls_clients.", row, ("san", "tenant", "scopes"))
+        scopes = row.get("scopes", [])
+        texts = [row.get("san", ""), row.get("tenant", ""), *(scopes if isinstance(scopes, list) else [None])]
+        if not all(isinstance(text, str) for text in texts) or not row.get("san"):
+            raise InvalidConfig(
+                f'{path} has {name} as {row!r}; it must look like san = "worker.acme.internal", tenant = "acme",'
+                ' scopes = ["worker"].'
+            )
+        found.append(TlsClient(row["san"], row.get("tenant", ""), tuple(scopes)))
+    return tuple(found)
 
 
 def _check_known(path: Path, prefix: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import http.client
 import io
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -84,9 +85,10 @@ class HttpClient:
     Every connection is checked against the address policy after the name was resolved. `timeout_s` limits a whole
     request from the first byte of the connection to the last byte of the body, `connect_timeout_s` its connection.
     A body over `max_body_bytes` and headers over 64 KiB or 100 lines are HttpResponseTooLarge. Redirects are followed
-    only up to `max_redirects`, each with the same checks. Certificates are verified. The proxy
-    TAPE_HTTP_PROXY is used if `has_proxy`, by default with the policy PUBLIC_ONLY; other proxies of the environment are
-    not. Nothing is retried here: the caller knows what may be repeated.
+    only up to `max_redirects`, each with the same checks. Certificates are verified, with `tls` instead of the
+    authorities of the system if it is given. The proxy TAPE_HTTP_PROXY is used if `has_proxy`, by default with the
+    policy PUBLIC_ONLY; other proxies of the environment are not. Nothing is retried here: the caller knows what may be
+    repeated.
     """
 
     def __init__(
@@ -99,8 +101,10 @@ class HttpClient:
         max_redirects: int = 0,
         connections: int = 8,
         has_proxy: bool | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._policy = policy
+        self._tls = tls
         self._has_proxy = not policy.any_address if has_proxy is None else has_proxy
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -170,6 +174,8 @@ class HttpClient:
 
     def _new_pools(self, proxy: str) -> urllib3.PoolManager:
         options: dict[str, Any] = {"num_pools": HOSTS, "maxsize": self._connections, "block": True, "retries": False}
+        if self._tls is not None:
+            options["ssl_context"] = self._tls
         if not proxy:
             pools = urllib3.PoolManager(**options)
             pools.pool_classes_by_scheme = _pool_classes(self._policy, self._max_body_bytes)

@@ -66,8 +66,9 @@ async def open_lines(
     *,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     idle_timeout_s: float = IDLE_TIMEOUT_S,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[LineStream]:
-    """Send a GET request and read its response for as long as the block lasts.
+    """Send a GET request and read its response for as long as the block lasts; https with `tls` or by default.
 
     Raises HttpUnreachable before the request was sent, HttpInterrupted when the connection breaks or nothing arrives
     for `idle_timeout_s`, and the other errors of HttpClient.
@@ -78,11 +79,11 @@ async def open_lines(
     for name, value in headers.items():
         if not f"{name}{value}".isprintable() or not f"{name}{value}".isascii():
             raise InvalidHttpRequest(f"{name} {value!r} cannot be sent as a header; it may have printable ASCII only.")
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
     try:
         async with asyncio.timeout(connect_timeout_s):
-            port = parts.port or (443 if tls else 80)
-            reader, writer = await open_connection(parts.hostname, port, policy, tls=tls, limit=MAX_HEADER_BYTES)
+            port = parts.port or (443 if context else 80)
+            reader, writer = await open_connection(parts.hostname, port, policy, tls=context, limit=MAX_HEADER_BYTES)
     except OSError as error:  # TimeoutError is one
         raise HttpUnreachable(f"{shown(url)} cannot be reached: {str(error) or type(error).__name__}.") from error
     try:

@@ -31,6 +31,9 @@ from tape.store import open_database
 Verdict = Literal["ok", "warning", "problem"]
 _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
 
+# A certificate that expires sooner than this is worth a warning: 14 days.
+TLS_WARNING_S = 14 * 86_400
+
 
 class Check(msgspec.Struct, frozen=True):
     """The result of one check; `remedy` says what to do about a problem."""
@@ -86,6 +89,11 @@ def _checks(settings: Settings) -> Iterator[Check]:
     else:
         remedy = "only a server and a SQLite store need them: pip install 'tape[server]'"
         yield Check("Server libraries", "warning", "not installed", remedy)
+    if settings.tls.is_on:
+        yield _tls(settings)
+    elif settings.unencrypted:
+        found = f"off, and other machines reach {' and '.join(settings.unencrypted)} (insecure)"
+        yield Check("TLS", "warning", found, "set tls_cert and tls_key, or let a proxy on this host encrypt")
     for name, address in (("gRPC port", settings.listen), ("HTTP port", settings.http_listen)):
         if address:
             yield _port(name, address)
@@ -155,6 +163,26 @@ def _files(settings: Settings) -> Check:
     if not wide:
         return Check("File modes", "ok", "only their owner can read the files of the store")
     return Check("File modes", "warning", f"others can read {', '.join(wide)}", f"chmod -R go= {' '.join(wide)}")
+
+
+def _tls(settings: Settings) -> Check:
+    """Whether the certificate of the listeners can be used, and for how long."""
+    if not has_server_libraries():
+        return Check("TLS", "warning", "not checked", "the server libraries are not installed")
+    from tape.server.tls import days_left, load
+
+    try:
+        expires_at = load(settings.tls).expires_at
+    except TapeError as error:
+        return Check("TLS", "problem", str(error), "name a certificate and its key: tls_cert, tls_key")
+    if expires_at <= time.time():
+        return Check("TLS", "problem", f"{settings.tls_cert} has expired", "renew it; servers load it when it changes")
+    found = f"{settings.tls_cert} expires in {days_left(expires_at)}"
+    if expires_at - time.time() < TLS_WARNING_S:
+        return Check("TLS", "warning", found, "renew it; servers load it when it changes")
+    if not is_private(Path(settings.tls_key)):
+        return Check("TLS", "warning", f"others can read {settings.tls_key}", f"chmod 600 {settings.tls_key}")
+    return Check("TLS", "ok", found)
 
 
 def _unbound_secrets(url: str) -> list[str]:

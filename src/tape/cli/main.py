@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ COMMANDS = (
     "signal",
     "reactors",
     "token",
+    "certs",
     "access",
     "redact",
     "verify",
@@ -115,6 +117,8 @@ def options(
 
 def main(command: Callable[[], Any] = app) -> None:
     """Run a command line; print a TapeError as one line with its code and exit with 1."""
+    # gRPC writes a line of its own for every failed handshake; its errors are reported by this command.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         command()
     except TapeError as error:

@@ -49,7 +49,7 @@ def read_secret_file(option: str, path: Path) -> str:
 
 def check_grpc_address(address: str) -> str:
     """The address, unless it is that of the HTTP port."""
-    if address.startswith("http://"):
+    if address.startswith("http://"):  # https:// is a gRPC address too: that of a proxy for both
         raise InvalidConfig(
             f"{address!r} is an HTTP address; this command needs the gRPC address of the server, such as {DEFAULT_URL}"
             " (--url or TAPE_URL; the gRPC port is 7878 by default)."

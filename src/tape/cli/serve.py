@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from tape.base.url_mask import mask_urls
 from tape.cli.options import run
 from tape.cli.telemetry import set_logging
 from tape.cli.user_code import import_modules
+
+if TYPE_CHECKING:
+    from tape.server.server import Server
 
 # The writer thread and the event loop switch many times per batch. With Python's default switch
 # interval of 5 ms a busy event loop would delay the writer by 5 ms each time.
@@ -81,6 +84,22 @@ def serve(
         typer.Option(
             help="Without --auth-jwks: accept clients of this host (loopback) or of the network. [default: loopback]"
         ),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(help="Use TLS: PEM file of the certificate chain of this server. [default: none]")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file of the key of the certificate. [default: none]")] = None,
+    tls_client_ca: Annotated[
+        str | None,
+        typer.Option(help="Verify client certificates with the authorities in this PEM file. [default: none]"),
+    ] = None,
+    tls_client_listen: Annotated[
+        str | None,
+        typer.Option(help="gRPC address for clients with certificates; --listen then demands none. [default: it does]"),
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Accept clients of other machines without TLS. [default: refuse to start]"),
     ] = None,
     cors_origins: Annotated[
         str | None, typer.Option(help="CORS origins that may read, separated by commas. [default: none]")
@@ -180,6 +199,11 @@ def serve(
         "auth_max_stale_s": auth_max_stale_s,
         "auth_max_lifetime_s": auth_max_lifetime_s,
         "anonymous": anonymous,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "tls_client_listen": tls_client_listen,
+        "insecure": insecure,
         "cors_origins": cors_origins,
         "http_allow": http_allow,
         "subscriber_buffer_size": subscriber_buffer_size,
@@ -219,28 +243,26 @@ async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     with stop_on_signal(stop.set, interrupts=False):
         async with Server(settings) as server:
-            _greet(settings, server.grpc_address, server.http_address)
+            _greet(settings, server)
             await stop.wait()
             typer.echo("Stopping: finishing commits and ending streams.")
     typer.echo("Stopped.")
 
 
-def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
+def _greet(settings: Settings, server: Server) -> None:
     command = "tape" if shutil.which("tape") else sys.argv[0]
-    address = "" if grpc_address.endswith(":7878") else f" --url tape://{grpc_address}"
-    http = f"http://{http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)" if http_address else "off"
-    if settings.auth_jwks:
-        access = f"tokens verified with {mask_urls(settings.auth_jwks)} (for development: {command} token)"
-    elif settings.anonymous == "network":
-        access = "open to every client that can reach these addresses (--anonymous network)"
-    else:
-        access = f"open to clients of this host, which see everything; to use tokens: {command} token, then --auth-jwks"
+    secure = "s" if settings.tls.is_on else ""
+    grpc_url = f"tape{secure}://{server.grpc_address}"
+    address = "" if grpc_url.endswith(":7878") and not secure else f" --url {grpc_url}"
+    http = f"http{secure}://{server.http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)"
     typer.echo(
         f"Tape {__version__} is running.\n"
         f"  store  {mask_urls(settings.store)}\n"
-        f"  gRPC   tape://{grpc_address}\n"
-        f"  HTTP   {http}\n"
-        f"  access {access}\n"
+        f"  gRPC   {grpc_url}\n"
+        f"{_client_port(server)}"
+        f"  HTTP   {http if server.http_address else 'off'}\n"
+        f"  access {_access(settings, command)}\n"
+        f"{_tls(settings)}"
         f"{f'  lake   {mask_urls(settings.lake)}' + chr(10) if settings.lake else ''}"
         "\n"
         "Try it in another terminal:\n"
@@ -250,3 +272,27 @@ def _greet(settings: Settings, grpc_address: str, http_address: str) -> None:
         "Ctrl-C stops it."
     )
     sys.stdout.flush()
+
+
+def _access(settings: Settings, command: str) -> str:
+    if settings.auth_jwks:
+        return f"tokens verified with {mask_urls(settings.auth_jwks)} (for development: {command} token)"
+    if settings.tls_clients:
+        return f"client certificates by {len(settings.tls_clients)} rows of tls_clients"
+    if settings.anonymous == "network":
+        return "open to every client that can reach these addresses (--anonymous network)"
+    return f"open to clients of this host, which see everything; to use tokens: {command} token, then --auth-jwks"
+
+
+def _client_port(server: Server) -> str:
+    address = server.grpc_client_address
+    return f"  gRPC   tapes://{address}   (with client certificates)\n" if address else ""
+
+
+def _tls(settings: Settings) -> str:
+    if settings.unencrypted:
+        return "  TLS    off: tokens and entries cross the network in plain text (--insecure)\n"
+    if not settings.tls.is_on:
+        return ""
+    clients = f", client certificates signed by {settings.tls_client_ca}" if settings.tls_client_ca else ""
+    return f"  TLS    {settings.tls_cert}{clients}; reloaded when the files change\n"

@@ -42,8 +42,9 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
     """A connection to one server. Use as an async context manager, or call `close()`.
 
     With a `lease_owner` the server rejects writes to a run that another owner has leased. Calls and appends made
-    inside an OpenTelemetry span carry its trace context. `tapes://…` uses TLS. Credentials are the `id_token`, else
-    TAPE_TOKEN, else Google's identity token for the `audience`; `auth=False` sends none.
+    inside an OpenTelemetry span carry its trace context. `tapes://…` uses TLS, with the authorities in the file
+    TAPE_CA, else the system's, and the client certificate TAPE_CLIENT_CERT with TAPE_CLIENT_KEY. Credentials are the
+    `id_token`, else TAPE_TOKEN, else Google's identity token for the `audience`; `auth=False` sends none.
     """
 
     def __init__(

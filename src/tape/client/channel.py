@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
+from tape.base.tls import ClientTls, load_client_tls, remedy_for
 from tape.base.url_mask import mask_urls
 from tape.client.credentials import Credentials
 from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
@@ -69,8 +70,19 @@ def target_of(url: str) -> str:
 
 
 def is_secure(url: str) -> bool:
-    """Whether the URL asks for TLS: `tapes://`, `grpcs://` or `https://`, with the system's certificate authorities."""
+    """Whether the URL asks for TLS: `tapes://`, `grpcs://` or `https://`."""
     return url.partition("://")[0] in _SECURE
+
+
+def open_channel(url: str) -> Any:
+    """A gRPC channel to a server; over TLS with the files of TAPE_CA, TAPE_CLIENT_CERT and TAPE_CLIENT_KEY."""
+    target = target_of(url)
+    if not is_secure(url):
+        return grpc.aio.insecure_channel(target, options=OPTIONS)
+    tls = load_client_tls()
+    if tls != ClientTls():
+        tls.context()  # raises what gRPC would only log
+    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(*tls.contents()), options=OPTIONS)
 
 
 class Channel:
@@ -80,11 +92,7 @@ class Channel:
         self.url = url
         self._owner = ((OWNER_KEY, lease_owner),) if lease_owner else ()
         self._credentials = credentials or Credentials()
-        target = target_of(url)
-        if is_secure(url):
-            self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=OPTIONS)
-        else:
-            self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
+        self._channel = open_channel(url)
         # gRPC has no type annotations: `call`, `stream` and `converse` type what goes in and comes out.
         self._calls: dict[Rpc[Any, Any], Callable[..., Any]] = {}
 
@@ -202,9 +210,9 @@ def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoRetu
     if code is not None:
         raise to_error(str(code), details) from error
     if error.code() == grpc.StatusCode.UNAVAILABLE:
+        remedy = remedy_for(details, is_secure=is_secure(url)) or " Is it running? Start one with: tape serve"
         raise ServerUnreachable(
-            f"The Tape server at {mask_urls(url)} cannot be reached ({details}). Is it running?"
-            " Start one with: tape serve"
+            f"The Tape server at {mask_urls(url)} cannot be reached ({details}).{remedy}"
         ) from error
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
         raise NotServed(

@@ -15,6 +15,7 @@ import msgspec
 from tape.base.addresses import OPERATOR
 from tape.base.http_stream import open_lines
 from tape.base.retry import RECONNECT, Backoff
+from tape.base.tls import load_client_tls, remedy_for
 from tape.base.url_mask import mask_urls
 from tape.errors import HttpFailed, HttpRequestFailed, InvalidConfig, InvalidHttpRequest, ServerUnreachable
 
@@ -96,9 +97,9 @@ async def stream(
             reason = "the server ended the stream"
         except HttpRequestFailed as error:
             if first:
-                raise ServerUnreachable(
-                    f"No Tape server answers at {mask_urls(url)} ({error}). Is it running? Start one with: tape serve"
-                ) from error
+                remedy = remedy_for(str(error), is_secure=target.is_secure)
+                remedy = remedy or " Is it running? Start one with: tape serve"
+                raise ServerUnreachable(f"No Tape server answers at {mask_urls(url)} ({error}).{remedy}") from error
             reason = str(error)
         except InvalidHttpRequest as error:
             raise InvalidConfig(str(error)) from error
@@ -155,11 +156,14 @@ class _Target:
             raise InvalidConfig(f"The server URL {mask_urls(url)!r} must look like http://127.0.0.1:7879.")
         path = parts.path.rstrip("/") + "/v1/events"
         self._url = urlunsplit((parts.scheme, parts.netloc, path, urlencode({"admin": 1}) if admin else "", ""))
+        self.is_secure = parts.scheme == "https"
+        self._tls = load_client_tls().context() if self.is_secure else None
         self.retry_s = 3.0
 
     async def frames(self, headers: dict[str, str]) -> AsyncIterator[_Frame]:
         """The frames of one connection."""
-        async with open_lines(self._url, {"accept": "text/event-stream", **headers}, OPERATOR) as response:
+        wanted = {"accept": "text/event-stream", **headers}
+        async with open_lines(self._url, wanted, OPERATOR, tls=self._tls) as response:
             if response.status != 200:
                 message = f"The server answered {response.status}: {await response.read_text()}"
                 raise _TryLater(message) if response.status in _RETRYABLE else HttpFailed(message)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import KEY_ID_PREFIX, Authenticator
-from tape.errors import TokenRejected
+from tape.errors import CertificateRejected, TokenRejected
 from tape.model.principal import ADMIN, AGENT, APPROVER, FLEET, OPERATOR, RUNTIME, SYSTEM_SCOPE, WORKER, Principal
+from tape.server.client_certificates import ClientCertificates
 from tape.server.open_streams import OpenStreams
 
 # What a caller of an open server may do: everything but what is for gateways and the system itself.
@@ -20,10 +21,17 @@ INTERNAL = Principal(scopes=frozenset({SYSTEM_SCOPE}), key_id="internal")
 
 
 class Access:
-    """Finds the principal of a bearer token. Without an authenticator the server is open."""
+    """Finds the principal of a token or a client certificate. Without keys and `tls_clients` the server is open."""
 
-    def __init__(self, authenticator: Authenticator | None, audit: Audit, internal_token: str = "") -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator | None,
+        audit: Audit,
+        internal_token: str = "",
+        certificates: ClientCertificates | None = None,
+    ) -> None:
         self._authenticator = authenticator
+        self._certificates = certificates or ClientCertificates()
         self._audit = audit
         self._internal_token = internal_token.encode()
         self._streams = OpenStreams()
@@ -34,7 +42,7 @@ class Access:
     @property
     def is_open(self) -> bool:
         """Whether callers need no token, and name their own identity."""
-        return self._authenticator is None
+        return self._authenticator is None and not self._certificates
 
     @property
     def has_internal_token(self) -> bool:
@@ -54,6 +62,19 @@ class Access:
         try:
             return await self._authenticator.verify(token, session)
         except TokenRejected as error:
+            self._audit.auth_rejected(error.reason)
+            raise
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether client certificates can prove who a caller is."""
+        return bool(self._certificates)
+
+    def verify_certificate(self, der: bytes, session: str = "") -> Principal:
+        """The principal of a certificate that TLS has verified. CertificateRejected, and an audit entry, if none."""
+        try:
+            return self._certificates.principal_of(der, session)
+        except CertificateRejected as error:
             self._audit.auth_rejected(error.reason)
             raise
 

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tape import __version__
-from tape.base.config import parse_address
+from tape.base.config import TlsFiles, check_encryption, is_loopback, parse_address
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import InvalidConfig, TapeError
+from tape.base.tls import load_client_tls
+from tape.errors import IdentityRequired, InvalidConfig, TapeError
+from tape.server.http.http_server import HttpServer
 from tape.server.http.ingress import IngressRoutes
-from tape.server.http.protocol import HttpConnection
+from tape.server.http.protocol import KEY
 from tape.server.http.router import App
 from tape.server.sockets import bind, join
+from tape.server.tls import ServerTls
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.http import ServerDispatch
 from tape.subscriptions.ingress.gateway import EMITTER, FRESH_S, WORKER, GatewayDispatch, RemoteListeners, post_events
 from tape.subscriptions.ingress.ingress import Ingress
 from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.spooling_dispatch import SpoolingDispatch
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 10
 
@@ -42,10 +46,18 @@ class Gateway:
         *,
         fresh_s: float = FRESH_S,
         body_timeout_s: float = 10.0,
+        tls: TlsFiles | None = None,
+        insecure: bool = False,
     ) -> None:
-        if not token:
-            raise InvalidConfig("A gateway needs the server's internal token; set TAPE_INTERNAL_API_TOKEN.")
+        if not token and not load_client_tls().cert:
+            raise InvalidConfig(
+                "A gateway needs the server's internal token, or a client certificate with the scopes `gateway` and"
+                " `tenant:*`; set TAPE_INTERNAL_API_TOKEN, or TAPE_CLIENT_CERT and TAPE_CLIENT_KEY."
+            )
+        tls = tls or TlsFiles()
+        check_encryption("listen", listen, has_tls=tls.is_on, insecure=insecure)
         self.metrics = Metrics()
+        self._tls = ServerTls(tls, self.metrics) if tls.is_on else None
         self._build = Gauge("tape_gateway_build_info", "Always 1", ["version"], registry=self.metrics.registry)
         self._build.labels(__version__).set(1)
         self._control = Control(server_url, token)
@@ -66,26 +78,25 @@ class Gateway:
         self._listening = bind("listen", host, port)
         self._listening.listen(1_024)
         self.address = join(host, self._listening.getsockname()[1])
-        config = uvicorn.Config(
-            self._app(),
-            http=HttpConnection,
-            ws="none",
-            server_header=False,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        self._http = _Http(config)
+        # Whether other machines reach it without TLS, because `insecure` is set.
+        self.is_exposed = self._tls is None and not is_loopback(host)
+        if self.is_exposed:
+            log.warning("insecure is set: other machines reach %s without TLS", self.address)
+        self._routes = IngressRoutes(self._ingress)
+        self._http = HttpServer(self._app(), self.metrics, tls=self._tls, grace_s=GRACE_S)
         self._serving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Gateway:
         self._serving = asyncio.create_task(self._http.serve([self._listening]))
+        if self._tls is not None:
+            self._tls.start()
         self._spooling.recover(self._remote)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._http.should_exit = True
+        self._http.request_stop()
+        if self._tls is not None:
+            await self._tls.close()
         assert self._serving is not None
         await self._serving
         await self._spooling.close()
@@ -101,12 +112,18 @@ class Gateway:
 
     def _app(self) -> App:
         app = App(self.metrics)
-        app.add("POST", "/ingress/", IngressRoutes(self._ingress).deliver)
+        app.add("POST", "/ingress/", self._deliver)
         app.add("GET", "/healthz", self._healthz)
         app.add("GET", "/livez", self._healthz)
         app.add("GET", "/readyz", self._readyz)
         app.add("GET", "/metrics", self._show_metrics)
         return app
+
+    async def _deliver(self, request: Request) -> Response:
+        """Accept a delivery; with `tls_client_ca` only from a sender with a verified certificate."""
+        if self._tls is not None and self._tls.files.client_ca and request.scope[KEY].certificate is None:
+            raise IdentityRequired("this gateway accepts deliveries with a client certificate only (tls_client_ca).")
+        return await self._routes.deliver(request)
 
     async def _healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -120,10 +137,3 @@ class Gateway:
 
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-
-class _Http(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: `tape gateway` handles them."""
-        yield

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import grpc
-import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from starlette.types import ASGIApp
@@ -38,6 +37,7 @@ from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
 from tape.journal.journal import Journal, delete_expired_requests
 from tape.server.access import Access
+from tape.server.client_certificates import ClientCertificates
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
@@ -49,22 +49,25 @@ from tape.server.grpc.reactions import ReactionsService
 from tape.server.grpc.runs import RunsService
 from tape.server.grpc.sessions import SessionsService
 from tape.server.grpc.tasks import TasksService
+from tape.server.grpc.tls import server_credentials
 from tape.server.grpc.values import ValuesService
 from tape.server.http.access import HttpAccess
 from tape.server.http.api import KINDS, ApiRoutes
 from tape.server.http.app import Endpoints, build_app
 from tape.server.http.artifacts import ArtifactRoutes
 from tape.server.http.frames import SseFormat
+from tape.server.http.http_server import HttpServer
 from tape.server.http.info import InfoRoutes
 from tape.server.http.ingress import IngressRoutes
 from tape.server.http.internal import InternalAccess
 from tape.server.http.listeners import RunStarter
-from tape.server.http.protocol import HttpLimits, limited_connection
+from tape.server.http.protocol import HttpLimits
 from tape.server.http.publish import PublishRoutes
 from tape.server.http.queries import QueryRoutes
 from tape.server.http.stream import EventStream
 from tape.server.loop_lag import LoopLag
 from tape.server.sockets import bind, join
+from tape.server.tls import ServerTls
 from tape.store import WriterLimits, open_database
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.catalog_listeners import CatalogListeners
@@ -79,6 +82,9 @@ log = logging.getLogger(__name__)
 MESSAGE_SLACK_BYTES = 1 << 20
 # Names and values of all metadata of a call together, as for the headers of HTTP.
 MAX_METADATA_BYTES = 64 << 10
+# A connection that has not finished TLS and the preface of HTTP/2 after this is closed, as http_header_timeout_s says
+# for HTTP; the default of gRPC is 2 minutes.
+HANDSHAKE_TIMEOUT_MS = 10_000
 HOUSEKEEPING_S = 600.0
 # Seconds between two runs of the counter. Queries count newer entries from the journal.
 COUNTING_S = 10.0
@@ -94,6 +100,7 @@ class Server:
         self.settings = settings
         self._allowed_hosts = contextlib.ExitStack()
         self.metrics = Metrics()
+        self._tls = ServerTls(settings.tls, self.metrics) if settings.tls.is_on else None
         self.database = open_database(
             settings.store,
             limits=WriterLimits(queue_operations=settings.queue_operations, queue_bytes=settings.queue_bytes),
@@ -125,21 +132,29 @@ class Server:
             body_timeout_s=settings.ingress_body_timeout_s,
         )
         self._authenticator = _authenticator(settings)
-        self._access = Access(self._authenticator, self.audit, settings.internal_token)
+        self._access = Access(
+            self._authenticator, self.audit, settings.internal_token, ClientCertificates(settings.tls_clients)
+        )
         self.task_broker = TaskBroker(self.database)
         self.matcher = Matcher(self.hub, self.task_broker)
         self.hosting = RuntimeSupervisor(self.journal, self.wallet.use, new_owner())
         self._journal_service = JournalService(self.journal, self.hub)
         self.grpc_address = ""
+        self.grpc_client_address = ""
         self.http_address = ""
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
-        self._http: _HttpServer | None = None
+        self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loop_lag = LoopLag(self.metrics)
 
     async def start(self) -> None:
         """Open the database, then listen for gRPC and HTTP."""
+        if self.settings.unencrypted:
+            addresses = " and ".join(self.settings.unencrypted)
+            log.warning("insecure is set: other machines reach %s without TLS, tokens cross in plain text", addresses)
+        if self.settings.tls_client_ca and not self.settings.tls_clients:
+            log.warning("tls_client_ca is set and tls_clients is empty: certificates give no tenant and no scopes")
         self._allowed_hosts.enter_context(allowing(self.settings.http_allow))
         await self.database.open()
         try:
@@ -156,6 +171,8 @@ class Server:
             await self.stop()
             raise
         self._loop_lag.start()
+        if self._tls is not None:
+            self._tls.start()
         await self.hosting.start()
         self.spooling.recover(self.listeners)
         self._tasks.append(asyncio.create_task(self._run_housekeeping()))
@@ -167,6 +184,8 @@ class Server:
             return
         self._is_stopped = True
         self._loop_lag.close()
+        if self._tls is not None:
+            await self._tls.close()
         await self._health.enter_graceful_shutdown()
         stopping = []
         if self._grpc is not None:
@@ -220,31 +239,37 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, standard)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), standard)
-        host, port = parse_address("listen", self.settings.listen)
-        bind("listen", host, port).close()  # gRPC does not report why it cannot bind; this raises the reason
-        bound = server.add_insecure_port(join(host, port))
+        has_client_port = bool(self.settings.tls_client_listen)
+        demands_certificate = bool(self.settings.tls_client_ca) and not has_client_port
+        self.grpc_address = self._add_port(server, "listen", wants_certificate=demands_certificate)
+        if has_client_port:
+            self.grpc_client_address = self._add_port(server, "tls_client_listen", wants_certificate=True)
         await server.start()
         self._grpc = server
-        self.grpc_address = join(host, bound)
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def _add_port(self, server: Any, name: str, *, wants_certificate: bool) -> str:
+        """Add the address of a setting to the gRPC server; returns the address with its port."""
+        host, port = parse_address(name, getattr(self.settings, name))
+        bind(name, host, port).close()  # gRPC does not report why it cannot bind; this raises the reason
+        if self._tls is None:
+            return join(host, server.add_insecure_port(join(host, port)))
+        credentials = server_credentials(self._tls, wants_certificate=wants_certificate)
+        return join(host, server.add_secure_port(join(host, port), credentials))
 
     def _open_http(self) -> None:
         host, port = parse_address("http_listen", self.settings.http_listen)
         listening = bind("http_listen", host, port)
         listening.listen()  # the kernel queues connections from here on, before the task below has started
         self.http_address = join(host, listening.getsockname()[1])
-        config = uvicorn.Config(
+        self._http = HttpServer(
             self._http_app(),
-            http=limited_connection(_http_limits(self.settings)),
-            ws="none",
-            server_header=False,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=max(int(self.settings.shutdown_grace_s), 1),
+            self.metrics,
+            limits=_http_limits(self.settings),
+            tls=self._tls,
+            grace_s=self.settings.shutdown_grace_s,
         )
-        self._http = _HttpServer(config)
         self._tasks.append(asyncio.create_task(self._http.serve([listening]), name="http"))
 
     def _http_app(self) -> ASGIApp:
@@ -303,43 +328,12 @@ def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         # Clients send a keepalive ping every 20 seconds, also on idle connections. gRPC closes a connection that pings
         # more often than this ("too_many_pings"); its default is 5 minutes.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ]
-
-
-class _HttpServer(uvicorn.Server):
-    """Uvicorn that stops on an event: by itself it polls ten times a second, and waits without open connections too."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._stop_requested = asyncio.Event()
-
-    def request_stop(self) -> None:
-        """Accept no more connections, and end when the open requests are answered."""
-        self.should_exit = True
-        self._stop_requested.set()
-
-    async def main_loop(self) -> None:
-        """Update the Date header once a second until a stop is requested."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await self._stop_requested.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let open requests finish."""
-        if self.server_state.connections or self.server_state.tasks:
-            await super().shutdown(sockets)
-        for each in (*self.servers, *(sockets or ())):
-            each.close()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: `tape serve` handles them for the whole process."""
-        yield
 
 
 def _max_message_bytes(settings: Settings) -> int:

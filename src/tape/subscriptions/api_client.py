@@ -11,6 +11,7 @@ import msgspec
 
 from tape.base.addresses import OPERATOR
 from tape.base.http import HttpClient, Response
+from tape.base.tls import load_client_tls, remedy_for
 from tape.base.url_mask import mask_urls
 from tape.errors import ApiRefused, HttpRequestFailed, InvalidConfig, ServerUnreachable
 from tape.subscriptions.events import SubscriptionEvent
@@ -29,6 +30,7 @@ def connect(url: str) -> Control:
 class Control:
     """Calls a server's `/api`, on connections that are kept. Safe to share between threads.
 
+    `https://…` uses TLS with the files of TAPE_CA, TAPE_CLIENT_CERT and TAPE_CLIENT_KEY.
     A status of 300 or more is ApiRefused with that status; a request without a response is ServerUnreachable.
     Nothing is retried here: the caller knows what may be repeated.
     """
@@ -39,8 +41,13 @@ class Control:
             raise InvalidConfig(f"the server's address {mask_urls(url)!r} must look like http://127.0.0.1:7879.")
         self.url = url.rstrip("/")
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+        self._is_secure = parts.scheme == "https"
         self._http = HttpClient(
-            OPERATOR, timeout_s=timeout_s, max_body_bytes=MAX_RESPONSE_BYTES, connections=connections
+            OPERATOR,
+            timeout_s=timeout_s,
+            max_body_bytes=MAX_RESPONSE_BYTES,
+            connections=connections,
+            tls=load_client_tls().context() if self._is_secure else None,
         )
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
@@ -48,14 +55,17 @@ class Control:
         try:
             return _decode(self._http.request(method, self.url + path, **self._options(body)))
         except HttpRequestFailed as error:
-            raise ServerUnreachable(str(error)) from error
+            raise self._unreachable(error) from error
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Do the same without blocking the event loop."""
         try:
             return _decode(await self._http.send(method, self.url + path, **self._options(body)))
         except HttpRequestFailed as error:
-            raise ServerUnreachable(str(error)) from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: HttpRequestFailed) -> ServerUnreachable:
+        return ServerUnreachable(f"{error}{remedy_for(str(error), is_secure=self._is_secure)}")
 
     def _options(self, body: Any) -> dict[str, Any]:
         return {"body": None if body is None else msgspec.json.encode(body), "headers": self._headers}

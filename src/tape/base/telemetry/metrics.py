@@ -51,6 +51,16 @@ class Metrics:
         self.redactions = counter(
             "redactions", "Secrets found in payloads, by rule and what was done", "rule", "action"
         )
+        self.tls_expires = gauge(
+            "tls_expires_seconds", "Time until the certificate of the listeners expires", "certificate"
+        )
+        self.tls_reloads = counter("tls_reloads", "Changed TLS files that were loaded, by ok or failed", "outcome")
+        self.tls_handshakes_failed = counter(
+            "tls_handshakes_failed",
+            "HTTP connections closed before the end of their TLS handshake, by reason",
+            "reason",
+        )
+
         self.predicate_errors = counter("predicate_errors", "Entries passed over because a predicate failed on them")
 
         self.reactions = gauge("reactions", "Reactions that this server knows")

@@ -24,6 +24,7 @@ from tape.model.principal import (
     set_principal,
 )
 from tape.server.access import Access, bearer_of
+from tape.server.client_certificates import to_der
 from tape.server.permissions import authorize
 
 Reply = TypeVar("Reply")
@@ -42,13 +43,20 @@ class RpcAccess:
         set_principal(self._owner)
         return self._owner
 
-    async def admit(self, method: str, metadata: Any) -> Principal:
-        """The principal of the token in the `authorization` metadata. Raises unless it may call this method."""
-        token = bearer_of(_value(metadata, "authorization"))
+    async def admit(self, method: str, context: Any) -> Principal:
+        """The principal of the token in the `authorization` metadata, else of the certificate of the connection.
+
+        Raises unless it may call this method.
+        """
+        metadata = context.invocation_metadata()
+        header = _value(metadata, "authorization")
+        token = bearer_of(header)
         if self._access.is_open and not self._access.is_internal(token):
             principal = self._access.open_principal()
         elif token:
             principal = await self._access.verify(token, _value(metadata, "x-harbor-session"))
+        elif not header and self._access.has_certificates and (certificate := _certificate_of(context)) is not None:
+            principal = self._access.verify_certificate(certificate, _value(metadata, "x-harbor-session"))
         else:
             raise IdentityRequired("authorization metadata missing or malformed: send 'authorization: Bearer <token>'.")
         authorize(method, principal)
@@ -127,6 +135,12 @@ def _owned(draft: Draft, principal: Principal) -> Draft:
             raise ScopeRequired(f"{name} {getattr(draft, name)!r} is not the caller's; that needs the scope `agent`.")
     # Naming a reaction as the cause would hide the entry from that reaction.
     return msgspec.structs.replace(draft, tenant=tenant, user=principal.user, session=principal.session, cause="")
+
+
+def _certificate_of(context: Any) -> bytes | None:
+    """The verified client certificate of the connection, in DER."""
+    found = context.auth_context().get("x509_pem_cert")
+    return to_der(bytes(found[0])) if found else None
 
 
 def _value(metadata: Any, name: str) -> str:

@@ -128,7 +128,7 @@ def _unary(
             calls.enter()
             try:
                 if access.is_restricted:
-                    await access.admit(name, context.invocation_metadata())
+                    await access.admit(name, context)
                 else:
                     access.admit_owner()
                 if request is UNDECODABLE:
@@ -171,7 +171,7 @@ def _stream(
             await _not_served(context, name, metrics)
         try:
             if access.is_restricted:
-                caller = await access.admit(name, context.invocation_metadata())
+                caller = await access.admit(name, context)
             else:
                 caller = access.admit_owner()
             if request is UNDECODABLE:

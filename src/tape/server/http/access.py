@@ -13,6 +13,7 @@ from tape.model.grants import Grants
 from tape.model.pattern import EVERY_SUBJECT
 from tape.model.principal import Principal, set_principal
 from tape.server.access import Access, bearer_of
+from tape.server.http.protocol import KEY
 from tape.server.permissions import authorize
 
 SESSION = "x-harbor-session"
@@ -42,10 +43,12 @@ class HttpAccess:
         if header is None and query_too:
             token = request.query_params.get("access_token", "")
             session = session or request.query_params.get("session", "").strip()
-        if not token:
-            raise IdentityRequired("authorization header missing or malformed: send 'Authorization: Bearer <token>'.")
-        check_id(SESSION, session)
-        return await self._access.verify(token, session)
+        if token:
+            check_id(SESSION, session)
+            return await self._access.verify(token, session)
+        if header is None and self._access.has_certificates and (certificate := _certificate_of(request)) is not None:
+            return self._access.verify_certificate(certificate, session)
+        raise IdentityRequired("authorization header missing or malformed: send 'Authorization: Bearer <token>'.")
 
     async def admit(self, request: Request, call: str) -> Principal:
         """The principal of a request to a route that needs a scope. Raises unless it has one."""
@@ -91,6 +94,12 @@ def granted_to(caller: Principal) -> Grants | None:
     if not grants.patterns:
         raise SubjectNotGranted("the read grants of this token are empty: it may read no subject.")
     return grants
+
+
+def _certificate_of(request: Request) -> bytes | None:
+    """The verified client certificate of the connection, in DER."""
+    connection = request.scope.get(KEY)
+    return None if connection is None else connection.certificate
 
 
 def _is_for_this_machine(request: Request) -> bool:

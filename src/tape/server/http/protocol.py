@@ -56,6 +56,9 @@ class HttpConnection(HttpToolsProtocol):
     writer: StreamWriter | None = None
     is_refused = False
 
+    # The verified certificate of the client in DER; None without one.
+    certificate: bytes | None = None
+
     _timer: asyncio.TimerHandle | None = None
     # Whether the next byte belongs to a request line or header rather than to a body.
     _is_in_head = True
@@ -69,6 +72,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            self.certificate = tls.getpeercert(binary_form=True)
         if len(self.connections) > self.limits.max_connections:
             self._refuse(503, f"The server has {self.limits.max_connections} connections (http_max_connections).")
         else:
@@ -215,12 +220,15 @@ class HttpConnection(HttpToolsProtocol):
             f"content-length: {len(text)}\r\n{retry}connection: close\r\n\r\n"
         )
         self.transport.write(f"{head}{text}".encode())
-        if not self.transport.can_write_eof() or len(self.connections) > 2 * self.limits.max_connections:
+        if len(self.connections) > 2 * self.limits.max_connections:
             self.transport.close()
             return
         self.flow.resume_reading()
-        self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        else:  # TLS
+            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _abandon_request(self) -> bool:
         """Notify the handler of an open request that the client is gone. False if a response has begun already."""
