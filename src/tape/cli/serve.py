@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from tape.base.url_mask import mask_urls
 from tape.cli.options import run
 from tape.cli.telemetry import set_logging
 from tape.cli.user_code import import_modules
-
-if TYPE_CHECKING:
-    from tape.server.server import Server
 
 # The writer thread and the event loop switch many times per batch. With Python's default switch
 # interval of 5 ms a busy event loop would delay the writer by 5 ms each time.
@@ -243,24 +240,27 @@ async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     with stop_on_signal(stop.set, interrupts=False):
         async with Server(settings) as server:
-            _greet(settings, server)
+            _greet(settings, server.grpc_address, server.http_address, server.grpc_client_address)
             await stop.wait()
             typer.echo("Stopping: finishing commits and ending streams.")
     typer.echo("Stopped.")
 
 
-def _greet(settings: Settings, server: Server) -> None:
+def _greet(settings: Settings, grpc_address: str, http_address: str, grpc_client_address: str = "") -> None:
     command = "tape" if shutil.which("tape") else sys.argv[0]
     secure = "s" if settings.tls.is_on else ""
-    grpc_url = f"tape{secure}://{server.grpc_address}"
+    grpc_url = f"tape{secure}://{grpc_address}"
     address = "" if grpc_url.endswith(":7878") and not secure else f" --url {grpc_url}"
-    http = f"http{secure}://{server.http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)"
+    http = f"http{secure}://{http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)"
+    certificates = (
+        f"  gRPC   tapes://{grpc_client_address}   (with client certificates)\n" if grpc_client_address else ""
+    )
     typer.echo(
         f"Tape {__version__} is running.\n"
         f"  store  {mask_urls(settings.store)}\n"
         f"  gRPC   {grpc_url}\n"
-        f"{_client_port(server)}"
-        f"  HTTP   {http if server.http_address else 'off'}\n"
+        f"{certificates}"
+        f"  HTTP   {http if http_address else 'off'}\n"
         f"  access {_access(settings, command)}\n"
         f"{_tls(settings)}"
         f"{f'  lake   {mask_urls(settings.lake)}' + chr(10) if settings.lake else ''}"
@@ -282,11 +282,6 @@ def _access(settings: Settings, command: str) -> str:
     if settings.anonymous == "network":
         return "open to every client that can reach these addresses (--anonymous network)"
     return f"open to clients of this host, which see everything; to use tokens: {command} token, then --auth-jwks"
-
-
-def _client_port(server: Server) -> str:
-    address = server.grpc_client_address
-    return f"  gRPC   tapes://{address}   (with client certificates)\n" if address else ""
 
 
 def _tls(settings: Settings) -> str:

@@ -29,7 +29,7 @@ MAX_CACHED = 1_024
 _WILDCARDS = {"dns": r"[^.]+", "uri": r"[^/]+", "email": r"[^@]+"}
 
 
-class Name(NamedTuple):
+class SubjectName(NamedTuple):
     """A name in the subjectAltName of a certificate, with its kind: dns, uri or email."""
 
     kind: str
@@ -39,7 +39,7 @@ class Name(NamedTuple):
 class Certificate(NamedTuple):
     """What is of interest in a certificate."""
 
-    names: tuple[Name, ...]
+    names: tuple[SubjectName, ...]
     fingerprint: str
     expires_at: float
 
@@ -103,7 +103,7 @@ def _shown(certificate: Certificate) -> str:
     return f" ({names}): no row of tls_clients on the server matches it; add one, or send a token."
 
 
-def _names(certificate: x509.Certificate) -> Iterator[Name]:
+def _names(certificate: x509.Certificate) -> Iterator[SubjectName]:
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -111,11 +111,11 @@ def _names(certificate: x509.Certificate) -> Iterator[Name]:
     for each in found:
         match each:
             case x509.DNSName():
-                yield Name("dns", each.value.lower())
+                yield SubjectName("dns", each.value.lower())
             case x509.UniformResourceIdentifier():
-                yield Name("uri", each.value)
+                yield SubjectName("uri", each.value)
             case x509.RFC822Name():
-                yield Name("email", each.value)
+                yield SubjectName("email", each.value)
             case _:
                 pass  # addresses and directory names are not matched
 
