@@ -581,14 +581,18 @@ class IdentityRequired(TapeError):
 
 
 class TokenRejected(TapeError):
-    """The token does not prove who the caller is. `reason` is one stable word; a detail is for its issuer."""
+    """The token or service key does not prove who the caller is. `reason` is one stable word; a detail is for its issuer.
+
+    `key_id` names a service key that has ended, if the caller has its secret.
+    """
 
     code = "TAPE-1901"
     status = "UNAUTHENTICATED"
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"jwt rejected: {reason}" + (f" ({detail})" if detail else ""))
+    def __init__(self, reason: str, detail: str = "", *, credential: str = "jwt", key_id: str = "") -> None:
+        super().__init__(f"{credential} rejected: {reason}" + (f" ({detail})" if detail else ""))
         self.reason = reason
+        self.key_id = key_id
 
 
 class CertificateRejected(TokenRejected):
@@ -626,6 +630,20 @@ class SubjectNotGranted(ScopeRequired):
     """The caller's token or key has grants, and they do not include this subject."""
 
     code = "TAPE-1908"
+
+
+class KeyExists(TapeError):
+    """A service key was to be created, and the tenant has one with that name."""
+
+    code = "TAPE-1905"
+    status = "ALREADY_EXISTS"
+
+
+class TooManyKeys(TapeError):
+    """The tenant or the database has as many service keys or revoked tokens as it may have."""
+
+    code = "TAPE-1906"
+    status = "FAILED_PRECONDITION"
 
 
 class RedactionFailed(InvalidInput):

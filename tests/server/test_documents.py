@@ -70,6 +70,10 @@ async def test_every_event_that_tape_emits_is_in_the_catalogue(server: Server, c
     await client.compact_run(run_id)
     await prune(server.database, before_seq=2)
     await call(server.http_address, "POST", "/v1/events/list", {"filter": {"tenant_ids": ["a"]}})
+    await call(server.http_address, "POST", "/api/keys", {"name": "k", "tenant": "a"})
+    await call(server.http_address, "POST", "/api/keys/k/rotate", {})
+    await call(server.http_address, "POST", "/api/keys/k/revoke", {})
+    await call(server.http_address, "POST", "/api/tokens/revoke", {"jti": "j", "tenant": "a"})
     head = (await server.journal.head()).global_seq
     subscription = await server.hub.subscribe(EVERYTHING, 0)
     entries = []

@@ -83,6 +83,7 @@ class Settings:
     auth_refresh_s: float = 300.0
     auth_max_stale_s: float = 3600.0
     auth_max_lifetime_s: float = 86_400.0
+    require_keys: bool = False
     anonymous: str = "loopback"
     tls_cert: str = ""
     tls_key: str = ""
@@ -179,11 +180,13 @@ class Settings:
                 continue
             host, _ = parse_address(name, address)
             check_encryption(name, address, has_tls=self.tls.is_on, insecure=self.insecure)
-            if not (self.auth_jwks or self.tls_clients or self.anonymous == "network" or is_loopback(host)):
+            has_proof = self.auth_jwks or self.require_keys or self.tls_clients
+            if not (has_proof or self.anonymous == "network" or is_loopback(host)):
                 raise InvalidConfig(
-                    f"{name} is {address!r}, which other machines can reach, and auth_jwks is not set: all of them"
-                    " could read and write. Set auth_jwks (`tape token` makes keys for development) or tls_clients,"
-                    " stay on 127.0.0.1, or, behind a proxy that authenticates, set anonymous to network."
+                    f"{name} is {address!r}, which other machines can reach, and neither auth_jwks nor require_keys is"
+                    " set: all of them could read and write. Set require_keys (`tape keys create` makes service keys),"
+                    " auth_jwks (`tape token` makes keys for development) or tls_clients, stay on 127.0.0.1, or, behind"
+                    " a proxy that authenticates, set anonymous to network."
                 )
 
     @property

@@ -10,12 +10,14 @@ import msgspec
 import typer
 
 from tape.base.extras import require_server_libraries
+from tape.base.url_mask import mask_urls
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
 from tape.cli.output import age, console, moment, print_facts, print_json
 from tape.errors import IdentityRequired, InvalidInput, SessionOutOfReach, TokenRejected
 from tape.model.grants import Grants
 from tape.model.pattern import Pattern
 from tape.model.principal import Principal
+from tape.model.service_key import has_key_prefix
 
 app = typer.Typer(help="Explain what a token may do, and move data between tenants.", no_args_is_help=True)
 
@@ -45,7 +47,7 @@ def check(
     call: Annotated[
         list[str], typer.Argument(help="RPC, e.g. BeginRun, or route, e.g. POST /api/execute.", metavar="METHOD|ROUTE")
     ],
-    token: Annotated[str, typer.Option("--as", help="Token of the caller; - reads it from standard input.")],
+    token: Annotated[str, typer.Option("--as", help="Token or service key; - reads it from standard input.")],
     subject: Annotated[
         str, typer.Option(help="Subject or pattern that the call is about; checks the token's grants. [default: none]")
     ] = "",
@@ -63,12 +65,14 @@ def check(
         float,
         typer.Option(envvar="TAPE_AUTH_MAX_LIFETIME_S", help="Seconds that a token may be valid for at the server."),
     ] = 86_400.0,
+    store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show whether a token may make a call, and by which rule, without making the call.
+    """Show whether a token or service key may make a call, and by which rule, without making the call.
 
-    Exits with 0 if the call is allowed and with 1 if not. The token is verified if --auth-jwks is given. Pass it on
-    standard input (--as -), because other users of the host can read the arguments of a process.
+    Exits with 0 if the call is allowed and with 1 if not. A token is verified if --auth-jwks is given, a service key
+    with the database (--store). Pass it on standard input (--as -), because other users of the host can read the
+    arguments of a process.
     """
     require_server_libraries("tape access check")
     from tape.server.calls import display, find_call
@@ -78,13 +82,13 @@ def check(
     if not text:
         raise InvalidInput("the token is empty; pass it with --as, or on standard input with --as -.")
     keys = _Keys(auth_jwks, auth_issuer, auth_audience, auth_max_lifetime_s)
-    verdict = run(_judge(name, text, session, keys))
+    verdict = run(_judge(name, text, session, keys, store))
     if subject:
         verdict = _judge_subject(verdict, Pattern(subject))
     if output is Output.json:
         print_json(_as_dict(verdict, display(name)))
     else:
-        _print(verdict, display(name), auth_jwks)
+        _print(verdict, display(name), store if has_key_prefix(text) else auth_jwks)
     raise typer.Exit(0 if verdict.is_allowed else 1)
 
 
@@ -126,33 +130,24 @@ class _Keys(NamedTuple):
     max_lifetime_s: float
 
 
-async def _judge(call: str, token: str, session: str, server: _Keys) -> Verdict:
-    from tape.engine.security.identity import Authenticator
-    from tape.engine.security.jwks import KeySet
+async def _judge(call: str, token: str, session: str, server: _Keys, store: str) -> Verdict:
     from tape.server.permissions import TOKENLESS_ROUTES, is_permitted, scopes_for
 
     if call in TOKENLESS_ROUTES:
         return Verdict(call=call, is_allowed=True, rule="no token is needed", needed=[], is_verified=False)
     needed = sorted(scopes_for(call))
-    keys = KeySet(server.jwks)
-    authenticator = Authenticator(keys, server.issuer, server.audience, server.max_lifetime_s)
+    is_key = has_key_prefix(token)
     try:
-        if server.jwks:
-            await keys.start()
-            principal = await authenticator.verify(token, session)
-        else:
-            principal = authenticator.examine(token, session)
+        principal = await (_verify_key(token, session, store) if is_key else _verify_token(token, session, server))
     except (TokenRejected, IdentityRequired, SessionOutOfReach) as error:
-        rule = f"the server rejects the token: {getattr(error, 'reason', '') or error}"
+        rule = f"the server rejects the {'key' if is_key else 'token'}: {getattr(error, 'reason', '') or error}"
         return Verdict(call=call, is_allowed=False, rule=rule, needed=needed, is_verified=False)
-    finally:
-        await keys.close()
     return Verdict(
         call=call,
         is_allowed=is_permitted(call, principal),
         rule=_explain(frozenset(needed), principal),
         needed=needed,
-        is_verified=bool(server.jwks),
+        is_verified=is_key or bool(server.jwks),
         principal=principal,
     )
 
@@ -167,6 +162,31 @@ def _judge_subject(verdict: Verdict, pattern: Pattern) -> Verdict:
     return msgspec.structs.replace(
         verdict, is_allowed=is_granted, rule=grant if not is_granted else verdict.rule, grant=grant
     )
+
+
+async def _verify_token(token: str, session: str, server: _Keys) -> Principal:
+    from tape.engine.security.identity import Authenticator
+    from tape.engine.security.jwks import KeySet
+
+    keys = KeySet(server.jwks)
+    authenticator = Authenticator(keys, server.issuer, server.audience, server.max_lifetime_s)
+    try:
+        if not server.jwks:
+            return authenticator.examine(token, session)
+        await keys.start()
+        return await authenticator.verify(token, session)
+    finally:
+        await keys.close()
+
+
+async def _verify_key(key: str, session: str, store: str) -> Principal:
+    from tape.engine.security.key_ring import KeyRing
+    from tape.store import open_database
+
+    async with open_database(store, migrate=False) as database:
+        keys = KeyRing(database)
+        await keys.refresh()
+        return await keys.verify(key, session)
 
 
 def _explain(needed: frozenset[str], principal: Principal) -> str:
@@ -203,10 +223,12 @@ def _as_dict(verdict: Verdict, shown: str) -> dict[str, Any]:
         "write": principal.write if principal else None,
         "grant": verdict.grant or None,
         "expires_at": principal.expires_at if principal else None,
+        "token_id": principal.token_id if principal else None,
+        "key_id": principal.key_id if principal else None,
     }
 
 
-def _print(verdict: Verdict, shown: str, jwks: str) -> None:
+def _print(verdict: Verdict, shown: str, source: str) -> None:
     console().print(f"{shown}: {'[green]allowed[/]' if verdict.is_allowed else '[red]not allowed[/]'}")
     facts = {"rule": verdict.rule}
     if verdict.grant not in ("", verdict.rule):
@@ -223,6 +245,12 @@ def _print(verdict: Verdict, shown: str, jwks: str) -> None:
         if principal.expires_at is not None:
             left = age(round((principal.expires_at - time.time()) * 1000))
             facts["expires"] = f"{moment(round(principal.expires_at * 1000))} (in {left})"
-        verified = f"verified with {jwks}" if verdict.is_verified else "not verified; --auth-jwks verifies it"
+        if principal.token_id:
+            facts["token id"] = principal.token_id
+        if principal.key_id.startswith("key:"):
+            facts["key id"] = principal.key_id.removeprefix("key:")
+        verified = (
+            f"verified with {mask_urls(source)}" if verdict.is_verified else "not verified; --auth-jwks verifies it"
+        )
         facts["signature"] = verified
     print_facts(facts)

@@ -29,6 +29,8 @@ from tape.pipeline.java import find_java
 from tape.store import open_database
 
 Verdict = Literal["ok", "warning", "problem"]
+# Settings whose claims tokens have to carry.
+_CLAIMS = ("auth_issuer", "auth_audience")
 _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
 
 # A certificate that expires sooner than this is worth a warning: 14 days.
@@ -94,6 +96,13 @@ def _checks(settings: Settings) -> Iterator[Check]:
     elif settings.unencrypted:
         found = f"off, and other machines reach {' and '.join(settings.unencrypted)} (insecure)"
         yield Check("TLS", "warning", found, "set tls_cert and tls_key, or let a proxy on this host encrypt")
+    if settings.auth_jwks and (unset := [name for name in _CLAIMS if not getattr(settings, name)]):
+        yield Check(
+            "Tokens",
+            "warning",
+            f"{' and '.join(unset)} not set: tokens that the same keys sign for other systems are valid here too",
+            f"set {' and '.join(unset)}; the next minor version will demand it",
+        )
     for name, address in (("gRPC port", settings.listen), ("HTTP port", settings.http_listen)):
         if address:
             yield _port(name, address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +14,10 @@ from tape.base.extras import require_server_libraries
 from tape.base.process import stop_on_signal
 from tape.cli.options import HttpAllowOption, LogLevelOption, ServerOption, run
 from tape.cli.telemetry import set_logging
+from tape.subscriptions.api_client import token_of_environment
 
 if TYPE_CHECKING:
     from tape.server.gateway import Gateway
-
-TOKEN = "TAPE_INTERNAL_API_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def gateway(
@@ -56,8 +54,9 @@ def gateway(
 ) -> None:
     """Receive webhooks and Pub/Sub pushes, verify them and forward them to a server, which starts their executions.
 
-    Needs no database. The internal token of the server is read from TAPE_INTERNAL_API_TOKEN, never from an argument,
-    because other users of the machine can read arguments. The TLS options are also keys of tape.toml.
+    Needs no database. A service key with the scopes gateway and runtime is read from TAPE_TOKEN, or the internal token
+    of the server from TAPE_INTERNAL_API_TOKEN, never from an argument: other users of the host can read arguments. The
+    TLS options are also keys of tape.toml.
     """
     require_server_libraries("tape gateway")
     set_logging(log_level)
@@ -73,7 +72,7 @@ async def _serve(server: str, listen: str, options: dict[str, Any]) -> None:
     from tape.server.gateway import Gateway
 
     stop = asyncio.Event()
-    token = os.environ.get(TOKEN, "")
+    token = token_of_environment()
     with stop_on_signal(stop.set, interrupts=False):
         async with Gateway(server, token, listen, **options) as gateway:
             scheme = "https" if options["tls"].is_on else "http"

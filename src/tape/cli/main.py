@@ -32,6 +32,7 @@ COMMANDS = (
     "token",
     "certs",
     "access",
+    "keys",
     "redact",
     "verify",
     "relay",

@@ -76,6 +76,10 @@ def serve(
     auth_max_lifetime_s: Annotated[
         float | None, typer.Option(help="Reject tokens that expire later than this, in seconds. [default: 86400]")
     ] = None,
+    require_keys: Annotated[
+        bool | None,
+        typer.Option(help="Require a service key (tape keys) or a token for every call. [default: no-require-keys]"),
+    ] = None,
     anonymous: Annotated[
         str | None,
         typer.Option(
@@ -195,6 +199,7 @@ def serve(
         "auth_refresh_s": auth_refresh_s,
         "auth_max_stale_s": auth_max_stale_s,
         "auth_max_lifetime_s": auth_max_lifetime_s,
+        "require_keys": require_keys,
         "anonymous": anonymous,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
@@ -240,13 +245,15 @@ async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     with stop_on_signal(stop.set, interrupts=False):
         async with Server(settings) as server:
-            _greet(settings, server.grpc_address, server.http_address, server.grpc_client_address)
+            _greet(settings, server.grpc_address, server.http_address, server.grpc_client_address, len(server.keys))
             await stop.wait()
             typer.echo("Stopping: finishing commits and ending streams.")
     typer.echo("Stopped.")
 
 
-def _greet(settings: Settings, grpc_address: str, http_address: str, grpc_client_address: str = "") -> None:
+def _greet(
+    settings: Settings, grpc_address: str, http_address: str, grpc_client_address: str = "", key_count: int = 0
+) -> None:
     command = "tape" if shutil.which("tape") else sys.argv[0]
     secure = "s" if settings.tls.is_on else ""
     grpc_url = f"tape{secure}://{grpc_address}"
@@ -261,7 +268,7 @@ def _greet(settings: Settings, grpc_address: str, http_address: str, grpc_client
         f"  gRPC   {grpc_url}\n"
         f"{certificates}"
         f"  HTTP   {http if http_address else 'off'}\n"
-        f"  access {_access(settings, command)}\n"
+        f"  access {_access(settings, command, key_count)}\n"
         f"{_tls(settings)}"
         f"{f'  lake   {mask_urls(settings.lake)}' + chr(10) if settings.lake else ''}"
         "\n"
@@ -274,14 +281,24 @@ def _greet(settings: Settings, grpc_address: str, http_address: str, grpc_client
     sys.stdout.flush()
 
 
-def _access(settings: Settings, command: str) -> str:
+def _access(settings: Settings, command: str, key_count: int) -> str:
+    keys = f"service keys ({key_count} valid)"
     if settings.auth_jwks:
-        return f"tokens verified with {mask_urls(settings.auth_jwks)} (for development: {command} token)"
+        return f"tokens verified with {mask_urls(settings.auth_jwks)} (for development: {command} token), and {keys}"
     if settings.tls_clients:
-        return f"client certificates by {len(settings.tls_clients)} rows of tls_clients"
+        return f"client certificates by {len(settings.tls_clients)} rows of tls_clients, and {keys}"
+    if settings.require_keys and not key_count:
+        store = mask_urls(settings.store)
+        create = f"{command} keys create NAME --tenant TENANT --scope admin --store {store}"
+        return f"service keys only, and there is none yet; to make one: {create}"
+    if settings.require_keys:
+        return f"service keys only ({key_count} valid; {command} keys list)"
     if settings.anonymous == "network":
         return "open to every client that can reach these addresses (--anonymous network)"
-    return f"open to clients of this host, which see everything; to use tokens: {command} token, then --auth-jwks"
+    return (
+        f"open to clients of this host, which see everything; to use tokens: {command} token, then --auth-jwks;"
+        f" to use keys: {command} keys, then --require-keys"
+    )
 
 
 def _tls(settings: Settings) -> str:

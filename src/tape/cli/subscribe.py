@@ -131,16 +131,15 @@ async def _run(
 
 def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tuple[Any, Any]:
     """The dispatch, and a function that returns the number of failed executions."""
-    import os
 
-    from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
+    from tape.subscriptions.api_client import Control, token_of_environment
     from tape.subscriptions.dispatch.http import ServerDispatch
     from tape.subscriptions.dispatch.in_process import InProcessDispatch, Playbooks
     from tape.subscriptions.runtime.local_trail import WORKER, TrailDispatch
 
     spec = local.subscription.spec
     if server_url:
-        control = Control(server_url, os.environ.get(TOKEN_VARIABLE, ""))
+        control = Control(server_url, token_of_environment())
         remote = ServerDispatch(
             control,
             local.ref._replace(subscription_id=0),

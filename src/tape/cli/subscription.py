@@ -41,9 +41,15 @@ def run(
     path: Annotated[str, typer.Argument(help="Path of the subscription in the catalog.")],
     server: ServerOption = DEFAULT_SERVER,
     token: Annotated[
-        str, typer.Option("--token", envvar=TOKEN_VARIABLE, help="Internal token of the server.", show_default=False)
+        str,
+        typer.Option(
+            "--token",
+            envvar=["TAPE_TOKEN", TOKEN_VARIABLE],
+            help="Service key, or internal token of the server.",
+            show_default=False,
+        ),
     ] = "",
-    token_file: Annotated[Path | None, typer.Option(help="File with the internal token of the server.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the service key or internal token.")] = None,
     worker_id: Annotated[str, typer.Option(help="Worker id in events. [default: <host>-<pid>]")] = "",
     modules: Annotated[
         list[str] | None, typer.Option("--import", "-i", help="Module with a custom source; repeatable.")
@@ -63,7 +69,7 @@ def run(
     messages that were not acknowledged are redelivered.
     """
     set_logging(log_level)
-    warn_of_secret(context, "token", f"set {TOKEN_VARIABLE} or use --token-file")
+    warn_of_secret(context, "token", "set TAPE_TOKEN or use --token-file")
     if token_file is not None:
         token = read_secret_file("--token-file", token_file)
     import_modules(modules or [])

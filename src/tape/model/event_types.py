@@ -50,6 +50,12 @@ _OBLIGATION = {
     "next_attempt_at_ms": "when it is tried again",
 }
 _SECRET = {"alias": "its name; never what it says"}
+_BY = {
+    "By": "the user who did it",
+    "ByTenant": "that user's tenant",
+    "ByKey": "the key that proved it",
+}
+_KEY = {"Name": "its name", "KeyID": "its public id; never the secret", **_BY}
 _VALUE = {
     **_RUN,
     "namespace": "where the value is",
@@ -343,7 +349,37 @@ EVENTS: tuple[EventType, ...] = (
         "A payload could not be searched for secrets, so it was not stored.",
         {"OriginalSubject": "the subject it had", "Reason": "why"},
     ),
-    EventType("auth.rejected", "Tokens were refused.", {"Reason": "why", "Count": "how many, within a second"}),
+    EventType(
+        "audit.key_created",
+        "A service key was created.",
+        {**_KEY, "Scopes": "its scopes", "ExpiresAtMs": "when it expires, or 0"},
+    ),
+    EventType(
+        "audit.key_rotated",
+        "The secret of a service key was replaced.",
+        {
+            **_KEY,
+            "Scopes": "its scopes",
+            "ExpiresAtMs": "when it expires, or 0",
+            "ReplacedKeyID": "the id of the secret before",
+            "ReplacedUntilMs": "until when that one stays valid",
+        },
+    ),
+    EventType("audit.key_revoked", "A service key was revoked.", _KEY),
+    EventType(
+        "audit.token_revoked",
+        "A token was revoked.",
+        {"TokenID": "its `jti`", "UntilMs": "until when it is rejected for that reason", **_BY},
+    ),
+    EventType(
+        "auth.rejected",
+        "Tokens or service keys were refused.",
+        {
+            "Reason": "why",
+            "Count": "how many, within a second",
+            "KeyID": "the key, if its secret was right and it has ended",
+        },
+    ),
     EventType(
         "wallet.set", "A secret was stored.", {**_SECRET, "version": "its version from now on", "by": "who did it"}
     ),

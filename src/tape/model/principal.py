@@ -46,6 +46,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     read: tuple[str, ...] | None = None
     write: tuple[str, ...] | None = None
     key_id: str = ""
+    # The `jti` of its token, by which that one token can be revoked.
+    token_id: str = ""
     expires_at: float | None = None
     # On an open server callers name their own tenant, user and session, or none.
     is_open: bool = False

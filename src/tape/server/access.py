@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import KEY_ID_PREFIX, Authenticator
+from tape.engine.security.key_ring import KeyRing
 from tape.errors import CertificateRejected, TokenRejected
 from tape.model.principal import ADMIN, AGENT, APPROVER, FLEET, OPERATOR, RUNTIME, SYSTEM_SCOPE, WORKER, Principal
+from tape.model.service_key import has_key_prefix
 from tape.server.client_certificates import ClientCertificates
 from tape.server.open_streams import OpenStreams
 
@@ -21,20 +23,29 @@ INTERNAL = Principal(scopes=frozenset({SYSTEM_SCOPE}), key_id="internal")
 
 
 class Access:
-    """Finds the principal of a token or a client certificate. Without keys and `tls_clients` the server is open."""
+    """Finds the principal of a token, a service key or a client certificate.
+
+    Without JWKS and `tls_clients` the server is open, unless it requires keys. A service key is checked on every server.
+    """
 
     def __init__(
         self,
         authenticator: Authenticator | None,
         audit: Audit,
+        keys: KeyRing,
         internal_token: str = "",
         certificates: ClientCertificates | None = None,
+        *,
+        requires_keys: bool = False,
     ) -> None:
         self._authenticator = authenticator
         self._certificates = certificates or ClientCertificates()
         self._audit = audit
+        self._keys = keys
+        self._requires_keys = requires_keys
         self._internal_token = internal_token.encode()
         self._streams = OpenStreams()
+        keys.on_ended = self._streams.end_keys
         if authenticator is not None:
             authenticator.keys.on_withdrawn = lambda kids: self._streams.end_keys([KEY_ID_PREFIX + kid for kid in kids])
         self._open_scopes = OPEN_SCOPES - GUARDED_SCOPES if internal_token else OPEN_SCOPES
@@ -42,7 +53,11 @@ class Access:
     @property
     def is_open(self) -> bool:
         """Whether callers need no token, and name their own identity."""
-        return self._authenticator is None and not self._certificates
+        return self._authenticator is None and not self._certificates and not self._requires_keys
+
+    def is_anonymous(self, token: str) -> bool:
+        """Whether the server is open and the token is none that it knows. A wrong service key is never anonymous."""
+        return self.is_open and not self.is_internal(token) and not has_key_prefix(token)
 
     @property
     def has_internal_token(self) -> bool:
@@ -54,16 +69,23 @@ class Access:
         return bool(self._internal_token) and hmac.compare_digest(token.encode(), self._internal_token)
 
     async def verify(self, token: str, session: str = "") -> Principal:
-        """The principal of a token. TokenRejected, and an audit entry, if it does not prove one."""
+        """The principal of a token or key. TokenRejected, and an audit entry, if it does not prove one."""
         if self.is_internal(token):
             return INTERNAL
+        try:
+            return await self._verify(token, session)
+        except TokenRejected as error:
+            self._audit.auth_rejected(error.reason, error.key_id)
+            raise
+
+    async def _verify(self, token: str, session: str) -> Principal:
+        if has_key_prefix(token):
+            return await self._keys.verify(token, session)
         if self._authenticator is None:
             raise TokenRejected("unknown_key")
-        try:
-            return await self._authenticator.verify(token, session)
-        except TokenRejected as error:
-            self._audit.auth_rejected(error.reason)
-            raise
+        principal = await self._authenticator.verify(token, session)
+        self._keys.check_token(principal)
+        return principal
 
     @property
     def has_certificates(self) -> bool:
@@ -80,7 +102,8 @@ class Access:
 
     def watch(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` once the principal's token is no longer valid. Returns the function that stops this."""
-        if self._authenticator is not None and self._authenticator.is_withdrawn(principal):
+        is_withdrawn = self._authenticator is not None and self._authenticator.is_withdrawn(principal)
+        if is_withdrawn or self._keys.is_ended(principal):
             end()
         return self._streams.watch(principal, end)
 

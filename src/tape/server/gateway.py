@@ -51,8 +51,9 @@ class Gateway:
     ) -> None:
         if not token and not load_client_tls().cert:
             raise InvalidConfig(
-                "A gateway needs the server's internal token, or a client certificate with the scopes `gateway` and"
-                " `tenant:*`; set TAPE_INTERNAL_API_TOKEN, or TAPE_CLIENT_CERT and TAPE_CLIENT_KEY."
+                "A gateway needs a service key or a client certificate with the scopes `gateway` and `tenant:*`, or the"
+                " server's internal token; set TAPE_TOKEN, TAPE_CLIENT_CERT and TAPE_CLIENT_KEY, or"
+                " TAPE_INTERNAL_API_TOKEN."
             )
         tls = tls or TlsFiles()
         check_encryption("listen", listen, has_tls=tls.is_on, insecure=insecure)

@@ -39,6 +39,7 @@ _EXECUTES = frozenset({WORKER, OPERATOR, RUNTIME})
 _RUNTIMES = frozenset({OPERATOR, RUNTIME})
 _SECRETS = frozenset({RUNTIME})
 _GATEWAYS = frozenset({GATEWAY})
+_ADMINISTERS = frozenset({ADMIN})
 # What these open is for programs, never for a person's token, whatever else it may do.
 PROGRAMS_ONLY = (_SECRETS, _GATEWAYS)
 
@@ -108,6 +109,10 @@ ROUTES: Mapping[str, Scopes] = {
     "GET /api/subscriptions/": _RUNTIMES,
     "POST /api/subscriptions/{}/": _RUNTIMES,
     "POST /api/events": _RUNTIMES,
+    "GET /api/keys": _ADMINISTERS,
+    "POST /api/keys": _ADMINISTERS,
+    "POST /api/keys/{}/": _ADMINISTERS,
+    "POST /api/tokens/revoke": _ADMINISTERS,
 }
 
 # The journal over HTTP.
@@ -138,6 +143,10 @@ OF_ALL_TENANTS = ROUTES.keys() - {
     "POST /api/execute/batch",
     "GET /api/executions/",
     "GET /api/pools/",
+    "GET /api/keys",
+    "POST /api/keys",
+    "POST /api/keys/{}/",
+    "POST /api/tokens/revoke",
 }
 # The calls that grants hold for, and which of them: those on subjects that callers choose.
 GRANTS: Mapping[str, Literal["read", "write"]] = {

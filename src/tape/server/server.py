@@ -31,8 +31,11 @@ from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import Authenticator
 from tape.engine.security.jwks import KeySet
+from tape.engine.security.key_ring import KeyRing
 from tape.engine.security.redaction import TenantRedactors
+from tape.engine.security.revoked_tokens import delete_expired
 from tape.engine.security.screening import DraftScreen
+from tape.engine.security.service_keys import delete_ended
 from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
 from tape.journal.journal import Journal, delete_expired_requests
@@ -60,6 +63,7 @@ from tape.server.http.http_server import HttpServer
 from tape.server.http.info import InfoRoutes
 from tape.server.http.ingress import IngressRoutes
 from tape.server.http.internal import InternalAccess
+from tape.server.http.keys import KeyRoutes
 from tape.server.http.listeners import RunStarter
 from tape.server.http.protocol import HttpLimits
 from tape.server.http.publish import PublishRoutes
@@ -132,8 +136,14 @@ class Server:
             body_timeout_s=settings.ingress_body_timeout_s,
         )
         self._authenticator = _authenticator(settings)
+        self.keys = KeyRing(self.database)
         self._access = Access(
-            self._authenticator, self.audit, settings.internal_token, ClientCertificates(settings.tls_clients)
+            self._authenticator,
+            self.audit,
+            self.keys,
+            settings.internal_token,
+            ClientCertificates(settings.tls_clients),
+            requires_keys=settings.require_keys,
         )
         self.task_broker = TaskBroker(self.database)
         self.matcher = Matcher(self.hub, self.task_broker)
@@ -160,6 +170,7 @@ class Server:
         try:
             if self._authenticator is not None:
                 await self._authenticator.keys.start()
+            await self.keys.start()
             await self.hub.start()
             await self.task_broker.start()
             if self.settings.match_reactions:
@@ -205,6 +216,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._authenticator is not None:
             await self._authenticator.keys.close()
+        await self.keys.close()
         await self.ingress.close()
         await self.spooling.close()
         await self.audit.close()
@@ -292,9 +304,13 @@ class Server:
             ArtifactRoutes(self.artifacts, access, self.audit),
             InfoRoutes(access),
             IngressRoutes(self.ingress),
-            ApiRoutes(self.journal, internal, self.wallet, self.listeners).add_to,
+            ApiRoutes(self.journal, internal, self.wallet, self.listeners, self._key_routes()).add_to,
         )
         return build_app(self.journal, self.metrics, endpoints, settings.origins)
+
+    def _key_routes(self) -> KeyRoutes:
+        is_open_to_network = self._access.is_open and self.settings.anonymous == "network"
+        return KeyRoutes(self.database, self.keys, self.settings.auth_max_lifetime_s, is_refused=is_open_to_network)
 
     async def _emit(self, events: Sequence[SubscriptionEvent]) -> None:
         await self.journal.append([event.draft() for event in events])
@@ -306,6 +322,8 @@ class Server:
                 await self.wallet.delete_retired()
                 await purge_tasks(self.database, self.settings.keep_tasks_h)
                 await self.database.write(lambda tx: forget_claims(tx, now_ms()))
+                await self.database.write(lambda tx: delete_ended(tx, now_ms()))
+                await self.database.write(lambda tx: delete_expired(tx, now_ms()))
             except TapeError as error:
                 log.warning("housekeeping failed, retrying in %.0f s: %s", HOUSEKEEPING_S, error)
             await asyncio.sleep(HOUSEKEEPING_S)
@@ -356,5 +374,9 @@ def _authenticator(settings: Settings) -> Authenticator | None:
     keys = KeySet(settings.auth_jwks, settings.auth_refresh_s, settings.auth_max_stale_s)
     for name in ("auth_issuer", "auth_audience"):
         if not getattr(settings, name):
-            log.warning("%s is not set: tokens that the same keys sign for other systems are valid here too", name)
+            log.warning(
+                "%s is not set: tokens that the same keys sign for other systems are valid here too."
+                " The next minor version will demand it.",
+                name,
+            )
     return Authenticator(keys, settings.auth_issuer, settings.auth_audience, settings.auth_max_lifetime_s)

@@ -23,8 +23,13 @@ MAX_SHOWN = 200
 
 
 def connect(url: str) -> Control:
-    """The `/api` of a server, with the token of the environment: TAPE_INTERNAL_API_TOKEN, else TAPE_TOKEN."""
-    return Control(url, os.environ.get(TOKEN_VARIABLE, "") or os.environ.get("TAPE_TOKEN", ""))
+    """The `/api` of a server, with the key or token of the environment."""
+    return Control(url, token_of_environment())
+
+
+def token_of_environment() -> str:
+    """TAPE_TOKEN, a service key or token; else TAPE_INTERNAL_API_TOKEN, the internal token of the server."""
+    return os.environ.get("TAPE_TOKEN", "") or os.environ.get(TOKEN_VARIABLE, "")
 
 
 class Control:

@@ -111,6 +111,8 @@ class Metrics:
         self.ingress_received = counter("ingress_received", "Deliveries for a listener", "subscription")
         self.ingress_rejected = counter("ingress_rejected", "Deliveries refused, by reason", "subscription", "reason")
         self.ingress_dispatched = counter("ingress_dispatched", "Deliveries accepted durably", "subscription")
+        self.auth_rejected = counter("auth_rejected", "Tokens and service keys refused, by reason", "reason")
+        self.service_keys = gauge("service_keys", "Valid service keys that this server knows")
         self.wallet_reveals = counter("wallet_reveals", "Secrets asked for, by `ok` or an error's code", "outcome")
 
         self.executes = counter("execute_outcomes", "Playbooks to execute, by what became of them", "entry", "outcome")

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from tape.errors import TapeError
+from tape.journal.appender import append
 from tape.journal.journal import Journal
-from tape.model.entry import Draft
-from tape.model.principal import Principal
+from tape.model.entry import Draft, checked
+from tape.model.principal import Principal, current_principal
 from tape.model.subject import build
+from tape.store import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class Audit:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._rejections: Counter[str] = Counter()
+        self._rejections: Counter[tuple[str, str]] = Counter()
         self._writing: asyncio.Task[None] | None = None
 
     async def admin_scope_used(self, caller: Principal, method: str, subscriber_id: int = 0) -> None:
@@ -48,9 +50,10 @@ class Audit:
         payload = {"OriginalSubject": draft.subject, "Reason": reason}
         await self._journal.append([_draft("audit", "redaction_failed", principal, payload)])
 
-    def auth_rejected(self, reason: str) -> None:
-        """A token was refused. Written soon, together with others like it."""
-        self._rejections[reason] += 1
+    def auth_rejected(self, reason: str, key_id: str = "") -> None:
+        """A token or key was refused. Written soon, together with others like it."""
+        self._journal.database.metrics.auth_rejected.labels(reason).inc()
+        self._rejections[reason, key_id] += 1
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_rejections())
 
@@ -72,8 +75,13 @@ class Audit:
     async def _append_rejections(self) -> None:
         counts, self._rejections = self._rejections, Counter()
         drafts = [
-            _draft("auth", "rejected", UNAUTHENTICATED, {"Reason": reason, "Count": count})
-            for reason, count in counts.items()
+            _draft(
+                "auth",
+                "rejected",
+                UNAUTHENTICATED,
+                {"Reason": reason, "Count": count} | ({"KeyID": key_id} if key_id else {}),
+            )
+            for (reason, key_id), count in counts.items()
         ]
         if not drafts:
             return
@@ -81,6 +89,17 @@ class Audit:
             await self._journal.append(drafts)
         except TapeError as error:
             log.warning("%d rejected tokens were not journaled: %s", counts.total(), error)
+
+
+def record(tx: Transaction, verb: str, tenant: str, by: str, payload: dict[str, Any]) -> None:
+    """Append an audit entry of a change to a tenant's keys or tokens, in the transaction of the change.
+
+    `by` names the operating system's user where no principal made the call.
+    """
+    caller = current_principal()
+    named = {"By": caller.user or by, "ByTenant": caller.tenant, "ByKey": caller.key_id}
+    owner = Principal(tenant=tenant, user=caller.user, session=caller.session)
+    append(tx, [checked(_draft("audit", verb, owner, payload | named))])
 
 
 def _draft(kind: str, verb: str, caller: Principal, payload: dict[str, Any]) -> Draft:

@@ -120,12 +120,14 @@ def _principal_of(claims: Mapping[str, Any], session: str, key_id: str) -> Princ
     reach = claims.get("session_reach")
     if isinstance(reach, list) and names["session"] not in reach:
         raise SessionOutOfReach(f"the session {names['session']!r} is not in the token's session_reach")
+    token_id = claims.get("jti")
     return Principal(
         **names,  # type: ignore[arg-type]  # checked just above
         scopes=_scopes(claims.get("scopes")),
         read=_grants(claims.get(GRANTS_CLAIM), "read"),
         write=_grants(claims.get(GRANTS_CLAIM), "write"),
         key_id=key_id,
+        token_id=token_id if isinstance(token_id, str) else "",
         expires_at=float(claims["exp"]),
     )
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
+from tape.base.ids import new_id
 from tape.engine.security.identity import GRANTS_CLAIM
 from tape.errors import InvalidConfig, InvalidInput
 from tape.model.grants import compile_grants
@@ -72,6 +73,7 @@ class SigningKey:
             "scopes": sorted(scopes),
             **({GRANTS_CLAIM: grants} if grants else {}),
             "iat": now,
+            "jti": new_id(),
             "exp": now + lifetime_s,
         }
         return jwt.encode(claims, self._private, algorithm="ES256", headers={"kid": self.kid})

@@ -341,7 +341,11 @@ def subscription(
     ),
     token: Annotated[
         str,
-        typer.Option(envvar="TAPE_INTERNAL_API_TOKEN", help="The server's internal token.", show_default=False),
+        typer.Option(
+            envvar=["TAPE_TOKEN", "TAPE_INTERNAL_API_TOKEN"],
+            help="Service key, or the server's internal token.",
+            show_default=False,
+        ),
     ] = "",
     store: Annotated[
         str, typer.Option(help="Store into which executors write directly instead of through the server.")

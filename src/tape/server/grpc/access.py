@@ -31,17 +31,12 @@ Reply = TypeVar("Reply")
 
 
 class RpcAccess:
-    """Admits or rejects calls. An open server without an internal token admits every call."""
+    """Admits or rejects calls. An open server without an internal token admits every call without a service key."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self.is_restricted = not access.is_open or access.has_internal_token
+        self._is_restricted = not access.is_open or access.has_internal_token
         self._owner = access.open_principal()
-
-    def admit_owner(self) -> Principal:
-        """The principal of a call to a server that restricts none."""
-        set_principal(self._owner)
-        return self._owner
 
     async def admit(self, method: str, context: Any) -> Principal:
         """The principal of the token in the `authorization` metadata, else of the certificate of the connection.
@@ -51,15 +46,16 @@ class RpcAccess:
         metadata = context.invocation_metadata()
         header = _value(metadata, "authorization")
         token = bearer_of(header)
-        if self._access.is_open and not self._access.is_internal(token):
-            principal = self._access.open_principal()
+        if self._access.is_anonymous(token):
+            principal = self._owner
         elif token:
             principal = await self._access.verify(token, _value(metadata, "x-harbor-session"))
         elif not header and self._access.has_certificates and (certificate := _certificate_of(context)) is not None:
             principal = self._access.verify_certificate(certificate, _value(metadata, "x-harbor-session"))
         else:
             raise IdentityRequired("authorization metadata missing or malformed: send 'authorization: Bearer <token>'.")
-        authorize(method, principal)
+        if self._is_restricted or not principal.is_open:
+            authorize(method, principal)
         set_principal(principal)
         return principal
 

@@ -127,10 +127,7 @@ def _unary(
         try:
             calls.enter()
             try:
-                if access.is_restricted:
-                    await access.admit(name, context)
-                else:
-                    access.admit_owner()
+                await access.admit(name, context)
                 if request is UNDECODABLE:
                     raise undecodable(name)
                 reply = await function(request, context)
@@ -170,10 +167,7 @@ def _stream(
         if function is None:
             await _not_served(context, name, metrics)
         try:
-            if access.is_restricted:
-                caller = await access.admit(name, context)
-            else:
-                caller = access.admit_owner()
+            caller = await access.admit(name, context)
             if request is UNDECODABLE:
                 raise undecodable(name)
             requests = DecodedRequests(name, aiter(request)) if is_client_streaming else None

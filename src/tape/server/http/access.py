@@ -38,11 +38,11 @@ class HttpAccess:
     async def _principal_of(self, request: Request, query_too: bool) -> Principal:
         header, session = request.headers.get("authorization"), request.headers.get(SESSION, "").strip()
         token = bearer_of(header)
-        if self._access.is_open and not self._access.is_internal(token):
-            return self._anonymous(request)
         if header is None and query_too:
             token = request.query_params.get("access_token", "")
             session = session or request.query_params.get("session", "").strip()
+        if self._access.is_anonymous(token):
+            return self._anonymous(request)
         if token:
             check_id(SESSION, session)
             return await self._access.verify(token, session)

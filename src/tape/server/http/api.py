@@ -10,6 +10,7 @@ from tape.server.http.catalog import CatalogRoutes
 from tape.server.http.credentials import CredentialRoutes
 from tape.server.http.execute import ExecuteRoutes
 from tape.server.http.internal import InternalAccess
+from tape.server.http.keys import KeyRoutes
 from tape.server.http.listeners import ListenerRoutes
 from tape.server.http.offsets import OffsetRoutes
 from tape.server.http.pools import PoolRoutes
@@ -25,7 +26,14 @@ KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subsc
 class ApiRoutes:
     """The routes below `/api`."""
 
-    def __init__(self, journal: Journal, internal: InternalAccess, wallet: Wallet, listeners: ListenerSource) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        internal: InternalAccess,
+        wallet: Wallet,
+        listeners: ListenerSource,
+        keys: KeyRoutes,
+    ) -> None:
         self._internal = internal
         self._catalog = CatalogRoutes(journal.database, KINDS)
         self._execute = ExecuteRoutes(journal)
@@ -34,6 +42,7 @@ class ApiRoutes:
         self._pools = PoolRoutes(journal.database)
         self._subscriptions = SubscriptionRoutes(journal)
         self._offsets = OffsetRoutes(journal)
+        self._keys = keys
 
     def add_to(self, app: App) -> None:
         """Add the routes to the application."""
@@ -59,3 +68,7 @@ class ApiRoutes:
         add("GET", "/api/subscriptions/", self._subscriptions.show)
         add("POST", "/api/subscriptions/{}/", self._subscriptions.act)
         add("POST", "/api/events", self._subscriptions.post_events)
+        add("GET", "/api/keys", self._keys.list)
+        add("POST", "/api/keys", self._keys.create)
+        add("POST", "/api/keys/{}/", self._keys.act)
+        add("POST", "/api/tokens/revoke", self._keys.revoke_token)

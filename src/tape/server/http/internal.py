@@ -25,7 +25,7 @@ from tape.server.http.access import HttpAccess
 from tape.server.http.problems import status_of
 from tape.server.http.request_bodies import read_body
 from tape.server.http.router import Handler
-from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY
+from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY, authorize
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,15 @@ class InternalAccess:
 
     async def admit(self, request: Request, call: str) -> Principal:
         """The principal of the request. Raises unless it may use the route."""
-        if PERMISSIONS[call] in PROGRAMS_ONLY and self._access.is_unguarded:
+        principal = await self._access.caller_of(request)
+        if PERMISSIONS[call] in PROGRAMS_ONLY and principal.is_open and self._access.is_unguarded:
             raise InternalTokenUnset(
-                "this server has no internal_token and rejects all requests to this route;"
-                " set TAPE_INTERNAL_API_TOKEN on the server and on the client."
+                "this server has no internal_token and rejects requests to this route without a service key;"
+                " set TAPE_INTERNAL_API_TOKEN on the server and on the client, or send a key with the scope"
+                f" {' or '.join(sorted(PERMISSIONS[call]))}."
             )
-        return await self._access.admit(request, call)
+        authorize(call, principal)
+        return principal
 
 
 async def read_request(request: Request, kind: type[T]) -> T:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from tape.model.service_key import PATTERN, PREFIX
+
 # Rule, hints, and an RE2 pattern whose group 1, if there is one, is the secret. One of the hints is in every match; a
 # format without hints has no distinctive beginning.
 FORMATS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("tape", (PREFIX,), rf"\b{PATTERN}\b"),
     ("aws", ("AKIA", "ASIA", "ABIA", "ACCA"), r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b"),
     ("gcp", ("AIza",), r"\bAIza[0-9A-Za-z_\-]{35}"),
     ("gcp", ("ya29.",), r"\bya29\.[0-9A-Za-z_\-]{20,}"),
