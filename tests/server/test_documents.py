@@ -131,13 +131,15 @@ JOURNAL = frozenset({"events.publish", "events.list", "events.aggregate", "runti
 # Bodies that the schema alone would hardly ever make: a bucket divides its window, an offset lies in its range.
 BODIES = {
     "events.aggregate": {"window": 3_600_000_000_000, "bucket": 60_000_000_000},
+    "keys.create": {"name": "k", "tenant": "a"},
+    "tokens.revoke": {"jti": "j", "tenant": "a"},
     "offsets.take": {"subscription": "s", "part": "0", "begin": 0, "end": 1, "records": []},
 }
 # Operations for which a name that the schema makes up does not exist.
 NEVER_FOUND = frozenset(
     {
         *("artifacts.get", "catalog.register", "catalog.resource", "credentials.get", "execute", "executions.show"),
-        *("ingress.show", "subscriptions.act", "subscriptions.register", "subscriptions.register.alias"),
+        *("ingress.show", "keys.change", "subscriptions.act", "subscriptions.register", "subscriptions.register.alias"),
         *("subscriptions.events", "subscriptions.show"),
     }
 )

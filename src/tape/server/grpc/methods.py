@@ -172,7 +172,7 @@ def _stream(
                 raise undecodable(name)
             requests = DecodedRequests(name, aiter(request)) if is_client_streaming else None
             replies = function(requests or request, context)
-            async for reply in access.guard(caller, replies) if access.is_restricted else replies:
+            async for reply in replies if caller.is_open else access.guard(caller, replies):
                 yield reply
             if requests is not None:
                 requests.check()

@@ -16,6 +16,7 @@ from tape.model.event_types import EVENTS, EventType
 from tape.server.calls import VARIANTS
 from tape.server.http.catalog import ListDocumentsRequest, ReadDocumentRequest, RegisterDocumentRequest
 from tape.server.http.info import InfoRequest
+from tape.server.http.keys import ChangeKeyRequest, CreateKeyRequest, RevokeTokenRequest
 from tape.server.http.operations import JSON, OPERATIONS, Content, Operation
 from tape.server.http.queries import AggregateRequest, ListRequest
 from tape.server.http.schemas import EVENT, SCHEMAS, ref
@@ -24,6 +25,8 @@ from tape.server.permissions import TOKENLESS_ROUTES, scopes_for
 
 _REQUESTS = (
     AggregateRequest,
+    ChangeKeyRequest,
+    CreateKeyRequest,
     EventBody,
     ExecuteRequest,
     InfoRequest,
@@ -32,6 +35,7 @@ _REQUESTS = (
     ReadDocumentRequest,
     RegisterDocumentRequest,
     RegisterSubscriptionRequest,
+    RevokeTokenRequest,
 )
 _DESCRIPTION = """\
 The journal and the control routes over HTTP. `x-scopes` of an operation lists the scopes of which a token needs one;

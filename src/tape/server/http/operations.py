@@ -279,6 +279,42 @@ _API: Mapping[str, Operation] = {
         {JSON: {"anyOf": [ref("EventBody"), array(ref("EventBody"))]}},
         errors=_CHANGES,
     ),
+    "GET /api/keys": Operation(
+        "keys.list",
+        "Service keys by tenant and name, without secrets; `next` is the cursor of the next page.",
+        _json("Keys"),
+        parameters=(
+            parameter("query", "tenant", "Only keys of this tenant; another than the caller's needs a scope."),
+            parameter("query", "all", "`true` lists revoked and replaced keys too."),
+            parameter("query", "after", "The cursor of the next page."),
+            parameter("query", "limit", "At most so many, 1,000 by default.", {"type": "string"}),
+        ),
+        errors=(422, 429, 503),
+    ),
+    "POST /api/keys": Operation(
+        "keys.create",
+        "Create a service key. Only this response shows its secret.",
+        _json("IssuedKey"),
+        _json("CreateKeyRequest"),
+        errors=_WRITES,
+    ),
+    "POST /api/keys/{}/": Operation(
+        "keys.change",
+        "Replace the secret of a service key, or revoke the key.",
+        {JSON: {"anyOf": [ref("IssuedKey"), ref("Key")]}},
+        _json("ChangeKeyRequest"),
+        (in_path("key", "The name of the key."), in_path("action", "The change.", {"enum": ["revoke", "rotate"]})),
+        _CHANGES,
+        "/api/keys/{key}/{action}",
+        needs_body=False,
+    ),
+    "POST /api/tokens/revoke": Operation(
+        "tokens.revoke",
+        "Reject a token by its `jti`, and end its streams.",
+        _json("RevokedToken"),
+        _json("RevokeTokenRequest"),
+        errors=_WRITES,
+    ),
 }
 
 # Every route of the server, by its name in the table of permissions.

@@ -41,6 +41,16 @@ _DOCUMENT: dict[str, Schema] = {
     "labels": OBJECT,
     "created_at": TIME,
 }
+_MAYBE_MS: Schema = {"type": ["integer", "null"]}
+_PATTERNS: Schema = {"type": ["array", "null"], "items": TEXT}
+_KEY: dict[str, Schema] = {
+    **dict.fromkeys(("name", "tenant", "key_id", "state", "user", "created_by"), TEXT),
+    "scopes": array(TEXT),
+    "read": _PATTERNS,
+    "write": _PATTERNS,
+    "created_at_ms": NUMBER,
+    **dict.fromkeys(("expires_at_ms", "retires_at_ms", "revoked_at_ms", "last_used_at_ms"), _MAYBE_MS),
+}
 
 EVENT = record(
     {
@@ -180,4 +190,8 @@ SCHEMAS: dict[str, Schema] = {
     "Subscriptions": record({"subscriptions": array(ref("Subscription"))}, {"next": ID}),
     "PostedEvent": record({"status": TEXT, "event_id": NUMBER, "commands_generated": NUMBER}),
     "PostedEvents": record({"events": array(ref("PostedEvent"))}),
+    "Key": record(_KEY),
+    "IssuedKey": record({**_KEY, "key": TEXT}),
+    "Keys": record({"keys": array(ref("Key"))}, {"next": TEXT}),
+    "RevokedToken": record({"jti": TEXT, "tenant": TEXT, "until_ms": NUMBER}),
 }
