@@ -581,7 +581,7 @@ class IdentityRequired(TapeError):
 
 
 class TokenRejected(TapeError):
-    """The token or service key does not prove who the caller is. `reason` is one stable word; a detail is for its issuer.
+    """The token or service key does not prove who calls. `reason` is one stable word; a detail is for its issuer.
 
     `key_id` names a service key that has ended, if the caller has its secret.
     """
