@@ -25,7 +25,7 @@ INTERNAL = Principal(scopes=frozenset({SYSTEM_SCOPE}), key_id="internal")
 class Access:
     """Finds the principal of a token, a service key or a client certificate.
 
-    Without JWKS and `tls_clients` the server is open, unless it requires keys. A service key is checked on every server.
+    Without JWKS and `tls_clients` the server is open, unless it requires keys. Every server checks service keys.
     """
 
     def __init__(
