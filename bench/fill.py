@@ -79,7 +79,7 @@ def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int,
     when = f"{began_ms} + i"
     columns = {
         # Heads before runs: the trigger that updates a run's last sequence number then finds no run.
-        "tape_run_heads": {"run_id": run, "seq": "1"},
+        "tape_run_heads": {"run_id": run, "tenant": "''", "seq": "1"},
         "tape_runs": {
             "run_id": run,
             "app_name": f"'{APP}'",

@@ -15,12 +15,14 @@ from tape.store import open_database
 from tape.store.sqlite import CHECKPOINT_PAGES
 
 Row = tuple[Any, ...]
-RUN_ID, SEQ = COLUMNS.index("run_id"), COLUMNS.index("seq")
+RUN_ID, TENANT, SEQ = (COLUMNS.index(name) for name in ("run_id", "tenant", "seq"))
 GLOBAL_SEQ, CHAIN, TS_MS = COLUMNS.index("global_seq"), COLUMNS.index("chain"), COLUMNS.index("ts_ms")
 
 _NAMES = ",".join(COLUMNS)
 _SELECT = f"SELECT {_NAMES} FROM tape_journal WHERE global_seq > {{}} ORDER BY global_seq"
-_HEADS = "INSERT INTO tape_run_heads (run_id, seq) {} ON CONFLICT (run_id) DO UPDATE SET seq = excluded.seq"
+_HEADS = (
+    "INSERT INTO tape_run_heads (run_id, tenant, seq) {} ON CONFLICT (run_id, tenant) DO UPDATE SET seq = excluded.seq"
+)
 _HEAD = "UPDATE tape_head SET global_seq = {0}, chain = {0}, ts_ms = {0} WHERE id = 1"
 
 
@@ -67,7 +69,7 @@ class Sqlite(Driver):
     def insert_many(self, rows: Sequence[Row]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(self._insert, rows)
-        self._db.executemany(_HEADS.format("VALUES (?,?)"), _run_heads(rows).items())
+        self._db.executemany(_HEADS.format("VALUES (?,?,?)"), _run_heads(rows))
         self._db.execute(_HEAD.format("?"), _head(rows))
         self._db.execute("COMMIT")
 
@@ -101,9 +103,8 @@ class Postgres(Driver):
             with self._cursor.copy(f"COPY tape_journal ({_NAMES}) FROM STDIN") as copy:
                 for row in rows:
                     copy.write_row(row)
-            runs = _run_heads(rows)
-            source = "SELECT * FROM unnest(%b::text[], %b::int8[])"
-            self._cursor.execute(_HEADS.format(source), (list(runs), list(runs.values())))
+            source = "SELECT * FROM unnest(%b::text[], %b::text[], %b::int8[])"
+            self._cursor.execute(_HEADS.format(source), tuple(map(list, zip(*_run_heads(rows), strict=True))))
             self._cursor.execute(_HEAD.format("%b"), _head(rows))
 
     def close(self) -> None:
@@ -145,8 +146,8 @@ def _timed(driver: Driver, batches: list[Sequence[Row]], entries: int) -> Outcom
     return Outcome(entries, took, per_transaction.p50_ms, per_transaction.p99_ms)
 
 
-def _run_heads(rows: Sequence[Row]) -> dict[str, int]:
-    return {row[RUN_ID]: row[SEQ] for row in rows}
+def _run_heads(rows: Sequence[Row]) -> list[Row]:
+    return [(*run, seq) for run, seq in {(row[RUN_ID], row[TENANT]): row[SEQ] for row in rows}.items()]
 
 
 def _head(rows: Sequence[Row]) -> tuple[int, bytes, int]:

@@ -265,6 +265,6 @@ async def test_what_a_playbook_publishes_belongs_to_its_workers_tenant(tenants: 
 
 
 def test_the_filter_of_archived_entries_has_the_tenant_of_the_selection() -> None:
-    bound = EntryFilter.of_selection(Selection(Pattern(""), tenant="ours"))
+    bound = EntryFilter.of_selection(Selection(Pattern(""), tenants=("ours",)))
     assert (bound.values, bound.is_everything) == ({"tenant": ["ours"]}, False)
     assert EntryFilter.of_selection(Selection(Pattern(""))).is_everything

@@ -1,12 +1,13 @@
 """The appender of a transaction: entries are numbered and chained in memory and written once, at its commit.
 
 The head row of the journal has the last `global_seq`. The writer's transaction excludes every other writer of
-the database, so the numbers have no gap and their order is the order of commits.
+the database, so the numbers have no gap and their order is the order of commits. Each tenant has its own runs: `seq`
+counts the entries of one tenant in a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -18,6 +19,8 @@ from tape.store import Reader, Transaction
 # Run heads kept in memory between transactions.
 MAX_CACHED_RUNS = 20_000
 
+# A run: its id and the tenant that it belongs to.
+RunKey = tuple[str, str]
 
 _REQUEST_COLUMNS = ("request_id", "tenant", "first_global_seq", "entries", "ts_ms", "digest")
 
@@ -39,6 +42,10 @@ def read_head(reader: Reader | Transaction) -> Head:
     return Head(*row)
 
 
+class _HasPrunedRuns:
+    """The key under which a connection remembers whether `tape_pruned_runs` has a row."""
+
+
 class Appender:
     """The entries that the current transaction has appended; a participant of it."""
 
@@ -51,24 +58,26 @@ class Appender:
         self._least_ms = head.ts_ms
         self._ts_ms = max(now_ms(), head.ts_ms)
         self._run_seqs = self._cached_run_seqs(head)
-        self._undo: list[tuple[str, int]] = []
+        self._undo: list[tuple[RunKey, int]] = []
         self._entries: list[Entry] = []
         self._requests: list[tuple[str, str, int, int, int, bytes]] = []
         self._causes: list[tuple[int, str]] = []
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Number and chain checked drafts."""
-        self._load_runs({draft.run_id for draft in drafts})
+        """Number and chain checked drafts. One without a tenant gets that of its run, if a ledger has the run."""
+        drafts = self.inherit_tenants(drafts)
+        self._load_runs({(draft.run_id, draft.tenant) for draft in drafts})
         entries = []
         global_seq, chain, ts_ms, run_seqs = self._global_seq, self._chain, self._ts_ms, self._run_seqs
         undo = self._undo
         for draft in drafts:
             global_seq += 1
             run_id = draft.run_id
-            seq = run_seqs[run_id]
-            undo.append((run_id, seq))
+            run = (run_id, draft.tenant)
+            seq = run_seqs[run]
+            undo.append((run, seq))
             seq += 1
-            run_seqs[run_id] = seq
+            run_seqs[run] = seq
             texts = (
                 run_id,
                 draft.kind,
@@ -116,14 +125,49 @@ class Appender:
         """The last global_seq, including the entries of this transaction."""
         return self._global_seq
 
-    def cache_run_seq(self, run_id: str, seq: int) -> None:
+    def cache_run_seq(self, run: RunKey, seq: int) -> None:
         """Set the last seq of a run that the caller has just read, unless it is cached already."""
-        self._run_seqs.setdefault(run_id, seq)
+        self._run_seqs.setdefault(run, seq)
 
-    def run_seq(self, run_id: str) -> int:
+    def run_seq(self, run: RunKey) -> int:
         """The last seq of a run, including what this transaction has appended."""
-        self._load_runs([run_id])
-        return self._run_seqs[run_id]
+        self._load_runs([run])
+        return self._run_seqs[run]
+
+    def inherit_tenants(self, drafts: Sequence[Draft], *, from_client_runs: bool = False) -> Sequence[Draft]:
+        """The drafts, those without a tenant with the tenant of their run.
+
+        Ledgers make the ids of their runs themselves, so such a run has one tenant. Clients choose the id of any other
+        run: with `from_client_runs` a draft inherits from it, if exactly one tenant has entries in it. That is for an
+        open server only, because another tenant could take the id to get the entries.
+        """
+        seq_of = self._run_seqs.get
+        run_ids = {draft.run_id for draft in drafts if not draft.tenant and not seq_of((draft.run_id, ""))}
+        if not run_ids:
+            return drafts
+        condition, values = self._tx.is_any("run_id", list(run_ids))
+        tenants: dict[str, str] = dict(
+            self._tx.query(f"SELECT run_id, tenant FROM tape_runs WHERE {condition}", values)
+        )
+        if from_client_runs and (others := run_ids - tenants.keys()):
+            tenants |= self._sole_tenants(others, drafts)
+        if not tenants:
+            return drafts
+        return [
+            msgspec.structs.replace(draft, tenant=tenants.get(draft.run_id, "")) if not draft.tenant else draft
+            for draft in drafts
+        ]
+
+    def _sole_tenants(self, run_ids: Collection[str], drafts: Sequence[Draft]) -> dict[str, str]:
+        """The tenants of runs that have entries of one tenant only, also of drafts that are appended together."""
+        condition, values = self._tx.is_any("run_id", list(run_ids))
+        sql = f"SELECT run_id, min(tenant), max(tenant) FROM tape_run_heads WHERE {condition} GROUP BY run_id"
+        found = {run_id: {first, last} for run_id, first, last in self._tx.query(sql, values)}
+        pending = [(entry.run_id, entry.tenant) for entry in self._entries]
+        for run_id, tenant in pending + [(draft.run_id, draft.tenant) for draft in drafts if draft.tenant]:
+            if run_id in run_ids:
+                found.setdefault(run_id, set()).add(tenant)
+        return {run_id: names.pop() for run_id, names in found.items() if len(names) == 1}
 
     @property
     def ts_ms(self) -> int:
@@ -145,8 +189,8 @@ class Appender:
         del self._requests[requests:]
         while len(self._entries) > count:
             self._entries.pop()
-            run_id, seq = self._undo.pop()
-            self._run_seqs[run_id] = seq
+            run, seq = self._undo.pop()
+            self._run_seqs[run] = seq
 
     def flush(self) -> None:
         """Write entries, run heads and the head, and announce the entries."""
@@ -158,12 +202,12 @@ class Appender:
         tx.insert("tape_append_requests", _REQUEST_COLUMNS, self._requests)
         if self._causes:
             tx.insert("tape_entry_causes", ("global_seq", "reaction_id"), self._causes)
-        touched = {entry.run_id for entry in self._entries}
+        touched = {(entry.run_id, entry.tenant) for entry in self._entries}
         tx.upsert(
             "tape_run_heads",
-            ["run_id"],
-            ["run_id", "seq"],
-            [(run_id, self._run_seqs[run_id]) for run_id in touched],
+            ["run_id", "tenant"],
+            ["run_id", "tenant", "seq"],
+            [(*run, self._run_seqs[run]) for run in touched],
         )
         tx.execute(
             "UPDATE tape_head SET global_seq = ?, chain = ?, ts_ms = ? WHERE id = 1",
@@ -173,19 +217,33 @@ class Appender:
         )
         tx.announce(self._entries)
 
-    def _cached_run_seqs(self, head: Head) -> dict[str, int]:
+    def _cached_run_seqs(self, head: Head) -> dict[RunKey, int]:
         """The run heads that this connection cached, if no other process has written since."""
         global_seq, chain, run_seqs = self._tx.memory.pop(Appender, (0, b"", {}))
         if (global_seq, chain) == (head.global_seq, head.chain) and len(run_seqs) < MAX_CACHED_RUNS:
             return run_seqs  # type: ignore[no-any-return]  # only this class puts it there
         return {}
 
-    def _load_runs(self, run_ids: Iterable[str]) -> None:
-        unknown = [run_id for run_id in run_ids if run_id not in self._run_seqs]
-        if unknown:
-            condition, values = self._tx.is_any("run_id", unknown)
-            self._run_seqs |= dict.fromkeys(unknown, 0)
-            self._run_seqs |= dict(self._tx.query(f"SELECT run_id, seq FROM tape_run_heads WHERE {condition}", values))
+    def _load_runs(self, runs: Collection[RunKey]) -> None:
+        unknown = [run for run in runs if run not in self._run_seqs]
+        if not unknown:
+            return
+        found = self._tx.lookup("tape_run_heads", "run_id, tenant, seq", ("run_id", "tenant"), unknown)
+        self._run_seqs |= {(run_id, tenant): seq for run_id, tenant, seq in found}
+        if len(found) < len(unknown):
+            new = [run for run in unknown if run not in self._run_seqs]
+            pruned = self._pruned_seqs([run_id for run_id, _ in new])
+            self._run_seqs |= {run: pruned.get(run[0], 0) for run in new}
+
+    def _pruned_seqs(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The last seqs of runs from before run ids had tenants, if it is not known whose they were."""
+        memory = self._tx.memory
+        if _HasPrunedRuns not in memory:  # only a migration writes the table
+            memory[_HasPrunedRuns] = self._tx.one("SELECT 1 FROM tape_pruned_runs LIMIT 1") is not None
+        if not memory[_HasPrunedRuns]:
+            return {}
+        condition, values = self._tx.is_any("run_id", run_ids)
+        return dict(self._tx.query(f"SELECT run_id, seq FROM tape_pruned_runs WHERE {condition}", values))
 
 
 def append(tx: Transaction, drafts: Sequence[Draft]) -> list[Entry]:

@@ -11,7 +11,7 @@ import msgspec
 
 from tape.errors import ArchiveDamaged, CursorBeyondHead, CursorExpired
 from tape.journal.appender import Head, read_head
-from tape.journal.reader import BatchLimit, Selection, Slice, has_run_from, position_before
+from tape.journal.reader import EVERYTHING, BatchLimit, Selection, Slice, has_run_from, position_before
 from tape.model.entry import Entry
 from tape.model.grants import Grants
 from tape.model.pattern import Pattern
@@ -37,8 +37,8 @@ class EntryFilter(msgspec.Struct, frozen=True):
         """The filter of a selection."""
         named = {"run_id": selection.run_id, "kind": selection.kind}
         values: dict[str, Collection[str]] = {name: [value] for name, value in named.items() if value}
-        if selection.tenant is not None:
-            values["tenant"] = [selection.tenant]
+        if selection.tenants is not None:
+            values["tenant"] = list(selection.tenants)
         return cls(selection.pattern, values, selection.grants)
 
     @property
@@ -117,17 +117,17 @@ class History:
         archived = await self.archived_range(head)
         return min(archived.start, head.oldest) if archived else head.oldest
 
-    async def resolve_start(self, after: int, run_id: str = "", first_seq: int = 1) -> int:
+    async def resolve_start(self, after: int, selection: Selection = EVERYTHING, first_seq: int = 1) -> int:
         """The position that a cursor stands for; 0 is the oldest entry that can be read.
 
-        Of a run that the journal has from `first_seq` on, that is an entry of the journal.
+        If a run is selected that the journal has from `first_seq` on, that is an entry of the journal.
         """
         head = await self.database.read(read_head)
         if after > head.global_seq:
             raise CursorBeyondHead(after, head.global_seq)
         archived = await self.archived_range(head) if after < head.oldest - 1 else range(0)
         if after == 0:
-            has_run = archived and run_id and await self._has_run(run_id, first_seq)
+            has_run = archived and selection.run_id and await self._has_run(selection, first_seq)
             return archived.start - 1 if archived and not has_run else head.oldest - 1
         if after < head.oldest - 1 and after + 1 not in archived:
             raise CursorExpired(after, archived.start if archived and after < archived.start else head.oldest)
@@ -166,8 +166,10 @@ class History:
         await self._verify_seam(await self.database.read(read_head))
         return await self._run(lambda: question(archive))
 
-    async def _has_run(self, run_id: str, first_seq: int) -> bool:
-        return await self.database.read(lambda reader: has_run_from(reader, run_id, first_seq))
+    async def _has_run(self, selection: Selection, first_seq: int) -> bool:
+        return await self.database.read(
+            lambda reader: has_run_from(reader, selection.run_id, selection.tenants, first_seq)
+        )
 
     def open_archive_cursor(self, entry_filter: EntryFilter) -> ArchiveCursor:
         """A cursor on the archive, for queries of `read_expired`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -34,10 +35,12 @@ class AppendRequest(msgspec.Struct, frozen=True):
     drafts: list[Draft]
     request_id: str = ""
     digest: bytes = b""
+    # Whether drafts without a tenant get that of their run, also if a client chose its id.
+    inherits_tenant: bool = False
 
     @property
     def tenant(self) -> str:
-        """The tenant that the request id belongs to."""
+        """The tenant that the request id belongs to: as sent, because a later repetition may inherit another."""
         return self.drafts[0].tenant
 
 
@@ -59,20 +62,27 @@ class Journal:
         request_id: str = "",
         of_client: bool = False,
         first_write_wins: bool = False,
+        inherits_tenant: bool = False,
     ) -> range:
         """Append drafts in one operation; the `global_seq`s they got, once that is durable.
 
         All or none: a bad draft refuses the whole request before anything is written. Drafts of a client are checked
         against its write grants, and cannot be of a reserved kind unless the client is the system. A known request id
-        with other content is a RequestConflict, unless the first write wins.
+        with other content is a RequestConflict, unless the first write wins. With `inherits_tenant` a draft without a
+        tenant gets that of its run.
         """
         check_id("request_id", request_id)
         digest = b"" if first_write_wins or not request_id else _digest(drafts)
         good = await self._prepared(drafts, of_client)
-        return await self._submit(AppendRequest(good, request_id, digest))
+        return await self._submit(AppendRequest(good, request_id, digest, inherits_tenant))
 
     async def append_each(
-        self, drafts: Sequence[Draft], request_ids: Sequence[str], *, of_client: bool = False
+        self,
+        drafts: Sequence[Draft],
+        request_ids: Sequence[str],
+        *,
+        of_client: bool = False,
+        inherits_tenant: bool = False,
     ) -> list[int]:
         """Append drafts in order, each with a request id of its own: those that were appended before are not repeated.
 
@@ -81,7 +91,8 @@ class Journal:
         digests = [_digest([draft]) if of_client else b"" for draft in drafts]
         good = await self._prepared(drafts, of_client)
         requests = (
-            AppendRequest([draft], key, digest) for draft, key, digest in zip(good, request_ids, digests, strict=True)
+            AppendRequest([draft], key, digest, inherits_tenant)
+            for draft, key, digest in zip(good, request_ids, digests, strict=True)
         )
         answers = await asyncio.gather(*map(self._submit, requests), return_exceptions=True)
         for answer in answers:
@@ -132,16 +143,19 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
     """Append several requests at once; a repeated request gets its first answer, or a conflict."""
     done = _find_answers(tx, [request.request_id for request in requests if request.request_id])
     appender = tx.enlist(Appender)
+    inheriting = [draft for request in requests if request.inherits_tenant for draft in request.drafts]
+    inherited = iter(appender.inherit_tenants(inheriting, from_client_runs=True))
     drafts: list[Draft] = []
     start = appender.global_seq + 1
     answers: list[range | RequestConflict] = []
     for request in requests:
+        given = list(islice(inherited, len(request.drafts))) if request.inherits_tenant else request.drafts
         key = (request.tenant, request.request_id)
         if request.request_id and (known := done.get(key) or done.get((None, request.request_id))) is not None:
             answers.append(known.answer_to(request))
             continue
         answer = range(start + len(drafts), start + len(drafts) + len(request.drafts))
-        drafts += request.drafts
+        drafts += given
         answers.append(answer)
         if request.request_id:
             done[key] = _Answered(answer, request.digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
@@ -21,6 +22,8 @@ from tape.store.connection import Row
 WINDOW = 20_000
 # A pattern with no more subjects in the index than this is looked up there instead of scanned for.
 SPARSE = 5_000
+# A run that is read for more tenants than this is scanned for, because each tenant costs a lookup.
+MAX_RUN_TENANTS = 64
 FIRST_LIMIT = 128
 MAX_LIMIT = 2_048
 TARGET_BYTES = 2 << 20
@@ -34,8 +37,8 @@ class Selection(msgspec.Struct, frozen=True):
     pattern: Pattern
     run_id: str = ""
     kind: str = ""
-    # Only entries of this tenant; None is every tenant.
-    tenant: str | None = None
+    # Only entries of these tenants; None is every tenant.
+    tenants: tuple[str, ...] | None = None
     # Only entries of these subjects; None is every subject that fits the pattern.
     grants: Grants | None = None
 
@@ -51,7 +54,7 @@ class Selection(msgspec.Struct, frozen=True):
         """Whether the entry has the kind and the tenant and is granted: what is left once its subject matches."""
         return (
             (not self.kind or entry.kind == self.kind)
-            and (self.tenant is None or entry.tenant == self.tenant)
+            and (self.tenants is None or entry.tenant in self.tenants)
             and (self.grants is None or self.grants.matches(entry.subject))
         )
 
@@ -61,7 +64,7 @@ class Selection(msgspec.Struct, frozen=True):
         return (
             self.pattern.matches_everything
             and not (self.run_id or self.kind)
-            and self.tenant is None
+            and self.tenants is None
             and self.grants is None
         )
 
@@ -77,7 +80,7 @@ def select_visible(principal: Principal, pattern: str = "", run_id: str = "", ki
     wanted, grants = Pattern(pattern), principal.read_grants
     if grants is not None:
         wanted, grants = grants.narrow(wanted)
-    return Selection(wanted, run_id, kind, principal.only_tenant, grants)
+    return Selection(wanted, run_id, kind, principal.visible_tenants, grants)
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -205,49 +208,105 @@ class ExactCursor:
         check_cursor(after, head)
         limit = self._limit.value
         condition = "subject = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?"
-        one = f"SELECT * FROM ({_SELECT} WHERE {condition})"
-        union = " UNION ALL ".join(f"{one} AS s{index}" for index in range(len(self._subjects)))
-        params: list[object] = []
-        for subject in self._subjects:
-            params += (subject, after, head.global_seq, limit)
-        entries = [Entry(*row) for row in reader.query(f"{union} ORDER BY 1 LIMIT ?", *params, limit)]
+        params = [(subject, after, head.global_seq, limit) for subject in self._subjects]
+        entries = [Entry(*row) for row in merge(reader, condition, params, limit)]
         self._limit.adapt(entries)
         position = entries[-1].global_seq if len(entries) == limit else max(after, head.global_seq)
         return Slice(entries, position, head.global_seq)
 
 
 class RunCursor:
-    """Reads one run in its own order, which is also the global one."""
+    """Reads one run, of each tenant in its own order, all in the global one.
+
+    A run id of several tenants is one run for each of them. What a tenant that is not selected has under the id is not
+    read.
+    """
 
     def __init__(self, selection: Selection, from_seq: int = 0) -> None:
         self._selection = selection
-        self._next_seq = from_seq
+        self._from_seq = from_seq
+        self._next_seqs: dict[str, int] = {}
         self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
         check_cursor(after, head)
         limit = self._limit.value
-        rows = reader.query(
-            f"{_SELECT} WHERE run_id = ? AND seq >= ? AND global_seq > ? AND global_seq <= ? ORDER BY seq LIMIT ?",
+        tenants = self._selection.tenants
+        if tenants is None:
+            tenants = run_tenants(reader, self._selection.run_id)
+        if tenants is None:
+            until = min(head.global_seq, after + WINDOW)
+            rows = self._scan(reader, after, until, limit)
+        else:
+            until = head.global_seq
+            rows = self._look_up(reader, tenants, after, until, limit)
+        entries = [Entry(*row) for row in rows]
+        self._next_seqs |= {entry.tenant: entry.seq + 1 for entry in entries}
+        self._limit.adapt(entries)
+        position = entries[-1].global_seq if len(entries) == limit else max(after, until)
+        matches = self._selection.matches
+        found = [entry for entry in entries if entry.seq >= self._from_seq and matches(entry)]
+        return Slice(found, position, head.global_seq)
+
+    def _look_up(self, reader: Reader, tenants: Sequence[str], after: int, until: int, limit: int) -> list[Row]:
+        condition = "run_id = ? AND tenant = ? AND seq >= ? AND global_seq > ? AND global_seq <= ?"
+        bounds = (after, until, limit)
+        params = [
+            (self._selection.run_id, tenant, self._next_seqs.get(tenant, self._from_seq), *bounds) for tenant in tenants
+        ]
+        return merge(reader, f"{condition} ORDER BY seq LIMIT ?", params, limit)
+
+    def _scan(self, reader: Reader, after: int, until: int, limit: int) -> list[Row]:
+        # The concatenation keeps planners from the index of runs, which is not in this order.
+        return reader.query(
+            f"{_SELECT} WHERE (run_id || '') = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?",
             self._selection.run_id,
-            self._next_seq,
             after,
-            head.global_seq,
+            until,
             limit,
         )
-        entries = [Entry(*row) for row in rows]
-        if entries:
-            self._next_seq = entries[-1].seq + 1
-        self._limit.adapt(entries)
-        position = entries[-1].global_seq if len(entries) == limit else max(after, head.global_seq)
-        return Slice([entry for entry in entries if self._selection.matches(entry)], position, head.global_seq)
+
+
+def merge(reader: Reader, condition: str, params: Sequence[tuple[object, ...]], limit: int) -> list[Row]:
+    """The rows of several ranges, each read with the condition and its own parameters, in the global order."""
+    if len(params) == 1:
+        return reader.query(f"{_SELECT} WHERE {condition}", *params[0])
+    if not params:
+        return []
+    one = f"SELECT * FROM ({_SELECT} WHERE {condition})"
+    union = " UNION ALL ".join(f"{one} AS s{index}" for index in range(len(params)))
+    return reader.query(f"{union} ORDER BY 1 LIMIT ?", *(value for each in params for value in each), limit)
+
+
+def run_tenants(reader: Reader, run_id: str) -> tuple[str, ...] | None:
+    """The tenants that have a run of this id; None if they are more than 64."""
+    sql = "SELECT tenant FROM tape_run_heads WHERE run_id = ? LIMIT ?"
+    rows = reader.query(sql, run_id, MAX_RUN_TENANTS + 1)
+    return tuple(row[0] for row in rows) if len(rows) <= MAX_RUN_TENANTS else None
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """One user and session of a tenant, which may have entries under former names too."""
+
+    tenants: tuple[str, ...]
+    user: str
+    session: str
+
+    @property
+    def triples(self) -> list[tuple[str, str, str]]:
+        """Tenant, user and session of its entries, for each name of the tenant."""
+        return [(tenant, self.user, self.session) for tenant in self.tenants]
+
+    def matches(self, entry: Entry) -> bool:
+        """Whether the entry is of this identity."""
+        return entry.tenant in self.tenants and entry.user == self.user and entry.session == self.session
 
 
 class IdentityCursor:
     """Reads the entries of one tenant, user and session, however many others there are in between."""
 
-    def __init__(self, identity: tuple[str, str, str]) -> None:
+    def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._limit = BatchLimit()
 
@@ -257,11 +316,10 @@ class IdentityCursor:
         limit = self._limit.value
         condition, is_indexed = identity_condition(self._identity)
         until = head.global_seq if is_indexed else min(head.global_seq, after + WINDOW)
-        rows = reader.query(
-            f"{_SELECT} WHERE {condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?",
-            *self._identity,
-            after,
-            until,
+        rows = merge(
+            reader,
+            f"{condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?",
+            [(*triple, after, until, limit) for triple in self._identity.triples],
             limit,
         )
         entries = [Entry(*row) for row in rows]
@@ -273,28 +331,27 @@ class IdentityCursor:
 class _OwnRunCursor(RunCursor):
     """One run, as far as it is of one identity."""
 
-    def __init__(self, identity: tuple[str, str, str], run_id: str) -> None:
-        super().__init__(Selection(EVERYTHING.pattern, run_id))
+    def __init__(self, identity: Identity, run_id: str) -> None:
+        super().__init__(Selection(EVERYTHING.pattern, run_id, tenants=identity.tenants))
         self._identity = identity
 
     def read(self, reader: Reader, after: int) -> Slice:
         found = super().read(reader, after)
-        own = [entry for entry in found.entries if (entry.tenant, entry.user, entry.session) == self._identity]
-        return Slice(own, found.position, found.head)
+        return Slice([entry for entry in found.entries if self._identity.matches(entry)], found.position, found.head)
 
 
-def open_identity_cursor(identity: tuple[str, str, str] | None, run_id: str = "") -> Cursor:
+def open_identity_cursor(identity: Identity | None, run_id: str = "") -> Cursor:
     """The cursor for entries of one identity or of all, in one run or in all."""
     if identity is None:
         return open_cursor(Selection(EVERYTHING.pattern, run_id))
     return _OwnRunCursor(identity, run_id) if run_id else IdentityCursor(identity)
 
 
-def identity_condition(identity: tuple[str, str, str]) -> tuple[str, bool]:
+def identity_condition(identity: Identity) -> tuple[str, bool]:
     """The condition for entries of one identity (its parameters are the three), and whether an index has them."""
     condition = 'tenant = ? AND "user" = ? AND session = ?'
     # Entries without a session are not in the index: most journals without identities would pay for nothing.
-    return (f"{condition} AND session <> ''", True) if identity[2] else (condition, False)
+    return (f"{condition} AND session <> ''", True) if identity.session else (condition, False)
 
 
 def checked_cursor(after: int, head: Head) -> int:
@@ -323,18 +380,18 @@ def position_before(reader: Reader, ts_ms: int) -> int:
     return bisect_left(range(head.oldest, head.global_seq + 1), ts_ms, key=time_of) + head.oldest - 1
 
 
-def has_run(reader: Reader, run_id: str, tenant: str | None = None) -> bool:
-    """Whether anything was ever appended to the run; with a tenant, whether the journal has an entry of it."""
-    if tenant is None:
-        return reader.one("SELECT 1 FROM tape_run_heads WHERE run_id = ?", run_id) is not None
-    query = "SELECT 1 FROM tape_journal WHERE run_id = ? AND tenant = ? LIMIT 1"
-    return reader.one(query, run_id, tenant) is not None
+def has_run(reader: Reader, run_id: str, tenants: Sequence[str] | None = None) -> bool:
+    """Whether anything was ever appended to the run, by one of these tenants or by any."""
+    if tenants is not None:
+        return bool(reader.lookup("tape_run_heads", "1", ("run_id", "tenant"), [(run_id, each) for each in tenants]))
+    tables = ("tape_run_heads", "tape_pruned_runs")
+    return any(reader.one(f"SELECT 1 FROM {table} WHERE run_id = ? LIMIT 1", run_id) for table in tables)
 
 
 def has_entry(reader: Reader, selection: Selection) -> bool:
     """Whether a selection of one run has an entry; without a condition on subjects, whether it ever had one."""
     if selection.pattern.matches_everything and selection.grants is None and not selection.kind:
-        return has_run(reader, selection.run_id, selection.tenant)
+        return has_run(reader, selection.run_id, selection.tenants)
     cursor, position = RunCursor(selection), read_head(reader).oldest - 1
     while True:
         found = cursor.read(reader, position)
@@ -343,7 +400,17 @@ def has_entry(reader: Reader, selection: Selection) -> bool:
         position = found.position
 
 
-def has_run_from(reader: Reader, run_id: str, first_seq: int = 1) -> bool:
-    """Whether the journal still has a run from a seq on."""
-    row = reader.one("SELECT min(seq) FROM tape_journal WHERE run_id = ?", run_id)
-    return row is not None and row[0] is not None and int(row[0]) <= max(first_seq, 1)
+def has_run_from(reader: Reader, run_id: str, tenants: Sequence[str] | None = None, first_seq: int = 1) -> bool:
+    """Whether the journal still has a run from a seq on, of every one of these tenants, or of all, that have it."""
+    if tenants is None:
+        tenants = run_tenants(reader, run_id)
+        is_pruned = reader.one("SELECT 1 FROM tape_pruned_runs WHERE run_id = ?", run_id) is not None
+        if tenants is None or is_pruned:
+            return False
+    having = [each for each in tenants if has_run(reader, run_id, [each])]
+    return bool(having) and all(_first_seq(reader, run_id, each) <= max(first_seq, 1) for each in having)
+
+
+def _first_seq(reader: Reader, run_id: str, tenant: str) -> float:
+    row = reader.one("SELECT min(seq) FROM tape_journal WHERE run_id = ? AND tenant = ?", run_id, tenant)
+    return row[0] if row is not None and row[0] is not None else math.inf

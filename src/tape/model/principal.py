@@ -51,6 +51,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     # On an open server callers name their own tenant, user and session, or none.
     is_open: bool = False
+    # Names under which the tenant has entries from before it got its own.
+    former_tenants: tuple[str, ...] = ()
 
     @property
     def triple(self) -> tuple[str, str, str]:
@@ -79,6 +81,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def only_tenant(self) -> str | None:
         """The only tenant whose things exist for the principal; None if it sees all."""
         return None if self.sees_all_tenants else self.tenant
+
+    @property
+    def visible_tenants(self) -> tuple[str, ...] | None:
+        """The tenants whose entries the principal sees: its own and its former names; None if it sees all."""
+        return None if self.sees_all_tenants else (self.tenant, *self.former_tenants)
 
     @property
     def can_widen(self) -> bool:

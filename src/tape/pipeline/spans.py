@@ -35,8 +35,8 @@ TYPES = (*BEGINNINGS, *ENDS)
 # A longer name is replaced by its hash, because databases do not index long texts.
 MAX_NAME = 500
 
-_KEY = ("run_id", "measure", "name")
-_MOMENT = (*_KEY, "global_seq", "ts_ms", "tenant", "tool", "outcome")
+KEY = ("run_id", "tenant", "measure", "name")
+_MOMENT = (*KEY, "global_seq", "ts_ms", "tool", "outcome")
 
 
 def marked(entries: DataFrame) -> DataFrame:
@@ -80,12 +80,12 @@ def with_open(spark: SparkSession, found: DataFrame, still_open: Sequence[OpenIn
 
 def spans(found: DataFrame) -> DataFrame:
     """Return one row per span: its key, when it `began` and how it `ended`, each null if unknown."""
-    earlier = Window.partitionBy(*_KEY).orderBy("global_seq").rowsBetween(Window.unboundedPreceding, -1)
+    earlier = Window.partitionBy(*KEY).orderBy("global_seq").rowsBetween(Window.unboundedPreceding, -1)
     ended = F.count("outcome").over(earlier)
-    moment = F.struct("global_seq", "ts_ms", "tenant", "tool", "outcome")
+    moment = F.struct("global_seq", "ts_ms", "tool", "outcome")
     return (
         found.withColumn("cycle", ended)
-        .groupBy(*_KEY, "cycle")
+        .groupBy(*KEY, "cycle")
         .agg(
             F.min(F.when(F.col("outcome").isNull(), moment)).alias("began"),
             F.max(F.when(F.col("outcome").isNotNull(), moment)).alias("ended"),
@@ -101,7 +101,7 @@ def duration_of() -> Column:
 
 def durations(found: DataFrame, width_ms: int) -> list[DurationRollup]:
     """Return the durations of spans, by the window in which they ended, and by tenant, tool and outcome."""
-    timed = found.where("ended IS NOT NULL").select("measure", "ended.*", duration_of().alias("ms"))
+    timed = found.where("ended IS NOT NULL").select("tenant", "measure", "ended.*", duration_of().alias("ms"))
     timed = timed.withColumn("start_ms", window_of("ts_ms", width_ms)).withColumn("bucket", F.expr(bucket_sql("ms")))
     sums = (F.count("*").alias("n"), F.sum("ms").alias("total"), F.min("ms").alias("least"), F.max("ms").alias("most"))
     took: dict[tuple[int, str, str, str, str], Histogram] = defaultdict(Histogram)

@@ -97,6 +97,10 @@ class DatabaseConnection(Reader):
     def in_transaction(self) -> bool:
         """Whether the transaction is still there: some failures end it."""
 
+    def sort_on_disk(self) -> None:
+        """Sort in files from now on: a migration sorts whole tables, which may be larger than the memory."""
+        return
+
     @abstractmethod
     def run_script(self, sql: str) -> None:
         """Run several statements without parameters."""

@@ -59,6 +59,7 @@ def migrate(connection: DatabaseConnection) -> list[Migration]:
     """Apply what is pending, all or nothing; several processes may do so at once."""
     if not pending_migrations(connection):
         return []
+    connection.sort_on_disk()
     connection.begin()
     try:
         # Read again under the lock: another process may have applied them.

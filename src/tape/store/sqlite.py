@@ -168,6 +168,10 @@ class SqliteConnection(DatabaseConnection):
         return self._db.in_transaction
 
     @_translated
+    def sort_on_disk(self) -> None:
+        self._run("PRAGMA temp_store=FILE")
+
+    @_translated
     def run_script(self, sql: str) -> None:
         self._run(sql)
 

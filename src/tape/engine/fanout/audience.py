@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tape.journal.reader import Identity
 from tape.model.entry import Entry
 from tape.model.grants import Grants
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class LiveScope(msgspec.Struct, frozen=True):
     """What a live subscription sees. Without an identity: entries of all identities."""
 
-    identity: tuple[str, str, str] | None
+    identity: Identity | None
     run: str = ""
     types: frozenset[str] = frozenset()
     # Only entries of these subjects; None is every subject.
@@ -28,9 +29,12 @@ class LiveScope(msgspec.Struct, frozen=True):
 
     def matches(self, entry: Entry) -> bool:
         """Whether the scope includes an entry."""
-        return (
-            self.identity is None or self.identity == (entry.tenant, entry.user, entry.session)
-        ) and self.matches_beyond_identity(entry)
+        return (self.identity is None or self.identity.matches(entry)) and self.matches_beyond_identity(entry)
+
+    @property
+    def triples(self) -> Sequence[tuple[str, str, str] | None]:
+        """Tenant, user and session of the entries in the scope; None alone is all of them."""
+        return [None] if self.identity is None else self.identity.triples
 
     def matches_beyond_identity(self, entry: Entry) -> bool:
         """Whether an entry of the scope's identity has the scope's run and type and is granted."""

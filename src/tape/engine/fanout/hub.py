@@ -103,7 +103,7 @@ class Hub:
         if after < 0:
             after = self.head
         else:
-            after = await self.history.resolve_start(after, selection.run_id)
+            after = await self.history.resolve_start(after, selection)
         subscription = JournalSubscription(self, selection, after, cursor, predicate)
         self._open[subscription] = None
         self.metrics.subscriptions.set(len(self._open))

@@ -135,7 +135,8 @@ class Broadcast:
         audience = self._audiences.get(scope)
         if audience is None:
             audience = self._audiences[scope] = Audience(scope, self.limits.buffer_size, self.format.join)
-            self._by_identity.setdefault(scope.identity, {})[audience] = None
+            for triple in scope.triples:
+                self._by_identity.setdefault(triple, {})[audience] = None
         audience.members[subscription] = None
         audience.ready[subscription] = None
         return audience
@@ -146,7 +147,7 @@ class Broadcast:
             return
         self._blocked.pop(subscription, None)
         self._metrics.live_subscriptions.set(len(self._open))
-        identity, session = subscription.scope.identity, subscription.session
+        session = subscription.session
         if session is not None:
             self._per_session[session] -= 1
             if not self._per_session[session]:
@@ -156,10 +157,11 @@ class Broadcast:
             audience.ready.pop(subscription, None)
             if not audience.members:
                 del self._audiences[audience.scope]
-                others = self._by_identity[identity]
-                del others[audience]
-                if not others:
-                    del self._by_identity[identity]
+                for triple in audience.scope.triples:
+                    others = self._by_identity[triple]
+                    del others[audience]
+                    if not others:
+                        del self._by_identity[triple]
 
     def block(self, subscription: LiveSubscription) -> None:
         """Check a subscription with a full outlet periodically until it resumes."""

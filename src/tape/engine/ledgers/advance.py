@@ -197,7 +197,7 @@ class _Sheet:
         """Append what the journal says, then write the rows, each kind in one go."""
         tx, appender = self._tx, self._tx.enlist(Appender)
         for run in self._runs.values():
-            appender.cache_run_seq(run.run_id, run.seq_cursor)
+            appender.cache_run_seq((run.run_id, run.tenant), run.seq_cursor)
         begun: set[Key] = set()
         for entry, (_, key) in zip(appender.append([draft for draft, _ in self._drafts]), self._drafts, strict=True):
             if key is not None:

@@ -244,8 +244,12 @@ def _cut_condition(reader: Reader, covered: Cover) -> tuple[str, Any]:
 def _runs_sql(reader: Reader, window: Window, identity: IdentityFilter, runs: Sequence[str]) -> tuple[str, list[Any]]:
     identity_sql, identity_params = identity.condition(reader, by_index=False)
     among, names = reader.is_any("run_id", runs)
+    params = [names]
+    if identity.tenants is not None:  # by the index: other tenants may have any number of entries under the run id
+        of_tenants, tenants = reader.is_any("tenant", identity.tenants)
+        among, params = f"{among} AND {of_tenants}", [names, tenants]
     sql = _journal_sql(reader.dialect, f"tape_journal WHERE {among}", identity_sql)
-    return sql, [window.start_ns, window.bucket_ns, names, window.low_ms, window.high_ms, *identity_params]
+    return sql, [window.start_ns, window.bucket_ns, *params, window.low_ms, window.high_ms, *identity_params]
 
 
 def _journal_sql(dialect: Dialect, source: str, identity_sql: str) -> str:

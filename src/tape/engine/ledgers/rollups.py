@@ -23,7 +23,12 @@ _DURATIONS = (
     *("width_ms", "start_ms", "tenant", "measure", "tool", "outcome"),
     *("entries", "total_ms", "least_ms", "most_ms", "unpaired", "histogram"),
 )
-_OPEN = ("run_id", "measure", "name", "tenant", "tool", "global_seq", "ts_ms")
+_OPEN_KEY = ("run_id", "tenant", "measure", "name")
+_OPEN = (*_OPEN_KEY, "tool", "global_seq", "ts_ms")
+
+
+# Run, tenant, measure and name of an interval.
+IntervalKey = tuple[str, str, str, str]
 
 
 class CountRollup(msgspec.Struct, frozen=True):
@@ -56,17 +61,17 @@ class OpenInterval(msgspec.Struct, frozen=True):
     """An effect or a run that has not ended yet; `name` is the effect's key."""
 
     run_id: str
+    tenant: str
     measure: str
     name: str
-    tenant: str
     tool: str
     global_seq: int
     ts_ms: int
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> IntervalKey:
         """The key that its first and its last entry share."""
-        return self.run_id, self.measure, self.name
+        return self.run_id, self.tenant, self.measure, self.name
 
 
 class RollupPosition(msgspec.Struct, frozen=True):
@@ -96,7 +101,7 @@ class RollupBatch(msgspec.Struct, frozen=True):
     counts: list[CountRollup]
     durations: list[DurationRollup]
     opened: list[OpenInterval]
-    closed: list[tuple[str, str, str]]
+    closed: list[IntervalKey]
 
 
 def read_position(reader: Reader | Transaction) -> RollupPosition:
@@ -139,8 +144,8 @@ def add_batch(tx: Transaction, batch: RollupBatch) -> bool:
     _add_counts(tx, batch.counts)
     _add_durations(tx, batch.durations)
     for key in batch.closed:
-        tx.execute("DELETE FROM tape_rollup_open WHERE run_id = ? AND measure = ? AND name = ?", *key)
-    tx.upsert("tape_rollup_open", _OPEN[:3], _OPEN, [msgspec.structs.astuple(one) for one in batch.opened])
+        tx.execute(f"DELETE FROM tape_rollup_open WHERE {' AND '.join(f'{name} = ?' for name in _OPEN_KEY)}", *key)
+    tx.upsert("tape_rollup_open", _OPEN_KEY, _OPEN, [msgspec.structs.astuple(one) for one in batch.opened])
     tx.execute(
         "UPDATE tape_rollup_position SET global_seq = ?, since_ms = ?, watermark_ms = ?, late = ? WHERE id = 1",
         *msgspec.structs.astuple(batch.position),

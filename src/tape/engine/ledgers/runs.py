@@ -145,7 +145,7 @@ def check_lease(run: Run, owner: str) -> None:
 def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Entry:
     """Append an entry to a run, with the run's identity."""
     appender = tx.enlist(Appender)
-    appender.cache_run_seq(run.run_id, run.seq_cursor)
+    appender.cache_run_seq((run.run_id, run.tenant), run.seq_cursor)
     return appender.append([draft_of(run, subject, payload, trace)])[0]
 
 
@@ -166,8 +166,9 @@ def draft_of(run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> D
 def with_cursor(tx: Transaction, run: Run) -> Run:
     """The run with the seq it has reached within this transaction."""
     appender = tx.enlist(Appender)
-    appender.cache_run_seq(run.run_id, run.seq_cursor)
-    return msgspec.structs.replace(run, seq_cursor=appender.run_seq(run.run_id))
+    key = (run.run_id, run.tenant)
+    appender.cache_run_seq(key, run.seq_cursor)
+    return msgspec.structs.replace(run, seq_cursor=appender.run_seq(key))
 
 
 # ── lifecycle of a run ────────────────────────────────────────────────────────────────────────────────

@@ -39,9 +39,10 @@ def reopen_run(tx: Transaction, task: Task) -> None:
 
 
 def _run_of(tx: Transaction, task: Task) -> runs.Run | None:
-    """The run of a command task; None for tasks of other reactions on the same entries."""
+    """The run of a command task; None for tasks of other reactions on the same entries, and of another tenant."""
     is_command = task.reaction_id.startswith(POOL) and task.subject.startswith("/tape/command/issued/")
-    return runs.find(tx, task.source_run_id) if is_command else None
+    run = runs.find(tx, task.source_run_id) if is_command else None
+    return run if run is not None and task.tenant in ("", run.tenant) else None
 
 
 def _trace(task: Task) -> Trace:

@@ -194,7 +194,8 @@ def _explain_no_task(reader: Reader, reaction: Reaction, entry: Entry) -> str:
     if position < entry.global_seq:
         return f"Not matched yet: shard {shard} of the reaction is at entry {position}."
     cause = reader.one("SELECT reaction_id FROM tape_entry_causes WHERE global_seq = ?", entry.global_seq)
-    run = reader.one("SELECT app_name, invocation_id FROM tape_runs WHERE run_id = ?", entry.run_id)
+    sql = "SELECT app_name, invocation_id FROM tape_runs WHERE run_id = ? AND tenant = ?"
+    run = reader.one(sql, entry.run_id, entry.tenant)
     own_run = run is not None and run[0] == reaction.agent_app and agent_runs.is_begun_by(reaction.reaction_id, run[1])
     is_cause = cause is not None and reaction.reaction_id in (cause[0], plain_name(cause[0]))
     if not reaction.allow_self and (is_cause or own_run):

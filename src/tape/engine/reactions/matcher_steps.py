@@ -164,11 +164,12 @@ def find_own_work(reader: Reader | Transaction, matches: Sequence[Match], newest
     agents = [match for match in checked if match.compiled.reaction.handler_kind == HandlerKind.AGENT]
     if agents:
         condition, ids = reader.is_any("run_id", list({match.entry.run_id for match in agents}))
-        runs = reader.query(f"SELECT run_id, app_name, invocation_id FROM tape_runs WHERE {condition}", ids)
-        begun = {run_id: (app_name, invocation_id) for run_id, app_name, invocation_id in runs}
+        runs = reader.query(f"SELECT run_id, tenant, app_name, invocation_id FROM tape_runs WHERE {condition}", ids)
+        # Another tenant may append to a run of its own with the same id.
+        begun = {(run_id, tenant): (app_name, invocation_id) for run_id, tenant, app_name, invocation_id in runs}
         for match in agents:
             reaction = match.compiled.reaction
-            app_name, invocation_id = begun.get(match.entry.run_id, ("", ""))
+            app_name, invocation_id = begun.get((match.entry.run_id, match.entry.tenant), ("", ""))
             if app_name == reaction.agent_app and agent_runs.is_begun_by(reaction.reaction_id, invocation_id):
                 own.add((reaction.reaction_id, match.entry.global_seq))
     return own

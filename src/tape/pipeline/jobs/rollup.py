@@ -16,6 +16,7 @@ from tape.engine.ledgers.rollups import (
     MINUTE_MS,
     CountRollup,
     DurationRollup,
+    IntervalKey,
     OpenInterval,
     RollupBatch,
     RollupPosition,
@@ -153,7 +154,7 @@ def _late(spark: SparkSession, kept: DataFrame, rows: Sequence[Row], before: Rol
 
 def _spans(
     spark: SparkSession, store: str, kept: DataFrame, after: int
-) -> tuple[list[DurationRollup], list[OpenInterval], list[tuple[str, str, str]]]:
+) -> tuple[list[DurationRollup], list[OpenInterval], list[IntervalKey]]:
     """Return the durations of ended spans, the spans that opened, and the keys of those that closed."""
     still_open = query_store(store, read_open)
     found = spans.spans(spans.with_open(spark, spans.moments(kept), still_open)).persist()
@@ -161,12 +162,12 @@ def _spans(
         is_new, has_ended = F.col("began.global_seq") > after, F.col("ended").isNotNull()
         changed = found.where((is_new & ~has_ended) | (~is_new & has_ended))
         opened, closed = [], []
-        for row in changed.select("run_id", "measure", "name", "began.*", has_ended.alias("has_ended")).collect():
-            key = (row["run_id"], row["measure"], row["name"])
+        for row in changed.select(*spans.KEY, "began.*", has_ended.alias("has_ended")).collect():
+            key = (row["run_id"], row["tenant"], row["measure"], row["name"])
             if row["has_ended"]:
                 closed.append(key)
             else:
-                opened.append(OpenInterval(*key, row["tenant"], spans.tool_of(row), row["global_seq"], row["ts_ms"]))
+                opened.append(OpenInterval(*key, spans.tool_of(row), row["global_seq"], row["ts_ms"]))
         return spans.durations(found, MINUTE_MS), opened, closed
     finally:
         found.unpersist()

@@ -89,20 +89,21 @@ def _slow(found: DataFrame, ended_within: DataFrame) -> list[SlowRun]:
     runs = ended_within.where(f"measure = '{spans.RUN}' AND began IS NOT NULL")
     longest = runs.orderBy(spans.duration_of().desc(), "run_id").limit(SLOW_RUNS).collect()
     ids = [row["run_id"] for row in longest]
-    steps: dict[str, list[EffectSpan]] = {}
+    steps: dict[tuple[str, str], list[EffectSpan]] = {}
     effects = found.where(F.col("run_id").isin(ids) & (F.col("measure") == spans.EFFECT) & F.col("began").isNotNull())
     for row in sorted(effects.collect(), key=lambda row: row["began"]["global_seq"]):
         began, ended = row["began"], row["ended"]
         outcome, ended_ms = (ended["outcome"], ended["ts_ms"]) if ended else ("", None)
-        steps.setdefault(row["run_id"], []).append(EffectSpan(spans.tool_of(began), began["ts_ms"], ended_ms, outcome))
+        span = EffectSpan(spans.tool_of(began), began["ts_ms"], ended_ms, outcome)
+        steps.setdefault((row["run_id"], row["tenant"]), []).append(span)
     return [
         SlowRun(
             row["run_id"],
-            row["ended"]["tenant"],
+            row["tenant"],
             row["began"]["ts_ms"],
             row["ended"]["ts_ms"],
             row["ended"]["outcome"],
-            steps.get(row["run_id"], []),
+            steps.get((row["run_id"], row["tenant"]), []),
         )
         for row in longest
     ]

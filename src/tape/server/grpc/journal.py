@@ -19,7 +19,7 @@ from tape.journal.reader import RunCursor, has_entry, select_visible
 from tape.model.entry import Draft
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.access import own
+from tape.server.grpc.access import is_open_caller, own
 from tape.server.grpc.frames import Frames, encode_journal_entry
 from tape.server.grpc.methods import INTERNAL_ERROR, Context, trace_of
 
@@ -86,17 +86,16 @@ class JournalService:
 
     async def _append(self, request: pb.AppendRequest, drafts: list[Draft]) -> range:
         return await self._journal.append(
-            drafts, request_id=request.request_id, of_client=True, first_write_wins=request.first_write_wins
+            drafts,
+            request_id=request.request_id,
+            of_client=True,
+            first_write_wins=request.first_write_wins,
+            inherits_tenant=is_open_caller(),
         )
 
     async def _answer(self, request: pb.AppendRequest) -> pb.AppendReply:
         try:
-            global_seqs = await self._journal.append(
-                to_drafts(request),
-                request_id=request.request_id,
-                of_client=True,
-                first_write_wins=request.first_write_wins,
-            )
+            global_seqs = await self._append(request, to_drafts(request))
         except TapeError as error:
             return pb.AppendReply(error_code=error.code, error_message=str(error))
         except Exception:
@@ -157,7 +156,7 @@ class JournalService:
         selection = select_visible(current_principal(), run_id=request.run_id)
         if not await self._journal.database.read(lambda reader: has_entry(reader, selection)):
             raise NotFound(f"no such run: {request.run_id!r} has no entry on this journal.")
-        after = await self._hub.history.resolve_start(0, request.run_id, request.from_seq)
+        after = await self._hub.history.resolve_start(0, selection, request.from_seq)
         subscription = await self._hub.subscribe(selection, after, RunCursor(selection, request.from_seq))
         try:
             while True:

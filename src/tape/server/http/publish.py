@@ -56,7 +56,8 @@ class PublishRoutes:
             except InvalidInput as error:
                 raise InvalidRequest(f"events[{index}]: {error}" if len(events) > 1 else str(error)) from error
             keys.append(_request_id(event, caller))
-        answer: dict[str, Any] = {"global_seqs": await self._journal.append_each(drafts, keys, of_client=True)}
+        global_seqs = await self._journal.append_each(drafts, keys, of_client=True, inherits_tenant=caller.is_open)
+        answer: dict[str, Any] = {"global_seqs": global_seqs}
         if ignored := sorted({name for event in events for name in event.attributes if name not in _USED}):
             answer["ignored"] = ignored
         return Response(msgspec.json.encode(answer) + b"\n", media_type="application/json")

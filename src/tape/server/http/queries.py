@@ -148,7 +148,9 @@ class QueryRoutes:
         The owner of an open server sees all entries, and those that it names.
         """
         named = (asked.tenant_ids, asked.user_ids, asked.session_ids)
-        own = IdentityFilter() if caller.is_owner else IdentityFilter(*([mine] for mine in caller.triple))
+        own = IdentityFilter()
+        if not caller.is_owner:
+            own = IdentityFilter([caller.tenant, *caller.former_tenants], [caller.user], [caller.session])
         if all(set(names) <= {mine} for names, mine in zip(named, caller.triple, strict=True)):
             return IdentityFilter(*(names or None for names in named)) if caller.is_owner else own
         require_widening(caller, f"cross-session {method} requires a verified `admin` or `console:fleet` scope")
