@@ -1,13 +1,17 @@
 -- Run ids are unique per tenant. The order of the columns keeps lookups by run id alone on the index.
 -- SQLite cannot drop the index of a UNIQUE constraint, and a rebuilt table would be written twice, to the log and to the
 -- file. So the constraint becomes an index with a name, which is the same tree on disk, and that one is dropped. If the
--- statement of the table is not the expected one, the schema cannot be read again and the migration is rolled back.
+-- table was not made by the statement that is expected here, the check below fails and nothing is changed.
 PRAGMA writable_schema = ON;
 UPDATE sqlite_schema SET sql = replace(sql, ',' || char(10) || '    UNIQUE (run_id, seq)', '')
     WHERE type = 'table' AND name = 'tape_journal';
 UPDATE sqlite_schema SET name = 'tape_journal_run_seq',
         sql = 'CREATE UNIQUE INDEX tape_journal_run_seq ON tape_journal (run_id, seq)'
     WHERE type = 'index' AND name = 'sqlite_autoindex_tape_journal_1';
+CREATE TABLE tape_check (changed INTEGER CHECK (changed = 2)) STRICT;
+INSERT INTO tape_check SELECT count(*) FROM sqlite_schema
+    WHERE name = 'tape_journal_run_seq' OR (name = 'tape_journal' AND sql NOT LIKE '%UNIQUE%');
+DROP TABLE tape_check;
 PRAGMA writable_schema = RESET;
 DROP INDEX tape_journal_run_seq;
 CREATE UNIQUE INDEX tape_journal_run ON tape_journal (run_id, tenant, seq);
