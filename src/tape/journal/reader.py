@@ -286,7 +286,7 @@ def run_tenants(reader: Reader, run_id: str) -> tuple[str, ...] | None:
     return tuple(row[0] for row in rows) if len(rows) <= MAX_RUN_TENANTS else None
 
 
-class Identity(msgspec.Struct, frozen=True):
+class EntryIdentity(msgspec.Struct, frozen=True):
     """One user and session of a tenant, which may have entries under former names too."""
 
     tenants: tuple[str, ...]
@@ -306,7 +306,7 @@ class Identity(msgspec.Struct, frozen=True):
 class IdentityCursor:
     """Reads the entries of one tenant, user and session, however many others there are in between."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: EntryIdentity) -> None:
         self._identity = identity
         self._limit = BatchLimit()
 
@@ -331,7 +331,7 @@ class IdentityCursor:
 class _OwnRunCursor(RunCursor):
     """One run, as far as it is of one identity."""
 
-    def __init__(self, identity: Identity, run_id: str) -> None:
+    def __init__(self, identity: EntryIdentity, run_id: str) -> None:
         super().__init__(Selection(EVERYTHING.pattern, run_id, tenants=identity.tenants))
         self._identity = identity
 
@@ -340,14 +340,14 @@ class _OwnRunCursor(RunCursor):
         return Slice([entry for entry in found.entries if self._identity.matches(entry)], found.position, found.head)
 
 
-def open_identity_cursor(identity: Identity | None, run_id: str = "") -> Cursor:
+def open_identity_cursor(identity: EntryIdentity | None, run_id: str = "") -> Cursor:
     """The cursor for entries of one identity or of all, in one run or in all."""
     if identity is None:
         return open_cursor(Selection(EVERYTHING.pattern, run_id))
     return _OwnRunCursor(identity, run_id) if run_id else IdentityCursor(identity)
 
 
-def identity_condition(identity: Identity) -> tuple[str, bool]:
+def identity_condition(identity: EntryIdentity) -> tuple[str, bool]:
     """The condition for entries of one identity (its parameters are the three), and whether an index has them."""
     condition = 'tenant = ? AND "user" = ? AND session = ?'
     # Entries without a session are not in the index: most journals without identities would pay for nothing.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tape.journal.reader import Identity
+from tape.journal.reader import EntryIdentity
 from tape.model.entry import Entry
 from tape.model.grants import Grants
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LiveScope(msgspec.Struct, frozen=True):
     """What a live subscription sees. Without an identity: entries of all identities."""
 
-    identity: Identity | None
+    identity: EntryIdentity | None
     run: str = ""
     types: frozenset[str] = frozenset()
     # Only entries of these subjects; None is every subject.

@@ -19,7 +19,7 @@ from tape.engine.security.audit import Audit
 from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
 from tape.journal.appender import Head, read_head
 from tape.journal.history import ArchiveCursor, EntryFilter, History
-from tape.journal.reader import Cursor, Identity, Slice, open_identity_cursor
+from tape.journal.reader import Cursor, EntryIdentity, Slice, open_identity_cursor
 from tape.model.entry import check_id
 from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess, granted_to, require_widening
@@ -284,7 +284,7 @@ def _scope(request: Request, caller: Principal, is_admin: bool) -> LiveScope:
     grants = granted_to(caller)
     if is_admin:
         return LiveScope(None, "", frozenset(types), grants)
-    identity = Identity((caller.tenant, *caller.former_tenants), caller.user, caller.session)
+    identity = EntryIdentity((caller.tenant, *caller.former_tenants), caller.user, caller.session)
     return LiveScope(None if caller.is_owner else identity, run, frozenset(types), grants)
 
 
