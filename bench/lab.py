@@ -135,8 +135,8 @@ class TapeServer:
         except BaseException:
             self.__exit__()
             raise
-        self.url = re.findall(r"tape://\S+", greeting)[0]
-        self.http_url = re.findall(r"http://\S+", greeting)[0]
+        self.url = re.findall(r"tapes?://\S+", greeting)[0]
+        self.http_url = re.findall(r"https?://\S+", greeting)[0]
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -115,8 +115,8 @@ class ServerProcess:
             line = self.process.stdout.readline()
             assert line, f"the server ended at once (exit {self.process.wait()}): {greeting}"
             greeting += line
-        self.url = re.findall(r"tape://\S+", greeting)[0]
-        self.http_url = re.findall(r"http://\S+", greeting)[0]
+        self.url = re.findall(r"tapes?://\S+", greeting)[0]
+        self.http_url = re.findall(r"https?://\S+", greeting)[0]
 
     def kill(self) -> None:
         """kill -9, as if the machine had lost its power."""

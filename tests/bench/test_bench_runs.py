@@ -21,6 +21,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     """What a run prints, and the Markdown that it writes."""
     page = tmp_path_factory.mktemp("bench") / "performance.md"
     done = run_bench(
+        "tls",
         "latency",
         "ledgers",
         "reactions",
@@ -47,6 +48,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     "row",
     [
         "SQLite: append through the SDK",
+        "SQLite: 64 callers, 200 bytes, TLS 1.3",
         "SQLite: a flood on pool iot, its worker at full speed",
         "SQLite: INSERT, COMMIT",
         "SQLite: BeginEffect, CompleteEffect, 1 caller",
