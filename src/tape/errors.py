@@ -174,6 +174,13 @@ class Overloaded(TapeError):
     retryable = True
 
 
+class PredicateOverBudget(TapeError):
+    """The predicate of a stream or a query uses more CPU than its tenant's budget; the stream has ended."""
+
+    code = "TAPE-1402"
+    status = "RESOURCE_EXHAUSTED"
+
+
 # ── 15xx: the database underneath ────────────────────────────────────────────────────────────────
 
 

@@ -109,6 +109,7 @@ class Settings:
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True
     keep_tasks_h: int = 168
+    predicate_cpu_ms_per_s: float = 50.0
     grpc_max_message_bytes: int = 4 << 20
     grpc_max_concurrent_calls: int = 1_024
     http_max_header_bytes: int = 64 << 10
@@ -155,8 +156,9 @@ class Settings:
         ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be more than 0.")
-        if self.shutdown_grace_s < 0:
-            raise InvalidConfig(f"shutdown_grace_s is {self.shutdown_grace_s}; it must not be negative.")
+        for name in ("shutdown_grace_s", "predicate_cpu_ms_per_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must not be negative.")
         if self.queue_bytes < self.max_payload_bytes:
             raise InvalidConfig(
                 f"queue_bytes ({self.queue_bytes}) must be at least max_payload_bytes ({self.max_payload_bytes})."

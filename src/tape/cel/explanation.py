@@ -12,12 +12,16 @@ from tape.cel.display import plain, shown
 from tape.cel.entry_view import EntryView, Run
 from tape.cel.failure import EvaluationError
 from tape.cel.syntax import Comprehension, Conditional, Has, Literal, Logical, Name, Node, Select, Unary, children
-from tape.cel.values import Exhausted, Fault, described, revealed, weight_of
+from tape.cel.values import Duration, Exhausted, Fault, Timestamp, TypeValue, Uint, described, revealed, weight_of
 
 # Elements of long lists beyond this many sub-expressions are evaluated but not recorded.
 MAX_STEPS = 1_000
 # Larger values are not copied into an explanation: values inside, 256 characters counting as one.
 MAX_VALUES = 5_000
+# All values of an explanation together: an expression may name the same large value many times.
+MAX_VALUES_IN_ALL = 20_000
+# Values that have no size.
+_SINGLE = frozenset((bool, int, float, type(None), Uint, Timestamp, Duration, TypeValue))
 
 
 class TraceStep(msgspec.Struct):
@@ -117,6 +121,7 @@ class _Trace:
         self.root = TraceStep("", tree)
         self._open = [self.root]
         self._recorded = 0
+        self._values_left = MAX_VALUES_IN_ALL
         self._bodies: dict[int, tuple[str, int]] = {}
         self._find_bodies(tree, 0)
 
@@ -138,13 +143,13 @@ class _Trace:
             is_recorded = self._recorded <= MAX_STEPS
             if is_recorded:
                 if body:
-                    step.binding = f"{body[0]} = {shown(_shown_value(view.locals[body[1]]))}"
+                    step.binding = f"{body[0]} = {shown(self._copy(view.locals[body[1]]))}"
                 self._open[-1].steps.append(step)
             self._open.append(step)
             try:
                 value = run(view)
                 if is_recorded:
-                    step.value = _shown_value(value)
+                    step.value = self._copy(value)
                 return value
             except (Fault, Exhausted) as error:
                 step.error = EvaluationError.in_text(error.reason, self._text, error.at)
@@ -157,11 +162,14 @@ class _Trace:
 
         return traced
 
-
-def _shown_value(value: Any) -> Any:
-    if weight_of(value, MAX_VALUES) <= MAX_VALUES:
+    def _copy(self, value: Any) -> Any:
+        if type(value) in _SINGLE:
+            return value
+        limit = min(MAX_VALUES, self._values_left)
+        if (weight := weight_of(value, limit)) > limit:
+            return f"({described(value)} of {len(value)}, too large to show)"
+        self._values_left -= weight
         return revealed(value)
-    return f"({described(value)} of {len(value)}, too large to show)"
 
 
 def _mark_decisive(step: TraceStep) -> TraceStep:

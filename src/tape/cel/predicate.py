@@ -49,18 +49,33 @@ class Predicate:
         try:
             result = self._run(view)
         except (Fault, Exhausted) as error:
-            self.errors += 1
-            self._last = (error.reason, error.at)
-            return False
+            return self._fail(error.reason, error.at)
         except RecursionError:
-            self.errors += 1
-            self._last = _TOO_DEEP
-            return False
-        if result is True:
-            return True
-        if result is not False:
-            self.errors += 1
-            self._last = (f"the predicate gives {described(result)}, not a bool", 0)
+            return self._fail(*_TOO_DEEP)
+        if result is True or result is False:
+            return result
+        return self._fail(f"the predicate gives {described(result)}, not a bool", 0)
+
+    def matches_within(self, view: EntryView, steps: int) -> bool | None:
+        """As `matches`, but None if that takes more than so many steps; that is not counted as an error."""
+        if steps >= self._steps:
+            return self.matches(view)
+        view.steps = steps
+        try:
+            result = self._run(view)
+        except Exhausted:
+            return None
+        except Fault as error:
+            return self._fail(error.reason, error.at)
+        except RecursionError:
+            return self._fail(*_TOO_DEEP)
+        if result is True or result is False:
+            return result
+        return self._fail(f"the predicate gives {described(result)}, not a bool", 0)
+
+    def _fail(self, reason: str, at: int) -> bool:
+        self.errors += 1
+        self._last = (reason, at)
         return False
 
     def evaluate(self, entry: EntryLike | EntryView) -> Any:

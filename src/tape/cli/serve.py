@@ -136,6 +136,10 @@ def serve(
     artifact_threshold_bytes: Annotated[
         int | None, typer.Option(help="Bytes from which a field is stored as an artifact. [default: 32768]")
     ] = None,
+    predicate_cpu_ms_per_s: Annotated[
+        float | None,
+        typer.Option(help="CPU milliseconds per second that a tenant's predicates may use; 0: no limit. [default: 50]"),
+    ] = None,
     grpc_max_message_bytes: Annotated[
         int | None, typer.Option(help="Largest accepted gRPC message in bytes. [default: 4194304]")
     ] = None,
@@ -217,6 +221,7 @@ def serve(
         "imports": imports,
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
+        "predicate_cpu_ms_per_s": predicate_cpu_ms_per_s,
         "grpc_max_message_bytes": grpc_max_message_bytes,
         "grpc_max_concurrent_calls": grpc_max_concurrent_calls,
         "http_max_header_bytes": http_max_header_bytes,

@@ -24,6 +24,7 @@ from tape.engine.executions.dedup import forget_claims
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.live import Broadcast, LiveLimits
 from tape.engine.ledgers.counts import fold
+from tape.engine.predicate_budget import PredicateBudget
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.retention import purge_tasks
 from tape.engine.reactions.task_broker import TaskBroker
@@ -113,7 +114,8 @@ class Server:
         )
         self.journal = Journal(self.database, settings.max_payload_bytes)
         past = open_archive(settings.lake, dict(settings.lake_options)) if settings.lake else None
-        self.hub = Hub(self.database, archive=past)
+        budget = PredicateBudget(self.metrics, settings.predicate_cpu_ms_per_s)
+        self.hub = Hub(self.database, archive=past, predicate_budget=budget)
         self.audit = Audit(self.journal)
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         redactors = TenantRedactors(settings.safe_type_names, settings.redaction, settings.redaction_key)
@@ -239,7 +241,7 @@ class Server:
             RunsService(self.journal),
             EffectsService(self.journal),
             SessionsService(self.journal),
-            ReactionsService(self.journal),
+            ReactionsService(self.journal, self.hub.predicate_budget),
             TasksService(self.journal, self.task_broker),
             CatalogService(self.journal, KINDS),
             AdvanceService(self.journal),

@@ -62,6 +62,10 @@ class Metrics:
         )
 
         self.predicate_errors = counter("predicate_errors", "Entries passed over because a predicate failed on them")
+        self.predicate_seconds = counter("predicate_seconds", "CPU time of predicates, by what evaluates them", "kind")
+        self.predicate_over_budget = counter(
+            "predicate_over_budget", "Times a stream, reaction or query used its CPU budget up", "kind"
+        )
 
         self.reactions = gauge("reactions", "Reactions that this server knows")
         self.lanes = gauge("reaction_lanes", "Matcher partitions that this server has leased")

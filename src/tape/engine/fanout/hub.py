@@ -17,12 +17,14 @@ from tape.base.telemetry.metrics import Metrics
 from tape.cel import EntryView, Predicate
 from tape.engine.fanout.ring import Ring
 from tape.engine.fanout.subscription import JournalSubscription
+from tape.engine.predicate_budget import STREAM, Evaluations, PredicateBudget
 from tape.errors import CursorExpired, ServerStopping, StoreError, TapeError
 from tape.journal.appender import read_head
 from tape.journal.history import Archive, History
 from tape.journal.reader import EVERYTHING, Cursor, Selection, SubjectCursor
 from tape.model.entry import Entry
 from tape.model.pattern import PatternSet
+from tape.model.principal import current_principal
 from tape.store import Database
 
 log = logging.getLogger(__name__)
@@ -47,10 +49,17 @@ class Follower(Protocol):
 class Hub:
     """One per process. Call `start()` after the database is open."""
 
-    def __init__(self, database: Database, metrics: Metrics | None = None, archive: Archive | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics | None = None,
+        archive: Archive | None = None,
+        predicate_budget: PredicateBudget | None = None,
+    ) -> None:
         self.database = database
         self.history = History(database, archive)
         self.metrics = metrics or database.metrics
+        self.predicate_budget = predicate_budget or PredicateBudget(self.metrics)
         self.ring = Ring(RING_ENTRIES, RING_BYTES)
         self.head = 0
         self._by_subject: PatternSet[JournalSubscription] = PatternSet()
@@ -96,7 +105,8 @@ class Hub:
         """Subscribe to a selection after a global_seq: 0 is the oldest entry, -1 is the head.
 
         Entries that retention removed are read from the archive, if there is one. With a predicate, only entries
-        for which it is true are delivered; predicate errors are counted as no match.
+        for which it is true are delivered; predicate errors are counted as no match. Its CPU time is charged to the
+        current principal's tenant.
         """
         if self._closing is not None:
             raise self._closing
@@ -104,7 +114,11 @@ class Hub:
             after = self.head
         else:
             after = await self.history.resolve_start(after, selection)
-        subscription = JournalSubscription(self, selection, after, cursor, predicate)
+        account = None
+        if predicate is not None:
+            what = f"stream {selection.pattern.text or selection.run_id!r} with predicate {predicate.text[:200]!r}"
+            account = self.predicate_budget.open(STREAM, current_principal().tenant, what)
+        subscription = JournalSubscription(self, selection, after, cursor, predicate, account)
         self._open[subscription] = None
         self.metrics.subscriptions.set(len(self._open))
         return subscription
@@ -154,8 +168,18 @@ class Hub:
             self._stale.set()
             return False
         self.ring.extend(new)
+        self.metrics.delivered.inc(self._deliver(new))
+        self.head = new[-1].global_seq
+        for follower in self._followers:
+            follower.committed(new)
+        self.metrics.head.set(self.head)
+        return True
+
+    def _deliver(self, new: Sequence[Entry]) -> int:
+        """Push new entries to the live subscriptions that they match; returns how many were pushed."""
         matching, by_run = self._by_subject.matching, self._by_run
         delivered = 0
+        evaluations: Evaluations | None = None
         for entry in new if self._open else ():
             # The lookup is completed before anything is pushed: a full subscription leaves the set.
             candidates = [s for s in matching(entry.subject) if s.selection.matches_beyond_pattern(entry)]
@@ -163,18 +187,22 @@ class Hub:
                 candidates += [s for s in followers if s.selection.matches(entry)]
             view: EntryView | None = None  # one for all predicates: the payload is parsed once
             for subscription in candidates:
-                if subscription.predicate is not None:
+                if subscription.account is not None and subscription.predicate is not None:
+                    if subscription.account.wait_s > 0:
+                        subscription.leave_live(entry.global_seq - 1)
+                        continue
                     view = view or EntryView(entry)
-                    if not subscription.predicate.matches(view):
+                    evaluations = evaluations or self.predicate_budget.evaluations(STREAM)
+                    is_match = evaluations.matches_inline(subscription.account, subscription.predicate, view)
+                    if is_match is None:
+                        subscription.leave_live(entry.global_seq - 1)
+                    if not is_match:
                         continue
                 subscription.push(entry)
                 delivered += 1
-        self.head = new[-1].global_seq
-        for follower in self._followers:
-            follower.committed(new)
-        self.metrics.delivered.inc(delivered)
-        self.metrics.head.set(self.head)
-        return True
+        if evaluations is not None:
+            evaluations.close()
+        return delivered
 
     async def _listen(self) -> None:
         async for _ in self.database.changes():

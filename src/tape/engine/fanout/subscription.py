@@ -2,7 +2,7 @@
 
 A subscription that keeps up gets entries from memory. One that falls behind never blocks the hub and loses nothing:
 it reads from its position, first from the hub's ring, then from the journal, then from the archive, and is live
-again when it has caught up.
+again when it has caught up. One whose predicate has used its CPU budget also leaves memory, and waits for the budget.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.cel import Predicate
+from tape.engine.predicate_budget import STREAM, PredicateAccount
 from tape.errors import CursorExpired, StoreError, TapeError
 from tape.journal.appender import Head
 from tape.journal.history import ArchiveCursor, EntryFilter
@@ -50,15 +51,21 @@ class JournalSubscription:
         after: int,
         cursor: Cursor | None = None,
         predicate: Predicate | None = None,
+        account: PredicateAccount | None = None,
     ) -> None:
         self.selection = selection
         self.predicate = predicate
+        self.account = account
         self.position = after
         self._hub = hub
         self._cursor = cursor or open_cursor(selection)
         self._archive: ArchiveCursor | None = None
         self._pending: deque[Entry] = deque()
         self._pending_bytes = 0
+        # The last entry that was considered when the subscription left the live path for lack of CPU budget.
+        self._considered = 0
+        # Entries that were read when the budget was used up.
+        self._unevaluated: Slice | None = None
         self._live = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: TapeError | None = None
@@ -74,17 +81,21 @@ class JournalSubscription:
             if self._is_woken:
                 self._is_woken = False
                 return Batch([], self.position)
+            if self._pending:
+                return self._take(max_entries)
             if not self._live:
-                if self.position >= self._hub.head:
+                self.position = max(self.position, self._considered)
+                if self.position >= self._hub.head and self._unevaluated is None:
                     self._live = True
                     self._hub.attach(self)
+                    continue
+                if self.account is not None and (delay := self._budget_wait(self.account)) > 0:
+                    await self._wait_for_entries(delay)
                     continue
                 found = await self._read_behind()
                 self.position = found.position
                 if found.entries:
                     return Batch(found.entries, self.position)
-            elif self._pending:
-                return self._take(max_entries)
             elif not await self._wait_for_entries(timeout):
                 return self._take(0)
 
@@ -114,11 +125,20 @@ class JournalSubscription:
 
     def fall_behind(self) -> None:
         """Discard pending entries and read them again from the position."""
+        self._considered = 0
         self._pending.clear()
         self._pending_bytes = 0
         self._live = False
         self._hub.detach(self)
         self._set_waiter()
+
+    def leave_live(self, considered: int) -> None:
+        """Keep pending entries, and read those after `considered` when the CPU budget permits."""
+        if self._live:
+            self._considered = considered
+            self._live = False
+            self._hub.detach(self)
+            self._set_waiter()
 
     def fail(self, error: TapeError) -> None:
         """End the subscription with an error."""
@@ -141,10 +161,14 @@ class JournalSubscription:
         return Batch(entries, self.position)
 
     async def _read_behind(self) -> Slice:
-        recent = self._hub.ring.after(self.position, RING_STEP)
-        if recent:
+        unevaluated, self._unevaluated = self._unevaluated, None
+        if unevaluated is None and (recent := self._hub.ring.after(self.position, RING_STEP)):
             wanted = [entry for entry in recent if self.selection.matches(entry)]
-            return Slice(self._filter_by_predicate(wanted), recent[-1].global_seq, self._hub.head)
+            unevaluated = Slice(wanted, recent[-1].global_seq, self._hub.head)
+        if unevaluated is not None:
+            if self.predicate is None:
+                return unevaluated
+            return await asyncio.to_thread(self._filter_by_predicate, unevaluated)
         backoff = Backoff(WHILE_UNAVAILABLE)
         while True:
             try:
@@ -160,20 +184,32 @@ class JournalSubscription:
             await asyncio.sleep(delay)
 
     def _read_journal(self, reader: Reader) -> Slice:
-        found = self._cursor.read(reader, self.position)
-        return Slice(self._filter_by_predicate(found.entries), found.position, found.head)
+        return self._filter_by_predicate(self._cursor.read(reader, self.position))
 
     def _read_archive(self, head: Head) -> Slice:
         if self._archive is None:
             self._archive = self._hub.history.open_archive_cursor(EntryFilter.of_selection(self.selection))
-        found = self._archive.read(self.position, head)
-        return Slice(self._filter_by_predicate(found.entries), found.position, found.head)
+        return self._filter_by_predicate(self._archive.read(self.position, head))
 
-    def _filter_by_predicate(self, entries: list[Entry]) -> list[Entry]:
-        """Keep the entries for which the predicate is true; runs on the reader's thread."""
-        if self.predicate is None:
-            return entries
-        return [entry for entry in entries if self.predicate.matches(entry)]
+    def _filter_by_predicate(self, found: Slice) -> Slice:
+        """Keep the entries for which the predicate is true; runs on the reader's thread.
+
+        If that uses the CPU budget up, the entries after it are kept for later.
+        """
+        if self.predicate is None or self.account is None:
+            return found
+        evaluations = self._hub.predicate_budget.evaluations(STREAM)
+        matching, done = evaluations.filter(self.account, self.predicate, found.entries)
+        evaluations.close()
+        if done == len(found.entries):
+            return Slice(matching, found.position, found.head)
+        self._unevaluated = Slice(found.entries[done:], found.position, found.head)
+        return Slice(matching, found.entries[done].global_seq - 1, found.head)
+
+    @staticmethod
+    def _budget_wait(account: PredicateAccount) -> float:
+        account.check()
+        return account.wait_s
 
     def _count_errors(self) -> None:
         if self.predicate is not None and self.predicate.errors > self._counted_errors:

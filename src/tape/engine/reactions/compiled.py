@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tape.cel import EntryView, IndexKey, Predicate, compile_predicate, read_path
+from tape.engine.predicate_budget import REACTION, PredicateAccount, PredicateBudget
 from tape.engine.reactions import registry
 from tape.engine.reactions.reaction import Reaction
 from tape.model.entry import Entry
@@ -33,7 +34,7 @@ class Shard(msgspec.Struct):
 class CompiledReaction:
     """A registered reaction with its compiled predicate and its shards."""
 
-    __slots__ = ("index_key", "pattern", "predicate", "reaction", "shards", "tenant")
+    __slots__ = ("account", "index_key", "pattern", "predicate", "reaction", "shards", "tenant")
 
     def __init__(self, reaction: Reaction, shards: dict[int, Shard]) -> None:
         self.reaction = reaction
@@ -42,6 +43,18 @@ class CompiledReaction:
         self.index_key = _select_index_key(self.predicate)
         self.shards = shards
         self.tenant = reaction.tenant
+        self.account: PredicateAccount | None = None
+
+    def open_account(self, budget: PredicateBudget) -> PredicateAccount:
+        """The account that evaluations of the predicate are charged to."""
+        if self.account is None:
+            self.account = budget.open(REACTION, self.tenant, f"reaction {self.reaction.reaction_id!r}")
+        return self.account
+
+    @property
+    def budget_wait_s(self) -> float:
+        """Seconds until the predicate may be evaluated; 0 if it may be evaluated now."""
+        return 0.0 if self.account is None else self.account.wait_s
 
 
 class PatternGroup:

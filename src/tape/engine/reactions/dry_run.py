@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 import msgspec
 
 from tape.cel import compile_predicate
+from tape.engine.predicate_budget import QUERY, PredicateBudget
 from tape.errors import InvalidInput
 from tape.journal.appender import read_head
 from tape.journal.reader import SubjectCursor, checked_cursor, select_visible
@@ -39,6 +41,7 @@ class DryRun(msgspec.Struct):
 
 async def dry_run_reaction(
     database: Database,
+    budget: PredicateBudget,
     subject_pattern: str,
     predicate_cel: str = "",
     *,
@@ -49,7 +52,8 @@ async def dry_run_reaction(
 ) -> DryRun:
     """Match every entry after one global_seq up to another (0: the oldest, the head) that the caller sees.
 
-    Nothing is written.
+    Nothing is written. The CPU time of the predicate is charged to the caller's tenant; a dry run without budget waits,
+    and ends with PredicateOverBudget if the predicate takes more than 1 ms per entry on average.
     """
     if not 0 <= samples <= MAX_SAMPLES:
         raise InvalidInput(f"samples {samples} must lie between 0 and {MAX_SAMPLES}; 0 means {DEFAULT_SAMPLES}.")
@@ -57,6 +61,7 @@ async def dry_run_reaction(
         raise InvalidInput(f"bucket_ms {bucket_ms} must not be negative; 0 means an hour.")
     width = bucket_ms or HOUR_MS
     predicate = compile_predicate(predicate_cel)
+    account = budget.open(QUERY, current_principal().tenant, f"dry run with predicate {predicate_cel[:200]!r}")
     head = await database.read(read_head)
     start = checked_cursor(from_global_seq, head)
     end = min(to_global_seq or head.global_seq, head.global_seq)
@@ -66,11 +71,18 @@ async def dry_run_reaction(
     newest: deque[Entry] = deque(maxlen=samples or DEFAULT_SAMPLES)
     cursor = SubjectCursor(select_visible(current_principal(), subject_pattern))
     position = start
-    while position < end:
-        found = await database.read(lambda reader: cursor.read(reader, position))  # noqa: B023
-        for entry in found.entries:
-            if entry.global_seq > end or not predicate.matches(entry):
-                continue
+    unevaluated: list[Entry] = []
+    while position < end or unevaluated:
+        await account.wait()
+        if not unevaluated:
+            found = await database.read(lambda reader: cursor.read(reader, position))  # noqa: B023
+            position = found.position
+            unevaluated = [entry for entry in found.entries if entry.global_seq <= end]
+        evaluations = budget.evaluations(QUERY)
+        matching, done = await asyncio.to_thread(evaluations.filter, account, predicate, unevaluated)
+        evaluations.close()
+        unevaluated = unevaluated[done:]
+        for entry in matching:
             result.matched += 1
             newest.append(entry)
             bucket = entry.ts_ms - entry.ts_ms % width
@@ -79,7 +91,6 @@ async def dry_run_reaction(
                 raise InvalidInput(
                     f"bucket_ms {width} divides this range into more than {MAX_BUCKETS} buckets; use a larger one."
                 )
-        position = found.position
     result.errors = predicate.errors
     result.last_error = str(predicate.last_error) if predicate.errors else ""
     result.samples = list(newest)

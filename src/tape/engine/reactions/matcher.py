@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from tape.base.clock import now_ms
 from tape.base.lease import renewal_interval_s
@@ -20,11 +20,20 @@ from tape.base.owner import new_owner
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import JournalSubscription
+from tape.engine.predicate_budget import INLINE_BYTES
 from tape.engine.reactions import agent_tasks, matcher_partitions, matcher_steps, registry
-from tape.engine.reactions.catch_up import CatchUp, plan_catch_ups
+from tape.engine.reactions.catch_up import CatchUp, Key, defer, plan_catch_ups
 from tape.engine.reactions.compiled import CompiledReaction, ReactionIndex, Shard, read_registry_changes, read_shards
 from tape.engine.reactions.matcher_steps import MatcherStep, StepResult
-from tape.engine.reactions.matches import MatchResult, PredicateErrors, ShardFilter, is_due_immediately, match_entries
+from tape.engine.reactions.matches import (
+    MatchResult,
+    PredicateErrors,
+    ShardFilter,
+    TooLongForLoop,
+    is_due_immediately,
+    match_entries,
+    record_error,
+)
 from tape.engine.reactions.shards import partition_of
 from tape.engine.reactions.task_broker import TaskBroker, run_claim_round
 from tape.errors import CursorBeyondHead, CursorExpired, TapeError
@@ -45,6 +54,7 @@ REGISTRY_POLL_S = 1.0
 CLOSE_S = 5.0
 # How often the cursor rows of idle shards are brought up to date, for operators who read the table.
 IDLE_CURSOR_S = 60.0
+OVER_BUDGET = "the reaction or its tenant has used its CPU budget (predicate_cpu_ms_per_s); this entry is matched later"
 
 
 class _StaleState(Exception):
@@ -222,8 +232,10 @@ class Matcher:
                 self._position = max(self._position, batch.position)
                 self._metrics.reaction_lag.set(max(self._hub.head - self._position, 0))
                 await self._launch_due_runs()
-                if self._catch_ups:  # one step per round, in rotation: new entries do not wait for old ones
-                    self._catch_ups.append(catch_up := self._catch_ups.pop(0))
+                # One step per round, in rotation: new entries do not wait for old ones.
+                if (catch_up := next((one for one in self._catch_ups if not one.wait_s), None)) is not None:
+                    self._catch_ups.remove(catch_up)
+                    self._catch_ups.append(catch_up)
                     await self._run_catch_up(catch_up)
                 await self._run_periodic_work()
                 self._backoff.reset()
@@ -232,10 +244,11 @@ class Matcher:
             subscription.close()
 
     def _idle_s(self) -> float:
-        """Seconds until the next flush, lease renewal or launch."""
-        if self._catch_ups or self._woken.is_set():
+        """Seconds until the next flush, lease renewal, launch or step of a catch-up."""
+        if self._woken.is_set():
             return 0.0
         waits = [self._leased_at + LEASE_RENEWAL_S - time.monotonic()]
+        waits += [catch_up.wait_s for catch_up in self._catch_ups]
         if self._is_unflushed:
             waits.append(self._flushed_at + FLUSH_S - time.monotonic())
         if self._launch_at_ms:
@@ -262,8 +275,10 @@ class Matcher:
 
     async def _process_batch(self, entries: Sequence[Entry]) -> None:
         result = await self._match_batch(entries, self._live_filter())
+        for key, position in result.deferred.items():
+            record_error(result, key, position + 1, OVER_BUDGET)
         self._merge_predicate_errors(result)
-        if result.matches:
+        if result.matches or result.deferred:
             await self._advance(result, entries[-1].global_seq)
 
     async def _flush(self) -> None:
@@ -281,6 +296,7 @@ class Matcher:
         self._position = max(self._position, position)
         self._flushed_at = time.monotonic()
         self._record_step(done, delivered)
+        self._put_behind(step.deferred)
 
     async def _write(self, step: MatcherStep) -> tuple[StepResult | None, Set[str]]:
         """Write a step. Dispatchers that wait for its tasks get them in the same transaction."""
@@ -308,14 +324,24 @@ class Matcher:
             self._task_broker.commit_round(claim_round)
         return done, immediate
 
-    async def _match_batch(self, entries: Sequence[Entry], scope: ShardFilter) -> MatchResult:
+    async def _match_batch(
+        self, entries: Sequence[Entry], scope: ShardFilter, max_inline: int = MAX_INLINE
+    ) -> MatchResult:
         self._metrics.matched_entries.inc(len(entries))
-        if len(entries) <= MAX_INLINE:
-            result = match_entries(self.index, entries, scope)
-        else:
-            result = await asyncio.to_thread(match_entries, self.index, entries, scope)
+        result = self._match_inline(entries, scope) if len(entries) <= max_inline else None
+        if result is None:
+            result = await asyncio.to_thread(match_entries, self.index, entries, scope, self._hub.predicate_budget)
         self._metrics.evaluated.inc(result.evaluated)
         return result
+
+    def _match_inline(self, entries: Sequence[Entry], scope: ShardFilter) -> MatchResult | None:
+        """Match a few entries on the event loop; None if a predicate takes too long for it."""
+        if any(len(entry.payload_json) > INLINE_BYTES for entry in entries):
+            return None
+        try:
+            return match_entries(self.index, entries, scope, self._hub.predicate_budget, is_inline=True)
+        except TooLongForLoop:
+            return None
 
     def _live_filter(self) -> ShardFilter:
         """Select live shards of the leased partitions whose position is before the entry."""
@@ -348,6 +374,13 @@ class Matcher:
 
     # ── shards that are behind ───────────────────────────────────────────────────────────────────
 
+    def _put_behind(self, deferred: Mapping[Key, int]) -> None:
+        """Let shards whose predicates have used their CPU budget catch up later."""
+        for (reaction_id, number), position in deferred.items():
+            shard = self.index.reactions[reaction_id].shards[number]
+            shard.position, shard.is_behind = position, True
+        defer(self._catch_ups, self.index, deferred)
+
     async def _run_catch_up(self, catch_up: CatchUp) -> None:
         try:
             found = await self._database.read(lambda reader: catch_up.cursor.read(reader, catch_up.position))
@@ -356,17 +389,17 @@ class Matcher:
             log.warning(
                 "retention removed entries %d to %d before they were matched", catch_up.position, error.oldest - 1
             )
-            catch_up.position = error.oldest - 1
-            await self._write_catch_up(catch_up, MatchResult([], {}), catch_up.position)
+            await self._write_catch_up(catch_up, MatchResult([], {}), error.oldest - 1)
             return
         # A shard that joins its partition must not miss entries that are matched but not flushed.
         if found.position >= min(self._partitions.values()):
             await self._flush()
-        await self._write_catch_up(catch_up, await self._match_batch(found.entries, catch_up.is_wanted), found.position)
-        catch_up.position = found.position
+        result = await self._match_batch(found.entries, catch_up.is_wanted, max_inline=0)
+        await self._write_catch_up(catch_up, result, found.position)
 
     async def _write_catch_up(self, catch_up: CatchUp, result: MatchResult, position: int) -> None:
         step = MatcherStep(self.owner, self.index.version, result, position, shards=catch_up.shards_before(position))
+        catch_up.position = position
         if step.shards:
             done = await self._database.write(lambda tx: matcher_steps.advance_shards(tx, step), step.size)
             if done is None:
@@ -377,8 +410,10 @@ class Matcher:
                 shard.position = catch_up.shards[reaction_id, number] = position
                 if (reaction_id, number) in done.joined:
                     shard.is_behind = False
+                if not shard.is_behind or (reaction_id, number) in step.deferred:
                     del catch_up.shards[reaction_id, number]
             self._record_step(done)
+            self._put_behind(step.deferred)
         if not catch_up.shards:
             self._catch_ups.remove(catch_up)
 

@@ -34,6 +34,11 @@ class MatcherStep(msgspec.Struct, frozen=True):
     shards: Mapping[Key, int] = {}
 
     @property
+    def deferred(self) -> Mapping[Key, int]:
+        """The shards that were not matched up to the position: up to where they were."""
+        return self.result.deferred
+
+    @property
     def size(self) -> int:
         """Approximate size of the write in bytes."""
         return 1_024 + sum(len(found.entry.payload_json) + 512 for found in self.result.matches)
@@ -55,7 +60,7 @@ class _Counts(msgspec.Struct):
 
 
 def advance_partitions(tx: Transaction, step: MatcherStep) -> StepResult | None:
-    """Write a step of the server's leased partitions; None if its state was outdated."""
+    """Write a step of the server's leased partitions; deferred shards are behind after it. None if outdated."""
     state = _read_partition_state(tx)
     if state.version != step.version or any(
         state.owners[partition] != step.owner or state.positions[partition] != position
@@ -68,7 +73,8 @@ def advance_partitions(tx: Transaction, step: MatcherStep) -> StepResult | None:
         step.position,
         step.position,
     )
-    return _write(tx, step, step.result.matches, {}, state.newest_cause)
+    deferred = {key: (position, 1) for key, position in step.deferred.items()}
+    return _write(tx, step, step.result.matches, deferred, state.newest_cause)
 
 
 def advance_shards(tx: Transaction, step: MatcherStep) -> StepResult | None:
@@ -86,10 +92,10 @@ def advance_shards(tx: Transaction, step: MatcherStep) -> StepResult | None:
         partition, last, behind = cursors.get(key, (0, -1, 0))
         if last != position or not behind or state.owners[partition] != step.owner:
             return None
-        if step.position >= state.positions[partition]:
+        if step.position >= state.positions[partition] and key not in step.deferred:
             joined.add(key)
     matches = _without_tasks(tx, step.result.matches)
-    cursors_after = {key: (step.position, int(key not in joined)) for key in step.shards}
+    cursors_after = {key: (step.deferred.get(key, step.position), int(key not in joined)) for key in step.shards}
     done = _write(tx, step, matches, cursors_after, state.newest_cause)
     return msgspec.structs.replace(done, joined=frozenset(joined))
 

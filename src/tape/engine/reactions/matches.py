@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tape.cel import EntryView
+from tape.engine.predicate_budget import REACTION, PredicateBudget
 from tape.engine.reactions.compiled import CompiledReaction, ReactionIndex, Shard
 from tape.engine.reactions.shards import fnv1a
 from tape.model.entry import Entry
@@ -36,17 +37,37 @@ class PredicateErrors(msgspec.Struct):
 
 
 class MatchResult(msgspec.Struct):
-    """The matches and predicate errors of a batch of entries."""
+    """The matches and predicate errors of a batch of entries.
+
+    `deferred` shards had no CPU budget left: the position up to which they are matched.
+    """
 
     matches: list[Match]
     predicate_errors: dict[tuple[str, int], PredicateErrors]
     evaluated: int = 0
+    deferred: dict[tuple[str, int], int] = {}
 
 
-def match_entries(index: ReactionIndex, entries: Sequence[Entry], is_wanted: ShardFilter) -> MatchResult:
-    """Find the reactions that match each entry. A predicate error counts as no match of that reaction."""
+class TooLongForLoop(Exception):
+    """A predicate takes more time than the event loop has for it."""
+
+
+def match_entries(
+    index: ReactionIndex,
+    entries: Sequence[Entry],
+    is_wanted: ShardFilter,
+    budget: PredicateBudget | None = None,
+    *,
+    is_inline: bool = False,
+) -> MatchResult:
+    """Find the reactions that match each entry. A predicate error counts as no match of that reaction.
+
+    With a budget, a reaction that has used it up is matched no further in this batch. Inline, on the event loop, it
+    raises TooLongForLoop if a predicate takes long.
+    """
     result = MatchResult([], {})
-    matches = result.matches
+    matches, deferred = result.matches, result.deferred
+    evaluations = budget.evaluations(REACTION) if budget is not None else None
     for entry in entries:
         envelope = EntryView(entry)
         hashed = -1
@@ -64,27 +85,44 @@ def match_entries(index: ReactionIndex, entries: Sequence[Entry], is_wanted: Sha
                 continue
             predicate = compiled.predicate
             if predicate is not None:
+                key = (compiled.reaction.reaction_id, number)
+                account = compiled.open_account(budget) if budget is not None else None
+                # Once deferred, a shard stays so for the batch: it is matched in the order of the journal.
+                if account is not None and (key in deferred or account.wait_s > 0):
+                    deferred.setdefault(key, entry.global_seq - 1)
+                    continue
                 result.evaluated += 1
                 errors = predicate.errors
                 try:
-                    is_match = predicate.matches(envelope)
+                    if evaluations is None or account is None:
+                        is_match = predicate.matches(envelope)
+                    elif not is_inline:
+                        is_match = evaluations.matches(account, predicate, envelope)
+                    elif (answer := evaluations.matches_inline(account, predicate, envelope)) is not None:
+                        is_match = answer
+                    else:
+                        raise TooLongForLoop
+                except TooLongForLoop:
+                    raise
                 except Exception as error:  # a defect of the evaluator must not stop the other reactions
                     log.exception("predicate of reaction %r raised", compiled.reaction.reaction_id)
-                    _record_error(result, compiled, number, entry, repr(error))
+                    record_error(result, key, entry.global_seq, repr(error))
                     continue
                 if not is_match:
                     if predicate.errors != errors:
-                        _record_error(result, compiled, number, entry, str(predicate.last_error))
+                        record_error(result, key, entry.global_seq, str(predicate.last_error))
                     continue
             matches.append(Match(compiled, number, entry))
+    if evaluations is not None:
+        evaluations.close()
     return result
 
 
-def _record_error(result: MatchResult, compiled: CompiledReaction, shard: int, entry: Entry, error: str) -> None:
-    key = (compiled.reaction.reaction_id, shard)
+def record_error(result: MatchResult, key: tuple[str, int], global_seq: int, error: str) -> None:
+    """Count a predicate error of a shard."""
     errors_seen = result.predicate_errors.setdefault(key, PredicateErrors(0, "", 0))
     errors_seen.count += 1
-    errors_seen.last_global_seq = entry.global_seq
+    errors_seen.last_global_seq = global_seq
     errors_seen.last_error = error
 
 

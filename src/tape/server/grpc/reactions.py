@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import msgspec
 
+from tape.engine.predicate_budget import QUERY, PredicateBudget
 from tape.engine.reactions import registry
 from tape.engine.reactions.dry_run import dry_run_reaction
-from tape.engine.reactions.explanation import explain
+from tape.engine.reactions.explanation import ReactionExplanation, explain
 from tape.engine.reactions.reaction import Reaction, check_reaction
 from tape.engine.reactions.statistics import read_statistics
 from tape.errors import InvalidReaction
 from tape.journal.journal import Journal
 from tape.model.ledger_states import parse
+from tape.model.principal import current_principal
 from tape.model.reaction_states import HandlerKind
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.frames import encode_event
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
 from tape.server.grpc.tasks import displayed, task_message
+from tape.store import Reader
 
 
 class ReactionsService:
     """RPCs of the registry of reactions."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, predicate_budget: PredicateBudget) -> None:
         self._database = journal.database
+        self._predicate_budget = predicate_budget
 
     async def register_reaction(self, request: pb.Reaction, context: Context) -> pb.Reaction:
         """Register, update or re-register a reaction."""
@@ -87,9 +91,16 @@ class ReactionsService:
         self, request: pb.ExplainReactionRequest, context: Context
     ) -> pb.ExplainReactionResponse:
         """Why a reaction did or did not fire on an entry."""
-        account = await self._database.read(
-            lambda reader: explain(reader, registry.resolve(reader, request.reaction_id), request.global_seq)
-        )
+        what = f"explanation of reaction {request.reaction_id[:200]!r}"
+        budget = self._predicate_budget.open(QUERY, current_principal().tenant, what)
+        await budget.wait()
+        evaluations = self._predicate_budget.evaluations(QUERY)
+
+        def explain_it(reader: Reader) -> ReactionExplanation:
+            return explain(reader, registry.resolve(reader, request.reaction_id), request.global_seq)
+
+        account = await self._database.read(lambda reader: evaluations.run(budget, lambda: explain_it(reader)))
+        evaluations.close()
         trace = account.predicate
         return pb.ExplainReactionResponse(
             matched=account.matched,
@@ -108,6 +119,7 @@ class ReactionsService:
         """Dry run: which entries a pattern and a predicate would have matched. Writes nothing."""
         dry_run = await dry_run_reaction(
             self._database,
+            self._predicate_budget,
             request.subject_pattern,
             request.predicate_cel,
             from_global_seq=request.from_global_seq,
