@@ -301,8 +301,8 @@ async def test_a_key_of_a_runtime_fetches_what_anonymous_callers_of_an_open_serv
 
 async def test_a_public_address_is_allowed_where_keys_are_required() -> None:
     with pytest.raises(InvalidConfig, match="require_keys"):
-        settings_for("memory", listen="0.0.0.0:0")
-    settings_for("memory", listen="0.0.0.0:0", require_keys=True)
+        settings_for("memory", listen="0.0.0.0:0", insecure=True)
+    settings_for("memory", listen="0.0.0.0:0", insecure=True, require_keys=True)
 
 
 # ── how a key ends ───────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tape.engine.security.redaction import MEDIA, Redactor, is_secret
 from tape.errors import InvalidJson, RedactionFailed
+from tape.model.service_key import make_key
 
 REDACTOR = Redactor(["order.paid", "metric.*"])
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(300)).decode()
@@ -201,3 +202,13 @@ def test_a_secret_never_survives_and_the_result_is_json(value: Any, key: str) ->
     clean = REDACTOR.redact(text)
     assert "S3CR3T" not in clean
     assert list(json.loads(clean)["outer"][1]) == [key]
+
+
+def test_a_service_key_is_hidden_wherever_it_stands() -> None:
+    key = make_key()
+    text = json.dumps({"note": f"I used {key.text}, it works", "args": ["--as", key.text], "id": key.key_id})
+    hidden = REDACTOR.redact(text)
+    assert key.text[-49:] not in hidden
+    assert json.loads(hidden) == {"note": "I used ***, it works", "args": ["--as", "***"], "id": key.key_id}
+    harmless = json.dumps({"metric": "tape_journal_entries_total", "table": "tape_service_keys"})
+    assert REDACTOR.redact(harmless) is harmless
