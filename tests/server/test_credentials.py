@@ -75,11 +75,12 @@ async def test_an_admin_gets_metadata_but_not_the_secret(sqlite_url: str, key_fi
     admin = f"Bearer {key.mint(tenant='t', user='u', session='s', scopes=['admin'])}"
     jwks = str(jwks_path(tmp_path / "dev.key"))
     async with Server(settings_for(sqlite_url, internal_token=TOKEN, wallet_key=key_file, auth_jwks=jwks)) as server:
-        await server.wallet.set("nats_main", SECRET)
+        await server.wallet.set("~t/nats_main", SECRET)
         path = "/api/credentials/nats_main"
         assert (await call(server.http_address, "GET", path, authorization=admin)).status == 200
         assert (await call(server.http_address, "GET", f"{path}?include_data=true", authorization=admin)).status == 403
-        shown = await call(server.http_address, "GET", f"{path}?include_data=true", authorization=f"Bearer {TOKEN}")
+        path = "/api/credentials/~t/nats_main?include_data=true"
+        shown = await call(server.http_address, "GET", path, authorization=f"Bearer {TOKEN}")
         assert shown.json()["data"] == SECRET
 
 

@@ -15,6 +15,7 @@ from tape.base.telemetry.metrics import Metrics
 from tape.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption, YesOption, run
 from tape.cli.output import age, print_json, print_table
 from tape.errors import ApiRefused, DamagedSpoolItem, InvalidInput, NotFound, ServerUnreachable
+from tape.model.tenant_names import name_within, tenant_of
 from tape.subscriptions.api_client import TOKEN_VARIABLE, Control, connect
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.http import ServerDispatch
@@ -297,12 +298,15 @@ def _resolve(which: str, server: str, folder: Path | None = None) -> tuple[Subsc
         raise
     except ServerUnreachable as error:
         raise ServerUnreachable(f"{error} Is `tape serve` running there? Name another server with --server.") from error
-    return parse_subscription(content), control
+    return parse_subscription(content, which), control
 
 
 def _credential(subscription: Subscription, control: Control | None) -> Any:
     spool = subscription.spec.spool
-    return control.credential(spool.credential, spool_hosts(spool)) if spool.credential and control else None
+    if not spool.credential or control is None:
+        return None
+    alias = name_within(tenant_of(subscription.path), spool.credential)
+    return control.credential(alias, spool_hosts(spool))
 
 
 def _emitter(control: Control | None) -> Callable[[Sequence[SubscriptionEvent]], Awaitable[None]]:

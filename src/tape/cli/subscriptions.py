@@ -114,7 +114,7 @@ def show_subscription(
             "id": status["subscription_id"],
             "state": status["state"],
             "since": f"{status['updated_at']} ({status['last_event_type']})",
-            **_facts(parse_subscription(content)),
+            **_facts(parse_subscription(content, status["path"])),
         }
     )
 

@@ -21,6 +21,7 @@ from rich.table import Table
 from tape.base.extras import require_server_libraries
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, YesOption, run
 from tape.errors import InvalidInput, WalletLocked
+from tape.model.tenant_names import name_within, tenant_of
 from tape.store import open_database
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ KeyOption = Annotated[
         help="Master key: gcp-kms://projects/… or a file (mode 0600). [default: tape-wallet.key beside the database]",
     ),
 ]
+TenantOption = Annotated[str, typer.Option(help="Tenant that the secret belongs to. [default: none]")]
 AliasArgument = Annotated[str, typer.Argument(help="Alias of the secret; subscriptions refer to it.")]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -59,19 +61,21 @@ def set_(
         ),
     ] = None,
     keep_previous: Annotated[str, typer.Option(help="How long the previous secret stays valid, e.g. 24h.")] = "0s",
+    tenant: TenantOption = "",
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
 ) -> None:
     """Store a secret, read from standard input or from a hidden prompt."""
     from tape.engine.security.wallet import check_alias
 
-    check_alias(alias)
+    name = name_within(tenant, alias)
+    check_alias(name)
     kept_s = _seconds(keep_previous)
     secret = _read(alias, is_object=json)
 
     async def work() -> SecretInfo:
         async with _open(store, wallet_key, may_create=True) as wallet:
-            return await wallet.set(alias, secret, keep_previous_s=kept_s, by=_me(), hosts=host or ())
+            return await wallet.set(name, secret, keep_previous_s=kept_s, by=_me(), hosts=host or ())
 
     held = run(work())
     bound = f", bound to {', '.join(held.hosts)}" if held.hosts else ""
@@ -80,15 +84,16 @@ def set_(
 
 @app.command(name="list")
 def list_(
+    tenant: Annotated[str, typer.Option(help="Tenant whose secrets are listed. [default: all]")] = "",
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
     output: OutputOption = Output.text,
 ) -> None:
-    """List secrets by alias, with version and key; never their values."""
+    """List secrets by alias, with version and key; never their values. A tenant's secret is ~TENANT/ALIAS here."""
 
     async def work() -> list[SecretInfo]:
         async with _open(store, wallet_key) as wallet:
-            return await wallet.list()
+            return [each for each in await wallet.list() if not tenant or tenant_of(each.alias) == tenant]
 
     held = run(work())
     if output is Output.json:
@@ -125,6 +130,7 @@ def rotate(
 def delete(
     alias: AliasArgument,
     yes: YesOption = False,
+    tenant: TenantOption = "",
     store: StoreOption = DEFAULT_STORE,
     wallet_key: KeyOption = "",
 ) -> None:
@@ -134,7 +140,7 @@ def delete(
 
     async def work() -> None:
         async with _open(store, wallet_key) as wallet:
-            await wallet.delete(alias, by=_me())
+            await wallet.delete(name_within(tenant, alias), by=_me())
 
     run(work())
     typer.echo(f"{alias} is removed.")

@@ -1,4 +1,7 @@
-"""The catalog: every version of every document, as plain functions on a transaction."""
+"""The catalog: every version of every document, as plain functions on a transaction.
+
+A path is a qualified name: a document of a tenant is stored under the tenant and its `metadata.path`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.documents.document import Document, to_json
 from tape.errors import InvalidDocument, Problem, ResourceNotFound
+from tape.model.tenant_names import display, is_visible, range_of
 from tape.store import Reader, Transaction
 
 _COLUMNS = "catalog_id, path, version, kind, content, labels_json, ts_ms"
@@ -32,12 +36,13 @@ class Resource(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.labels_json)
 
 
-def register(tx: Transaction, document: Document, *, if_changed: bool = False) -> Resource:
-    """Keep a checked document as the next version of its path. With `if_changed`, the same text adds no version.
+def register(tx: Transaction, document: Document, *, path: str = "", if_changed: bool = False) -> Resource:
+    """Keep a checked document as the next version of a path. With `if_changed`, the same text adds no version.
 
     A path keeps its kind for ever: what runs under a name does not turn into something that listens.
     """
-    before = fetch(tx, document.path)
+    path = path or document.path
+    before = fetch(tx, path)
     if before is not None and before.kind != document.kind:
         raise InvalidDocument(
             [
@@ -54,14 +59,14 @@ def register(tx: Transaction, document: Document, *, if_changed: bool = False) -
     row = tx.one("SELECT COALESCE(MAX(catalog_id), 0) FROM tape_catalog")
     resource = Resource(
         catalog_id=(row[0] if row else 0) + 1,
-        path=document.path,
+        path=path,
         version=before.version + 1 if before else 1,
         kind=document.kind,
         content=document.content,
         labels_json=to_json(document.labels),
         ts_ms=now_ms(),
     )
-    tx.execute("UPDATE tape_catalog SET is_latest = 0 WHERE path = ? AND is_latest = 1", document.path)
+    tx.execute("UPDATE tape_catalog SET is_latest = 0 WHERE path = ? AND is_latest = 1", path)
     tx.insert("tape_catalog", (*Resource.__struct_fields__, "is_latest"), [(*msgspec.structs.astuple(resource), 1)])
     return resource
 
@@ -95,14 +100,26 @@ def require(reader: Reader | Transaction, path: str, version: int | None = None)
     """A version of a path; ResourceNotFound if it is not there."""
     found = fetch(reader, path, version)
     if found is None:
-        wanted = path if version is None else f"{path} version {version}"
+        wanted = display(path) if version is None else f"{display(path)} version {version}"
         raise ResourceNotFound(f"Resource not found: {wanted}")
     return found
 
 
-def list_latest(reader: Reader | Transaction, kind: str = "", after: str = "", limit: int = 1_000) -> list[Resource]:
-    """The latest version of every path after one, in their order; of one kind, or of all."""
-    narrowed, given = (" AND kind = ?", (kind,)) if kind else ("", ())
+def require_id(reader: Reader | Transaction, catalog_id: int) -> Resource:
+    """The document of a catalog id; ResourceNotFound if it does not exist for the caller."""
+    found = fetch_id(reader, catalog_id)
+    if found is None or not is_visible(found.path):
+        raise ResourceNotFound(f"Resource not found: catalog_id {catalog_id}")
+    return found
+
+
+def list_latest(
+    reader: Reader | Transaction, kind: str = "", after: str = "", limit: int = 1_000, *, prefix: str = ""
+) -> list[Resource]:
+    """The latest version of every path after one, in their order; of one kind, or of all; with a prefix, or all."""
+    narrowed, given = (" AND kind = ?", [kind]) if kind else ("", [])
+    if prefix:
+        narrowed, given = f"{narrowed} AND path >= ? AND path < ?", [*given, *range_of(prefix)]
     rows = reader.query(
         f"SELECT {_COLUMNS} FROM tape_catalog WHERE is_latest = 1 AND path > ?{narrowed} ORDER BY path LIMIT ?",
         after,

@@ -46,6 +46,11 @@ def prefix_of(tenant: str) -> str:
     return f"{MARK}{_encode(tenant)}/" if tenant else ""
 
 
+def range_of(prefix: str) -> tuple[str, str]:
+    """The range of the names that begin with a tenant's prefix: from the first, exclusive of the second."""
+    return prefix, prefix[:-1] + chr(ord("/") + 1)
+
+
 def tenant_of(name: str) -> str:
     """The tenant of a qualified name; empty if it is bare."""
     return split_name(name)[0]

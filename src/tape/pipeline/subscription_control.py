@@ -11,12 +11,14 @@ from urllib.parse import urlencode
 
 from tape.base.retry import UNLIMITED, RetryPolicy, retry
 from tape.errors import ApiRefused, InvalidConfig, PlaybookNotFound, ServerUnreachable, TapeError
+from tape.model.tenant_names import name_within, tenant_of
 from tape.pipeline.job_context import JobContext
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.document.spec import Subscription, SubscriptionSpec
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef, stamped, subscription_ref
 from tape.subscriptions.runtime.assembly import connection_of, secrets_of
+from tape.subscriptions.secrets import reveal_within
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class SubscriptionControl:
 
     def start(self) -> Subscription:
         """Register and activate the subscription and return it. Raises InvalidConfig unless its target is Spark."""
-        subscription = parse_subscription(self.call_with_retry(lambda: self._api.document(self.path)))
+        subscription = parse_subscription(self.call_with_retry(lambda: self._api.document(self.path)), self.path)
         if subscription.spec.runtime.target != "spark":
             raise InvalidConfig(
                 f"{self.path} has the runtime.target {subscription.spec.runtime.target!r}; this job runs those with"
@@ -70,7 +72,7 @@ class SubscriptionControl:
     def _expect_playbook(self, path: str) -> None:
         """Raise PlaybookNotFound before anything is read; otherwise every message would become a dead letter."""
         try:
-            self.call_with_retry(lambda: self._api.document(path))
+            self.call_with_retry(lambda: self._api.document(name_within(tenant_of(self.path), path)))
         except ApiRefused as error:
             if error.http_status != 404:
                 raise
@@ -87,7 +89,7 @@ class SubscriptionControl:
 
     def connection_options(self, spec: SubscriptionSpec) -> dict[str, Any]:
         """Return the connection settings of a spec, and apart from them its secrets."""
-        secrets, credential = asyncio.run(secrets_of(spec, self._reveal))
+        secrets, credential = asyncio.run(secrets_of(spec, reveal_within(self.path, self._reveal)))
         held = {"token": credential} if isinstance(credential, str) else dict(credential or {})
         connection = {name: value for name, value in connection_of(spec).items() if name not in secrets}
         return {"connection": connection, "secrets": held | secrets}

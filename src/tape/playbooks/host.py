@@ -46,6 +46,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str = ""
     priority: str = ""
     trace: dict[str, Any] = {}
+    tenant: str = ""
 
 
 class Host(Protocol):

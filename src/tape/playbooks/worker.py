@@ -33,6 +33,7 @@ from tape.errors import (
     TapeError,
 )
 from tape.model.payload import to_json
+from tape.model.tenant_names import plain_name, split_name
 from tape.playbooks.document import Playbook
 from tape.playbooks.functions import declared_playbooks
 from tape.playbooks.host import RunInfo, is_interruption
@@ -199,9 +200,11 @@ class Worker:
             )
         # Each attempt is a lease owner of its own: an abandoned attempt that still runs loses its lease.
         owner = f"{self._owner}:{envelope.task_id}:{envelope.attempt}"
+        tenant, path = split_name(command.path)
         run = RunInfo(
             id=command.execution_id,
-            path=command.path,
+            path=path,
+            tenant=tenant,
             pool=command.pool,
             parent=command.parent_execution_id,
             subscription=command.subscription,
@@ -271,7 +274,7 @@ class Worker:
         try:
             resource = await call_with_retry_async(self._client.get_resource, path=path)
         except ResourceNotFound as error:
-            raise PlaybookNotFound(f"Playbook not found: {path}") from error
+            raise PlaybookNotFound(f"Playbook not found: {plain_name(path)}") from error
         return _runnable(resource.content)
 
 

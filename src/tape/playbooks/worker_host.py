@@ -18,6 +18,7 @@ from tape.durable.server_retry import call_with_retry_async
 from tape.errors import EffectUnknown, InvalidInput, InvalidJson, PayloadTooLarge, StepFailed, TapeError
 from tape.model.entry import Draft
 from tape.model.payload import to_json
+from tape.model.tenant_names import name_within
 from tape.playbooks.document import Playbook
 from tape.playbooks.host import Act, RunInfo, is_interruption
 from tape.playbooks.pools import APP
@@ -134,7 +135,7 @@ class RemoteHost:
             subject=subject,
             payload_json=to_json(payload),
             run_id=self._run.id,
-            tenant=APP,
+            tenant=self._run.tenant or APP,
             session=self._run.subscription,
             **current_trace()._asdict(),
         )
@@ -142,14 +143,14 @@ class RemoteHost:
 
     async def load(self, path: str) -> Playbook:
         """A playbook of the catalog, as it is now."""
-        return await self._load(path)
+        return await self._load(name_within(self._run.tenant, path))
 
     async def start(self, path: str, payload: dict[str, Any], pool: str, key: str) -> str:
         """Start another execution below this one, once for a key; it goes on with this one's trace."""
         trace = current_trace()
         result = await call_with_retry_async(
             self._client.execute,
-            path=path,
+            path=name_within(self._run.tenant, path),
             payload=payload,
             pool=pool,
             parent_execution_id=int(self._run.id),

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from urllib.parse import parse_qsl
 
 from tape.errors import NotFound
+from tape.model.tenant_names import MARK
 from tape.server.permissions import PERMISSIONS, RPCS, TOKENLESS_ROUTES
 
 CALLS = frozenset(PERMISSIONS) | TOKENLESS_ROUTES
@@ -50,6 +51,8 @@ def _routes(path: str) -> Iterator[str]:
     before, slash, name = path.rpartition("/")
     if name:
         yield before + slash
+        if (parts := before.rpartition("/"))[2].startswith(MARK):
+            yield parts[0] + slash
         yield f"{before.rpartition('/')[0]}/{{}}/"
 
 

@@ -136,18 +136,6 @@ TOKENLESS_ROUTES = frozenset(
 )
 
 PERMISSIONS: Mapping[str, Scopes] = {**RPCS, **JOURNAL_ROUTES, **ROUTES}
-# Documents, secrets, subscriptions and their events have no tenant yet: these routes reach those of every tenant, so a
-# scope alone does not suffice for them. `admin` does, as it always did.
-OF_ALL_TENANTS = ROUTES.keys() - {
-    "POST /api/execute",
-    "POST /api/execute/batch",
-    "GET /api/executions/",
-    "GET /api/pools/",
-    "GET /api/keys",
-    "POST /api/keys",
-    "POST /api/keys/{}/",
-    "POST /api/tokens/revoke",
-}
 # The calls that grants hold for, and which of them: those on subjects that callers choose.
 GRANTS: Mapping[str, Literal["read", "write"]] = {
     **dict.fromkeys(("Append", "AppendStream", "POST /v1/events"), "write"),
@@ -180,8 +168,6 @@ def is_permitted(call: str, principal: Principal) -> bool:
     if principal.is_open and not principal.has(OPERATOR) and call in _GUARDED:
         return False
     scopes = scopes_for(call)
-    if call in OF_ALL_TENANTS and not (principal.is_open or principal.sees_all_tenants):
-        return principal.has(ADMIN) and ADMIN in scopes
     return not scopes or principal.has(*scopes)
 
 
@@ -208,5 +194,4 @@ def authorize(call: str, principal: Principal) -> None:
         if principal.is_open:
             raise ScopeRequired(f"{call}: send 'Authorization: Bearer <internal token>', the server's internal_token.")
         held = ", ".join(f"`{scope}`" for scope in sorted(principal.scopes)) or "none"
-        beside = f" and `{ALL_TENANTS}`" if call in OF_ALL_TENANTS else ""
-        raise ScopeRequired(f"{call} needs the scope {scopes}{beside}; this caller's scopes: {held}.")
+        raise ScopeRequired(f"{call} needs the scope {scopes}; this caller's scopes: {held}.")

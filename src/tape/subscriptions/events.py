@@ -15,6 +15,7 @@ from tape.base.telemetry.tracing import NO_TRACE, parse_traceparent
 from tape.model import subject
 from tape.model.entry import Draft
 from tape.model.payload import to_json
+from tape.model.tenant_names import plain_name, tenant_of
 from tape.subscriptions.routing import Plan, TraceContext
 
 STEP = "ingress"
@@ -51,10 +52,10 @@ class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True, rename={"ref"
     created_at: str = ""
 
     def draft(self) -> Draft:
-        """The journal entry, in the run of its execution."""
+        """The journal entry, in the run of its execution and the tenant of its subscription."""
         trace = parse_traceparent(self.trace.traceparent) if self.trace else NO_TRACE
         payload = {
-            "subscription": self.ref.path,
+            "subscription": plain_name(self.ref.path),
             "execution_id": str(self.execution_id),
             "status": self.status,
             "emitter": self.emitter,
@@ -68,6 +69,7 @@ class SubscriptionEvent(msgspec.Struct, frozen=True, kw_only=True, rename={"ref"
             run_id=str(self.execution_id) if self.execution_id else "",
             trace_id=trace.trace_id,
             parent_span_id=trace.span_id,
+            tenant=tenant_of(self.ref.path),
         )
 
     def record(self) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def lifecycle(
     """A subscription was registered, activated, paused, resumed, set to drain or deactivated."""
     context = {
         "subscription_id": str(ref.subscription_id),
-        "path": ref.path,
+        "path": plain_name(ref.path),
         "catalog_id": str(catalog_id),
     }
     return _event(ref, verb, state, emitter, context)

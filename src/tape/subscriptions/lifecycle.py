@@ -1,6 +1,6 @@
 """The lifecycle of subscriptions: registered, active, paused, draining, deactivated. Each change is a journal entry.
 
-Plain functions on a transaction. The row and its entry are written in one transaction.
+Plain functions on a transaction. The row and its entry are written in one transaction. Paths are qualified names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tape.errors import IllegalAction, NotASubscription, UnknownSubscription
 from tape.journal.appender import append
 from tape.model.entry import checked
 from tape.model.execution_ids import MAX_ID, new_id
+from tape.model.tenant_names import display, is_visible, range_of, visible_prefix
 from tape.store import Reader, Transaction
 from tape.subscriptions import events
 from tape.subscriptions.document.validator import KIND
@@ -86,14 +87,14 @@ def register(tx: Transaction, path: str) -> Registration:
     """Register the subscription of a path. Returns the live registration unchanged if there is one."""
     resource = catalog.fetch(tx, path)
     if resource is None:
-        raise UnknownSubscription(f"Subscription not found: {path}")
+        raise UnknownSubscription(f"Subscription not found: {display(path)}")
     if resource.kind != KIND:
-        raise NotASubscription(f"Catalog entry '{path}' is kind '{resource.kind}', not '{KIND}'")
+        raise NotASubscription(f"Catalog entry '{display(path)}' is kind '{resource.kind}', not '{KIND}'")
     live = find_live(tx, path)
     if live is not None:
         return live
     subscription_id = new_id()
-    while find(tx, subscription_id) is not None:  # another process can have generated the same id
+    while _exists(tx, subscription_id):  # another process can have generated the same id
         subscription_id = new_id()
     return _write(tx, subscription_id, path, resource.catalog_id, "registered", SubscriptionState.REGISTERED)
 
@@ -111,16 +112,20 @@ def act(tx: Transaction, subscription_id: int, action: str) -> Registration:
         successor = find_live(tx, before.path)
         if successor is not None:
             raise IllegalAction(
-                f"Cannot '{action}' subscription {subscription_id}: '{before.path}' is registered anew as"
+                f"Cannot '{action}' subscription {subscription_id}: '{display(before.path)}' is registered anew as"
                 f" {successor.subscription_id}; act on that one"
             )
     return _write(tx, subscription_id, before.path, before.catalog_id, wanted.verb, wanted.state)
 
 
 def find(reader: Reader | Transaction, subscription_id: int) -> Registration | None:
-    """A registration by its id."""
+    """A registration by its id; None if it does not exist for the caller."""
     row = reader.one(f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE subscription_id = ?", subscription_id)
-    return None if row is None else Registration(*row)
+    return Registration(*row) if row is not None and is_visible(row[1]) else None
+
+
+def _exists(tx: Transaction, subscription_id: int) -> bool:
+    return tx.one("SELECT 1 FROM tape_subscriptions WHERE subscription_id = ?", subscription_id) is not None
 
 
 def find_live(reader: Reader | Transaction, path: str) -> Registration | None:
@@ -156,8 +161,10 @@ def require(reader: Reader | Transaction, subscription_id: int) -> Registration:
 def list_registrations(
     reader: Reader | Transaction, *, path: str = "", before: int | None = None, limit: int = MAX_LIST
 ) -> list[Registration]:
-    """Registrations, newest first: of one path or of all, with ids below `before`."""
+    """Registrations that exist for the caller, newest first: of one path or of all, with ids below `before`."""
     of_path, values = (" AND path = ?", [path]) if path else ("", [])
+    if prefix := visible_prefix():
+        of_path, values = f"{of_path} AND path >= ? AND path < ?", [*values, *range_of(prefix)]
     rows = reader.query(
         f"SELECT {_COLUMNS} FROM tape_subscriptions WHERE subscription_id < ?{of_path}"
         " ORDER BY subscription_id DESC LIMIT ?",

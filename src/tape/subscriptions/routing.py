@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tape.model.entry import MAX_ID_BYTES
+from tape.model.tenant_names import plain_name
 from tape.subscriptions.document.spec import ROUTING, HeaderRule, Subscription, TraceSpec
 from tape.subscriptions.message import SourceMessage, lower_ascii, payload_of
 
@@ -106,7 +107,7 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
     playbook = chosen.get("dispatch.playbook", "")
     pool = chosen.get("dispatch.execution_pool", "") or priority_pool
     key, content_type = chosen.get("idempotency_key", ""), chosen.get("content_type", "")
-    payload = payload_of(message, subscription.path, spec.dispatch, spec.headers)
+    payload = payload_of(message, plain_name(subscription.path), spec.dispatch, spec.headers)
     if "idempotency_key" in chosen:
         payload["idempotency_key"] = key
     if "content_type" in chosen:

@@ -13,12 +13,13 @@ from tape.brokers import Delivery, Source, known_sources, open_source
 from tape.brokers.settings import source_hosts
 from tape.documents.document import Fields
 from tape.errors import SourceError, SourceMisconfigured, StepFailed
+from tape.model.tenant_names import name_within
 from tape.playbooks.templates import is_template
 from tape.playbooks.tools import ToolCall
 from tape.subscriptions.api_client import TOKEN_VARIABLE, Control
 from tape.subscriptions.document.spec import CONNECTION_KEYS, MAX_BATCH, HeadersSpec
 from tape.subscriptions.message import message_fields, message_of
-from tape.subscriptions.runtime.assembly import Reveal
+from tape.subscriptions.secrets import Reveal
 
 OPERATIONS = ("poll", "ack", "nack", "term")
 MAX_WAIT_MS = 60_000
@@ -75,14 +76,14 @@ class SubscriptionTool:
             )
         if operation == "poll":
             return await self._poll(call)
-        return await self._settle(config, operation)
+        return await self._settle(call, operation)
 
     async def _poll(self, call: ToolCall) -> dict[str, Any]:
         config = call.config
         source_name, mode = str(config.get("source", "")), ack_mode(config.get("ack"))
         batch = min(max(_whole(config, "batch", 100), 1), MAX_BATCH)
         wait_s = min(_whole(config, "timeout_ms", 1_000), MAX_WAIT_MS) / 1_000
-        async with self._opened(config) as source:
+        async with self._opened(call) as source:
 
             async def fetch() -> dict[str, Any]:
                 found = await source.poll(batch, wait_s)
@@ -107,13 +108,14 @@ class SubscriptionTool:
                 is_acked = False
             return _polled(source_name, mode, fetched, is_acked=is_acked, shows_ids=False)
 
-    async def _settle(self, config: dict[str, Any], operation: str) -> dict[str, Any]:
+    async def _settle(self, call: ToolCall, operation: str) -> dict[str, Any]:
+        config = call.config
         receipts = config.get("ack_ids") or []
         if not isinstance(receipts, list) or not all(isinstance(each, str) for each in receipts):
             raise SourceMisconfigured("subscription: 'ack_ids' must be a list of texts, as a poll gave them.")
         errors: list[str] = []
         if receipts:
-            async with self._opened(config) as source:
+            async with self._opened(call) as source:
                 if not source.settles_elsewhere:  # vocabulary: public attribute of sources
                     raise SourceMisconfigured(
                         f"subscription[{config['source']}]: source does not support out-of-band {operation}"
@@ -132,10 +134,12 @@ class SubscriptionTool:
         }
 
     @asynccontextmanager
-    async def _opened(self, config: dict[str, Any]) -> Any:
-        alias, kind = config.get("auth"), str(config.get("source", ""))
-        connection = {name: value for name, value in config.items() if name not in _OWN_KEYS}
-        credential = await self._reveal(str(alias), source_hosts(kind, connection)) if alias else None
+    async def _opened(self, call: ToolCall) -> Any:
+        alias, kind = call.config.get("auth"), str(call.config.get("source", ""))
+        connection = {name: value for name, value in call.config.items() if name not in _OWN_KEYS}
+        hosts = source_hosts(kind, connection)
+        # Whatever alias the step names, it gets a secret of the run's own tenant.
+        credential = await self._reveal(name_within(call.run.tenant, str(alias)), hosts) if alias else None
         source = open_source(kind, connection, credential)
         try:
             await source.open()

@@ -28,6 +28,7 @@ from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
 from tape.model.principal import current_principal
 from tape.model.reserved import refuse_reserved
+from tape.model.tenant_names import name_within, plain_name, prefix_of, qualify, tenant_of, visible_prefix
 from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.library import known_playbook
 from tape.playbooks.pools import POOL_RULE, default_pool, is_pool
@@ -71,8 +72,9 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     events: tuple[Attached, ...] = ()
     resource_kind: str = KIND
     lane: str = ""
-    # The caller's, whatever the request says; empty on an open server.
+    # The tenant of the run and the prefix of the documents that it may use, whatever the request says.
     tenant: str = ""
+    prefix: str = ""
 
     @property
     def parent(self) -> int:
@@ -83,7 +85,8 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def scope(self) -> str:
         """The scope of its dedup key: its subscription, else its parent, within its tenant."""
         of_tenant = f"tenant:{self.tenant}:" if self.tenant else ""
-        return of_tenant + (f"subscription:{self.subscription}" if self.subscription else str(self.parent))
+        subscription = plain_name(self.subscription)
+        return of_tenant + (f"subscription:{subscription}" if subscription else str(self.parent))
 
     @property
     def input(self) -> dict[str, Any]:
@@ -95,7 +98,7 @@ Result: TypeAlias = RunDispatchResult | TapeError
 
 
 def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> ExecuteRequest:
-    """The request, if it is valid. Raises InvalidInput with the field otherwise."""
+    """The request, if it is valid, with the names of its tenant. Raises InvalidInput with the field otherwise."""
     if not request.path and request.catalog_id in ("", 0):
         raise InvalidInput("Either 'path' or 'catalog_id' must be provided")
     _check_number("catalog_id", request.catalog_id)
@@ -114,7 +117,25 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
                 f" {request.dedup.window_secs}."
             )
     check_payload(to_json(request.input), max_payload_bytes)
-    return msgspec.structs.replace(request, tenant=current_principal().tenant_for(""))
+    return _within_tenant(request)
+
+
+def _within_tenant(request: ExecuteRequest) -> ExecuteRequest:
+    """The request with qualified names.
+
+    A caller of one tenant runs the documents of that tenant. For a caller of all tenants the tenant is that of the
+    subscription, else that of the playbook; a subscription cannot run a playbook of another tenant.
+    """
+    principal = current_principal()
+    subscription, path = qualify(request.subscription), qualify(request.path)
+    owner = tenant_of(subscription) or tenant_of(path)
+    return msgspec.structs.replace(
+        request,
+        path=name_within(owner, path) if path else "",
+        subscription=subscription,
+        tenant=owner or principal.tenant_for(""),
+        prefix=visible_prefix() or prefix_of(owner),
+    )
 
 
 def execute(tx: Transaction, request: ExecuteRequest) -> RunDispatchResult:
@@ -183,29 +204,33 @@ class _Batch:
         if not request.subscription:
             # A direct request gets the error at once; a message starts its run, which fails with the error.
             bind_inputs(playbook.inputs, playbook.workload, request.input)
-        pool = request.execution_pool or playbook.pool or default_pool(resource.path)
+        path, tenant = plain_name(resource.path), tenant_of(resource.path) or request.tenant
+        pool = request.execution_pool or playbook.pool or default_pool(path)
         run_id = next(self._ids)
         trace = parse_traceparent(str((request.trace or {}).get("traceparent", "")))
         about: dict[str, Any] = {
-            "path": resource.path,
+            "path": path,
             "version": resource.version,
             "catalog_id": str(resource.catalog_id),
             "pool": pool,
             **({"parent_execution_id": str(request.parent)} if request.parent else {}),
             **{name: value for name in _SHOWN if (value := getattr(request, name))},
         }
-        command = {"execution_id": run_id, **about, "payload": request.input}
+        if request.subscription:
+            about["subscription"] = plain_name(request.subscription)
+        # The command has the qualified path: workers of several tenants share a pool.
+        command = {"execution_id": run_id, **about, "path": resource.path, "payload": request.input}
         run = Run(
             run_id=run_id,
             app_name=PLAYBOOKS,
             user_id="",
-            session_id=request.subscription,
+            session_id=plain_name(request.subscription),
             invocation_id=run_id,
             status=RunStatus.RUNNABLE,
-            agent_id=resource.path,
+            agent_id=path,
             labels_json=to_json({f"tape.{name}": str(about[name]) for name in _LABELS if name in about}),
-            tenant_id=request.tenant,
-            tenant=request.tenant or PLAYBOOKS,
+            tenant_id=tenant,
+            tenant=tenant or PLAYBOOKS,
         )
         owner = {"run_id": run_id, "tenant": run.tenant, "session": run.session_id, **trace._asdict()}
         name = command_subject(pool, run_id)
@@ -225,10 +250,11 @@ class _Batch:
     def _resource(self, request: ExecuteRequest) -> Resource:
         wanted = int(request.catalog_id) if request.catalog_id else request.path
         resource = self._found.get(wanted)
-        if resource is None or (request.path and resource.path != request.path):
-            raise PlaybookNotFound(f"Playbook not found: {wanted}")
+        is_usable = resource is not None and resource.path.startswith(request.prefix)
+        if resource is None or not is_usable or (request.path and resource.path != request.path):
+            raise PlaybookNotFound(f"Playbook not found: {str(wanted).removeprefix(request.prefix)}")
         if resource.kind != KIND:
-            raise InvalidInput(f"Catalog entry '{resource.path}' is kind '{resource.kind}', not '{KIND}'")
+            raise InvalidInput(f"Catalog entry '{plain_name(resource.path)}' is kind '{resource.kind}', not '{KIND}'")
         return resource
 
     def write(self) -> None:
@@ -245,14 +271,14 @@ class _Batch:
             append(self._tx, self._audits)
 
 
-_SHOWN = ("subscription", "message_id", "priority", "trace")
+_SHOWN = ("message_id", "priority", "trace")
 _LABELS = ("path", "version", "catalog_id", "pool", "parent_execution_id", "subscription", "message_id")
 
 
 def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: str) -> Draft:
     """The event about a duplicate; `suppressed` is the id that its run would have had."""
     payload = {
-        "subscription": request.subscription,
+        "subscription": plain_name(request.subscription),
         "execution_id": original,
         "status": "DEDUPLICATED",
         "emitter": "control_plane",

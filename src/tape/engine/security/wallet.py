@@ -1,5 +1,6 @@
 """The wallet: secrets by alias, encrypted in the database.
 
+An alias is a qualified name: the secret `stripe` of the tenant acme is `~acme/stripe`, and is sealed under that name.
 Changes and reveals of secrets are journaled. Their values are never in entries, logs, errors or reprs.
 """
 
@@ -22,8 +23,9 @@ from tape.engine.security.keyfile import KeyFile
 from tape.engine.security.kms import GoogleKms
 from tape.errors import InvalidInput, SecretDamaged, SecretNotBound, SecretNotFound, TapeError
 from tape.journal.appender import append
-from tape.model.entry import Draft
+from tape.model.entry import Draft, check_id
 from tape.model.subject import build
+from tape.model.tenant_names import plain_name, split_name
 from tape.store import Database, Reader, Transaction
 
 log = logging.getLogger(__name__)
@@ -83,14 +85,14 @@ class Wallet:
         if isinstance(secret, dict) and has_address(secret):
             hosts = hosts_of(secret)
         elif bound and not (hosts and all(is_bound(host, bound) for host in hosts)):
-            raise SecretNotBound(alias, hosts, bound)
+            raise SecretNotBound(plain_name(alias), hosts, bound)
         elif not bound:
             log.warning(
                 "The secret %r is not bound to a host and is used for %s: bind it with tape wallet set %s --host %s."
                 " Unbound secrets will be refused by the next minor version.",
                 alias,
                 ", ".join(hosts) or "an unnamed host",
-                alias,
+                _arguments(alias),
                 hosts[0] if hosts else "HOST:PORT",
             )
         await self.record_reveal(alias, to=to, hosts=hosts)
@@ -150,7 +152,7 @@ class Wallet:
 
     async def record_reveal(self, alias: str, to: str, hosts: Sequence[str] = ()) -> None:
         """Journal that a secret is about to be revealed, to which caller, and for which hosts."""
-        payload = {"alias": alias, "to": to} | ({"host": ", ".join(hosts)} if hosts else {})
+        payload = {"to": to} | ({"host": ", ".join(hosts)} if hosts else {})
         await self._database.write(lambda tx: _emit(tx, "revealed", alias, payload))
 
     async def list(self) -> list[SecretInfo]:
@@ -207,10 +209,12 @@ class Wallet:
         return secret
 
     async def _not_found(self, alias: str) -> SecretNotFound:
-        aliases = {info.alias for info in await self.list()}
-        near = difflib.get_close_matches(alias, aliases, n=1)
+        tenant, name = split_name(alias)
+        aliases = {name for info in await self.list() for owner, name in [split_name(info.alias)] if owner == tenant}
+        near = difflib.get_close_matches(name, aliases, n=1)
         hint = f"The nearest is {near[0]!r}. " if near else ""
-        return SecretNotFound(f"The wallet has no secret {alias!r}. {hint}Set it with: tape wallet set {alias}")
+        remedy = f"Set it with: tape wallet set {_arguments(alias)}"
+        return SecretNotFound(f"The wallet has no secret {name!r}. {hint}{remedy}")
 
 
 def master_keys(location: str, store: str) -> MasterKeys:
@@ -231,11 +235,19 @@ def text_of(alias: str, secret: Secret) -> str:
 
 
 def check_alias(alias: str) -> None:
-    """Raise unless the text can be an alias."""
+    """Raise unless the text can be an alias, plain or qualified with a tenant."""
+    check_id("alias", alias)
+    alias = plain_name(alias)
     if not _ALIAS.fullmatch(alias):
         raise InvalidInput(
             f"alias {alias[:200]!r} must be letters, digits, '.', '_' or '-', at most 128, not beginning with a sign."
         )
+
+
+def _arguments(alias: str) -> str:
+    """The arguments of `tape wallet set` for an alias."""
+    tenant, name = split_name(alias)
+    return f"{name} --tenant {tenant}" if tenant else name
 
 
 def _bindings(alias: str, secret: Secret, hosts: Sequence[str]) -> tuple[str, ...]:
@@ -329,7 +341,7 @@ def _store(tx: Transaction, info: SecretInfo, sealed: SealedSecret, until_ms: in
     )
     row = (info.alias, info.version, *sealed, info.set_at_ms, info.sealed_at_ms, 0, ",".join(info.hosts))
     tx.insert("tape_secrets", columns, [row])
-    _emit(tx, "set", info.alias, {"alias": info.alias, "version": info.version, "by": by})
+    _emit(tx, "set", info.alias, {"version": info.version, "by": by})
     return True
 
 
@@ -354,10 +366,15 @@ def _replace(tx: Transaction, info: SecretInfo, before: SealedSecret, sealed: Se
 def _delete(tx: Transaction, alias: str, by: str) -> bool:
     if not tx.execute("DELETE FROM tape_secrets WHERE alias = ?", alias):
         return False
-    _emit(tx, "deleted", alias, {"alias": alias, "by": by})
+    _emit(tx, "deleted", alias, {"by": by})
     return True
 
 
 def _emit(tx: Transaction, verb: str, alias: str, payload: dict[str, Any]) -> None:
-    subject = build("wallet", verb, *([alias] if alias else []))
-    append(tx, [Draft(subject=subject, kind="wallet", run_id=RUN, payload_json=msgspec.json.encode(payload).decode())])
+    """Append an entry about a secret, in the tenant of the secret."""
+    tenant, name = split_name(alias)
+    if alias:
+        payload = {"alias": name, **payload}
+    subject = build("wallet", verb, *([name] if name else []))
+    payload_json = msgspec.json.encode(payload).decode()
+    append(tx, [Draft(subject=subject, kind="wallet", run_id=RUN, tenant=tenant, payload_json=payload_json)])

@@ -11,10 +11,11 @@ from tape.documents.document import Check, checked_document
 from tape.engine import catalog
 from tape.engine.catalog import Resource
 from tape.engine.executions.execute import MAX_BATCH, Dedup, ExecuteRequest, Result, checked_request, execute_batch
-from tape.errors import InvalidInput, InvalidJson, ResourceNotFound, TapeError
+from tape.errors import InvalidInput, InvalidJson, TapeError
 from tape.journal.journal import Journal
 from tape.model.dispatch_result import RunDispatchResult
 from tape.model.json_depth import check_depth
+from tape.model.tenant_names import display, qualify, visible_prefix
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
@@ -38,31 +39,31 @@ class CatalogService:
         kind = request.resource_type or "Playbook"
         document = await asyncio.to_thread(checked_document, request.content, self._kinds, kind)
         resource = await self._database.write(
-            lambda tx: catalog.register(tx, document, if_changed=request.if_changed), len(document.content) + 256
+            lambda tx: catalog.register(tx, document, path=qualify(document.path), if_changed=request.if_changed),
+            len(document.content) + 256,
         )
-        return to_message(pb.Resource, resource)
+        return _message(resource)
 
     async def get_resource(self, request: pb.GetResourceRequest, context: Context) -> pb.Resource:
         """A document with its content."""
 
         def find(reader: Reader) -> Resource:
             if not request.catalog_id:
-                return catalog.require(reader, request.path, request.version or None)
-            found = catalog.fetch_id(reader, request.catalog_id)
-            if found is None:
-                raise ResourceNotFound(f"Resource not found: catalog_id {request.catalog_id}")
-            return found
+                return catalog.require(reader, qualify(request.path), request.version or None)
+            return catalog.require_id(reader, request.catalog_id)
 
-        return to_message(pb.Resource, await self._database.read(find))
+        return _message(await self._database.read(find))
 
     async def list_resources(self, request: pb.ListResourcesRequest, context: Context) -> pb.ListResourcesResponse:
         """The latest version of every path."""
         limit = min(request.limit or MAX_LISTED, MAX_LISTED)
         found = await self._database.read(
-            lambda reader: catalog.list_latest(reader, request.kind, request.after_path, limit)
+            lambda reader: catalog.list_latest(
+                reader, request.kind, qualify(request.after_path), limit, prefix=visible_prefix()
+            )
         )
         bare = (msgspec.structs.replace(resource, content="") for resource in found)
-        return pb.ListResourcesResponse(resources=(to_message(pb.Resource, resource) for resource in bare))
+        return pb.ListResourcesResponse(resources=map(_message, bare))
 
     async def execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         """Start playbooks; each has its own result."""
@@ -90,6 +91,10 @@ class CatalogService:
             )
         self._outcomes.labels("rpc", "error").inc()
         return pb.ExecutionResult(status="error", error=str(result), error_code=result.code)
+
+
+def _message(resource: Resource) -> pb.Resource:
+    return to_message(pb.Resource, msgspec.structs.replace(resource, path=display(resource.path)))
 
 
 def _request(each: pb.Execution) -> ExecuteRequest:

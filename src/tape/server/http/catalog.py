@@ -14,6 +14,7 @@ from tape.documents.document import Check, checked_document
 from tape.engine import catalog
 from tape.engine.catalog import Resource
 from tape.errors import InvalidInput
+from tape.model.tenant_names import display, qualify, visible_prefix
 from tape.server.http.internal import answer, read_request
 from tape.server.http.request_bodies import to_time
 from tape.store import Database
@@ -56,13 +57,15 @@ class CatalogRoutes:
         wanted = await read_request(request, RegisterDocumentRequest)
         document = await asyncio.to_thread(checked_document, wanted.content, self._kinds, wanted.resource_type)
         resource = await self._database.write(
-            lambda tx: catalog.register(tx, document, if_changed=wanted.if_changed), len(document.content) + 256
+            lambda tx: catalog.register(tx, document, path=qualify(document.path), if_changed=wanted.if_changed),
+            len(document.content) + 256,
         )
+        path = display(resource.path)
         return answer(
             {
                 "status": "success",
-                "message": f"Resource '{resource.path}' version '{resource.version}' registered.",
-                "path": resource.path,
+                "message": f"Resource '{path}' version '{resource.version}' registered.",
+                "path": path,
                 "version": resource.version,
                 "catalog_id": str(resource.catalog_id),
                 "kind": resource.kind,
@@ -73,7 +76,7 @@ class CatalogRoutes:
         """A document with its content."""
         wanted = await read_request(request, ReadDocumentRequest)
         version = _version(wanted.version)
-        found = await self._database.read(lambda reader: catalog.require(reader, wanted.path, version))
+        found = await self._database.read(lambda reader: catalog.require(reader, qualify(wanted.path), version))
         return answer({**_summary(found), "content": found.content})
 
     async def list(self, request: Request) -> Response:
@@ -81,13 +84,15 @@ class CatalogRoutes:
         wanted = await read_request(request, ListDocumentsRequest)
         limit = min(max(wanted.limit, 1), 1_000)
         kind = wanted.resource_type.lower()
-        found = await self._database.read(lambda reader: catalog.list_latest(reader, kind, wanted.after, limit))
+        found = await self._database.read(
+            lambda reader: catalog.list_latest(reader, kind, qualify(wanted.after), limit, prefix=visible_prefix())
+        )
         return answer({"entries": [_summary(resource) for resource in found]})
 
 
 def _summary(resource: Resource) -> dict[str, Any]:
     return {
-        "path": resource.path,
+        "path": display(resource.path),
         "version": resource.version,
         "catalog_id": str(resource.catalog_id),
         "kind": resource.kind,

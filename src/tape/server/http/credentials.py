@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.engine.security.wallet import Wallet
+from tape.model.tenant_names import qualify
 from tape.server.http.internal import InternalAccess, answer
 from tape.server.http.request_bodies import to_time
 
@@ -24,12 +25,13 @@ class CredentialRoutes:
 
     async def get(self, request: Request) -> Response:
         """Alias, version and age of a secret; its data for a holder of the internal token."""
-        alias = request.path_params["name"]
+        name = request.path_params["name"]
+        alias = qualify(name)
         wants_data = request.query_params.get("include_data", "").lower() == "true"
         if wants_data:
             await self._internal.admit(request, "GET /api/credentials/?include_data")
         held = await self._wallet.find(alias)
-        shown = {"alias": alias, "version": held.version, "set_at": to_time(held.set_at_ms * 1_000_000)}
+        shown = {"alias": name, "version": held.version, "set_at": to_time(held.set_at_ms * 1_000_000)}
         if wants_data:
             where = request.client.host if request.client else ""
             hosts = request.query_params.getlist("host")

@@ -14,6 +14,7 @@ from tape.engine.security.wallet import Wallet
 from tape.errors import NotFound, TapeError
 from tape.journal.journal import Journal
 from tape.model.dispatch_result import RunDispatchResult
+from tape.model.tenant_names import display, is_visible, name_within, qualify, tenant_of
 from tape.server.http.execute import RUN_OVERHEAD_BYTES
 from tape.server.http.internal import answer
 from tape.subscriptions.dispatch.in_server import WriterDispatch
@@ -58,12 +59,12 @@ class ListenerRoutes:
 
     async def names(self, request: Request) -> Response:
         """The names of all listeners."""
-        return answer({"listeners": sorted(await self._source.names())})
+        return answer({"listeners": sorted(display(name) for name in await self._source.names() if is_visible(name))})
 
     async def show(self, request: Request) -> Response:
         """A listener: its subscription, state and signing secrets."""
         name = request.path_params["name"]
-        listener = await self._source.fetch(name)
+        listener = await self._source.fetch(qualify(name))
         if listener is None:
             raise NotFound(f"No push subscription for ingress listener '{name}'")
         where = request.client.host if request.client else ""
@@ -74,7 +75,8 @@ class ListenerRoutes:
 
     async def _note(self, listener: Listener, where: str) -> None:
         assert listener.subscription.spec.ingress is not None
-        alias, now = listener.subscription.spec.ingress.verify.secret, time.monotonic()
+        tenant, now = tenant_of(listener.subscription.path), time.monotonic()
+        alias = name_within(tenant, listener.subscription.spec.ingress.verify.secret)
         key = (alias, where, listener.secrets)
         if listener.secrets and now - self._noted.get(key, -NOTE_S) >= NOTE_S:
             await self._wallet.record_reveal(alias, to=f"/api/internal/ingress/{listener.name} from {where}")
@@ -83,7 +85,7 @@ class ListenerRoutes:
 
 def shown(listener: Listener) -> dict[str, Any]:
     """A listener as JSON; a gateway rebuilds it from `subscription`, `state`, `subscription_id` and `secrets`."""
-    subscription = listener.subscription
+    subscription = msgspec.structs.replace(listener.subscription, path=display(listener.subscription.path))
     spec = subscription.spec
     assert spec.ingress is not None
     verify = msgspec.to_builtins(spec.ingress.verify)
@@ -93,7 +95,7 @@ def shown(listener: Listener) -> dict[str, Any]:
     if spec.ingress.verify.header:
         verify["header"] = spec.ingress.verify.header.lower()
     return {
-        "listener": listener.name,
+        "listener": display(listener.name),
         "catalog_path": subscription.path,
         "source": spec.source,
         "subscription_id": str(listener.subscription_id),

@@ -21,6 +21,7 @@ from tape.errors import InvalidInput, TapeError
 from tape.journal.journal import Journal
 from tape.model.dispatch_result import RunDispatchResult
 from tape.model.entry import check_payload, checked
+from tape.model.tenant_names import qualify
 from tape.server.http.execute import RUN_OVERHEAD_BYTES, read_request
 from tape.server.http.internal import MAX_BODY_BYTES, answer, decode
 from tape.server.http.request_bodies import read_body
@@ -59,9 +60,10 @@ class OffsetRoutes:
         body: OffsetRangeBody = decode(content or b"{}", OffsetRangeBody)
         if len(body.records) > MAX_BATCH:
             raise InvalidInput(f"{len(body.records)} records exceed the {MAX_BATCH} of one request.")
-        offsets = OffsetRange(body.subscription, body.part, body.begin, body.end)
+        subscription = qualify(body.subscription)
+        offsets = OffsetRange(subscription, body.part, body.begin, body.end)
         checked_range(offsets, [record.offset for record in body.records])
-        records = [self._read(body.subscription, record) for record in body.records]
+        records = [self._read(subscription, record) for record in body.records]
         size = len(content) + RUN_OVERHEAD_BYTES * len(records)
         took = await self._database.write(lambda tx: execute_range(tx, offsets, records), size)
         results = [
@@ -72,7 +74,7 @@ class OffsetRoutes:
 
     async def show(self, request: Request) -> Response:
         """The consumed ranges of each partition of a subscription's source, as pairs (first offset, next offset)."""
-        subscription = request.query_params.get("subscription", "")
+        subscription = qualify(request.query_params.get("subscription", ""))
         if not subscription:
             raise InvalidInput("the parameter subscription is missing: /api/taken?subscription=PATH.")
         return answer({"parts": await self._database.read(lambda reader: executed_ranges(reader, subscription))})

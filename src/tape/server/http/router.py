@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tape.base.telemetry.metrics import Metrics
+from tape.model.tenant_names import MARK
 from tape.server.http.problems import error_response, not_found, wrong_method
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -24,7 +25,10 @@ class App:
         self._prefixes: dict[str, dict[str, ASGIApp]] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """Add a route. A path that ends with a slash takes a `name` after it; a segment `{}` is the `owner`."""
+        """Add a route. A path that ends with a slash takes a `name` after it, plain or qualified with a tenant.
+
+        A segment `{}` is the `owner`.
+        """
         table = self._prefixes if path.endswith("/") and path != "/" else self._routes
         methods = table.setdefault(path, {})
         methods[method] = _answering(handler)
@@ -73,6 +77,9 @@ class App:
             scope["path_params"] = {"name": name}
             return before + slash, methods
         above, _, owner = before.rpartition("/")
+        if name and owner.startswith(MARK) and (methods := self._prefixes.get(f"{above}/")) is not None:
+            scope["path_params"] = {"name": f"{owner}/{name}"}
+            return f"{above}/", methods
         nested = f"{above}/{{}}/"
         if name and owner and (methods := self._prefixes.get(nested)) is not None:
             scope["path_params"] = {"name": name, "owner": owner}

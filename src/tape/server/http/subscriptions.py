@@ -8,11 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.ledgers import runs
 from tape.errors import InvalidInput, UnknownEvent, UnknownSubscription
 from tape.journal.journal import Journal
 from tape.model.entry import Draft
 from tape.model.event_types import EVENTS
 from tape.model.execution_ids import MAX_ID
+from tape.model.tenant_names import display, name_within, qualify
 from tape.server.http.internal import answer, read_request
 from tape.server.http.request_bodies import parse_time, to_time
 from tape.store import Reader
@@ -57,8 +59,8 @@ class SubscriptionRoutes:
 
     async def register(self, request: Request) -> Response:
         """Register the subscription of a path, or return the active registration."""
-        wanted = await read_request(request, RegisterSubscriptionRequest)
-        return answer(status_of(await self._database.write(lambda tx: lifecycle.register(tx, wanted.path))))
+        path = qualify((await read_request(request, RegisterSubscriptionRequest)).path)
+        return answer(status_of(await self._database.write(lambda tx: lifecycle.register(tx, path))))
 
     async def act(self, request: Request) -> Response:
         """Activate, pause, resume, drain or deactivate."""
@@ -80,7 +82,7 @@ class SubscriptionRoutes:
         before = _number("before", asked["before"], 0, MAX_ID) if asked.get("before") else None
         found = await self._database.read(
             lambda reader: lifecycle.list_registrations(
-                reader, path=asked.get("path", ""), before=before, limit=limit + 1
+                reader, path=qualify(asked.get("path", "")), before=before, limit=limit + 1
             )
         )
         body: dict[str, Any] = {"subscriptions": [status_of(each) for each in found[:limit]]}
@@ -107,8 +109,8 @@ class SubscriptionRoutes:
         path = body.subscription or body.context.get("subscription")
         if not path or not isinstance(path, str):
             execution_id = _number("execution_id", str(body.execution_id), 0, MAX_ID)
-            path = await self._database.read(lambda reader: _path_of(reader, execution_id))
-        return draft_of(body, path)
+            return draft_of(body, await self._database.read(lambda reader: _path_of(reader, execution_id)))
+        return draft_of(body, qualify(path))
 
 
 def draft_of(body: EventBody, path: str) -> Draft:
@@ -136,7 +138,7 @@ def status_of(registration: Registration) -> dict[str, str]:
     """A registration as callers of `/api` see it."""
     return {
         "subscription_id": str(registration.subscription_id),
-        "path": registration.path,
+        "path": display(registration.path),
         "catalog_id": str(registration.catalog_id),
         "state": registration.state,
         "last_event_type": registration.last_event_type,
@@ -149,10 +151,10 @@ def _path_of(reader: Reader, execution_id: int) -> str:
     registration = lifecycle.find(reader, execution_id)
     if registration is not None:
         return registration.path
-    row = reader.one("SELECT session_id FROM tape_runs WHERE run_id = ?", str(execution_id))
-    if row is None or not row[0]:
+    run = runs.find(reader, str(execution_id))
+    if run is None or not run.session_id:
         raise UnknownSubscription(f"Subscription {execution_id} not registered")
-    return str(row[0])
+    return name_within(run.tenant_id, run.session_id)
 
 
 def _id(text: str) -> int:

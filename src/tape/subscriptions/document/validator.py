@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tape.brokers.log import LOGS
 from tape.documents.document import Document, Node
 from tape.documents.reader import key_at, read_block
@@ -40,13 +42,14 @@ _NEEDED_TEXTS = {
 }
 
 
-def parse_subscription(content: str) -> Subscription:
-    """Parse a YAML text. Raises InvalidDocument with all problems."""
+def parse_subscription(content: str, path: str = "") -> Subscription:
+    """Parse a YAML text, with its path in the catalog if it is from there. Raises InvalidDocument with all problems."""
     document = Document(content, "Subscription")
     if document.kind != KIND:
         message = f"expected 'kind: Subscription', got {document.value.get('kind')!r}"
         raise InvalidDocument([Problem("kind", document.line_of(("kind",)), message)])
-    return read_subscription(document)
+    found = read_subscription(document)
+    return msgspec.structs.replace(found, path=path or found.path)
 
 
 def read_subscription(document: Document) -> Subscription:

@@ -1,6 +1,7 @@
 """The listeners of a database: push subscriptions that were activated, their states and secrets.
 
-A document in the catalog, registered or not, opens no listener: activation does.
+A document in the catalog, registered or not, opens no listener: activation does. The name of a listener is qualified
+with the tenant of its subscription.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from tape.engine.catalog import list_latest
+from tape.engine.catalog import Resource, list_latest
 from tape.engine.security.wallet import Wallet, text_of
 from tape.errors import InvalidDocument, InvalidInput, SecretNotFound
+from tape.model.tenant_names import name_within, tenant_of
 from tape.store import Database, Reader, Transaction
 from tape.subscriptions import lifecycle
 from tape.subscriptions.document.spec import Subscription
@@ -73,11 +75,12 @@ class CatalogListeners:
         while page := await self._database.read(lambda reader, after=after: list_latest(reader, KIND, after, PAGE)):  # type: ignore[misc]
             for resource in page:
                 known = resource.catalog_id in self._parsed
-                found = self._parsed[resource.catalog_id] if known else _parse(resource.path, resource.content)
+                found = self._parsed[resource.catalog_id] if known else _parse(resource)
                 parsed[resource.catalog_id] = found
                 if found is None or found.spec.ingress is None:
                     continue
-                by_name.setdefault(found.spec.ingress.listener, []).append(found)
+                name = name_within(tenant_of(found.path), found.spec.ingress.listener)
+                by_name.setdefault(name, []).append(found)
             after = page[-1].path
         for name, sharing in by_name.items():
             if len(sharing) > 1:
@@ -89,9 +92,9 @@ class CatalogListeners:
     async def _secrets(self, subscription: Subscription) -> tuple[str, ...]:
         """The secrets of `verify.secret`, newest first. Without any, every delivery is rejected."""
         assert subscription.spec.ingress is not None
-        alias = subscription.spec.ingress.verify.secret
-        if not alias:
+        if not subscription.spec.ingress.verify.secret:
             return ()
+        alias = name_within(tenant_of(subscription.path), subscription.spec.ingress.verify.secret)
         versions = await self._wallet.versions(alias)
         known = self._opened.get(alias)
         if known is None or known.versions != versions:
@@ -121,9 +124,9 @@ def _find_activated(
     return next((each for each in found if each[1].is_live), found[0] if found else None)
 
 
-def _parse(path: str, content: str) -> Subscription | None:
+def _parse(resource: Resource) -> Subscription | None:
     try:
-        return parse_subscription(content)
+        return parse_subscription(resource.content, resource.path)
     except InvalidDocument as error:  # registered by an older version
-        log.warning("%s: no listener, the document is invalid: %s", path, error)
+        log.warning("%s: no listener, the document is invalid: %s", resource.path, error)
         return None

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import ApiRefused, SpoolFull, TapeError
@@ -19,13 +19,13 @@ from tape.subscriptions.ingress.ingress import AdmittedMessage, IngressDispatch
 from tape.subscriptions.ingress.listeners import Listener, ListenerSource
 from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan
+from tape.subscriptions.secrets import Reveal, reveal_within
 from tape.subscriptions.spool.locations import spool_hosts
 from tape.subscriptions.spool.replay import LaneDispatch
 from tape.subscriptions.spool.spool import EmitEvents
 
 log = logging.getLogger(__name__)
 
-Reveal = Callable[[str, Sequence[str]], Awaitable[Any]]
 Replays = Callable[[Listener], LaneDispatch]
 
 _RETRY_S = 5.0
@@ -120,8 +120,8 @@ class SpoolingDispatch:
 
     async def _start(self, listener: Listener) -> _OpenForwarder:
         spool = listener.subscription.spec.spool
-        credential = await self._reveal(spool.credential, spool_hosts(spool)) if spool.credential else None
-
+        reveal = reveal_within(listener.subscription.path, self._reveal)
+        credential = await reveal(spool.credential, spool_hosts(spool)) if spool.credential else None
         forwarder = forwarder_of(
             listener.subscription,
             listener.ref,
@@ -129,7 +129,7 @@ class SpoolingDispatch:
             self._emit,
             metrics=self._metrics,
             credential=credential,
-            reveal=self._reveal,
+            reveal=reveal,
             redelivers=False,
         )
         await forwarder.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,10 +18,8 @@ from tape.subscriptions.document.spec import CONNECTION_KEYS, Subscription, Subs
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.runtime.runtime import Runtime
+from tape.subscriptions.secrets import Reveal
 from tape.subscriptions.spool.locations import spool_hosts
-
-# Reads the secret of an alias for a connection to these hosts.
-Reveal = Callable[[str, Sequence[str]], Awaitable[Any]]
 
 
 async def assemble(

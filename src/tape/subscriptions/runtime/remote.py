@@ -18,6 +18,7 @@ from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, subscription_ref
 from tape.subscriptions.runtime.assembly import assemble
 from tape.subscriptions.runtime.runtime import Counts, Runtime
+from tape.subscriptions.secrets import reveal_within
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class RemoteRuntime:
             subscription,
             ref,
             dispatch,
-            reveal=self._reveal,
+            reveal=reveal_within(self.path, self._reveal),
             reporter=EventReporter(self._write, self._worker_id),
             metrics=self.metrics,
             state=lambda: self._state,
@@ -97,7 +98,7 @@ class RemoteRuntime:
         content = await self._call_until_reachable(lambda: self._control.document(self.path))
         if self._stopping.is_set():
             return None
-        subscription = parse_subscription(content)
+        subscription = parse_subscription(content, self.path)
         if subscription.spec.mode != "pull":
             raise InvalidConfig(
                 f"{self.path} is a push subscription; the server or a `tape gateway` receives its deliveries."

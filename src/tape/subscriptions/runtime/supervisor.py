@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tape.base.clock import now_ms
 from tape.base.retry import UNLIMITED, RetryPolicy
-from tape.engine.catalog import fetch_id
+from tape.engine.catalog import Resource, fetch_id
 from tape.errors import InvalidDocument, TapeError
 from tape.journal.journal import Journal
 from tape.store import Reader, Transaction
@@ -29,6 +29,7 @@ from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.runtime import leases
 from tape.subscriptions.runtime.assembly import assemble
 from tape.subscriptions.runtime.runtime import FINISH_S, Runtime
+from tape.subscriptions.secrets import reveal_within
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class RuntimeSupervisor:
                     batch_max=subscription.spec.dispatch_batch,
                     worker_id=self._holder,
                 ),
-                reveal=partial(self._reveal, to=f"the runtime of {live.path} in this server"),
+                reveal=reveal_within(live.path, partial(self._reveal, to=f"the runtime of {live.path} in this server")),
                 reporter=reporter,
                 metrics=self._database.metrics,
                 state=lambda: self._states.get(live.subscription_id, "DEACTIVATED"),
@@ -193,7 +194,7 @@ class RuntimeSupervisor:
         for live in found:
             if live.catalog_id not in self._documents:
                 resource = await self._database.read(lambda reader, live=live: fetch_id(reader, live.catalog_id))  # type: ignore[misc]
-                self._documents[live.catalog_id] = _parse_if_hosted(resource.content) if resource is not None else None
+                self._documents[live.catalog_id] = _parse_if_hosted(resource) if resource is not None else None
         known = {live.catalog_id for live in found}
         self._documents = {number: document for number, document in self._documents.items() if number in known}
 
@@ -215,10 +216,10 @@ def _deactivate(tx: Transaction, live: LiveRegistration, holder: str) -> None:
     leases.release(tx, live.path, holder)
 
 
-def _parse_if_hosted(content: str) -> Subscription | None:
+def _parse_if_hosted(resource: Resource) -> Subscription | None:
     """The subscription of a document, if a server runs it."""
     try:
-        subscription = parse_subscription(content)
+        subscription = parse_subscription(resource.content, resource.path)
     except InvalidDocument as error:  # registered by an older version
         log.warning("a subscription of the catalog is invalid: %s", error)
         return None

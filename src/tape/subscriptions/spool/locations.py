@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tape.base.hosts import hosts_of
 from tape.errors import InvalidConfig, MissingExtra
+from tape.model.tenant_names import MARK, tenant_of
 from tape.subscriptions.document.spool_spec import SpoolSpec
 from tape.subscriptions.spool.backend import SpoolBackend
 from tape.subscriptions.spool.disk import DiskBackend
@@ -33,14 +37,19 @@ _AZURE = {
 
 
 def open_backend(spool: SpoolSpec, subscription: str, credential: Mapping[str, Any] | None = None) -> SpoolBackend:
-    """The backend of a subscription's spool. In a bucket it is below `<prefix>/<subscription path>/`."""
+    """The backend of a subscription's spool. In a bucket it is below `<prefix>/<subscription path>/`.
+
+    The spool of a tenant's subscription is in a folder or NATS bucket of that tenant: its document cannot name the
+    messages of another.
+    """
+    tenant = tenant_of(subscription)
     prefix = "/".join(part for part in (spool.prefix, subscription) if part)
     given = credential or {}
     match spool.backend:
         case "local_disk":
-            return DiskBackend(spool.path)
+            return DiskBackend(Path(spool.path, f"{MARK}{quote(tenant, safe='')}") if tenant else spool.path)
         case "nats_object":
-            return NatsBackend(spool.bucket_name, **_nats_options(given))
+            return NatsBackend(_nats_bucket(spool.bucket_name, tenant), **_nats_options(given))
         case "s3":
             return BucketBackend(_s3(spool.bucket_name, given), prefix, f"s3://{spool.bucket_name}")
         case "gcs":
@@ -102,6 +111,11 @@ def _azure(container: str, given: Mapping[str, Any]) -> Any:
 
 def _client(endpoint: Any) -> dict[str, Any]:
     return {"allow_http": True} if str(endpoint or "").startswith("http://") else {}
+
+
+def _nats_bucket(name: str, tenant: str) -> str:
+    """The bucket of a tenant. NATS allows letters, digits, _ and - in the name of a bucket."""
+    return f"{name}-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}" if tenant else name
 
 
 def _nats_options(given: Mapping[str, Any]) -> dict[str, Any]:
