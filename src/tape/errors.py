@@ -608,8 +608,7 @@ class CertificateRejected(TokenRejected):
     code = "TAPE-1920"
 
     def __init__(self, reason: str, remedy: str = "") -> None:
-        TapeError.__init__(self, f"client certificate rejected: {reason}{remedy}")
-        self.reason = reason
+        super().__init__(reason, remedy, credential="client certificate")
 
 
 class ScopeRequired(TapeError):

@@ -18,7 +18,8 @@ from tape.engine.security import dev_certificates
 from tape.engine.security.dev_certificates import DevAuthority
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.errors import CertificateRejected, IdentityRequired, InvalidConfig, ScopeRequired, ServerUnreachable
-from tape.model.principal import SERVICE_SCOPES
+from tape.model.principal import SERVICE_SCOPES, Principal
+from tape.server import open_streams
 from tape.server.client_certificates import ClientCertificates
 from tape.server.gateway import Gateway
 from tape.server.server import Server
@@ -151,7 +152,9 @@ async def test_a_certificate_that_matches_no_row_gives_no_principal(
 ) -> None:
     stranger = Named(authority, "w1.acme.internal.example.com")
     async with stranger.grpc(server.grpc_address, monkeypatch) as client:
-        with pytest.raises(CertificateRejected, match=r"certificate_unknown \(w1\.acme\.internal\.example\.com\)"):
+        with pytest.raises(
+            CertificateRejected, match=r"certificate_unknown \(w1\.acme\.internal\.example\.com; no row"
+        ):
             await client.head()
     answer = await stranger.http(server, "POST", "/v1/events/list", {})
     assert (answer.status, answer.json()["code"]) == (401, "auth_rejected")
@@ -274,6 +277,14 @@ async def test_a_stream_ends_when_its_certificate_expires(
             with pytest.raises(Exception, match="expired"):
                 async for _ in connected.follow(reconnect=False):
                     pass
+
+
+async def test_a_stream_outlives_the_longest_timer_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_streams, "MAX_TIMER_S", 0.01)
+    expires_at, ended = time.time() + 0.2, asyncio.get_running_loop().create_future()
+    open_streams.OpenStreams().watch(Principal(expires_at=expires_at), lambda: ended.set_result(time.time()))
+    async with asyncio.timeout(30):
+        assert await ended >= expires_at - 0.05
 
 
 # ── patterns ─────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from cryptography import x509
 from tape.base.config import Settings, TlsFiles, load_settings
 from tape.client import AsyncTapeClient
 from tape.client.stream import stream
+from tape.engine.security import dev_certificates
 from tape.engine.security.dev_certificates import DevAuthority, Pair
 from tape.errors import ApiRefused, InvalidConfig, ServerUnreachable
 from tape.server.gateway import Gateway
@@ -323,6 +324,16 @@ async def test_the_metrics_show_when_the_certificate_expires(server: Server, cer
     assert abs(metric(server, 'tape_tls_expires_seconds{certificate="server"}') - left) < 60
     plain = Server(settings_for(sqlite_url))
     assert b"tape_tls_expires_seconds{" not in plain.metrics.render()
+
+
+@pytest.mark.parametrize(("days", "text"), [(-0.01, "has expired"), (10, "expires in 10.0 days")])
+def test_a_certificate_that_expires_soon_is_reported_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, days: float, text: str
+) -> None:
+    monkeypatch.setattr(dev_certificates, "CERTIFICATE_DAYS", days)
+    DevAuthority(tmp_path).server()
+    Server(tls_settings(f"sqlite:{tmp_path / 'tape.db'}", tmp_path))
+    assert text in caplog.text
 
 
 # ── limits before the end of the handshake ───────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tape.cli.access import app
 from tape.engine.ledgers import values
+from tape.engine.security.dev_certificates import DevAuthority
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.errors import InvalidInput, NotFound
 from tape.store import open_database
@@ -172,3 +173,22 @@ def test_a_scope_that_lacks_is_named_before_the_grants(key: SigningKey) -> None:
 
 def test_a_subject_that_is_not_valid_is_refused(key: SigningKey) -> None:
     assert isinstance(check(mint(key), "Append", "--subject", "order").exception, InvalidInput)
+
+
+def test_a_client_certificate_is_explained_by_the_table_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = DevAuthority(tmp_path / "certs").client("w1.acme.internal")
+    (tmp_path / "tape.toml").write_text(
+        'tls_cert = "a"\ntls_key = "b"\ntls_client_ca = "c"\n'
+        '[[tls_clients]]\nsan = "*.acme.internal"\ntenant = "acme"\nscopes = ["worker"]\n'
+    )
+    monkeypatch.setenv("TAPE_CONFIG", str(tmp_path / "tape.toml"))
+    answer = check_json(f"cert:{pair.cert}", "ClaimTasks")
+    assert (answer["allowed"], answer["tenant"], answer["user"]) == (True, "acme", "w1.acme.internal")
+    assert not answer["verified"]
+    assert not check_json(f"cert:{pair.cert}", "RegisterResource")["allowed"]
+    stranger = DevAuthority(tmp_path / "certs").client("stranger.example.com")
+    assert check_json(f"cert:{stranger.cert}", "ClaimTasks")["rule"].endswith("certificate_unknown")
+    for damaged in (pair.key, tmp_path / "none.crt"):
+        assert isinstance(check(f"cert:{damaged}", "ClaimTasks").exception, InvalidInput)

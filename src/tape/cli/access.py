@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 
+from tape.base.config import load_settings
 from tape.base.extras import require_server_libraries
 from tape.base.url_mask import mask_urls
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
@@ -22,6 +25,8 @@ from tape.model.service_key import has_key_prefix
 app = typer.Typer(help="Explain what a token may do, and move data between tenants.", no_args_is_help=True)
 
 STANDARD_INPUT = "-"
+# Before the file of a client certificate.
+CERTIFICATE = "cert:"
 
 
 @app.callback()
@@ -47,7 +52,7 @@ def check(
     call: Annotated[
         list[str], typer.Argument(help="RPC, e.g. BeginRun, or route, e.g. POST /api/execute.", metavar="METHOD|ROUTE")
     ],
-    token: Annotated[str, typer.Option("--as", help="Token or service key; - reads it from standard input.")],
+    token: Annotated[str, typer.Option("--as", help="Token, service key or cert:FILE; - reads from standard input.")],
     subject: Annotated[
         str, typer.Option(help="Subject or pattern that the call is about; checks the token's grants. [default: none]")
     ] = "",
@@ -68,11 +73,11 @@ def check(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show whether a token or service key may make a call, and by which rule, without making the call.
+    """Show whether a token, key or client certificate may make a call, and by which rule, without making the call.
 
     Exits with 0 if the call is allowed and with 1 if not. A token is verified if --auth-jwks is given, a service key
     with the database (--store). Pass it on standard input (--as -), because other users of the host can read the
-    arguments of a process.
+    arguments of a process. A certificate, as --as cert:worker.crt, is looked up in tls_clients of tape.toml.
     """
     require_server_libraries("tape access check")
     from tape.server.calls import display, find_call
@@ -136,18 +141,22 @@ async def _judge(call: str, token: str, session: str, server: _Keys, store: str)
     if call in TOKENLESS_ROUTES:
         return Verdict(call=call, is_allowed=True, rule="no token is needed", needed=[], is_verified=False)
     needed = sorted(scopes_for(call))
-    is_key = has_key_prefix(token)
+    is_key, is_certificate = has_key_prefix(token), token.startswith(CERTIFICATE)
     try:
-        principal = await (_verify_key(token, session, store) if is_key else _verify_token(token, session, server))
+        if is_certificate:
+            principal = _find_certificate(token.removeprefix(CERTIFICATE), session)
+        else:
+            principal = await (_verify_key(token, session, store) if is_key else _verify_token(token, session, server))
     except (TokenRejected, IdentityRequired, SessionOutOfReach) as error:
-        rule = f"the server rejects the {'key' if is_key else 'token'}: {getattr(error, 'reason', '') or error}"
+        credential = "certificate" if is_certificate else "key" if is_key else "token"
+        rule = f"the server rejects the {credential}: {getattr(error, 'reason', '') or error}"
         return Verdict(call=call, is_allowed=False, rule=rule, needed=needed, is_verified=False)
     return Verdict(
         call=call,
         is_allowed=is_permitted(call, principal),
         rule=_explain(frozenset(needed), principal),
         needed=needed,
-        is_verified=is_key or bool(server.jwks),
+        is_verified=is_key or (bool(server.jwks) and not is_certificate),
         principal=principal,
     )
 
@@ -187,6 +196,20 @@ async def _verify_key(key: str, session: str, store: str) -> Principal:
         keys = KeyRing(database)
         await keys.refresh()
         return await keys.verify(key, session)
+
+
+def _find_certificate(path: str, session: str) -> Principal:
+    """The principal that the table `tls_clients` gives to a certificate; its signature is not verified."""
+    from tape.server.client_certificates import ClientCertificates, to_der
+
+    try:
+        der = to_der(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"the certificate {path} cannot be read as PEM: {error}.") from error
+    rows = load_settings({}, file=Path(file) if (file := os.environ.get("TAPE_CONFIG")) else None).tls_clients
+    if not rows:
+        raise InvalidInput("tape.toml has no tls_clients here; name the server's file with TAPE_CONFIG.")
+    return ClientCertificates(rows).principal_of(der, session)
 
 
 def _explain(needed: frozenset[str], principal: Principal) -> str:
@@ -249,8 +272,9 @@ def _print(verdict: Verdict, shown: str, source: str) -> None:
             facts["token id"] = principal.token_id
         if principal.key_id.startswith("key:"):
             facts["key id"] = principal.key_id.removeprefix("key:")
-        verified = (
-            f"verified with {mask_urls(source)}" if verdict.is_verified else "not verified; --auth-jwks verifies it"
+        verifier = (
+            "--auth-jwks verifies it" if not principal.key_id.startswith("cert:") else "the handshake verifies it"
         )
+        verified = f"verified with {mask_urls(source)}" if verdict.is_verified else f"not verified; {verifier}"
         facts["signature"] = verified
     print_facts(facts)

@@ -33,9 +33,6 @@ Verdict = Literal["ok", "warning", "problem"]
 _CLAIMS = ("auth_issuer", "auth_audience")
 _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
 
-# A certificate that expires sooner than this is worth a warning: 14 days.
-TLS_WARNING_S = 14 * 86_400
-
 
 class Check(msgspec.Struct, frozen=True):
     """The result of one check; `remedy` says what to do about a problem."""
@@ -178,7 +175,7 @@ def _tls(settings: Settings) -> Check:
     """Whether the certificate of the listeners can be used, and for how long."""
     if not has_server_libraries():
         return Check("TLS", "warning", "not checked", "the server libraries are not installed")
-    from tape.server.tls import days_left, load
+    from tape.server.tls import WARNING_S, days_left, load
 
     try:
         expires_at = load(settings.tls).expires_at
@@ -187,7 +184,7 @@ def _tls(settings: Settings) -> Check:
     if expires_at <= time.time():
         return Check("TLS", "problem", f"{settings.tls_cert} has expired", "renew it; servers load it when it changes")
     found = f"{settings.tls_cert} expires in {days_left(expires_at)}"
-    if expires_at - time.time() < TLS_WARNING_S:
+    if expires_at - time.time() < WARNING_S:
         return Check("TLS", "warning", found, "renew it; servers load it when it changes")
     if not is_private(Path(settings.tls_key)):
         return Check("TLS", "warning", f"others can read {settings.tls_key}", f"chmod 600 {settings.tls_key}")

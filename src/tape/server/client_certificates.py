@@ -100,7 +100,7 @@ def to_der(pem: bytes) -> bytes:
 
 def _shown(certificate: Certificate) -> str:
     names = ", ".join(name.text[:100] for name in certificate.names[:5]) or "no DNS name, URI or mail address"
-    return f" ({names}): no row of tls_clients on the server matches it; add one, or send a token."
+    return f"{names}; no row of tls_clients on the server matches it: add one, or send a token"
 
 
 def _names(certificate: x509.Certificate) -> Iterator[SubjectName]:

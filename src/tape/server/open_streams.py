@@ -13,6 +13,23 @@ from tape.model.principal import Principal
 MAX_TIMER_S = 20 * 86_400
 
 
+class _Expiry:
+    """Calls a function at a time, however far ahead."""
+
+    def __init__(self, at: float, end: Callable[[], None]) -> None:
+        self._at = at
+        self._end = end
+        self._arm()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _arm(self) -> None:
+        left = max(self._at - time.time(), 0)
+        act = self._arm if left > MAX_TIMER_S else self._end
+        self._timer = asyncio.get_running_loop().call_later(min(left, MAX_TIMER_S), act)
+
+
 class OpenStreams:
     """Streams by the key and by the token that their principal was verified with."""
 
@@ -21,10 +38,7 @@ class OpenStreams:
 
     def watch(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` when the principal's token expires or its key ends. Returns a function that stops this."""
-        expiry: asyncio.TimerHandle | None = None
-        if principal.expires_at is not None:
-            left = max(principal.expires_at - time.time(), 0)
-            expiry = asyncio.get_running_loop().call_later(min(left, MAX_TIMER_S), end)
+        expiry = None if principal.expires_at is None else _Expiry(principal.expires_at, end)
         ids = stream_ids(principal)
         for each in ids:
             self._streams.setdefault(each, {})[end] = None

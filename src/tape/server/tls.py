@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 # Seconds between two looks at the files.
 RELOAD_S = 2.0
 MAX_FILE_BYTES = 1 << 20
+# A certificate that expires sooner than this is worth a warning: 14 days.
+WARNING_S = 14 * 86_400
 
 _Fingerprint = tuple[tuple[int, int, int], ...]
 
@@ -49,6 +51,7 @@ class ServerTls:
         self._seen = _fingerprint(files)
         self._failure = ""
         self.loaded = load(files)
+        _warn_of_expiry(self.loaded, files)
         self._task: asyncio.Task[None] | None = None
         # Computed when the metrics are read; without TLS there is no such series.
         metrics.tls_expires.labels("server").set_function(lambda: self.loaded.expires_at - time.time())
@@ -83,6 +86,7 @@ class ServerTls:
         self.loaded = loaded
         self._metrics.tls_reloads.labels("ok").inc()
         log.info("TLS certificate %s loaded; it expires in %s", self.files.cert, days_left(loaded.expires_at))
+        _warn_of_expiry(loaded, self.files)
 
     async def _watch(self) -> None:
         while True:
@@ -103,6 +107,14 @@ def load(files: TlsFiles) -> LoadedTls:
 def days_left(expires_at: float) -> str:
     """The time until a certificate expires, in days."""
     return f"{(expires_at - time.time()) / 86_400:.1f} days"
+
+
+def _warn_of_expiry(loaded: LoadedTls, files: TlsFiles) -> None:
+    left_s = loaded.expires_at - time.time()
+    if left_s <= 0:
+        log.warning("TLS certificate %s has expired: clients reject it; renew it", files.cert)
+    elif left_s < WARNING_S:
+        log.warning("TLS certificate %s expires in %s; renew it", files.cert, days_left(loaded.expires_at))
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
