@@ -92,6 +92,7 @@ def _begin(store: str) -> DatabaseConnection:
         try:
             if not connection.has_table("tape_checkpoints"):
                 raise PipelineInput(f"The database {shown(store)} is not up to date. Run: tape migrate --store …")
+            connection.lift_time_limits()
             connection.begin()
         except BaseException:
             connection.close()

@@ -67,6 +67,10 @@ class DatabaseConnection(Reader):
         """Wake other processes that listen to the channel after the commit, where the database can."""
         return
 
+    def lift_time_limits(self) -> None:
+        """Let the transactions of this connection take as long as they need: migrations and jobs, not the server."""
+        return
+
     @abstractmethod
     def begin(self) -> None:
         """Begin a transaction that excludes every other writer of this database until it ends."""

@@ -60,6 +60,7 @@ def migrate(connection: DatabaseConnection) -> list[Migration]:
     if not pending_migrations(connection):
         return []
     connection.sort_on_disk()
+    connection.lift_time_limits()
     connection.begin()
     try:
         # Read again under the lock: another process may have applied them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -20,7 +20,7 @@ from tape.errors import (
     StoreUnavailable,
     TapeError,
 )
-from tape.store.connection import DatabaseConnection, Row, placeholders, upsert_sql
+from tape.store.connection import DatabaseConnection, Row, upsert_sql
 from tape.store.database import JOURNAL, Database
 
 try:
@@ -37,11 +37,31 @@ T = TypeVar("T")
 # Any fixed number will do, as long as every writer of the database takes the same lock.
 WRITE_LOCK = 0x74617065
 CONNECT_TIMEOUT_S = 5
+# A server that is stopped or loses its network inside of a transaction keeps the write lock until PostgreSQL ends its
+# session. Waiting for the lock ends later than that, so that the other servers go on without an error.
+IDLE_LIMIT_MS = 6_000
+STATEMENT_LIMIT_MS = 8_000
+TRANSACTION_LIMIT_MS = 60_000
+_SESSION = {
+    "synchronous_commit": "on",
+    "idle_in_transaction_session_timeout": IDLE_LIMIT_MS,
+    "statement_timeout": STATEMENT_LIMIT_MS,
+    "lock_timeout": STATEMENT_LIMIT_MS,
+    "tcp_user_timeout": STATEMENT_LIMIT_MS,
+    "tcp_keepalives_idle": 4,
+    "tcp_keepalives_interval": 2,
+    "tcp_keepalives_count": 2,
+}
+_TRANSACTION_TIMEOUT_SINCE = 170_000
+# How the client notices that the database's machine is gone.
+_KEEPALIVE: dict[str, Any] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 # Wake-ups come by NOTIFY; this poll only covers proxies that swallow them.
 POLL_S = 1.0
-# From this many rows on, COPY beats a row at a time.
-COPY_FROM_ROWS = 4
-
 _ARRAYS = {int: "int8[]", float: "float8[]", str: "text[]", bytes: "bytea[]"}
 
 
@@ -49,6 +69,12 @@ _ARRAYS = {int: "int8[]", float: "float8[]", str: "text[]", bytes: "bytea[]"}
 def to_psycopg(sql: str) -> str:
     """Our `?` parameters as psycopg's; no statement of ours has a question mark or percent sign otherwise."""
     return sql.replace("?", "%b")
+
+
+def _unnest(rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
+    """Rows as a table of SQL, and its parameters: an array for each column."""
+    arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
+    return f"unnest({arrays})", [list(column) for column in zip(*rows, strict=True)]
 
 
 def translate(error: psycopg.Error) -> TapeError:
@@ -90,10 +116,7 @@ class PostgresConnection(DatabaseConnection):
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT_S,
                 application_name="tape",
-                keepalives_idle=10,
-                keepalives_interval=5,
-                keepalives_count=3,
-                tcp_user_timeout=20_000,
+                **_KEEPALIVE,
             )
             self._cursor = self._db.cursor(binary=True)
             # A binary cursor takes one statement at a time; this one takes several in one round trip.
@@ -101,11 +124,25 @@ class PostgresConnection(DatabaseConnection):
             self._with_commit: list[tuple[str, tuple[Any, ...]]] | None = None
             # A savepoint that is done with is released together with the next one, or by the commit.
             self._is_release_due = False
-            self._cursor.execute("SET synchronous_commit = on")
+            limits = dict(_SESSION)
+            if self._db.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+                limits["transaction_timeout"] = TRANSACTION_LIMIT_MS
             if read_only:
-                self._cursor.execute("SET default_transaction_read_only = on")
+                limits = {"default_transaction_read_only": "on"}
+            self._set(limits)
         except psycopg.Error as error:
             raise translate(error) from error
+
+    def _set(self, values: Mapping[str, object]) -> None:
+        self._script.execute("; ".join(f"SET {name} = {value}" for name, value in values.items()), prepare=False)
+
+    @_translated
+    def lift_time_limits(self) -> None:
+        names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
+        limits = dict.fromkeys(names, 0)
+        if self._db.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+            limits["transaction_timeout"] = 0
+        self._set(limits)
 
     @property
     def backend(self) -> int:
@@ -138,30 +175,22 @@ class PostgresConnection(DatabaseConnection):
 
     @_translated
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        names = ",".join(columns)
-        if len(rows) < COPY_FROM_ROWS:
-            for row in rows:
-                self.execute(f"INSERT INTO {table} ({names}) VALUES ({placeholders(len(columns))})", *row)
-            return
-        with self._cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
-            for row in rows:
-                copy.write_row(row)
+        # One message with all rows: during a COPY the database waits for the client, and no limit of time ends that.
+        if rows:
+            source, values = _unnest(rows)
+            self.execute(f"INSERT INTO {table} ({','.join(columns)}) SELECT * FROM {source}", *values)
 
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
         if rows:
-            arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
-            sql = upsert_sql(table, keys, columns, f"SELECT * FROM unnest({arrays})")
-            self.execute(sql, *(list(column) for column in zip(*rows, strict=True)))
+            source, values = _unnest(rows)
+            self.execute(upsert_sql(table, keys, columns, f"SELECT * FROM {source}"), *values)
 
     def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
-        arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
+        rows_source, values = _unnest(rows)
         changes = ",".join(f"{column} = new.{column}" for column in columns if column not in keys)
         condition = " AND ".join(f"{table}.{key} = new.{key}" for key in keys)
-        source = f"unnest({arrays}) AS new ({','.join(columns)})"
-        self.execute(
-            f"UPDATE {table} SET {changes} FROM {source} WHERE {condition}",
-            *(list(column) for column in zip(*rows, strict=True)),
-        )
+        source = f"{rows_source} AS new ({','.join(columns)})"
+        self.execute(f"UPDATE {table} SET {changes} FROM {source} WHERE {condition}", *values)
 
     def notify(self, channel: str) -> None:
         self.execute("SELECT pg_notify(?, '')", channel)
@@ -257,6 +286,7 @@ class PostgresDatabase(Database):
                     autocommit=True,
                     connect_timeout=CONNECT_TIMEOUT_S,
                     application_name="tape-listen",
+                    **_KEEPALIVE,
                 )
             except psycopg.Error as error:
                 log.warning("LISTEN failed, retrying: %s", error)
