@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tape.base.telemetry.background import BackgroundTasks
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _BATCHES = (1, 5, 10, 25, 50, 100, 250, 500, 1000)
@@ -121,6 +123,9 @@ class Metrics:
 
         self.executes = counter("execute_outcomes", "Playbooks to execute, by what became of them", "entry", "outcome")
         self.execute_batch_size = histogram("execute_batch_size", "Executions in one batch request", _BATCHES)
+
+        task_restarts = counter("background_task_restarts", "Background tasks restarted after an error", "task")
+        self.background = BackgroundTasks(task_restarts)
 
         self.loop_lag_seconds = histogram("loop_lag_seconds", "How late the event loop ran what was due", _SECONDS)
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")

@@ -76,7 +76,11 @@ class Hub:
         self.head = (await self.database.read(read_head)).global_seq
         self.metrics.head.set(self.head)
         self.database.on_commit(self._committed)
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._catch_up())]
+        supervise = self.metrics.background.supervise
+        self._tasks = [
+            asyncio.create_task(supervise("journal notifications", self._listen)),
+            asyncio.create_task(supervise("journal catch-up", self._catch_up)),
+        ]
 
     @property
     def is_closing(self) -> bool:

@@ -88,8 +88,9 @@ class Matcher:
         """Start to follow the journal."""
         self._is_closing = False
         self._database.on_notice(registry.CHANNEL, self.wake)
-        self._task = asyncio.create_task(self._run())
-        self._listening = asyncio.create_task(self._listen())
+        supervise = self._metrics.background.supervise
+        self._task = asyncio.create_task(supervise("matcher", self._run))
+        self._listening = asyncio.create_task(supervise("reaction notifications", self._listen))
 
     async def close(self) -> None:
         """Stop, write the positions and release the matcher partitions."""

@@ -130,7 +130,11 @@ class TaskBroker:
 
     async def start(self) -> None:
         """Start to deliver tasks."""
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._watch_other_servers())]
+        supervise = self._metrics.background.supervise
+        self._tasks = [
+            asyncio.create_task(supervise("task broker", self._run)),
+            asyncio.create_task(supervise("task notifications", self._watch_other_servers)),
+        ]
 
     async def close(self) -> None:
         """Stop to deliver tasks, and end every session with ServerStopping."""

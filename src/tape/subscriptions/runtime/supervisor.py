@@ -79,7 +79,8 @@ class RuntimeSupervisor:
 
     async def start(self) -> None:
         """Start the supervisor."""
-        self._poll_task = asyncio.create_task(self._poll(), name="tape-supervisor")
+        work = self._database.metrics.background.supervise("subscriptions", self._poll)
+        self._poll_task = asyncio.create_task(work, name="tape-supervisor")
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop the runtimes, wait up to `grace_s` for messages in flight, and release the leases."""
