@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
 from asyncio import to_thread
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidConfig, StoreUnavailable
@@ -36,14 +39,54 @@ async def test_health_is_served_as_text_and_json(server: Server) -> None:
     assert (await get(server, "/nothing"))[0] == 404
 
 
-async def test_readiness_queries_the_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["read", "write"])
+async def test_readiness_reads_and_writes_the_database(
+    server: Server, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("tape.server.readiness.KEEP_S", 0.0)
     assert await get(server, "/readyz") == (200, "ready\n")
 
-    async def gone(question: object) -> None:
+    async def gone(operation: object) -> None:
         raise StoreUnavailable("it is gone")
 
-    monkeypatch.setattr(server.database, "read", gone)
+    monkeypatch.setattr(server.database, method, gone)
     assert await get(server, "/readyz") == (503, "store ping failed: it is gone\n")
+    async with grpc.aio.insecure_channel(server.grpc_address) as channel:
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    monkeypatch.undo()
+    monkeypatch.setattr("tape.server.readiness.KEEP_S", 0.0)
+    assert await get(server, "/readyz") == (200, "ready\n")
+
+
+async def test_frequent_readiness_requests_share_one_write(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[object] = []
+    monkeypatch.setattr("tape.server.readiness._touch_head", written.append)
+    monkeypatch.setattr("tape.server.readiness.KEEP_S", 60.0)
+    assert [await get(server, "/readyz") for _ in range(10)] == [(200, "ready\n")] * 10
+    assert len(written) == 1
+
+
+async def test_a_failed_background_task_is_restarted_counted_and_shown_in_readiness(
+    server: Server, client: AsyncTapeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_on, failures = server.hub._read_on, iter([RuntimeError("an error that is handled nowhere")])
+
+    async def failing() -> bool:
+        for error in failures:
+            raise error
+        return await read_on()
+
+    monkeypatch.setattr(server.hub, "_read_on", failing)
+    restarts = server.metrics.background._restarts.labels("journal catch-up")
+    async with asyncio.timeout(20):
+        while not restarts._value.get():
+            server.hub._stale.set()
+            await asyncio.sleep(0.01)
+    code, text = await get(server, "/readyz")
+    assert (code, "journal catch-up: RuntimeError: an error that is handled nowhere" in text) == (503, True)
+    monkeypatch.setattr("tape.base.telemetry.background.STABLE_S", 0.0)
+    assert await get(server, "/readyz") == (200, "ready\n")
 
 
 async def test_metrics_count_what_happens(server: Server, client: AsyncTapeClient) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from starlette.types import ASGIApp
 
@@ -47,6 +47,7 @@ from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
 from tape.server.grpc.decoders import StandardServices
 from tape.server.grpc.effects import EffectsService
+from tape.server.grpc.health import HealthService
 from tape.server.grpc.journal import JournalService
 from tape.server.grpc.methods import SERVICE, UnaryCalls, handlers
 from tape.server.grpc.reactions import ReactionsService
@@ -71,6 +72,7 @@ from tape.server.http.publish import PublishRoutes
 from tape.server.http.queries import QueryRoutes
 from tape.server.http.stream import EventStream
 from tape.server.loop_lag import LoopLag
+from tape.server.readiness import Readiness
 from tape.server.sockets import bind, join
 from tape.server.tls import ServerTls
 from tape.store import WriterLimits, open_database
@@ -154,7 +156,8 @@ class Server:
         self.grpc_address = ""
         self.grpc_client_address = ""
         self.http_address = ""
-        self._health = health.aio.HealthServicer()
+        self._readiness = Readiness(self.database, self.metrics.background)
+        self._health = HealthService(self._readiness)
         self._grpc: grpc.aio.Server | None = None
         self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -188,8 +191,9 @@ class Server:
             self._tls.start()
         await self.hosting.start()
         self.spooling.recover(self.listeners)
-        self._tasks.append(asyncio.create_task(self._run_housekeeping()))
-        self._tasks.append(asyncio.create_task(self._run_counter()))
+        supervise = self.metrics.background.supervise
+        self._tasks.append(asyncio.create_task(supervise("housekeeping", self._run_housekeeping)))
+        self._tasks.append(asyncio.create_task(supervise("counter", self._run_counter)))
 
     async def stop(self) -> None:
         """Stop accepting requests, finish commits, end streams with a status, close the database. Idempotent."""
@@ -212,6 +216,7 @@ class Server:
         await self.task_broker.close()
         await self.hub.close()
         await asyncio.gather(*stopping)
+        await self._readiness.close()
         for task in self._tasks:
             if task.get_name() != "http":
                 task.cancel()
@@ -260,8 +265,7 @@ class Server:
             self.grpc_client_address = self._add_port(server, "tls_client_listen", wants_certificate=True)
         await server.start()
         self._grpc = server
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.serve("", SERVICE)
 
     def _add_port(self, server: Any, name: str, *, wants_certificate: bool) -> str:
         """Add the address of a setting to the gRPC server; returns the address with its port."""
@@ -308,7 +312,7 @@ class Server:
             IngressRoutes(self.ingress),
             ApiRoutes(self.journal, internal, self.wallet, self.listeners, self._key_routes()).add_to,
         )
-        return build_app(self.journal, self.metrics, endpoints, settings.origins)
+        return build_app(self._readiness, self.metrics, endpoints, settings.origins)
 
     def _key_routes(self) -> KeyRoutes:
         is_open_to_network = self._access.is_open and self.settings.anonymous == "network"

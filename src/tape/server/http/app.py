@@ -11,8 +11,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import TapeError
-from tape.journal.journal import Journal
 from tape.server.http.artifacts import ArtifactRoutes
 from tape.server.http.cors import Cors
 from tape.server.http.documents import show_asyncapi, show_openapi
@@ -23,6 +21,7 @@ from tape.server.http.publish import PublishRoutes
 from tape.server.http.queries import QueryRoutes
 from tape.server.http.router import App
 from tape.server.http.stream import EventStream
+from tape.server.readiness import Readiness
 
 
 class Endpoints(NamedTuple):
@@ -37,17 +36,15 @@ class Endpoints(NamedTuple):
     add_api: Callable[[App], None]
 
 
-def build_app(journal: Journal, metrics: Metrics, endpoints: Endpoints, origins: frozenset[str]) -> ASGIApp:
+def build_app(readiness: Readiness, metrics: Metrics, endpoints: Endpoints, origins: frozenset[str]) -> ASGIApp:
     """The ASGI application."""
 
     async def healthz(request: Request) -> Response:
         return _status(request, "ok")
 
     async def readyz(request: Request) -> Response:
-        try:
-            await journal.head()
-        except TapeError as error:
-            return _status(request, f"store ping failed: {error}", 503)
+        if problem := await readiness.problem():
+            return _status(request, problem, 503)
         return _status(request, "ready")
 
     async def show_metrics(request: Request) -> Response:
