@@ -26,6 +26,9 @@ from tape.store.database import JOURNAL, Database
 try:
     import psycopg
     from psycopg import errors, pq
+
+    from tape.store import postgres_arrays
+    from tape.store.postgres_arrays import unnest
 except ImportError as missing:  # pragma: no cover - the extra is installed where this is tested
     raise MissingExtra("A PostgreSQL store", "postgres") from missing
 
@@ -62,19 +65,12 @@ _KEEPALIVE: dict[str, Any] = {
 }
 # Wake-ups come by NOTIFY; this poll only covers proxies that swallow them.
 POLL_S = 1.0
-_ARRAYS = {int: "int8[]", float: "float8[]", str: "text[]", bytes: "bytea[]"}
 
 
 @lru_cache(maxsize=512)
 def to_psycopg(sql: str) -> str:
     """Our `?` parameters as psycopg's; no statement of ours has a question mark or percent sign otherwise."""
     return sql.replace("?", "%b")
-
-
-def _unnest(rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
-    """Rows as a table of SQL, and its parameters: an array for each column."""
-    arrays = ",".join(f"?::{_ARRAYS[type(value)]}" for value in rows[0])
-    return f"unnest({arrays})", [list(column) for column in zip(*rows, strict=True)]
 
 
 def translate(error: psycopg.Error) -> TapeError:
@@ -118,6 +114,7 @@ class PostgresConnection(DatabaseConnection):
                 application_name="tape",
                 **_KEEPALIVE,
             )
+            postgres_arrays.register(self._db)
             self._cursor = self._db.cursor(binary=True)
             # A binary cursor takes one statement at a time; this one takes several in one round trip.
             self._script = self._db.cursor()
@@ -177,16 +174,16 @@ class PostgresConnection(DatabaseConnection):
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         # One message with all rows: during a COPY the database waits for the client, and no limit of time ends that.
         if rows:
-            source, values = _unnest(rows)
+            source, values = unnest(rows)
             self.execute(f"INSERT INTO {table} ({','.join(columns)}) SELECT * FROM {source}", *values)
 
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
         if rows:
-            source, values = _unnest(rows)
+            source, values = unnest(rows)
             self.execute(upsert_sql(table, keys, columns, f"SELECT * FROM {source}"), *values)
 
     def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
-        rows_source, values = _unnest(rows)
+        rows_source, values = unnest(rows)
         changes = ",".join(f"{column} = new.{column}" for column in columns if column not in keys)
         condition = " AND ".join(f"{table}.{key} = new.{key}" for key in keys)
         source = f"{rows_source} AS new ({','.join(columns)})"
