@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import msgspec
+import pytest
 
 from tape.subscriptions import events
 from tape.subscriptions.events import SubscriptionRef
@@ -17,6 +18,7 @@ class Line(NamedTuple):
     subject: str
     ts_ms: int
     payload_json: str
+    global_seq: int = 1
 
 
 class Book:
@@ -172,3 +174,15 @@ def test_late_events_of_a_finished_outage_begin_no_second_one() -> None:
         (1, 1, 0),
         (1, 0, 1),
     ]
+
+
+def test_malformed_entries_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    book = Book()
+    book.add(events.circuit_opened(REF, "db", 5, 1), 0)
+    malformed = ("{}", "[]", "null", "7", '{"downstream": [], "reason": {}, "spool_ref": []}', '{"spool_ref": {}}')
+    for verb in ("circuit.opened", "circuit.closed", "message.spooled", "message.dropped", "spool.alert"):
+        book.lines += [Line(f"/tape/subscription/{verb}/orders", 1, payload, 41) for payload in malformed]
+    (outage,) = outages(book.lines)
+    assert (outage.downstreams, outage.spooled, outage.dropped) == (["db"], 0, 0)
+    assert [moment.what for moment in outage.moments] == ["circuit.opened"]
+    assert "skipped the malformed entry /tape/subscription/circuit.opened/orders at global_seq 41" in caplog.text

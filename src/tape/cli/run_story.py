@@ -61,7 +61,7 @@ async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
         entries += map(to_entry, batch.entries)
         if batch.position >= head.global_seq:
             break
-    indices = _values_of(entries, "decision", "decision_index", int)
+    indices = [index for index in _values_of(entries, "decision", "decision_index", int) if 0 <= index < 1 << 63]
     keys = _values_of(entries, "effect", "idempotency_key", str)
     decisions = await _all(indices, lambda index: client.get_decision(run_id=run_id, decision_index=index))
     effects = await _all(keys, lambda key: client.get_effect(run_id=run_id, idempotency_key=key))

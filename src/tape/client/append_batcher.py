@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tape.base.retry import RetryPolicy, is_retryable, retry_async
 from tape.client.call_batcher import CallBatcher, PendingCall
-from tape.errors import InvalidInput, ScopeRequired
+from tape.errors import InvalidInput, TapeError
 from tape.model.entry import Draft
 
 MAX_DRAFTS = 512
 MAX_BYTES = 2 << 20
 RETRY = RetryPolicy(max_attempts=4, initial_interval_s=0.05, jitter=0.5)
-# Errors after which nothing was written, because of one draft.
-REJECTED = (InvalidInput, ScopeRequired)
+# Statuses of errors that are about one draft.
+REJECTED = ("PERMISSION_DENIED", "ALREADY_EXISTS")
 
 Send = Callable[[Sequence[Draft], str, bool], Awaitable[list[int]]]
 
@@ -44,7 +44,7 @@ class AppendBatcher:
             request_id = f"{time.time_ns():016x}-{secrets.token_hex(8)}"
             seqs = await self.send_with_retry([draft for call in calls for draft in call.item], request_id)
         except Exception as error:
-            if len(calls) > 1 and isinstance(error, REJECTED):
+            if len(calls) > 1 and is_rejection(error):
                 # A rejected batch wrote nothing: send each call alone, so that one bad draft fails only its own call.
                 # After any other error the batch may have been written and must not get a new id.
                 for call in calls:
@@ -65,6 +65,11 @@ class AppendBatcher:
         return await retry_async(
             lambda: self._send(drafts, request_id, first_write_wins), RETRY, can_retry=is_retryable
         )
+
+
+def is_rejection(error: Exception) -> bool:
+    """Whether nothing was written, because of what one draft says: it is invalid, not permitted, or exists already."""
+    return isinstance(error, InvalidInput) or (isinstance(error, TapeError) and error.status in REJECTED)
 
 
 def _bytes_of(text: str) -> int:

@@ -13,7 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
-from tape.errors import InvalidInput, MirrorBehind, ScopeRequired, TapeError
+from tape.client.append_batcher import is_rejection
+from tape.errors import InvalidInput, MirrorBehind, TapeError
 from tape.model import subject as subjects
 from tape.session.lines import parse, to_line
 from tape.session.mirror import MAX_ERRORS, BackendError, BackendHealth
@@ -51,6 +52,8 @@ class ServerBackend:
         self.session = session or self.run_id
         self.errors: deque[BackendError] = deque(maxlen=MAX_ERRORS)
         self.refused: list[dict[str, Any]] = []
+        # Entries of the run that `read_since` skipped, because their payload is no entry of a tape.
+        self.skipped = 0
         self._sender = secrets.token_hex(16)
         self._user = user
         self._tenant = tenant
@@ -94,10 +97,19 @@ class ServerBackend:
             return entries
         with contextlib.closing(client.follow_batches(run_id=self.run_id, reconnect=False)) as batches:
             for batch in batches:
-                entries += [parse(event.payload_json.encode()) for event in batch.entries]
+                entries += filter(None, map(self._parsed, batch.entries))
                 if batch.position >= head:
                     break
         return [entry for entry in entries if entry.get("seq", -1) >= seq]
+
+    def _parsed(self, event: Any) -> dict[str, Any] | None:
+        """The entry of the tape in an entry of the journal; None if it has none, which is logged."""
+        try:
+            return parse(event.payload_json.encode())
+        except ValueError as error:
+            self.skipped += 1
+            _log().warning("skipped the entry at global_seq %d of run %s: %s", event.global_seq, self.run_id, error)
+            return None
 
     def head(self) -> int:
         """The seq after the newest entry that was queued."""
@@ -106,7 +118,7 @@ class ServerBackend:
                 return int(self._waiting[-1]["seq"]) + 1
         if self._head is None:
             known = self.read_since(0)
-            self._head = known[-1]["seq"] + 1 if known else 0
+            self._head = max((entry["seq"] for entry in known), default=-1) + 1
         return self._head
 
     def clear(self) -> None:
@@ -170,7 +182,9 @@ class ServerBackend:
         client = self._connected()
         try:
             client.append_many(list(map(self._draft, batch)), request_id=self._request_id(batch), first_write_wins=True)
-        except (InvalidInput, ScopeRequired) as error:
+        except TapeError as error:
+            if not is_rejection(error):
+                raise
             if len(batch) == 1:  # rejected for good: the entries after it must not wait
                 self.refused.append(batch[0])
                 self._note(batch[0], error)

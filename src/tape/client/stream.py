@@ -141,7 +141,7 @@ class _Frame(msgspec.Struct):
         """What is missing, if the frame says so."""
         if self.comment.startswith("stream.replay_unavailable"):
             return Gap(self.comment.partition(" ")[2])
-        if self.event != "bus.dropped":
+        if self.event != "bus.dropped" or self.id is not None:  # with an id it is an entry of that type, not a notice
             return None
         lost = msgspec.json.decode(self.data)["payload"]
         return Gap("this stream was read too slowly", lost["FromSeq"], lost["ToSeq"], lost["DroppedCount"])

@@ -335,13 +335,17 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "audit.admin_scope_used",
-        "A caller read beyond its own session, by a scope of its token.",
+        "A caller read beyond its own session, called with `tenant:*`, or appended reserved kinds, by a scope of its"
+        " token.",
         {
             "Tenant": "the caller's",
             "User": "the caller's",
             "Session": "the caller's",
             "SubscriberID": "its stream, or 0",
             "Method": "what it called",
+            "Scope": "the scope, if several uses are written together",
+            "KeyID": "the key of its token, if several uses are written together",
+            "Count": "how many uses since the last such entry, if several are written together",
         },
     ),
     EventType(

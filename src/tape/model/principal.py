@@ -124,7 +124,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def may_append_reserved(self) -> bool:
         """Whether the principal may append entries of reserved kinds, to restore or migrate them.
 
-        The key must be that of a caller: without one, callers of an open server act as SYSTEM.
+        It must be a caller's key: SYSTEM, which the server itself acts as, has none.
         """
         return self.has(SYSTEM_SCOPE) and bool(self.key_id)
 

@@ -9,7 +9,18 @@ from tape.engine.security.audit import Audit
 from tape.engine.security.identity import KEY_ID_PREFIX, Authenticator
 from tape.engine.security.key_ring import KeyRing
 from tape.errors import CertificateRejected, TokenRejected
-from tape.model.principal import ADMIN, AGENT, APPROVER, FLEET, OPERATOR, RUNTIME, SYSTEM_SCOPE, WORKER, Principal
+from tape.model.principal import (
+    ADMIN,
+    AGENT,
+    ALL_TENANTS,
+    APPROVER,
+    FLEET,
+    OPERATOR,
+    RUNTIME,
+    SYSTEM_SCOPE,
+    WORKER,
+    Principal,
+)
 from tape.model.service_key import has_key_prefix
 from tape.server.client_certificates import ClientCertificates
 from tape.server.open_streams import OpenStreams
@@ -18,6 +29,8 @@ from tape.server.open_streams import OpenStreams
 OPEN_SCOPES = frozenset({AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, FLEET})
 # Where an internal token is set, it guards these on an open server too.
 GUARDED_SCOPES = frozenset({OPERATOR, ADMIN, RUNTIME})
+# Calls that reach no tenant: the head of the journal is public.
+UNRECORDED = frozenset({"GetHead"})
 # The internal token is one key of the system itself.
 INTERNAL = Principal(scopes=frozenset({SYSTEM_SCOPE}), key_id="internal")
 
@@ -99,6 +112,11 @@ class Access:
         except CertificateRejected as error:
             self._audit.auth_rejected(error.reason)
             raise
+
+    def record(self, call: str, principal: Principal) -> None:
+        """Journal that a call was made with a scope that reaches all tenants, if it was."""
+        if principal.has(ALL_TENANTS) and not principal.has(SYSTEM_SCOPE) and call not in UNRECORDED:
+            self._audit.scope_used(principal, call, ALL_TENANTS)
 
     def watch(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` once the principal's token is no longer valid. Returns the function that stops this."""

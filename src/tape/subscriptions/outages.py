@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
 
+log = logging.getLogger(__name__)
+
 
 class EventEntry(Protocol):
     """The fields of a journal entry that this module reads."""
 
+    global_seq: int
     subject: str
     ts_ms: int
     payload_json: str
@@ -62,7 +66,7 @@ class _OutageBuilder:
 
     def add(self, verb: str, ts_ms: int, context: dict[str, Any]) -> None:
         """Apply the next event of the subscription."""
-        outage = self.outage
+        outage, detail = self.outage, _detail(verb, context)
         if verb == "circuit.opened":
             self._open.add(context["downstream"])
             if context["downstream"] not in outage.downstreams:
@@ -84,7 +88,7 @@ class _OutageBuilder:
             self._left[verb].add(ref)
         elif verb == "message.dropped":
             self._dropped.add((context["message_id"], context.get("created_at", ts_ms)))
-        self._note(verb, ts_ms, _detail(verb, context))
+        self._note(verb, ts_ms, detail)
         outage.ended_ms = ts_ms if self.is_over else None
 
     def _forget_end(self, ref: str) -> None:
@@ -128,7 +132,7 @@ _RELEVANT = frozenset(
 
 
 def outages(entries: Iterable[EventEntry]) -> Iterator[Outage]:
-    """The outages of one subscription, oldest first; the last one can be ongoing."""
+    """The outages of one subscription, oldest first; the last one can be ongoing. Skips malformed entries."""
     current: _OutageBuilder | None = None
     # Messages that left the spool in an earlier outage: further events about them are late or duplicates.
     gone: set[str] = set()
@@ -136,25 +140,35 @@ def outages(entries: Iterable[EventEntry]) -> Iterator[Outage]:
         verb = entry.subject.split("/")[3] if entry.subject.startswith("/tape/subscription/") else ""
         if verb not in _RELEVANT:
             continue
-        context = msgspec.json.decode(entry.payload_json)
-        ref = context.get("spool_ref", "")
-        if verb == "message.spooled" and context["reason"] == "requeued":
-            gone.discard(ref)
-        elif ref in gone:
+        try:
+            current = _apply(verb, entry, current, gone)
+        except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError) as error:
+            log.warning("skipped the malformed entry %s at global_seq %d: %r", entry.subject, entry.global_seq, error)
             continue
-        if current is None:
-            if verb in _LEAVING:
-                gone.add(ref)
-            if verb in ("spool.draining", "circuit.closed", *_LEAVING):
-                continue  # late events of a finished outage
-            current = _OutageBuilder(entry.ts_ms)
-        current.add(verb, entry.ts_ms, context)
-        if current.is_over:
+        if current is not None and current.is_over:
             yield current.build()
             gone |= current.spooled
             current = None
     if current is not None:
         yield current.build()
+
+
+def _apply(verb: str, entry: EventEntry, current: _OutageBuilder | None, gone: set[str]) -> _OutageBuilder | None:
+    """Apply an event to the outage that is going on; returns that outage, or the one that the event began."""
+    context = msgspec.json.decode(entry.payload_json)
+    ref = context.get("spool_ref", "")
+    if verb == "message.spooled" and context["reason"] == "requeued":
+        gone.discard(ref)
+    elif ref in gone:
+        return current
+    if current is None:
+        if verb in _LEAVING:
+            gone.add(ref)
+        if verb in ("spool.draining", "circuit.closed", *_LEAVING):
+            return None  # late events of a finished outage
+        current = _OutageBuilder(entry.ts_ms)
+    current.add(verb, entry.ts_ms, context)
+    return current
 
 
 def _detail(verb: str, context: dict[str, Any]) -> str:

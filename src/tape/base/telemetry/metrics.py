@@ -53,6 +53,9 @@ class Metrics:
         self.redactions = counter(
             "redactions", "Secrets found in payloads, by rule and what was done", "rule", "action"
         )
+        self.malformed_entries = counter(
+            "malformed_entries", "Entries that a reader skipped because of their payload, by reader", "reader"
+        )
         self.tls_expires = gauge(
             "tls_expires_seconds", "Time until the certificate of the listeners expires", "certificate"
         )

@@ -56,6 +56,7 @@ class RpcAccess:
             raise IdentityRequired("authorization metadata missing or malformed: send 'authorization: Bearer <token>'.")
         if self._is_restricted or not principal.is_open:
             authorize(method, principal)
+        self._access.record(method, principal)
         set_principal(principal)
         return principal
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from tape.engine.fanout.hub import Hub
 from tape.engine.ledgers import values
 from tape.journal.appender import read_head
@@ -27,6 +29,7 @@ class ValuesService:
         self._database = journal.database
         self._max_bytes = journal.max_payload_bytes
         self._hub = hub
+        self._malformed = hub.metrics.malformed_entries.labels("WatchValue")
 
     async def write_value(self, request: pb.WriteValueRequest, context: Context) -> pb.ValueRecord:
         """Write, or compare and set."""
@@ -83,8 +86,9 @@ class ValuesService:
                         continue
                     try:
                         event = _event(entry.payload, entry.ts_ms)
-                    except (KeyError, TypeError, ValueError, AttributeError):
-                        # Clients cannot append such an entry; older journals may have one. Watchers go on.
+                    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError):
+                        # Only the system can append such an entry, and older journals may have one. Watchers go on.
+                        self._malformed.inc()
                         log.warning("skipped a malformed value entry at global_seq %d", entry.global_seq)
                         continue
                     if event.value.version > request.from_version:

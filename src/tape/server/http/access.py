@@ -54,6 +54,7 @@ class HttpAccess:
         """The principal of a request to a route that needs a scope. Raises unless it has one."""
         principal = await self.caller_of(request)
         authorize(call, principal)
+        self._access.record(call, principal)
         return principal
 
     def watch(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
