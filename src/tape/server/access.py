@@ -24,6 +24,7 @@ from tape.model.principal import (
 from tape.model.service_key import has_key_prefix
 from tape.server.client_certificates import ClientCertificates
 from tape.server.open_streams import OpenStreams
+from tape.server.permissions import authorize
 
 # What a caller of an open server may do: everything but what is for gateways and the system itself.
 OPEN_SCOPES = frozenset({AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, FLEET})
@@ -113,8 +114,9 @@ class Access:
             self._audit.auth_rejected(error.reason)
             raise
 
-    def record(self, call: str, principal: Principal) -> None:
-        """Journal that a call was made with a scope that reaches all tenants, if it was."""
+    def authorize(self, call: str, principal: Principal) -> None:
+        """Raise ScopeRequired unless the principal may make the call. A scope that reaches all tenants is audited."""
+        authorize(call, principal)
         if principal.has(ALL_TENANTS) and not principal.has(SYSTEM_SCOPE) and call not in UNRECORDED:
             self._audit.scope_used(principal, call, ALL_TENANTS)
 

@@ -25,7 +25,6 @@ from tape.model.principal import (
 )
 from tape.server.access import Access, bearer_of
 from tape.server.client_certificates import to_der
-from tape.server.permissions import authorize
 
 Reply = TypeVar("Reply")
 
@@ -55,8 +54,7 @@ class RpcAccess:
         else:
             raise IdentityRequired("authorization metadata missing or malformed: send 'authorization: Bearer <token>'.")
         if self._is_restricted or not principal.is_open:
-            authorize(method, principal)
-        self._access.record(method, principal)
+            self._access.authorize(method, principal)
         set_principal(principal)
         return principal
 

@@ -14,7 +14,6 @@ from tape.model.pattern import EVERY_SUBJECT
 from tape.model.principal import Principal, set_principal
 from tape.server.access import Access, bearer_of
 from tape.server.http.protocol import KEY
-from tape.server.permissions import authorize
 
 SESSION = "x-harbor-session"
 
@@ -50,12 +49,9 @@ class HttpAccess:
             return self._access.verify_certificate(certificate, session)
         raise IdentityRequired("authorization header missing or malformed: send 'Authorization: Bearer <token>'.")
 
-    async def admit(self, request: Request, call: str) -> Principal:
-        """The principal of a request to a route that needs a scope. Raises unless it has one."""
-        principal = await self.caller_of(request)
-        authorize(call, principal)
-        self._access.record(call, principal)
-        return principal
+    def authorize(self, call: str, principal: Principal) -> None:
+        """Raise ScopeRequired unless the principal may make the call. A scope that reaches all tenants is audited."""
+        self._access.authorize(call, principal)
 
     def watch(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` once the principal's token is no longer valid. Returns the function that stops this."""

@@ -25,7 +25,7 @@ from tape.server.http.access import HttpAccess
 from tape.server.http.problems import status_of
 from tape.server.http.request_bodies import read_body
 from tape.server.http.router import Handler
-from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY, authorize
+from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class InternalAccess:
                 " set TAPE_INTERNAL_API_TOKEN on the server and on the client, or send a key with the scope"
                 f" {' or '.join(sorted(PERMISSIONS[call]))}."
             )
-        authorize(call, principal)
+        self._access.authorize(call, principal)
         return principal
 
 
