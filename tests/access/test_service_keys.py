@@ -320,22 +320,28 @@ async def test_an_expired_key_is_refused_and_its_streams_end(guarded: Server) ->
     assert await status(guarded, text) == 401
 
 
-async def test_a_replaced_secret_is_valid_for_the_overlap_only(guarded: Server) -> None:
-    database = guarded.database
-    old = (await issue(database, "svc", "a", "agent", lifetime_ms=10 * HOUR_MS)).text
+async def test_both_secrets_are_valid_during_the_overlap(guarded: Server) -> None:
+    old = (await issue(guarded.database, "svc", "a", lifetime_ms=10 * HOUR_MS)).text
+    issued = await rotate(guarded.database, "svc", HOUR_MS)
+    assert issued.key.expires_at_ms == issued.key.created_at_ms + 10 * HOUR_MS
+    assert [await status(guarded, text) for text in (old, issued.text)] == [200, 200]
+    again = await rotate(guarded.database, "svc", HOUR_MS, lifetime_ms=HOUR_MS)
+    assert again.key.expires_at_ms == again.key.created_at_ms + HOUR_MS
+
+
+async def test_a_replaced_secret_ends_with_the_overlap_and_so_do_its_streams(guarded: Server) -> None:
+    old = (await issue(guarded.database, "svc", "a", "agent")).text
     async with client_of(guarded, old) as client:
         feed = client.follow("/tape/order/**")
         await client.append("/tape/order/paid/1")
         await anext(feed)
-        issued = await rotate(database, "svc", 1_500)
-        assert issued.key.expires_at_ms == issued.key.created_at_ms + 10 * HOUR_MS
-        assert await status(guarded, issued.text) == 200
-        assert await status(guarded, old) == 200
+        new = (await rotate(guarded.database, "svc", 500)).text
         async with asyncio.timeout(20):
             with pytest.raises(TokenRejected):
                 await anext(feed)
-        assert await status(guarded, old) == 401
-        assert await status(guarded, issued.text) == 200
+        with pytest.raises(TokenRejected, match="key_replaced"):
+            await client.head()
+    assert await status(guarded, new) == 200
 
 
 async def test_a_revoke_ends_the_secret_that_was_replaced_too(guarded: Server) -> None:
@@ -484,6 +490,7 @@ async def test_a_caller_of_all_tenants_names_the_tenant(guarded: Server) -> None
         (b'{"name": "x", "expires_in_s": 1e999}', 422),
         ({"name": "x", "scopes": ["admin"] * 100_000}, 200),
         ({"name": "x\n"}, 422),
+        ({"name": "x", "tenant": "a\0"}, 403),
     ],
 )
 async def test_a_bad_request_for_a_key_gets_a_clear_error(guarded: Server, body: Any, answered: int) -> None:
@@ -492,6 +499,16 @@ async def test_a_bad_request_for_a_key_gets_a_clear_error(guarded: Server, body:
     answer = await call(guarded.http_address, "POST", "/api/keys", body, **headers)
     assert answer.status == answered, answer.body
     assert answered == 200 or answer.json()["error"]
+
+
+async def test_names_that_no_database_can_hold_are_unknown(guarded: Server) -> None:
+    root = (await issue(guarded.database, "root", "", ADMIN, ALL_TENANTS)).text
+    for name in ("%00", "a%00b", "%ff", "x" * 9_000, "%2e%2e", "'%20OR%201=1"):
+        assert (await post(guarded, f"/api/keys/{name}/revoke", {}, root)).status == 404
+    for query in ("tenant=%00", "after=a%00/b/c", "after=x", "limit=0", "limit=1e3", f"limit={'9' * 5000}"):
+        assert (await call(guarded.http_address, "GET", f"/api/keys?{query}", **bearer(root))).status in (400, 422), (
+            query
+        )
 
 
 async def test_anonymous_callers_of_the_network_make_no_keys(store_url: str) -> None:

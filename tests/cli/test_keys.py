@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tape.cli import doctor, serve
 from tape.cli import keys as command
-from tape.cli import serve
 from tape.cli.access import app as access
 from tape.cli.keys import app
 from tape.errors import ApiRefused, InvalidConfig, InvalidInput, NotFound
@@ -137,6 +137,16 @@ def test_access_check_verifies_a_service_key_with_the_database(tmp_path: Path) -
     assert check(key[:-1], "ClaimTasks")["rule"] == "the server rejects the key: key_malformed"
     shown = CliRunner().invoke(access, ["check", "--as", "-", "ClaimTasks"], input=key).output
     assert key not in shown
+
+
+def test_the_doctor_warns_of_a_server_that_lets_no_client_in() -> None:
+    def warnings() -> list[str]:
+        settings = settings_for("sqlite:tape.db", require_keys=True)
+        return [check.found for check in doctor._checks(settings) if check.name == "Service keys"]
+
+    assert warnings() == ["require_keys is set and there is no key: no client is let in"]
+    run("create", "w1", "--tenant", "shop")
+    assert warnings() == []
 
 
 @pytest.mark.parametrize(

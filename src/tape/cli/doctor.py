@@ -85,6 +85,15 @@ def _checks(settings: Settings) -> Iterator[Check]:
                 f"secrets not bound to a host: {', '.join(unbound)}",
                 "bind those of sources and spools: tape wallet set ALIAS --host HOST:PORT; signing secrets need none",
             )
+        if (
+            settings.require_keys
+            and store.verdict == "ok"
+            and not (settings.internal_token or _has_keys(settings.store))
+        ):
+            remedy = f"tape keys create NAME --tenant TENANT --scope admin --store {mask_urls(settings.store)}"
+            yield Check(
+                "Service keys", "warning", "require_keys is set and there is no key: no client is let in", remedy
+            )
     else:
         remedy = "only a server and a SQLite store need them: pip install 'tape[server]'"
         yield Check("Server libraries", "warning", "not installed", remedy)
@@ -196,6 +205,20 @@ def _unbound_secrets(url: str) -> list[str]:
     if (path := getattr(database, "path", None)) is not None and not path.exists():
         return []
     return run(_read_unbound(url))
+
+
+def _has_keys(url: str) -> bool:
+    database = open_database(url)
+    if (path := getattr(database, "path", None)) is not None and not path.exists():
+        return False
+    return run(_count_keys(url)) > 0
+
+
+async def _count_keys(url: str) -> int:
+    from tape.engine.security.service_keys import list_keys
+
+    async with open_database(url, migrate=False) as database:
+        return len(await database.read(lambda reader: list_keys(reader, limit=1)))
 
 
 async def _read_unbound(url: str) -> list[str]:

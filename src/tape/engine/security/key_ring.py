@@ -45,6 +45,7 @@ class _KnownKey(NamedTuple):
     digest: str
     principal: Principal
     ends_at_ms: int
+    end_reason: str
 
 
 class _EndedKey(NamedTuple):
@@ -110,7 +111,7 @@ class KeyRing:
         if known is not None and hmac.compare_digest(digest, known.digest):
             now = now_ms()
             if known.ends_at_ms and now >= known.ends_at_ms:
-                raise _rejected("key_expired", key_id)
+                raise _rejected(known.end_reason, key_id)
             self._used[key_id] = now
             if not session or session == known.principal.session:
                 return known.principal
@@ -163,6 +164,8 @@ class KeyRing:
         try:
             if self._next_refresh is None:
                 self._next_refresh = asyncio.create_task(self._refresh_soon())
+                # Its waiters get its error; without any left, asyncio would log it.
+                self._next_refresh.add_done_callback(lambda task: task.cancelled() or task.exception())
             await asyncio.shield(self._next_refresh)
         finally:
             self._waiting -= 1
@@ -183,8 +186,8 @@ class KeyRing:
         self._version = changes.version
         for key in changes.keys:
             if key.ends_at_ms and key.ends_at_ms <= now:
-                self._keys.setdefault(key.key_id, _known(key))
-                self._end(key.key_id, f"key_{key.state_at(now)}")
+                self._keys[key.key_id] = _known(key)
+                self._end(key.key_id)
             else:
                 self._keys[key.key_id] = _known(key)
         self._next_end_ms = min((key.ends_at_ms for key in self._keys.values() if key.ends_at_ms), default=0)
@@ -201,14 +204,14 @@ class KeyRing:
             return
         for key_id, key in list(self._keys.items()):
             if key.ends_at_ms and key.ends_at_ms <= now:
-                self._end(key_id, "key_expired")
+                self._end(key_id)
         self._next_end_ms = min((key.ends_at_ms for key in self._keys.values() if key.ends_at_ms), default=0)
 
-    def _end(self, key_id: str, reason: str) -> None:
+    def _end(self, key_id: str, reason: str = "") -> None:
         ended = self._keys.pop(key_id)
         while len(self._ended) >= MAX_ENDED:
             self._ended.pop(next(iter(self._ended)))
-        self._ended[key_id] = _EndedKey(ended.digest, reason)
+        self._ended[key_id] = _EndedKey(ended.digest, reason or ended.end_reason)
         self.on_ended([KEY_ID_PREFIX + key_id])
 
     async def _write_use(self) -> None:
@@ -239,7 +242,8 @@ def _rejected(reason: str, key_id: str = "") -> TokenRejected:
 
 
 def _known(key: ServiceKey) -> _KnownKey:
-    return _KnownKey(key.digest, key.principal(), key.ends_at_ms)
+    ends_at_ms = key.ends_at_ms
+    return _KnownKey(key.digest, key.principal(), ends_at_ms, f"key_{key.state_at(ends_at_ms)}")
 
 
 def _read_changes(reader: Reader, known: int) -> _Changes | None:

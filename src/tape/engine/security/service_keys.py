@@ -188,6 +188,7 @@ def list_keys(
     """Keys by tenant and name, of one tenant or of all that the caller sees. A page begins after a `page_key`."""
     caller = current_principal()
     if tenant is not None:
+        check_id("tenant", tenant)
         tenant = _tenant_for(caller, tenant)
     elif not caller.sees_all_tenants:
         tenant = caller.tenant
@@ -303,11 +304,9 @@ def _select(reader: Reader | Transaction, where: str, *params: Any) -> list[Serv
 def _find_current(tx: Transaction, name: str, tenant: str | None) -> ServiceKey:
     """The newest secret of a key. A key that the caller does not see does not exist for it."""
     caller = current_principal()
-    found = [
-        key
-        for key in _select(tx, "name = ? AND retires_at_ms = 0 AND revoked_at_ms = 0 ORDER BY tenant", name)
-        if caller.sees(key.tenant) and tenant in (None, key.tenant)
-    ]
+    where = "name = ? AND retires_at_ms = 0 AND revoked_at_ms = 0 ORDER BY tenant"
+    named = _select(tx, where, name) if _NAME.fullmatch(name) else []
+    found = [key for key in named if caller.sees(key.tenant) and tenant in (None, key.tenant)]
     if not found:
         raise NotFound(f"no such service key: {name[:200]!r}.")
     if len(found) > 1:
