@@ -18,6 +18,7 @@ from tape.errors import NotFound, SubjectNotGranted, TokenRejected
 from tape.model.entry import Draft
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
+from tests.access.test_commands import DOCUMENT
 from tests.engine.reactions.helpers import DLQ, Dispatcher, claim, matched, register, tasks, until
 from tests.web import Stream, call
 
@@ -146,6 +147,21 @@ async def test_a_value_is_read_and_written_as_its_entries_are(callers: Callers) 
         await client.write_value(namespace="shop", key="secret", value_json="3")
         values = client.watch_value(namespace="shop", key="secret")
         assert [(await anext(values)).value.value_json for _ in range(2)] == ["1", "3"]
+
+
+async def test_an_execution_attaches_events_to_granted_subjects_only(callers: Callers) -> None:
+    await callers.whole.register_resource(DOCUMENT)
+
+    async def execute(subject: str) -> tuple[int, Any]:
+        body = {"path": "quick", "events": [{"subject": subject, "payload": {}}]}
+        headers = callers.bearer(scopes=["service"], read=[ORDERS], write=["/tape/order/paid/*"])
+        answer = await call(callers.server.http_address, "POST", "/api/execute", body, **headers)
+        return answer.status, answer.json()
+
+    status, answer = await execute("/tape/order/shipped/1")
+    assert (status, answer["code"]) == (403, "TAPE-1908")
+    assert not (await callers.whole.list_runs()).runs
+    assert (await execute("/tape/order/paid/1"))[0] == 200  # although it may not read the commands of the pool
 
 
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────

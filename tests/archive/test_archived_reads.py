@@ -12,9 +12,12 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import ArchiveDamaged, ArchiveUnreachable, CursorExpired
-from tape.journal.reader import Selection
+from tape.journal.identity_filter import IdentityFilter
+from tape.journal.pages import EntryQuery, list_history
+from tape.journal.reader import Selection, select_visible
 from tape.model.entry import Entry
 from tape.model.pattern import Pattern
+from tape.model.principal import Principal
 from tape.server.server import Server
 from tests.archive.conftest import archive, fill, forget, order
 from tests.conftest import settings_for
@@ -122,6 +125,32 @@ async def test_a_subscriber_that_retention_passes_goes_on_in_the_archive(server:
         seen += [entry.global_seq for entry in (await subscription.next()).entries]
     subscription.close()
     assert seen == [number for number in range(41, ENTRIES + 1) if number % 5]
+
+
+async def test_grants_hold_for_archived_entries(server: Server) -> None:
+    await pruned(server)
+    caller = Principal(is_open=True, read=("/tape/refund/paid/*", "/tape/order/*/4"))
+
+    def is_granted(number: int) -> bool:
+        return caller.may_read(order(number).subject)
+
+    granted = [number for number in range(1, ENTRIES + 1) if is_granted(number)]
+    subscription = await server.hub.subscribe(select_visible(caller), 0)
+    seen: list[int] = []
+    while not seen or seen[-1] < granted[-1]:
+        seen += [entry.global_seq for entry in (await subscription.next()).entries]
+    subscription.close()
+    assert seen == granted
+
+    numbers: list[int] = []
+    cursor = 0
+    while True:
+        query = EntryQuery(IdentityFilter(), before_seq=cursor, limit=7, grants=caller.read_grants)
+        page = await list_history(server.hub.history, query)
+        numbers = [entry.global_seq for entry in page.entries] + numbers
+        if not (cursor := page.next_cursor):
+            break
+    assert numbers == granted
 
 
 async def test_entries_neither_in_the_journal_nor_in_the_archive_are_reported(server: Server) -> None:

@@ -109,6 +109,8 @@ def test_the_number_and_the_length_of_patterns_are_bounded() -> None:
         compile_grants(("/tape" + "/a" * 64,))
     with pytest.raises(InvalidPattern, match="must begin with"):
         compile_grants(("order/**",))
+    with pytest.raises(InvalidPattern, match="fits no subject"):
+        compile_grants(("/order/**",))
 
 
 def test_an_error_shows_a_few_of_many_grants() -> None:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from tape.errors import InvalidPattern, SubjectNotGranted
 from tape.model.pattern import Pattern, PatternSet
+from tape.model.subject import ROOT
 
 MAX_PATTERNS = 64
 MAX_SEGMENTS = 64
@@ -76,6 +77,8 @@ def compile_grants(texts: tuple[str, ...]) -> Grants:
         raise InvalidPattern(f"{len(texts)} patterns; {MAX_PATTERNS} is the limit.")
     grants = Grants(map(Pattern, texts))
     for pattern in grants.patterns:
+        if isinstance(pattern.segments[0], str) and pattern.segments[0] != ROOT:
+            raise InvalidPattern(f"The pattern {pattern.text[:60]!r} fits no subject: subjects begin with /{ROOT}/.")
         if len(pattern.segments) > MAX_SEGMENTS:
             raise InvalidPattern(
                 f"The pattern {pattern.text[:60]!r}… has {len(pattern.segments)} segments; {MAX_SEGMENTS} is the limit."

@@ -116,6 +116,7 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
                 f"dedup needs a key and a window_secs of at least 1; it is {request.dedup.key!r},"
                 f" {request.dedup.window_secs}."
             )
+    _check_granted(request.events)
     check_payload(to_json(request.input), max_payload_bytes)
     return _within_tenant(request)
 
@@ -136,6 +137,16 @@ def _within_tenant(request: ExecuteRequest) -> ExecuteRequest:
         tenant=owner or principal.tenant_for(""),
         prefix=visible_prefix() or prefix_of(owner),
     )
+
+
+def _check_granted(events: Sequence[Attached]) -> None:
+    """Raise SubjectNotGranted if the caller's write grants do not include what it attaches of its own."""
+    if (principal := current_principal()).write is None:
+        return
+    for event in events:
+        name = subject.normalize(event.subject)
+        if subject.kind_of(name) != "subscription":  # what a runtime attaches about its message
+            principal.check_write(name)
 
 
 def execute(tx: Transaction, request: ExecuteRequest) -> RunDispatchResult:
@@ -240,7 +251,6 @@ class _Batch:
             draft = checked(Draft(subject=event.subject, payload_json=payload_json, **owner))
             if draft.kind != "subscription":  # what a runtime attaches about its message
                 refuse_reserved(draft)
-                current_principal().check_write(draft.subject)
             drafts.append(draft)
         self._pools.add(pool)
         self._openings.append(RunOpening(run, about, trace))
