@@ -110,7 +110,8 @@ def migrate(
     """Move runs, values, sessions and tasks to a tenant: for data from before the server had keys.
 
     Without --from, values, sessions and tasks that belong to no tenant are moved. Entries keep their tenant, because
-    the hash chain covers it. Nothing is moved if both tenants have something of the same name.
+    the hash chain covers it; they belong to the new tenant, which sees them and goes on in their runs. Servers know
+    that within a second and reject tokens of the old tenant. Nothing is moved if both have something of the same name.
     """
     from tape.engine.ledgers.tenant_migration import move_tenant
     from tape.store import open_database

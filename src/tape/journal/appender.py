@@ -13,7 +13,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.model.chain import canonical, link
-from tape.model.entry import COLUMNS, Draft, Entry
+from tape.model.entry import COLUMNS, SYSTEM_TENANT, Draft, Entry
 from tape.store import Reader, Transaction
 
 # Run heads kept in memory between transactions.
@@ -51,7 +51,14 @@ class Appender:
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
-        head = read_head(tx)
+        row = tx.one(
+            "SELECT global_seq, chain, ts_ms, oldest, anchor,"
+            " (SELECT count(*) FROM tape_tenant_aliases WHERE tenant = '') FROM tape_head WHERE id = 1"
+        )
+        assert row is not None, "the migration puts the head row there"
+        head = Head(*row[:5])
+        # Once entries without a tenant belong to one, that tenant must not get what Tape writes for itself.
+        self._own_tenant = SYSTEM_TENANT if row[5] else ""
         self._global_seq = head.global_seq
         self._chain = head.chain
         # Timestamps never decrease along the journal, so a time can be found by bisection.
@@ -65,7 +72,10 @@ class Appender:
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Number and chain checked drafts. One without a tenant gets that of its run, if a ledger has the run."""
-        drafts = self.inherit_tenants(drafts)
+        return self.number(self.inherit_tenants(drafts))
+
+    def number(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Number and chain checked drafts with the tenants that they have."""
         self._load_runs({(draft.run_id, draft.tenant) for draft in drafts})
         entries = []
         global_seq, chain, ts_ms, run_seqs = self._global_seq, self._chain, self._ts_ms, self._run_seqs
@@ -135,14 +145,16 @@ class Appender:
         return self._run_seqs[run]
 
     def inherit_tenants(self, drafts: Sequence[Draft], *, from_client_runs: bool = False) -> Sequence[Draft]:
-        """The drafts, those without a tenant with the tenant of their run.
+        """The drafts, those without a tenant with the tenant of their run, or what Tape itself writes with its own.
 
         Ledgers make the ids of their runs themselves, so such a run has one tenant. Clients choose the id of any other
         run: with `from_client_runs` a draft inherits from it, if exactly one tenant has entries in it. That is for an
         open server only, because another tenant could take the id to get the entries.
         """
-        seq_of = self._run_seqs.get
-        run_ids = {draft.run_id for draft in drafts if not draft.tenant and not seq_of((draft.run_id, ""))}
+        default = "" if from_client_runs else self._own_tenant
+        run_ids = {draft.run_id for draft in drafts if not draft.tenant}
+        if not default:  # a run that has entries without a tenant goes on without
+            run_ids = {run_id for run_id in run_ids if not self._run_seqs.get((run_id, ""))}
         if not run_ids:
             return drafts
         condition, values = self._tx.is_any("run_id", list(run_ids))
@@ -151,10 +163,10 @@ class Appender:
         )
         if from_client_runs and (others := run_ids - tenants.keys()):
             tenants |= self._sole_tenants(others, drafts)
-        if not tenants:
+        if not tenants and not default:
             return drafts
         return [
-            msgspec.structs.replace(draft, tenant=tenants.get(draft.run_id, "")) if not draft.tenant else draft
+            msgspec.structs.replace(draft, tenant=tenants.get(draft.run_id, default)) if not draft.tenant else draft
             for draft in drafts
         ]
 

@@ -143,13 +143,20 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
     """Append several requests at once; a repeated request gets its first answer, or a conflict."""
     done = _find_answers(tx, [request.request_id for request in requests if request.request_id])
     appender = tx.enlist(Appender)
-    inheriting = [draft for request in requests if request.inherits_tenant for draft in request.drafts]
-    inherited = iter(appender.inherit_tenants(inheriting, from_client_runs=True))
+    resolved = {
+        inherits: iter(
+            appender.inherit_tenants(
+                [draft for request in requests if request.inherits_tenant is inherits for draft in request.drafts],
+                from_client_runs=inherits,
+            )
+        )
+        for inherits in (False, True)
+    }
     drafts: list[Draft] = []
     start = appender.global_seq + 1
     answers: list[range | RequestConflict] = []
     for request in requests:
-        given = list(islice(inherited, len(request.drafts))) if request.inherits_tenant else request.drafts
+        given = list(islice(resolved[request.inherits_tenant], len(request.drafts)))
         key = (request.tenant, request.request_id)
         if request.request_id and (known := done.get(key) or done.get((None, request.request_id))) is not None:
             answers.append(known.answer_to(request))
@@ -160,7 +167,7 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
         if request.request_id:
             done[key] = _Answered(answer, request.digest)
             appender.record_request(request.request_id, request.tenant, answer, request.digest)
-    appender.append(drafts)
+    appender.number(drafts)
     return answers
 
 

@@ -11,6 +11,8 @@ from tape.errors import InvalidInput, InvalidJson, PayloadTooLarge
 from tape.model import subject as subjects
 
 DEFAULT_RUN = "log"
+# The tenant of what Tape writes for itself, once entries without a tenant belong to one.
+SYSTEM_TENANT = "tape-system"
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_ID_BYTES = 500
 MAX_SCHEMA_VERSION = 32_767

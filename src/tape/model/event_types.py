@@ -349,6 +349,11 @@ EVENTS: tuple[EventType, ...] = (
         },
     ),
     EventType(
+        "audit.tenant_moved",
+        "What a tenant had was given to another: its rows were moved, its entries belong to the new one.",
+        {"From": "the former tenant", "To": "the owner", "Rows": "the number of moved rows by table"},
+    ),
+    EventType(
         "audit.redaction_failed",
         "A payload could not be searched for secrets, so it was not stored.",
         {"OriginalSubject": "the subject it had", "Reason": "why"},

@@ -75,7 +75,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     def sees(self, tenant: str) -> bool:
         """Whether things of the tenant exist for the principal."""
-        return tenant == self.tenant or self.sees_all_tenants
+        return tenant == self.tenant or tenant in self.former_tenants or self.sees_all_tenants
 
     @property
     def only_tenant(self) -> str | None:

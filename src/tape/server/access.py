@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import KEY_ID_PREFIX, Authenticator
 from tape.engine.security.key_ring import KeyRing
+from tape.engine.security.tenant_aliases import TenantAliases
 from tape.errors import CertificateRejected, TokenRejected
 from tape.model.principal import (
     ADMIN,
@@ -47,6 +48,7 @@ class Access:
         authenticator: Authenticator | None,
         audit: Audit,
         keys: KeyRing,
+        aliases: TenantAliases,
         internal_token: str = "",
         certificates: ClientCertificates | None = None,
         *,
@@ -56,6 +58,7 @@ class Access:
         self._certificates = certificates or ClientCertificates()
         self._audit = audit
         self._keys = keys
+        self._aliases = aliases
         self._requires_keys = requires_keys
         self._internal_token = internal_token.encode()
         self._streams = OpenStreams()
@@ -87,7 +90,7 @@ class Access:
         if self.is_internal(token):
             return INTERNAL
         try:
-            return await self._verify(token, session)
+            return self._aliases.apply(await self._verify(token, session))
         except TokenRejected as error:
             self._audit.auth_rejected(error.reason, error.key_id)
             raise
@@ -109,8 +112,8 @@ class Access:
     def verify_certificate(self, der: bytes, session: str = "") -> Principal:
         """The principal of a certificate that TLS has verified. CertificateRejected, and an audit entry, if none."""
         try:
-            return self._certificates.principal_of(der, session)
-        except CertificateRejected as error:
+            return self._aliases.apply(self._certificates.principal_of(der, session))
+        except (CertificateRejected, TokenRejected) as error:
             self._audit.auth_rejected(error.reason)
             raise
 
@@ -129,7 +132,8 @@ class Access:
 
     def open_principal(self, tenant: str = "", user: str = "", session: str = "") -> Principal:
         """The principal of a caller of an open server, with the identity that it names."""
-        return Principal(tenant=tenant, user=user, session=session, scopes=self._open_scopes, is_open=True)
+        caller = Principal(tenant=tenant, user=user, session=session, scopes=self._open_scopes, is_open=True)
+        return self._aliases.apply(caller)
 
 
 def bearer_of(header: str | None) -> str:

@@ -37,6 +37,7 @@ from tape.engine.security.redaction import TenantRedactors
 from tape.engine.security.revoked_tokens import delete_expired
 from tape.engine.security.screening import DraftScreen
 from tape.engine.security.service_keys import delete_ended
+from tape.engine.security.tenant_aliases import TenantAliases
 from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
 from tape.journal.journal import Journal, delete_expired_requests
@@ -141,10 +142,12 @@ class Server:
         )
         self._authenticator = _authenticator(settings)
         self.keys = KeyRing(self.database)
+        self.aliases = TenantAliases(self.database)
         self._access = Access(
             self._authenticator,
             self.audit,
             self.keys,
+            self.aliases,
             settings.internal_token,
             ClientCertificates(settings.tls_clients),
             requires_keys=settings.require_keys,
@@ -176,6 +179,7 @@ class Server:
             if self._authenticator is not None:
                 await self._authenticator.keys.start()
             await self.keys.start()
+            await self.aliases.start()
             await self.hub.start()
             await self.task_broker.start()
             if self.settings.match_reactions:
@@ -224,6 +228,7 @@ class Server:
         if self._authenticator is not None:
             await self._authenticator.keys.close()
         await self.keys.close()
+        await self.aliases.close()
         await self.ingress.close()
         await self.spooling.close()
         await self.audit.close()

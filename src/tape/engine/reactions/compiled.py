@@ -16,6 +16,7 @@ from tape.cel import EntryView, IndexKey, Predicate, compile_predicate, read_pat
 from tape.engine.predicate_budget import REACTION, PredicateAccount, PredicateBudget
 from tape.engine.reactions import registry
 from tape.engine.reactions.reaction import Reaction
+from tape.engine.security.tenant_aliases import names_by_owner, read_owners
 from tape.model.entry import Entry
 from tape.model.pattern import Pattern, PatternSet
 from tape.store import Reader
@@ -34,21 +35,22 @@ class Shard(msgspec.Struct):
 class CompiledReaction:
     """A registered reaction with its compiled predicate and its shards."""
 
-    __slots__ = ("account", "index_key", "pattern", "predicate", "reaction", "shards", "tenant")
+    __slots__ = ("account", "index_key", "pattern", "predicate", "reaction", "shards", "tenants")
 
-    def __init__(self, reaction: Reaction, shards: dict[int, Shard]) -> None:
+    def __init__(self, reaction: Reaction, shards: dict[int, Shard], former_tenants: Iterable[str] = ()) -> None:
         self.reaction = reaction
         self.pattern = Pattern(reaction.subject_pattern)
         self.predicate: Predicate | None = compile_predicate(reaction.predicate_cel) if reaction.predicate_cel else None
         self.index_key = _select_index_key(self.predicate)
         self.shards = shards
-        self.tenant = reaction.tenant
+        # Whose entries it fires on: those of its tenant, also under former names; empty is those of all.
+        self.tenants = frozenset((reaction.tenant, *former_tenants)) if reaction.tenant else frozenset()
         self.account: PredicateAccount | None = None
 
     def open_account(self, budget: PredicateBudget) -> PredicateAccount:
         """The account that evaluations of the predicate are charged to."""
         if self.account is None:
-            self.account = budget.open(REACTION, self.tenant, f"reaction {self.reaction.reaction_id!r}")
+            self.account = budget.open(REACTION, self.reaction.tenant, f"reaction {self.reaction.reaction_id!r}")
         return self.account
 
     @property
@@ -113,7 +115,8 @@ class ReactionIndex:
         for reaction in changes.reactions:
             self._remove(reaction.reaction_id)
             if not reaction.deleted:
-                self._add(CompiledReaction(reaction, changes.shards.get(reaction.reaction_id, {})))
+                shards = changes.shards.get(reaction.reaction_id, {})
+                self._add(CompiledReaction(reaction, shards, changes.former_tenants.get(reaction.tenant, ())))
 
     def candidates(self, entry: Entry, envelope: EntryView) -> list[CompiledReaction]:
         """The reactions whose pattern matches and whose index key, if any, has the entry's value."""
@@ -151,6 +154,7 @@ class RegistryChanges(msgspec.Struct, frozen=True):
     version: int
     reactions: list[Reaction]
     shards: dict[str, dict[int, Shard]]
+    former_tenants: dict[str, tuple[str, ...]] = {}
 
 
 def read_registry_changes(reader: Reader, version: int) -> RegistryChanges:
@@ -158,7 +162,8 @@ def read_registry_changes(reader: Reader, version: int) -> RegistryChanges:
     # The version is read first: a change in between is found again by its number the next time.
     latest = registry.read_version(reader)
     reactions = [found for found in registry.list_changed_since(reader, version) if found.version <= latest]
-    return RegistryChanges(latest, reactions, read_shards(reader, [reaction.reaction_id for reaction in reactions]))
+    shards = read_shards(reader, [reaction.reaction_id for reaction in reactions])
+    return RegistryChanges(latest, reactions, shards, names_by_owner(read_owners(reader)) if reactions else {})
 
 
 def read_shards(reader: Reader, reaction_ids: Iterable[str]) -> dict[str, dict[int, Shard]]:

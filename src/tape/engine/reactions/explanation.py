@@ -10,6 +10,7 @@ from tape.engine.reactions import agent_runs, registry, tasks
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.shards import shard_of
 from tape.engine.reactions.tasks import CLAIMED, Task
+from tape.engine.security.tenant_aliases import read_owners
 from tape.errors import NotFound
 from tape.model.entry import COLUMNS as ENTRY_COLUMNS
 from tape.model.entry import Entry
@@ -33,6 +34,8 @@ class ReactionExplanation(msgspec.Struct):
     outcome: str = ""
     task: Task | None = None
     run_id: str = ""
+    # The tenant that the entry belongs to: it may have been written under a former name.
+    owner: str = ""
 
 
 def explain(reader: Reader, reaction_id: str, global_seq: int) -> ReactionExplanation:
@@ -42,7 +45,7 @@ def explain(reader: Reader, reaction_id: str, global_seq: int) -> ReactionExplan
     principal = current_principal()
     if row is None or not (principal.sees((entry := Entry(*row)).tenant) and principal.may_read(entry.subject)):
         raise NotFound(f"There is no entry {global_seq}: it was never written, or retention has removed it.")
-    account = ReactionExplanation(reaction, entry)
+    account = ReactionExplanation(reaction, entry, owner=read_owners(reader).get(entry.tenant, entry.tenant))
     _evaluate(account)
     _find_outcome(reader, account)
     return account
@@ -65,7 +68,7 @@ def explain_mismatch(pattern: Pattern, subject: str) -> str:
 
 def _evaluate(account: ReactionExplanation) -> None:
     reaction, entry = account.reaction, account.entry
-    if reaction.tenant and reaction.tenant != entry.tenant:
+    if reaction.tenant and reaction.tenant not in (entry.tenant, account.owner):
         account.decided_by = f"the entry's tenant is {entry.tenant!r}, the reaction's {reaction.tenant!r}"
         account.verdict = f"No match: {account.decided_by}."
         return
@@ -90,7 +93,7 @@ def _evaluate(account: ReactionExplanation) -> None:
 
 def _find_outcome(reader: Reader, account: ReactionExplanation) -> None:
     reaction, entry = account.reaction, account.entry
-    account.task = task = _task_of(reader, reaction, entry)
+    account.task = task = _task_of(reader, reaction, entry, account.owner)
     if reaction.handler_kind == HandlerKind.AGENT:
         account.run_id = _run_of(reader, reaction, entry.tenant, task.source_global_seq if task else entry.global_seq)
     if task is not None:
@@ -103,16 +106,17 @@ def _find_outcome(reader: Reader, account: ReactionExplanation) -> None:
         account.outcome = _explain_no_task(reader, reaction, entry)
 
 
-def _task_of(reader: Reader, reaction: Reaction, entry: Entry) -> Task | None:
+def _task_of(reader: Reader, reaction: Reaction, entry: Entry, owner: str) -> Task | None:
     """The task of the entry, also if the entry was debounced into the task of a later one."""
     row = reader.one(
         f"SELECT {tasks.COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND source_global_seq >= ?"
-        " AND subject = ? AND first_global_seq <= ? AND tenant IN (?, '') ORDER BY source_global_seq LIMIT 1",
+        " AND subject = ? AND first_global_seq <= ? AND tenant IN (?, ?, '') ORDER BY source_global_seq LIMIT 1",
         reaction.reaction_id,
         entry.global_seq,
         entry.subject,
         entry.global_seq,
         entry.tenant,
+        owner,
     )
     task = load(Task, row)
     return task if task is not None and current_principal().sees(task.tenant) else None

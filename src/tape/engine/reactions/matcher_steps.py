@@ -175,7 +175,9 @@ def find_own_work(reader: Reader | Transaction, matches: Sequence[Match], newest
         begun = {(run_id, tenant): (app_name, invocation_id) for run_id, tenant, app_name, invocation_id in runs}
         for match in agents:
             reaction = match.compiled.reaction
-            app_name, invocation_id = begun.get((match.entry.run_id, match.entry.tenant), ("", ""))
+            tenants = match.compiled.tenants or {match.entry.tenant}
+            runs_of_id = (begun.get((match.entry.run_id, tenant)) for tenant in tenants)
+            app_name, invocation_id = next(filter(None, runs_of_id), ("", ""))
             if app_name == reaction.agent_app and agent_runs.is_begun_by(reaction.reaction_id, invocation_id):
                 own.add((reaction.reaction_id, match.entry.global_seq))
     return own

@@ -72,7 +72,7 @@ def match_entries(
         envelope = EntryView(entry)
         hashed = -1
         for compiled in index.candidates(entry, envelope):
-            if compiled.tenant and compiled.tenant != entry.tenant:
+            if compiled.tenants and entry.tenant not in compiled.tenants:
                 continue
             shards = compiled.shards
             if len(shards) == 1:

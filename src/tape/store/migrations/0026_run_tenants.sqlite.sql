@@ -57,15 +57,15 @@ END;
 -- Effects and runs of two tenants that have the same run id are not one.
 CREATE TABLE tape_rollup_open_new (
     run_id      TEXT    NOT NULL,
-    tenant      TEXT    NOT NULL,
     measure     TEXT    NOT NULL,
     name        TEXT    NOT NULL,
+    tenant      TEXT    NOT NULL,
     tool        TEXT    NOT NULL,
     global_seq  INTEGER NOT NULL,
     ts_ms       INTEGER NOT NULL,
     PRIMARY KEY (run_id, tenant, measure, name)
 ) STRICT, WITHOUT ROWID;
-INSERT INTO tape_rollup_open_new SELECT run_id, tenant, measure, name, tool, global_seq, ts_ms FROM tape_rollup_open;
+INSERT INTO tape_rollup_open_new SELECT run_id, measure, name, tenant, tool, global_seq, ts_ms FROM tape_rollup_open;
 DROP TABLE tape_rollup_open;
 ALTER TABLE tape_rollup_open_new RENAME TO tape_rollup_open;
 
