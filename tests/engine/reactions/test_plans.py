@@ -47,7 +47,7 @@ QUESTIONS: dict[str, Callable[[Any], object]] = {
     "changes of the registry": lambda reader: registry.list_changed_since(reader, 3),
     "shards": lambda reader: compiled.read_shards(reader, ["r"]),
     "whether a lane is used": lambda reader: registry._has_live_cursor(reader, 3),
-    "the task of an entry": lambda reader: _task_of(reader, REACTION, cast(Any, _Entry)),
+    "the task of an entry": lambda reader: _task_of(reader, REACTION, cast(Any, _Entry), ""),
 }
 
 
