@@ -262,7 +262,9 @@ def _greet(
     command = "tape" if shutil.which("tape") else sys.argv[0]
     secure = "s" if settings.tls.is_on else ""
     grpc_url = f"tape{secure}://{grpc_address}"
-    address = "" if grpc_url.endswith(":7878") and not secure else f" --url {grpc_url}"
+    # A certificate is for names, and none is for the address that stands for all.
+    shown_url = grpc_url.replace("//0.0.0.0:", "//localhost:").replace("//[::]:", "//localhost:")
+    address = "" if grpc_url.endswith(":7878") and not secure else f" --url {shown_url}"
     http = f"http{secure}://{http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)"
     certificates = (
         f"  gRPC   tapes://{grpc_client_address}   (with client certificates)\n" if grpc_client_address else ""
