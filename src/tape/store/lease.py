@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from tape.errors import InvalidInput
 from tape.store.transaction import Transaction
+
+MAX_TTL_MS = 100 * 366 * 86_400_000
 
 
 class Lease(NamedTuple):
@@ -23,7 +26,9 @@ class Lease(NamedTuple):
 
 
 def expiry_ms(now: int, ttl_ms: int, default_ttl_ms: int) -> int:
-    """When a lease that is granted now expires; a `ttl_ms` of 0 or less means the default."""
+    """When a lease that is granted now expires; a `ttl_ms` of 0 or less means the default. Raises InvalidInput."""
+    if ttl_ms > MAX_TTL_MS:
+        raise InvalidInput(f"a lease of {ttl_ms} ms is too long; {MAX_TTL_MS} ms, 100 years, are the most.")
     return now + (ttl_ms if ttl_ms > 0 else default_ttl_ms)
 
 

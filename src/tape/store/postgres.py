@@ -12,6 +12,7 @@ import msgspec
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.base.url_mask import mask_urls
 from tape.errors import (
+    InvalidInput,
     MissingExtra,
     StoreBusy,
     StoreDamaged,
@@ -85,6 +86,8 @@ def translate(error: psycopg.Error) -> TapeError:
         return StoreUnavailable(
             f"PostgreSQL is not available ({mask_urls(' '.join(str(error).split()))}). Is it running?"
         )
+    if isinstance(error, psycopg.DataError):
+        return InvalidInput(f"PostgreSQL does not accept a value: {str(error).partition(chr(10))[0]}.")
     return StoreError(f"PostgreSQL: {mask_urls(str(error))}")
 
 

@@ -60,7 +60,7 @@ async def dry_run_reaction(
     if bucket_ms < 0:
         raise InvalidInput(f"bucket_ms {bucket_ms} must not be negative; 0 means an hour.")
     width = bucket_ms or HOUR_MS
-    predicate = compile_predicate(predicate_cel)
+    predicate = await asyncio.to_thread(compile_predicate, predicate_cel)
     account = budget.open(QUERY, current_principal().tenant, f"dry run with predicate {predicate_cel[:200]!r}")
     head = await database.read(read_head)
     start = checked_cursor(from_global_seq, head)

@@ -56,6 +56,8 @@ class CatalogService:
 
     async def list_resources(self, request: pb.ListResourcesRequest, context: Context) -> pb.ListResourcesResponse:
         """The latest version of every path."""
+        if request.limit < 0:
+            raise InvalidInput(f"limit {request.limit} must not be negative; 0 means {MAX_LISTED}.")
         limit = min(request.limit or MAX_LISTED, MAX_LISTED)
         found = await self._database.read(
             lambda reader: catalog.list_latest(

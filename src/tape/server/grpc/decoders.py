@@ -1,41 +1,80 @@
-"""Requests that are no valid Protobuf message are answered with INVALID_ARGUMENT.
+"""Requests that are no valid Protobuf message, or have a NUL character in a text, are answered with INVALID_ARGUMENT.
 
 gRPC answers an exception of a deserializer with UNKNOWN or INTERNAL and logs its traceback, which lets a caller fill
 the log. So deserializers return a marker instead, and the call fails with a proper error.
+
+PostgreSQL cannot store a NUL and fails the statement. Calls of several callers share statements, so a NUL must not
+reach the database.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import grpc
+from google.protobuf.message import Message
 
 from tape.base.telemetry.throttle import ThrottledLog
 from tape.errors import InvalidInput
 
 _log = ThrottledLog(logging.getLogger(__name__))
 
-UNDECODABLE: Final = object()
+# Texts whose NULs the server replaces: a worker reports what its handler raised.
+_REPLACED = frozenset({("NackTaskRequest", "error"), ("TaskFailure", "error"), ("DropTasksRequest", "reason")})
 
 
-def decoder(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """A deserializer that returns UNDECODABLE instead of raising."""
+class Undecodable(NamedTuple):
+    """Stands for a request that cannot be served, with the reason."""
+
+    reason: str
+
+
+_NO_MESSAGE: Final = Undecodable("is not a valid Protobuf message")
+
+
+def decoder(parse: Callable[[bytes], Any], *, refuses_nul: bool = False) -> Callable[[bytes], Any]:
+    """A deserializer that returns an Undecodable instead of raising."""
 
     def decode(data: bytes) -> Any:
         try:
-            return parse(data)
+            message = parse(data)
         except Exception:  # protobuf raises different types, by implementation
-            return UNDECODABLE
+            return _NO_MESSAGE
+        # Few messages have a zero byte at all, so few are searched.
+        if refuses_nul and b"\0" in data and (name := _find_nul(message)):
+            return Undecodable(f"has a NUL character in {name}, which a database cannot store")
+        return message
 
     return decode
 
 
-def undecodable(name: str) -> InvalidInput:
+def _find_nul(message: Message) -> str:
+    """The name of a text with a NUL; empty if there is none."""
+    for field, value in message.ListFields():
+        if (message.DESCRIPTOR.name, field.name) in _REPLACED:
+            continue
+        for each in _each(value):
+            if isinstance(each, Message):
+                if found := _find_nul(each):
+                    return f"{field.name}.{found}"
+            elif isinstance(each, str) and "\0" in each:
+                return field.name
+    return ""
+
+
+def _each(value: Any) -> Iterable[Any]:
+    if isinstance(value, Message | str | bytes | int | float):
+        return (value,)
+    return chain(value, value.values()) if isinstance(value, Mapping) else value
+
+
+def undecodable(name: str, request: Undecodable) -> InvalidInput:
     """The error of a call with an undecodable request; logs at most one line a second."""
-    _log.warn("RPC %s refused: its request is not a valid Protobuf message", name)
-    return InvalidInput(f"the request of {name} is not a valid Protobuf message.")
+    _log.warn("RPC %s refused: its request %s", name, request.reason)
+    return InvalidInput(f"the request of {name} {request.reason}.")
 
 
 class DecodedRequests:
@@ -44,24 +83,24 @@ class DecodedRequests:
     def __init__(self, name: str, requests: AsyncIterator[Any]) -> None:
         self._name = name
         self._requests = requests
-        self._has_failed = False
+        self._failed: Undecodable | None = None
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        if self._has_failed:
+        if self._failed is not None:
             raise StopAsyncIteration
         request = await anext(self._requests)
-        if request is UNDECODABLE:
-            self._has_failed = True
+        if isinstance(request, Undecodable):
+            self._failed = request
             raise StopAsyncIteration
         return request
 
     def check(self) -> None:
         """Raise if a request could not be decoded."""
-        if self._has_failed:
-            raise undecodable(self._name)
+        if self._failed is not None:
+            raise undecodable(self._name, self._failed)
 
 
 class StandardServices:
@@ -94,21 +133,21 @@ def _guarded(name: str, handler: Any) -> Any:
 
         return grpc.stream_stream_rpc_method_handler(converse, **options)
 
-    async def refuse(context: Any) -> None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(undecodable(name)))
+    async def refuse(request: Undecodable, context: Any) -> None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(undecodable(name, request)))
 
     if handler.response_streaming:
 
         async def stream(request: Any, context: Any) -> None:
-            if request is UNDECODABLE:
-                await refuse(context)
+            if isinstance(request, Undecodable):
+                await refuse(request, context)
             await handler.unary_stream(request, context)
 
         return grpc.unary_stream_rpc_method_handler(stream, **options)
 
     async def call(request: Any, context: Any) -> Any:
-        if request is UNDECODABLE:
-            await refuse(context)
+        if isinstance(request, Undecodable):
+            await refuse(request, context)
         return await handler.unary_unary(request, context)
 
     return grpc.unary_unary_rpc_method_handler(call, **options)

@@ -23,7 +23,7 @@ from tape.errors import Overloaded, TapeError
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
-from tape.server.grpc.decoders import UNDECODABLE, DecodedRequests, decoder, undecodable
+from tape.server.grpc.decoders import DecodedRequests, Undecodable, decoder, undecodable
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ ERROR_CODE_KEY = "tape-error-code"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
 INTERNAL_ERROR = "Internal error; the server's log has the details."
+
+# The journal checks each text of a draft, and answers each request of a stream on its own.
+CHECKS_NUL = frozenset({"Append", "AppendStream"})
 
 Reply = Message | bytes
 
@@ -95,7 +98,9 @@ def owner_of(context: Context) -> str:
 
 def _handler(method: Any, function: Any, metrics: Metrics, access: RpcAccess, calls: UnaryCalls) -> Any:
     options = {
-        "request_deserializer": decoder(GetMessageClass(method.input_type).FromString),
+        "request_deserializer": decoder(
+            GetMessageClass(method.input_type).FromString, refuses_nul=method.name not in CHECKS_NUL
+        ),
         "response_serializer": _to_bytes,
     }
     if method.client_streaming:
@@ -128,8 +133,8 @@ def _unary(
             calls.enter()
             try:
                 await access.admit(name, context)
-                if request is UNDECODABLE:
-                    raise undecodable(name)
+                if isinstance(request, Undecodable):
+                    raise undecodable(name, request)
                 reply = await function(request, context)
             finally:
                 calls.leave()
@@ -168,8 +173,8 @@ def _stream(
             await _not_served(context, name, metrics)
         try:
             caller = await access.admit(name, context)
-            if request is UNDECODABLE:
-                raise undecodable(name)
+            if isinstance(request, Undecodable):
+                raise undecodable(name, request)
             requests = DecodedRequests(name, aiter(request)) if is_client_streaming else None
             replies = function(requests or request, context)
             async for reply in replies if caller.is_open else access.guard(caller, replies):

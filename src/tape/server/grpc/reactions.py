@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from tape.engine.predicate_budget import QUERY, PredicateBudget
@@ -35,7 +37,8 @@ class ReactionsService:
         if not request.handler_kind:
             known = ", ".join(f"{kind.name} ({kind.value})" for kind in HandlerKind)
             raise InvalidReaction(f"handler_kind is not given; use one of {known}.")
-        wanted = check_reaction(
+        wanted = await asyncio.to_thread(
+            check_reaction,
             Reaction(
                 reaction_id=request.reaction_id,
                 name=request.name,
@@ -53,7 +56,7 @@ class ReactionsService:
                 num_shards=request.num_shards,
                 allow_self=request.allow_self,
                 strict_order=request.strict_order,
-            )
+            ),
         )
         reaction = await self._database.write(
             lambda tx: registry.register(
