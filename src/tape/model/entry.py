@@ -9,6 +9,7 @@ import msgspec
 
 from tape.errors import InvalidInput, InvalidJson, PayloadTooLarge
 from tape.model import subject as subjects
+from tape.model.json_depth import MAX_DEPTH, check_depth
 
 DEFAULT_RUN = "log"
 # The tenant of what Tape writes for itself, once entries without a tenant belong to one.
@@ -115,7 +116,7 @@ def _check_trace(draft: Draft) -> None:
 
 
 def check_payload(payload_json: str, max_bytes: int) -> None:
-    """Raise unless the text is JSON of acceptable size."""
+    """Raise unless the text is JSON of acceptable size and depth."""
     # A character has at most four bytes in UTF-8: most texts need no encoding to be measured.
     size = len(payload_json)
     if size * 4 > max_bytes and (size := len(payload_json.encode())) > max_bytes:
@@ -123,6 +124,8 @@ def check_payload(payload_json: str, max_bytes: int) -> None:
             f"payload_json has {size} bytes; this server takes {max_bytes} at most (max_payload_bytes)."
             " Store the large part in an object store and append a reference to it."
         )
+    if payload_json.count("[") + payload_json.count("{") > MAX_DEPTH:
+        check_depth(payload_json.encode())
     try:
         msgspec.json.decode(payload_json, type=msgspec.Raw)
     except msgspec.DecodeError as error:

@@ -318,5 +318,5 @@ def _new_ids(tx: Transaction, count: int) -> list[str]:
 
 def _check_number(name: str, value: int | str | None) -> None:
     text = str(value or 0)
-    if not (text.isascii() and text.isdecimal() and int(text) <= MAX_ID):
-        raise InvalidInput(f"{name} {value!r} must be a whole number, as a number or as a text.")
+    if not (len(text) <= len(str(MAX_ID)) and text.isascii() and text.isdecimal() and int(text) <= MAX_ID):
+        raise InvalidInput(f"{name} {text[:40]!r} must be a whole number, as a number or as a text.")

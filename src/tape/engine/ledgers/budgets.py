@@ -11,6 +11,9 @@ from tape.errors import InvalidInput
 from tape.store import Reader, Transaction
 from tape.store.records import Record, columns, load, store
 
+# What a column of the database holds.
+MAX_TOKENS = (1 << 63) - 1
+
 
 class RunBudget(Record, frozen=True):
     """A row of tape_budget."""
@@ -60,6 +63,8 @@ def charge(tx: Transaction, run_id: str, *, usd: float, tokens: int, owner: str 
     budget = msgspec.structs.replace(
         before, usd_spent=before.usd_spent + usd, tokens_spent=before.tokens_spent + tokens
     )
+    if budget.tokens_spent > MAX_TOKENS or not math.isfinite(budget.usd_spent):
+        raise InvalidInput(f"usd {usd} and tokens {tokens} make the sum of run {run_id!r} larger than can be stored.")
     store(tx, "tape_budget", ("run_id",), budget)
     return budget
 

@@ -19,6 +19,7 @@ from tape.errors import InvalidJson, SessionExists
 from tape.journal.appender import append
 from tape.model import subject
 from tape.model.entry import Draft, check_id
+from tape.model.json_depth import check_depth
 from tape.store import Reader, Transaction
 from tape.store.records import Record, columns, insert, load, load_all, store
 
@@ -193,6 +194,7 @@ def run_of(app_name: str, user_id: str, session_id: str) -> str:
 
 def parse_object(name: str, text: str) -> dict[str, Any]:
     """A JSON object; empty text is the empty one."""
+    check_depth(text.encode())
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except msgspec.MsgspecError as error:

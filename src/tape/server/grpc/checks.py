@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tape.errors import InvalidInput, PayloadTooLarge
 
+# Room for a lease after it, within 64 bits.
+MAX_TIME_MS = 1 << 62
+
 
 def check_texts(max_bytes: int, **texts: str) -> None:
     """Raise if a text exceeds max_payload_bytes or has a NUL character."""
@@ -15,3 +18,10 @@ def check_texts(max_bytes: int, **texts: str) -> None:
             )
         if "\0" in text:
             raise InvalidInput(f"{name} has a NUL character, which a database cannot store; write it as \\u0000.")
+
+
+def check_time(name: str, value: int) -> int:
+    """The time in milliseconds; raises if a lease that begins then cannot be stored."""
+    if value > MAX_TIME_MS:
+        raise InvalidInput(f"{name} {value} must be at most {MAX_TIME_MS}; leave it out for the server's clock.")
+    return value

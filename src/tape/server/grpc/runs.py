@@ -13,7 +13,7 @@ from tape.journal.journal import Journal
 from tape.model.ledger_states import RunStatus
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.checks import check_texts
+from tape.server.grpc.checks import check_texts, check_time
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context, owner_of, trace_of
 from tape.store import Transaction
@@ -227,22 +227,21 @@ class RunsService:
 
     async def list_due_timers(self, request: pb.ListDueTimersRequest, context: Context) -> pb.ListDueTimersResponse:
         """Due timers; claimed or leased timers go to one caller only."""
+        now = check_time("now_ms", request.now_ms)
         if request.claim and request.claimer:
             found = await self._database.write(
                 lambda tx: timers.lease_due(
                     tx,
                     claimer=request.claimer,
                     lease_ms=request.lease_ttl_ms,
-                    now=request.now_ms,
+                    now=now,
                     limit=request.limit,
                 )
             )
         elif request.claim:
-            found = await self._database.write(lambda tx: timers.claim_due(tx, now=request.now_ms, limit=request.limit))
+            found = await self._database.write(lambda tx: timers.claim_due(tx, now=now, limit=request.limit))
         else:
-            found = await self._database.read(
-                lambda reader: timers.list_due(reader, now=request.now_ms, limit=request.limit)
-            )
+            found = await self._database.read(lambda reader: timers.list_due(reader, now=now, limit=request.limit))
         return pb.ListDueTimersResponse(timers=(to_message(pb.TimerRecord, timer) for timer in found))
 
     async def complete_timer(self, request: pb.CompleteTimerRequest, context: Context) -> pb.CompleteTimerResponse:

@@ -19,6 +19,7 @@ from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.model.tenant_names import display
 from tape.proto import tape_pb2 as pb
+from tape.server.grpc.checks import check_time
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
 from tape.store import Reader, Transaction
@@ -42,7 +43,7 @@ class TasksService:
     async def claim_tasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
         """Claim tasks, or renew the lease of claimed ones."""
         tasks.check_owner(request.owner)
-        now = request.now_ms
+        now = check_time("now_ms", request.now_ms)
         if request.task_ids:
             ids = list(request.task_ids)
             extended = await self._database.write(

@@ -20,6 +20,7 @@ from tape.server.http.request_bodies import to_time
 from tape.store import Database
 
 LATEST = "latest"
+MAX_VERSION = (1 << 31) - 1
 
 
 class RegisterDocumentRequest(msgspec.Struct):
@@ -104,6 +105,7 @@ def _summary(resource: Resource) -> dict[str, Any]:
 def _version(given: str | int) -> int | None:
     if given == LATEST:
         return None
-    if str(given).isascii() and str(given).isdecimal() and 0 < int(given) < 1 << 31:
-        return int(given)
-    raise InvalidInput(f"version {given!r} must be a whole number of at least 1, or 'latest'.")
+    text = str(given)
+    if len(text) <= len(str(MAX_VERSION)) and text.isascii() and text.isdecimal() and 0 < int(text) <= MAX_VERSION:
+        return int(text)
+    raise InvalidInput(f"version {text[:40]!r} must be a whole number of at least 1, or 'latest'.")

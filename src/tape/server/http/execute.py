@@ -143,5 +143,5 @@ def _lane_of(item: msgspec.Raw) -> set[str]:
     """The lane of an invalid request; empty if the lane is invalid too."""
     try:
         return {msgspec.json.decode(item, type=_Lane).lane} - {""}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return set()

@@ -83,16 +83,16 @@ def _structured(entry: dict[str, msgspec.Raw]) -> CloudEvent:
     attributes: dict[str, str] = {}
     for name, raw in entry.items():
         if name not in ("data", "data_base64"):
-            value = msgspec.json.decode(raw)
+            value = _decode(raw, Any)
             if value is not None:
                 attributes[name] = value if isinstance(value, str) else bytes(raw).decode()
     if "data_base64" in entry:
         try:
             data = base64.b64decode(msgspec.json.decode(entry["data_base64"], type=str), validate=True)
-        except (ValueError, msgspec.ValidationError) as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             raise InvalidRequest(f"data_base64 is not base64: {error}") from error
         return CloudEvent(attributes, _as_json(data, attributes.get("datacontenttype", "")))
-    return CloudEvent(attributes, bytes(entry["data"]).decode() if "data" in entry else "{}")
+    return CloudEvent(attributes, _as_json(bytes(entry["data"]), "") if "data" in entry else "{}")
 
 
 def _binary(request: Request, media: str, body: bytes) -> CloudEvent:
@@ -156,7 +156,7 @@ def _request_id(event: CloudEvent, caller: Principal) -> str:
     return "ce-" + hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
-def _decode(body: bytes, kind: Any) -> Any:
+def _decode(body: bytes | msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
