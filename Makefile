@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint proof bench pipeline-demo outage-demo lock proto docs clean
+.PHONY: help serve test lint proof bench pipeline-demo outage-demo lock sbom audit images proto docs clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,15 @@ lock: $(VENV)/.dev ## Resolve the dependencies and write the lock files
 	$(BIN)/uv pip compile $(LOCK) --all-extras --group dev pyproject.toml -o requirements-dev.lock
 	$(BIN)/uv pip compile $(LOCK) --extra postgres --extra server -c requirements-dev.lock pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile $(LOCK) $(DEPLOYED:%=--extra %) -c requirements-dev.lock pyproject.toml -o deploy/requirements.lock
+
+sbom: $(VENV)/.dev ## Write the bill of materials of the locked dependencies to build/sbom.cdx.json (CycloneDX)
+	@$(BIN)/python scripts/sbom.py $(ARGS)
+
+audit: $(VENV)/.dev ## Look up known vulnerabilities of the locked dependencies (make audit ARGS=--required)
+	@$(BIN)/python scripts/audit.py $(ARGS)
+
+images: $(VENV)/.dev ## Compare the digests of the container images in deploy/ with their tags (make images ARGS=--write)
+	@$(BIN)/python scripts/images.py $(ARGS)
 
 proto: $(VENV)/.dev ## Generate Python from tape.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src tape/proto/tape.proto
