@@ -33,6 +33,7 @@ FIRST = ("tests/pipeline/", "tests/bench/", "tests/test_documentation.py", "test
 TOGETHER = (
     "tests/pipeline/",
     "tests/bench/",
+    "tests/access/adversary/",
     "tests/subscriptions/spool/",
     "tests/engine/reactions/test_simulation.py",
     "tests/cli/test_ledgers.py",

@@ -76,11 +76,14 @@ class Stream:
     async def __aenter__(self) -> Stream:
         self._reader, self._writer = await _send(*self._request, limit=self._limit, tls=self._tls)
         self.status, self.headers = await _head(self._reader)
-        assert self.status == 200, await self._reader.read(1000)
+        assert self.status == 200, await self._reader.read(int(self.headers.get("content-length", "1000")))
         self._chunks = _chunks(self._reader)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._writer.close()
 
     def pause_reading(self) -> None:

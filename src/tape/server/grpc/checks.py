@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tape.errors import InvalidInput, PayloadTooLarge
 
-# Room for a lease after it, within 64 bits.
+# The end of a lease that begins then still has 64 bits.
 MAX_TIME_MS = 1 << 62
 
 
