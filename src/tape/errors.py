@@ -181,6 +181,17 @@ class PredicateOverBudget(TapeError):
     status = "RESOURCE_EXHAUSTED"
 
 
+class TenantLimitReached(Overloaded):
+    """A tenant or user has as many calls, bytes, appends or streams as it may have. Try again after `retry_after_s`."""
+
+    code = "TAPE-1403"
+    retry_after_s: float = 1.0
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 # ── 15xx: the database underneath ────────────────────────────────────────────────────────────────
 
 

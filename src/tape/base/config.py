@@ -112,6 +112,12 @@ class Settings:
     predicate_cpu_ms_per_s: float = 50.0
     grpc_max_message_bytes: int = 4 << 20
     grpc_max_concurrent_calls: int = 1_024
+    tenant_max_calls: int = 512
+    tenant_max_bytes_in_flight: int = 64 << 20
+    tenant_max_streams: int = 1_000
+    user_max_streams: int = 100
+    tenant_appends_per_s: float = 0.0
+    tenant_bytes_per_s: float = 0.0
     http_max_header_bytes: int = 64 << 10
     http_max_url_bytes: int = 16 << 10
     http_header_timeout_s: float = 10.0
@@ -156,6 +162,16 @@ class Settings:
         ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be more than 0.")
+        for name in (
+            "tenant_max_calls",
+            "tenant_max_bytes_in_flight",
+            "tenant_max_streams",
+            "user_max_streams",
+            "tenant_appends_per_s",
+            "tenant_bytes_per_s",
+        ):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 0, where 0 is unlimited.")
         for name in ("shutdown_grace_s", "predicate_cpu_ms_per_s"):
             if not getattr(self, name) >= 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must not be negative.")

@@ -146,6 +146,24 @@ def serve(
     grpc_max_concurrent_calls: Annotated[
         int | None, typer.Option(help="gRPC calls in progress, streams not counted. [default: 1024]")
     ] = None,
+    tenant_max_calls: Annotated[
+        int | None, typer.Option(help="Calls of one tenant in progress, 0 for any number. [default: 512]")
+    ] = None,
+    tenant_max_bytes_in_flight: Annotated[
+        int | None, typer.Option(help="Bytes of one tenant's requests in progress, 0 for any. [default: 67108864]")
+    ] = None,
+    tenant_max_streams: Annotated[
+        int | None, typer.Option(help="Open streams of one tenant, 0 for any number. [default: 1000]")
+    ] = None,
+    user_max_streams: Annotated[
+        int | None, typer.Option(help="Open streams of one user, 0 for any number. [default: 100]")
+    ] = None,
+    tenant_appends_per_s: Annotated[
+        float | None, typer.Option(help="Entries that one tenant may append in a second, 0 for any. [default: 0]")
+    ] = None,
+    tenant_bytes_per_s: Annotated[
+        float | None, typer.Option(help="Bytes of requests of one tenant in a second, 0 for any. [default: 0]")
+    ] = None,
     http_max_header_bytes: Annotated[
         int | None, typer.Option(help="Bytes that the headers of an HTTP request may have. [default: 65536]")
     ] = None,
@@ -224,6 +242,12 @@ def serve(
         "predicate_cpu_ms_per_s": predicate_cpu_ms_per_s,
         "grpc_max_message_bytes": grpc_max_message_bytes,
         "grpc_max_concurrent_calls": grpc_max_concurrent_calls,
+        "tenant_max_calls": tenant_max_calls,
+        "tenant_max_bytes_in_flight": tenant_max_bytes_in_flight,
+        "tenant_max_streams": tenant_max_streams,
+        "user_max_streams": user_max_streams,
+        "tenant_appends_per_s": tenant_appends_per_s,
+        "tenant_bytes_per_s": tenant_bytes_per_s,
         "http_max_header_bytes": http_max_header_bytes,
         "http_max_url_bytes": http_max_url_bytes,
         "http_header_timeout_s": http_header_timeout_s,

@@ -14,10 +14,20 @@ from tape.base.tls import ClientTls, load_client_tls, remedy_for
 from tape.base.url_mask import mask_urls
 from tape.client.credentials import Credentials
 from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
-from tape.errors import InvalidConfig, NotServed, PayloadTooLarge, RpcFailed, ServerUnreachable, TapeError, all_errors
+from tape.errors import (
+    InvalidConfig,
+    NotServed,
+    PayloadTooLarge,
+    RpcFailed,
+    ServerUnreachable,
+    TapeError,
+    TenantLimitReached,
+    all_errors,
+)
 
 DEFAULT_URL = "tape://localhost:7878"
 ERROR_CODE_KEY = "tape-error-code"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
 
@@ -205,10 +215,14 @@ def to_error(code: str, message: str) -> TapeError:
 
 def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoReturn:
     """Raise the Tape error for a gRPC error."""
-    code = dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY)
+    trailers = dict(error.trailing_metadata() or ())
+    code = trailers.get(ERROR_CODE_KEY)
     details = error.details() or ""
     if code is not None:
-        raise to_error(str(code), details) from error
+        translated = to_error(str(code), details)
+        if isinstance(translated, TenantLimitReached) and str(pushback := trailers.get(PUSHBACK_KEY)).isdecimal():
+            translated.retry_after_s = int(str(pushback)) / 1_000
+        raise translated from error
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         remedy = remedy_for(details, is_secure=is_secure(url)) or " Is it running? Start one with: tape serve"
         raise ServerUnreachable(

@@ -19,6 +19,8 @@ from tape.store import Database, Transaction
 
 # Size of an entry without its payload, for the limits of the writer.
 ENTRY_OVERHEAD_BYTES = 512
+# Drafts that are checked before other calls get their turn on the event loop.
+DRAFTS_AT_ONCE = 64
 # A repeated request is recognized for this long.
 REQUEST_RETENTION_MS = 24 * 3600 * 1000
 
@@ -71,10 +73,30 @@ class Journal:
         with other content is a RequestConflict, unless the first write wins. With `inherits_tenant` a draft without a
         tenant gets that of its run.
         """
+        return await self.submit(
+            await self.prepare(
+                drafts,
+                request_id=request_id,
+                of_client=of_client,
+                first_write_wins=first_write_wins,
+                inherits_tenant=inherits_tenant,
+            )
+        )
+
+    async def prepare(
+        self,
+        drafts: Sequence[Draft],
+        *,
+        request_id: str = "",
+        of_client: bool = False,
+        first_write_wins: bool = False,
+        inherits_tenant: bool = False,
+    ) -> AppendRequest:
+        """The first half of `append`: check and screen drafts, so that only the database can still refuse them."""
         check_id("request_id", request_id)
         digest = b"" if first_write_wins or not request_id else _digest(drafts)
         good = await self._prepared(drafts, of_client)
-        return await self._submit(AppendRequest(good, request_id, digest, inherits_tenant))
+        return AppendRequest(good, request_id, digest, inherits_tenant)
 
     async def append_each(
         self,
@@ -94,7 +116,7 @@ class Journal:
             AppendRequest([draft], key, digest, inherits_tenant)
             for draft, key, digest in zip(good, request_ids, digests, strict=True)
         )
-        answers = await asyncio.gather(*map(self._submit, requests), return_exceptions=True)
+        answers = await asyncio.gather(*map(self.submit, requests), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer  # the others are durable; a repetition of the call finds them
@@ -106,6 +128,8 @@ class Journal:
         good = []
         principal, reserved = current_principal(), 0
         for index, draft in enumerate(drafts):
+            if index % DRAFTS_AT_ONCE == DRAFTS_AT_ONCE - 1:
+                await asyncio.sleep(0)  # other calls are served between the parts of a large one
             try:
                 good.append(checked(draft, self.max_payload_bytes))
                 if of_client:
@@ -122,7 +146,8 @@ class Journal:
             self.on_reserved(principal, reserved)
         return good if self.screen is None else await self.screen(good)
 
-    async def _submit(self, request: AppendRequest) -> range:
+    async def submit(self, request: AppendRequest) -> range:
+        """The second half of `append`: the `global_seq`s of prepared drafts, once they are durable."""
         size = sum(len(draft.payload_json) for draft in request.drafts) + len(request.drafts) * ENTRY_OVERHEAD_BYTES
         if size > self.database.max_operation_bytes:
             raise PayloadTooLarge(

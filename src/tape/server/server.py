@@ -42,6 +42,7 @@ from tape.engine.security.wallet import Wallet, master_keys
 from tape.errors import TapeError
 from tape.journal.journal import Journal, delete_expired_requests
 from tape.server.access import Access
+from tape.server.admission import Admission, TenantLimits
 from tape.server.client_certificates import ClientCertificates
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.advance import AdvanceService
@@ -152,10 +153,13 @@ class Server:
             ClientCertificates(settings.tls_clients),
             requires_keys=settings.require_keys,
         )
+        self._admission = Admission(
+            TenantLimits(**{name: getattr(settings, name) for name in TenantLimits._fields}), self.metrics
+        )
         self.task_broker = TaskBroker(self.database)
         self.matcher = Matcher(self.hub, self.task_broker)
         self.hosting = RuntimeSupervisor(self.journal, self.wallet.use, new_owner())
-        self._journal_service = JournalService(self.journal, self.hub)
+        self._journal_service = JournalService(self.journal, self.hub, self._admission)
         self.grpc_address = ""
         self.grpc_client_address = ""
         self.http_address = ""
@@ -256,7 +260,7 @@ class Server:
             CatalogService(self.journal, KINDS),
             AdvanceService(self.journal),
         ]
-        access = RpcAccess(self._access)
+        access = RpcAccess(self._access, self._admission)
         calls = UnaryCalls(self.settings.grpc_max_concurrent_calls)
         server.add_generic_rpc_handlers((handlers(services, self.metrics, access, calls),))
         standard = StandardServices(server)
@@ -297,7 +301,7 @@ class Server:
 
     def _http_app(self) -> ASGIApp:
         settings = self.settings
-        access = HttpAccess(self._access, anonymous_network=settings.anonymous == "network")
+        access = HttpAccess(self._access, self._admission, anonymous_network=settings.anonymous == "network")
         sse = SseFormat()
         limits = LiveLimits(
             settings.subscriber_buffer_size,

@@ -62,7 +62,7 @@ class FairQueue(Generic[Operation]):
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one tenant has written lately."""
+        """Whether more than one tenant has written lately. The server's own programs, of no tenant, do not count."""
         return time.monotonic() - self._shared_at < SHARED_S
 
     def put(self, operation: Operation, tenant: Tenant) -> list[Operation] | None:
@@ -72,8 +72,8 @@ class FairQueue(Generic[Operation]):
             removed = self._free_capacity(operation, tenant)
             if removed is None:
                 return None
-        if tenant is not BACKGROUND and tenant != self._last_tenant:
-            if self._last_tenant is not BACKGROUND:
+        if tenant and tenant != self._last_tenant:
+            if self._last_tenant:
                 self._shared_at = time.monotonic()
             self._last_tenant = tenant
         queue = self._by_tenant.get(tenant)

@@ -131,6 +131,8 @@ class Metrics:
         self.background = BackgroundTasks(task_restarts)
 
         self.loop_lag_seconds = histogram("loop_lag_seconds", "How late the event loop ran what was due", _SECONDS)
+        self.tenant_limited = counter("tenant_limited", "Calls and streams refused by a limit per tenant", "limit")
+        self.calls_delayed = counter("calls_delayed", "Calls that waited because their tenant had more than its share")
         self.rpcs = counter("rpcs", "RPCs by method and status", "method", "status")
 
     def render(self) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -16,6 +17,12 @@ from tape.model.entry import Draft, type_of
 
 # A payload of more characters is searched in a thread: 64 Ki characters take up to 15 ms.
 INLINE_CHARS = 64 * 1024
+# Threads for such payloads. They compute, so more of them would only take time from the event loop.
+THREADS = 2
+# Characters of small payloads that are searched before other calls get their turn on the event loop, and what a draft
+# counts beside its payload.
+CHARS_AT_ONCE = 32 * 1024
+CHARS_PER_DRAFT = 256
 
 
 class DraftScreen:
@@ -26,10 +33,18 @@ class DraftScreen:
         self._artifacts = artifacts
         self._audit = audit
         self._found = metrics.redactions
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tape-screen")
 
     async def __call__(self, drafts: Sequence[Draft]) -> list[Draft]:
         """The drafts as they may be stored."""
-        return [await self._screened(draft) for draft in drafts]
+        screened, chars = [], 0
+        for draft in drafts:
+            chars += len(draft.payload_json) + CHARS_PER_DRAFT
+            if chars > CHARS_AT_ONCE:
+                await asyncio.sleep(0)  # other calls are served between the parts of a large one
+                chars = 0
+            screened.append(await self._screened(draft))
+        return screened
 
     async def _screened(self, draft: Draft) -> Draft:
         payload = draft.payload_json
@@ -48,7 +63,7 @@ class DraftScreen:
         if len(payload) <= INLINE_CHARS:
             findings = redactor.find(payload)
         else:
-            findings = await asyncio.to_thread(redactor.find, payload)
+            findings = await asyncio.get_running_loop().run_in_executor(self._threads, redactor.find, payload)
         action = "dry_run" if redactor.policy.dry_run else redactor.policy.action
         for finding in findings:
             self._found.labels(finding.rule.removeprefix("json:").partition(",")[0], action).inc()

@@ -24,6 +24,7 @@ from tape.model.principal import (
     set_principal,
 )
 from tape.server.access import Access, bearer_of
+from tape.server.admission import Admission
 from tape.server.client_certificates import to_der
 
 Reply = TypeVar("Reply")
@@ -32,8 +33,9 @@ Reply = TypeVar("Reply")
 class RpcAccess:
     """Admits or rejects calls. An open server without an internal token admits every call without a service key."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, admission: Admission) -> None:
         self._access = access
+        self.admission = admission
         self._is_restricted = not access.is_open or access.has_internal_token
         self._owner = access.open_principal()
 

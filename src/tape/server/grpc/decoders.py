@@ -80,20 +80,29 @@ def undecodable(name: str, request: Undecodable) -> InvalidInput:
 class DecodedRequests:
     """The requests of a stream up to the first undecodable one; `check` raises the error after the handler ended."""
 
-    def __init__(self, name: str, requests: AsyncIterator[Any]) -> None:
+    def __init__(self, name: str, decode: Callable[[bytes], Any], requests: AsyncIterator[bytes]) -> None:
         self._name = name
+        self._decode = decode
         self._requests = requests
         self._failed: Undecodable | None = None
+
+    async def next_bytes(self) -> bytes | None:
+        """The next request as it arrived, for `decode`; None after the last."""
+        return await anext(self._requests, None) if self._failed is None else None
+
+    def decode(self, data: bytes) -> Any:
+        """A request, or an Undecodable, after which there is none."""
+        request = self._decode(data)
+        if isinstance(request, Undecodable):
+            self._failed = request
+        return request
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        if self._failed is not None:
-            raise StopAsyncIteration
-        request = await anext(self._requests)
-        if isinstance(request, Undecodable):
-            self._failed = request
+        data = await self.next_bytes()
+        if data is None or isinstance(request := self.decode(data), Undecodable):
             raise StopAsyncIteration
         return request
 
@@ -119,14 +128,13 @@ class StandardServices:
 
 
 def _guarded(name: str, handler: Any) -> Any:
-    options = {
-        "request_deserializer": decoder(handler.request_deserializer),
-        "response_serializer": handler.response_serializer,
-    }
+    decode = decoder(handler.request_deserializer)
+    options = {"request_deserializer": decode, "response_serializer": handler.response_serializer}
     if handler.request_streaming:
+        options["request_deserializer"] = None
 
         async def converse(requests: Any, context: Any) -> AsyncIterator[Any]:
-            decoded = DecodedRequests(name, aiter(requests))
+            decoded = DecodedRequests(name, decode, aiter(requests))
             async for reply in handler.stream_stream(decoded, context):
                 yield reply
             await _check(decoded, context)

@@ -14,12 +14,14 @@ from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import JournalSubscription
 from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, NotFound, TapeError
-from tape.journal.journal import Journal
+from tape.journal.journal import DRAFTS_AT_ONCE, AppendRequest, Journal
 from tape.journal.reader import RunCursor, has_entry, select_visible
 from tape.model.entry import Draft
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
+from tape.server.admission import Admission, Ticket
 from tape.server.grpc.access import is_open_caller, own
+from tape.server.grpc.decoders import DecodedRequests, Undecodable
 from tape.server.grpc.frames import Frames, encode_journal_entry
 from tape.server.grpc.methods import INTERNAL_ERROR, Context, trace_of
 
@@ -39,35 +41,36 @@ INLINE_PREDICATE = 1_024
 class JournalService:
     """RPCs of the journal itself."""
 
-    def __init__(self, journal: Journal, hub: Hub) -> None:
+    def __init__(self, journal: Journal, hub: Hub, admission: Admission) -> None:
         self._journal = journal
+        self._admission = admission
         self._hub = hub
         self._frames = Frames()
         self._append_streams: set[asyncio.Queue[asyncio.Task[pb.AppendReply] | None]] = set()
 
     async def append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
         """Append drafts, all or none."""
-        drafts = to_drafts(request)
+        drafts = await to_drafts(request)
         trace = trace_of(context)
         if trace is not NO_TRACE:
             cause = {"cause": trace.cause} if trace.cause else {}
             whole = trace._asdict() if trace.trace_id else cause
             drafts = [msgspec.structs.replace(draft, **(cause if draft.trace_id else whole)) for draft in drafts]
-        global_seqs = await self._append(request, drafts)
+        global_seqs = await self._journal.submit(await self._prepare(request, drafts))
         return pb.AppendResponse(global_seqs=global_seqs)
 
-    async def append_stream(
-        self, requests: AsyncIterator[pb.AppendRequest], context: Context
-    ) -> AsyncIterator[pb.AppendReply]:
-        """Append requests as they arrive; up to MAX_STREAMED_APPENDS are in flight."""
+    async def append_stream(self, requests: DecodedRequests, context: Context) -> AsyncIterator[pb.AppendReply]:
+        """Append requests as they arrive, in their order; up to MAX_STREAMED_APPENDS are in flight."""
         answers: asyncio.Queue[asyncio.Task[pb.AppendReply] | None] = asyncio.Queue()
         slots = asyncio.Semaphore(MAX_STREAMED_APPENDS)
 
         async def accept() -> None:
             try:
-                async for request in requests:
+                while (data := await requests.next_bytes()) is not None:
                     await slots.acquire()
-                    answers.put_nowait(asyncio.create_task(self._answer(request)))
+                    if (answering := await self._accept(requests, data)) is None:
+                        break
+                    answers.put_nowait(answering)
             finally:
                 answers.put_nowait(None)
 
@@ -86,8 +89,29 @@ class JournalService:
         for answers in self._append_streams:
             answers.put_nowait(None)
 
-    async def _append(self, request: pb.AppendRequest, drafts: list[Draft]) -> range:
-        return await self._journal.append(
+    async def _accept(self, requests: DecodedRequests, data: bytes) -> asyncio.Task[pb.AppendReply] | None:
+        """Admit, decode and prepare a request, then let it be answered beside the next; None if it is undecodable."""
+        ticket: Ticket | None = None
+        prepared: AppendRequest | Exception
+        try:
+            ticket = self._admission.enter(current_principal(), len(data), appends=True)
+            await ticket.turn()
+            request = requests.decode(data)
+            if isinstance(request, Undecodable):
+                ticket.leave()
+                return None
+            ticket.charge_appends(len(request.drafts))
+            prepared = await self._prepare(request, await to_drafts(request))
+        except Exception as error:
+            prepared = error
+        except BaseException:
+            if ticket is not None:
+                ticket.leave()
+            raise
+        return asyncio.create_task(self._answer(prepared, ticket))
+
+    async def _prepare(self, request: pb.AppendRequest, drafts: list[Draft]) -> AppendRequest:
+        return await self._journal.prepare(
             drafts,
             request_id=request.request_id,
             of_client=True,
@@ -95,14 +119,19 @@ class JournalService:
             inherits_tenant=is_open_caller(),
         )
 
-    async def _answer(self, request: pb.AppendRequest) -> pb.AppendReply:
+    async def _answer(self, request: AppendRequest | Exception, ticket: Ticket | None) -> pb.AppendReply:
         try:
-            global_seqs = await self._append(request, to_drafts(request))
+            if isinstance(request, Exception):
+                raise request
+            global_seqs = await self._journal.submit(request)
         except TapeError as error:
             return pb.AppendReply(error_code=error.code, error_message=str(error))
         except Exception:
             log.exception("append failed")
             return pb.AppendReply(error_code=TapeError.code, error_message=INTERNAL_ERROR)
+        finally:
+            if ticket is not None:
+                ticket.leave()
         return pb.AppendReply(global_seqs=global_seqs)
 
     async def get_head(self, request: pb.GetHeadRequest, context: Context) -> pb.JournalHead:
@@ -186,23 +215,29 @@ async def _compile(text: str) -> Predicate | None:
     )
 
 
-def to_drafts(request: pb.AppendRequest) -> list[Draft]:
+async def to_drafts(request: pb.AppendRequest) -> list[Draft]:
     """The drafts of a request, with defaults for missing fields and the caller's identity."""
-    drafts = [
-        Draft(
-            subject=draft.subject,
-            payload_json=draft.payload_json or "{}",
-            kind=draft.kind,
-            run_id=draft.run_id,
-            schema_version=draft.schema_version or 1,
-            trace_id=draft.trace_id,
-            span_id=draft.span_id,
-            parent_span_id=draft.parent_span_id,
-            tenant=draft.tenant,
-            user=draft.user,
-            session=draft.session,
-            cause=qualify_reaction(draft.cause),
-        )
-        for draft in request.drafts
-    ]
-    return own(drafts)
+    if len(request.drafts) <= DRAFTS_AT_ONCE:
+        return own([_to_draft(draft) for draft in request.drafts])
+    drafts: list[Draft] = []
+    for start in range(0, len(request.drafts), DRAFTS_AT_ONCE):
+        drafts += own([_to_draft(draft) for draft in request.drafts[start : start + DRAFTS_AT_ONCE]])
+        await asyncio.sleep(0)  # other calls are served between the parts of a large one
+    return drafts
+
+
+def _to_draft(draft: pb.Draft) -> Draft:
+    return Draft(
+        subject=draft.subject,
+        payload_json=draft.payload_json or "{}",
+        kind=draft.kind,
+        run_id=draft.run_id,
+        schema_version=draft.schema_version or 1,
+        trace_id=draft.trace_id,
+        span_id=draft.span_id,
+        parent_span_id=draft.parent_span_id,
+        tenant=draft.tenant,
+        user=draft.user,
+        session=draft.session,
+        cause=qualify_reaction(draft.cause),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 from google.protobuf.message import Message
@@ -19,7 +19,7 @@ from tape.base.telemetry import spans
 from tape.base.telemetry.metrics import Metrics
 from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 from tape.engine.reactions.registry import qualify_reaction
-from tape.errors import Overloaded, TapeError
+from tape.errors import Overloaded, TapeError, TenantLimitReached
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = "tape.v1.Tape"
 ERROR_CODE_KEY = "tape-error-code"
+# Milliseconds after which the call may be repeated: gRPC's own name for it.
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
 INTERNAL_ERROR = "Internal error; the server's log has the details."
@@ -96,19 +98,24 @@ def owner_of(context: Context) -> str:
     return ""
 
 
+class _Rpc(NamedTuple):
+    """The name of an RPC, and the decoder of its requests."""
+
+    name: str
+    decode: Callable[[bytes], Any]
+
+
 def _handler(method: Any, function: Any, metrics: Metrics, access: RpcAccess, calls: UnaryCalls) -> Any:
-    options = {
-        "request_deserializer": decoder(
-            GetMessageClass(method.input_type).FromString, refuses_nul=method.name not in CHECKS_NUL
-        ),
-        "response_serializer": _to_bytes,
-    }
+    # Requests stay bytes until their caller is known and admitted.
+    options = {"request_deserializer": None, "response_serializer": _to_bytes}
+    parse = GetMessageClass(method.input_type).FromString
+    rpc = _Rpc(method.name, decoder(parse, refuses_nul=method.name not in CHECKS_NUL))
     if method.client_streaming:
-        stream = _stream(method.name, function, metrics, access, is_client_streaming=True)
+        stream = _stream(rpc, function, metrics, access, is_client_streaming=True)
         return grpc.stream_stream_rpc_method_handler(stream, **options)
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_stream(method.name, function, metrics, access), **options)
-    return grpc.unary_unary_rpc_method_handler(_unary(method.name, function, metrics, access, calls), **options)
+        return grpc.unary_stream_rpc_method_handler(_stream(rpc, function, metrics, access), **options)
+    return grpc.unary_unary_rpc_method_handler(_unary(rpc, function, metrics, access, calls), **options)
 
 
 def _to_bytes(reply: Reply) -> bytes:
@@ -116,26 +123,37 @@ def _to_bytes(reply: Reply) -> bytes:
 
 
 def _unary(
-    name: str,
+    rpc: _Rpc,
     function: Callable[[Any, Context], Awaitable[Reply]] | None,
     metrics: Metrics,
     access: RpcAccess,
     calls: UnaryCalls,
 ) -> Callable[[Any, Context], Awaitable[Reply]]:
+    name, decode = rpc
+    admission = access.admission
+    is_append = name == "Append"
     succeeded = metrics.rpcs.labels(name, "OK")
     if function is not None and spans.are_recorded():
         function = _in_span(name, function)
 
-    async def call(request: Any, context: Context) -> Reply:
+    async def call(data: bytes, context: Context) -> Reply:
         if function is None:
             await _not_served(context, name, metrics)
         try:
             calls.enter()
             try:
-                await access.admit(name, context)
-                if isinstance(request, Undecodable):
-                    raise undecodable(name, request)
-                reply = await function(request, context)
+                caller = await access.admit(name, context)
+                ticket = admission.enter(caller, len(data), appends=is_append)
+                try:
+                    await ticket.turn()
+                    request = decode(data)
+                    if isinstance(request, Undecodable):
+                        raise undecodable(name, request)
+                    if is_append:
+                        ticket.charge_appends(len(request.drafts))
+                    reply = await function(request, context)
+                finally:
+                    ticket.leave()
             finally:
                 calls.leave()
         except Exception as error:
@@ -161,26 +179,33 @@ def _in_span(
 
 
 def _stream(
-    name: str,
+    rpc: _Rpc,
     function: Callable[[Any, Context], AsyncIterator[Reply]] | None,
     metrics: Metrics,
     access: RpcAccess,
     *,
     is_client_streaming: bool = False,
 ) -> Callable[[Any, Context], AsyncIterator[Reply]]:
-    async def call(request: Any, context: Context) -> AsyncIterator[Reply]:
+    name, decode = rpc
+
+    async def call(data: Any, context: Context) -> AsyncIterator[Reply]:
         if function is None:
             await _not_served(context, name, metrics)
         try:
             caller = await access.admit(name, context)
-            if isinstance(request, Undecodable):
-                raise undecodable(name, request)
-            requests = DecodedRequests(name, aiter(request)) if is_client_streaming else None
-            replies = function(requests or request, context)
-            async for reply in replies if caller.is_open else access.guard(caller, replies):
-                yield reply
-            if requests is not None:
-                requests.check()
+            stream = access.admission.open_stream(caller)
+            try:
+                requests = DecodedRequests(name, decode, aiter(data)) if is_client_streaming else None
+                request = requests or decode(data)
+                if isinstance(request, Undecodable):
+                    raise undecodable(name, request)
+                replies = function(request, context)
+                async for reply in replies if caller.is_open else access.guard(caller, replies):
+                    yield reply
+                if requests is not None:
+                    requests.check()
+            finally:
+                stream.close()
         except Exception as error:
             await _fail(context, error, name, metrics)
         metrics.rpcs.labels(name, "OK").inc()
@@ -197,6 +222,8 @@ async def _fail(context: Context, error: Exception, name: str, metrics: Metrics)
     if isinstance(error, TapeError):
         status, text = error.status, str(error)
         trailers: tuple[tuple[str, str], ...] = ((ERROR_CODE_KEY, error.code),)
+        if isinstance(error, TenantLimitReached):
+            trailers += ((PUSHBACK_KEY, str(round(error.retry_after_s * 1_000))),)
     elif isinstance(error, grpc.aio.AbortError):
         raise error
     else:

@@ -13,16 +13,28 @@ from tape.model.grants import Grants
 from tape.model.pattern import EVERY_SUBJECT
 from tape.model.principal import Principal, set_principal
 from tape.server.access import Access, bearer_of
+from tape.server.admission import TICKET, Admission
 from tape.server.http.protocol import KEY
 
 SESSION = "x-harbor-session"
+# The route whose requests count as appends.
+APPENDING = "/v1/events"
+# Bytes of a body that are counted before they arrive. What a request has beyond them is counted as it arrives.
+MAX_ANNOUNCED_BYTES = 16 << 20
+
+
+def _announced_bytes(request: Request) -> int:
+    """The length of a request's body as its headers say; 0 if they do not."""
+    length = request.headers.get("content-length", "")
+    return min(int(length), MAX_ANNOUNCED_BYTES) if length.isascii() and length.isdecimal() else 0
 
 
 class HttpAccess:
     """Finds the principal of a request. On an open server, callers name their own identity."""
 
-    def __init__(self, access: Access, *, anonymous_network: bool = False) -> None:
+    def __init__(self, access: Access, admission: Admission, *, anonymous_network: bool = False) -> None:
         self._access = access
+        self.admission = admission
         self._is_local = not anonymous_network
 
     async def caller_of(self, request: Request, *, query_too: bool = False) -> Principal:
@@ -32,6 +44,12 @@ class HttpAccess:
         """
         principal = await self._principal_of(request, query_too)
         set_principal(principal)
+        if TICKET not in request.scope:
+            ticket = request.scope[TICKET] = self.admission.enter(
+                principal, _announced_bytes(request), appends=request.method == "POST" and request.url.path == APPENDING
+            )
+            if request.method != "GET":
+                await ticket.turn()
         return principal
 
     async def _principal_of(self, request: Request, query_too: bool) -> Principal:

@@ -22,7 +22,7 @@ from tape.errors import (
 from tape.model.json_depth import check_depth
 from tape.model.principal import Principal
 from tape.server.http.access import HttpAccess
-from tape.server.http.problems import status_of
+from tape.server.http.problems import status_of, with_retry_after
 from tape.server.http.request_bodies import read_body
 from tape.server.http.router import Handler
 from tape.server.permissions import PERMISSIONS, PROGRAMS_ONLY
@@ -95,7 +95,7 @@ def answer_error(error: TapeError, status: int | None = None) -> Response:
     body: dict[str, object] = {"error": str(error), "status": number, "code": error.code}
     if isinstance(error, InvalidDocument) and error.problems:
         body["problems"] = [problem._asdict() for problem in error.problems]
-    return answer(body, number)
+    return with_retry_after(answer(body, number), error)
 
 
 def _status(error: TapeError) -> int:

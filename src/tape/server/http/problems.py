@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import msgspec
 from starlette.responses import PlainTextResponse, Response
@@ -20,6 +21,7 @@ from tape.errors import (
     SessionOutOfReach,
     SubjectNotGranted,
     TapeError,
+    TenantLimitReached,
     TokenRejected,
 )
 
@@ -40,6 +42,7 @@ _BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
     SubjectNotGranted: (403, "subject_not_granted"),
     SessionOutOfReach: (403, "scope_mismatch"),
     RedactionFailed: (422, "payload_invalid"),
+    TenantLimitReached: (429, "limit_reached"),
 }
 _BY_STATUS = {
     "ALREADY_EXISTS": (409, "conflict"),
@@ -57,9 +60,16 @@ def error_response(error: Exception) -> Response:
     if isinstance(error, TapeError):
         found = _known(error)
         if found is not None:
-            return envelope(*found, str(error))
+            return with_retry_after(envelope(*found, str(error)), error)
     log.error("HTTP request failed", exc_info=error)
     return envelope(500, "runtime_error", INTERNAL_ERROR)
+
+
+def with_retry_after(response: Response, error: TapeError) -> Response:
+    """The response with the whole seconds after which the caller may try again, if the error says so."""
+    if isinstance(error, TenantLimitReached):
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return response
 
 
 def status_of(error: TapeError) -> int:

@@ -19,6 +19,7 @@ from tape.model import subject as subjects
 from tape.model.cloudevents import BATCHED, STRUCTURED
 from tape.model.entry import Draft
 from tape.model.principal import Principal
+from tape.server.admission import TICKET
 from tape.server.http.access import HttpAccess
 from tape.server.http.request_bodies import read_body
 
@@ -56,6 +57,7 @@ class PublishRoutes:
             except InvalidInput as error:
                 raise InvalidRequest(f"events[{index}]: {error}" if len(events) > 1 else str(error)) from error
             keys.append(_request_id(event, caller))
+        request.scope[TICKET].charge_appends(len(events))
         global_seqs = await self._journal.append_each(drafts, keys, of_client=True, inherits_tenant=caller.is_open)
         answer: dict[str, Any] = {"global_seqs": global_seqs}
         if ignored := sorted({name for event in events for name in event.attributes if name not in _USED}):

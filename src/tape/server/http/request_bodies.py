@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tape.errors import InvalidRequest, RequestTooLarge
 from tape.model.json_depth import check_depth
+from tape.server.admission import TICKET, Ticket
 
 T = TypeVar("T")
 
@@ -21,9 +22,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises RequestTooLarge as soon as it exceeds the limit."""
     body = bytearray()
+    ticket: Ticket | None = None if "content-length" in request.headers else request.scope.get(TICKET)
     try:
         async for chunk in request.stream():
             body += chunk
+            if ticket is not None:
+                ticket.grow(len(chunk))
             if len(body) > limit:
                 raise RequestTooLarge(f"the request body has more than {limit} bytes, the limit of this route.")
     except ClientDisconnect as error:

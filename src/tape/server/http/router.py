@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tape.base.telemetry.metrics import Metrics
 from tape.model.tenant_names import MARK
+from tape.server.admission import TICKET
 from tape.server.http.problems import error_response, not_found, wrong_method
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -66,6 +67,8 @@ class App:
             if status == 0:
                 await answer(scope, receive, recording_send)
         finally:
+            if (ticket := scope.get(TICKET)) is not None:
+                ticket.leave()
             self._metrics.http_requests.labels(route, str(status)).inc()
 
     def _find(self, scope: Scope) -> tuple[str, dict[str, ASGIApp] | None]:

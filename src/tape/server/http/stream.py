@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Collection
@@ -22,6 +23,7 @@ from tape.journal.history import ArchiveCursor, EntryFilter, History
 from tape.journal.reader import Cursor, EntryIdentity, Slice, open_identity_cursor
 from tape.model.entry import check_id
 from tape.model.principal import Principal
+from tape.server.admission import TICKET
 from tape.server.http.access import HttpAccess, granted_to, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
 from tape.server.http.protocol import KEY, HttpConnection
@@ -70,7 +72,21 @@ class EventStream:
             require_widening(caller, "admin fan-in requires a verified `admin` or `console:fleet` scope")
         scope = _scope(request, caller, is_admin)
         cursor = _cursor(request)
-        stream = _Stream(cast(HttpConnection, asgi[KEY]))
+        asgi[TICKET].leave()  # a stream counts as a stream, not as a call
+        with contextlib.closing(self._access.admission.open_stream(caller)):
+            stream = _Stream(cast(HttpConnection, asgi[KEY]))
+            await self._serve_stream(stream, send, caller, scope, cursor, is_admin=is_admin)
+
+    async def _serve_stream(
+        self,
+        stream: _Stream,
+        send: Send,
+        caller: Principal,
+        scope: LiveScope,
+        cursor: int | str | None,
+        *,
+        is_admin: bool,
+    ) -> None:
         subscription = stream.subscription = self._broadcast.open(scope, stream, None if is_admin else caller.triple)
         try:
             # Entries appended from here on arrive live, including the audit entry of this request.
