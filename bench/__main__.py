@@ -40,6 +40,7 @@ QUESTIONS = (
     "messages",
     "aggregate",
     "pools",
+    "beside",
 )
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140

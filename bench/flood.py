@@ -1,12 +1,12 @@
-"""`python -m bench.flood URL TOKEN KIND`: a caller that takes as much of a server as it gets, until it is stopped."""
+"""`python -m bench.flood KIND URL TOKEN`: a caller that takes as much of a server as it gets, until it is stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import grpc
 import uvloop
@@ -22,6 +22,16 @@ LARGE_PAYLOAD_BYTES = 1_000_000
 LARGE_CALLERS = 8
 DOCUMENT_BYTES = 250_000
 DOCUMENT_CALLERS = 4
+DOCUMENT = """\
+apiVersion: tape/v1
+kind: Playbook
+metadata: {path: large}
+workflow:
+  - step: show
+    tool:
+      kind: value
+      value:
+"""
 HOSTILE_KEYS = 10_000
 HOSTILE_PREDICATE = "payload.m.map(k, payload.m) == []"
 HOSTILE_PAUSE_S = 0.1
@@ -74,10 +84,8 @@ class Flood:
         await self._repeat(LARGE_CALLERS, lambda number: self._unary("Append", data))
 
     async def _documents(self) -> None:
-        lines = "".join(f"    key_{number}: [1, 2, {{a: b}}]\n" for number in range(DOCUMENT_BYTES // 32))
-        content = (
-            f"apiVersion: noetl.io/v2\nkind: Playbook\nmetadata:\n  name: large\n  path: large\nworkload:\n{lines}"
-        )
+        lines = "".join(f"        key_{number}: [1, 2, {{a: b}}]\n" for number in range(DOCUMENT_BYTES // 34))
+        content = f"{DOCUMENT}{lines}"
         data = pb.RegisterResourceRequest(content=content).SerializeToString()
         await self._repeat(DOCUMENT_CALLERS, lambda number: self._unary("RegisterResource", data))
 
@@ -128,17 +136,19 @@ def _append(first: int, entries: int) -> bytes:
     return pb.AppendRequest(drafts=drafts).SerializeToString()
 
 
-async def main(url: str, token: str, kind: str) -> None:
-    """Run until standard input ends, then print how many calls were answered and refused."""
+async def main(kind: str, url: str, token: str) -> None:
+    """Run until standard input ends, then print how many calls were answered and refused, in how many seconds."""
     flood = Flood(url, token)
+    began = time.perf_counter()
     running = asyncio.create_task(flood.run(kind))
     stopped = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    print("running", flush=True)
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
-    print(flood.answered, flood.refused, flush=True)
+    print(flood.answered, flood.refused, time.perf_counter() - began, flush=True)
+    running.cancel()
 
 
 if __name__ == "__main__":
-    arguments: list[Any] = sys.argv[1:4]
-    uvloop.run(main(*arguments))
+    uvloop.run(main(*sys.argv[1:4]))

@@ -37,6 +37,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "verify",
         "routing",
         "pools",
+        "beside",
         "--markdown",
         str(page),
     )
@@ -48,6 +49,8 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     "row",
     [
         "SQLite: append through the SDK",
+        "SQLite: 64 callers, one entry a call",
+        "SQLite: 20 Follows with a hostile predicate",
         "SQLite: 64 callers, 200 bytes, TLS 1.3",
         "SQLite: a flood on pool iot, its worker at full speed",
         "SQLite: INSERT, COMMIT",
