@@ -22,8 +22,10 @@ TICKET = "tape.ticket"
 RETRY_AFTER_S = 1.0
 # Tenants share the server while two of them have made calls within this many seconds.
 SHARED_S = 1.0
-# Calls of one tenant in progress while tenants share the server. A larger request takes several of the slots.
+# Calls of one tenant in progress while tenants share the server, and those among them that only read: a long query does
+# not hold appends up. A larger request takes several of the slots.
 SLOTS = 4
+READ_SLOTS = 2
 BYTES_PER_SLOT = 16 << 10
 # While calls wait, a slot rests for this part of the time that its last call took, so that other tenants get their
 # turn on the event loop and in the writer.
@@ -71,10 +73,33 @@ class _Rate:
         return self._tokens >= self._per_s
 
 
+class _Slots:
+    """The slots of a tenant that calls in progress have taken, and the calls that wait, first in, first out."""
+
+    __slots__ = ("taken", "total", "waiting")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.taken = 0
+        self.waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    def has_free(self, weight: int) -> bool:
+        """Whether a call can begin. The heaviest begins when no other is in progress."""
+        return not self.taken or self.taken + weight <= self.total
+
+    def grant(self, is_shared: bool) -> None:
+        """Give free slots to the calls that wait longest."""
+        while self.waiting and (self.has_free(self.waiting[0][1]) or not is_shared):
+            future, weight = self.waiting.popleft()
+            if not future.done():
+                self.taken += weight
+                future.set_result(None)
+
+
 class _Tenant:
     """What one tenant has in progress."""
 
-    __slots__ = ("appends", "bytes", "bytes_rate", "calls", "name", "slots", "streams", "users", "waiting")
+    __slots__ = ("appends", "bytes", "bytes_rate", "calls", "name", "reads", "streams", "users", "writes")
 
     def __init__(self, name: str, limits: TenantLimits) -> None:
         self.name = name
@@ -84,14 +109,13 @@ class _Tenant:
         self.users: Counter[str] = Counter()
         self.appends = _Rate(limits.tenant_appends_per_s) if limits.tenant_appends_per_s else None
         self.bytes_rate = _Rate(limits.tenant_bytes_per_s) if limits.tenant_bytes_per_s else None
-        # Slots that calls in progress have taken, and calls that wait for slots, first in, first out.
-        self.slots = 0
-        self.waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.reads = _Slots(READ_SLOTS)
+        self.writes = _Slots(SLOTS)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost with this object."""
-        return not (self.calls or self.streams or self.slots or self.waiting) and all(
+        return not (self.calls or self.streams or self.reads.taken or self.writes.taken) and all(
             rate is None or rate.is_full for rate in (self.appends, self.bytes_rate)
         )
 
@@ -103,12 +127,12 @@ class Admission:
         self._limits = limits
         self._refused = metrics.tenant_limited
         self._delayed = metrics.calls_delayed
-        self._exempt = Ticket(self, None, 0)
+        self._exempt = Ticket(self, None, 0, _Slots(0))
         self._tenants: dict[str, _Tenant] = {}
         self._last_tenant = ""
         self._shared_at = float("-inf")
 
-    def enter(self, principal: Principal, size: int, *, appends: bool = False) -> Ticket:
+    def enter(self, principal: Principal, size: int, *, appends: bool = False, reads: bool = False) -> Ticket:
         """Admit a call with a request of so many bytes until its `leave`. Raises TenantLimitReached."""
         if _is_exempt(principal):
             return self._exempt
@@ -125,7 +149,7 @@ class Admission:
             tenant.appends.take(1)
         tenant.calls += 1
         tenant.bytes += size
-        return Ticket(self, tenant, size)
+        return Ticket(self, tenant, size, tenant.reads if reads else tenant.writes)
 
     def open_stream(self, principal: Principal) -> Stream:
         """Admit a stream of any kind until its `close`. Raises TenantLimitReached."""
@@ -157,17 +181,6 @@ class Admission:
         """Count bytes that arrived without being announced."""
         self._check_bytes(tenant, size)
         tenant.bytes += size
-
-    def grant(self, tenant: _Tenant) -> None:
-        """Give free slots to the calls that wait longest."""
-        while tenant.waiting:
-            future, weight = tenant.waiting[0]
-            if tenant.slots and tenant.slots + weight > SLOTS and self.is_shared:
-                return
-            tenant.waiting.popleft()
-            if not future.done():
-                tenant.slots += weight
-                future.set_result(None)
 
     def count_delayed(self) -> None:
         """Count a call that waits for a slot."""
@@ -207,34 +220,47 @@ class Admission:
 class Ticket:
     """A call in progress. `leave` may be called more than once."""
 
-    __slots__ = ("_admission", "_began", "_size", "_tenant", "_weight")
+    __slots__ = ("_admission", "_began", "_size", "_slots", "_tenant", "_weight")
 
-    def __init__(self, admission: Admission, tenant: _Tenant | None, size: int) -> None:
+    def __init__(self, admission: Admission, tenant: _Tenant | None, size: int, slots: _Slots) -> None:
         self._admission = admission
         self._tenant = tenant
         self._size = size
-        self._weight = min(1 + size // BYTES_PER_SLOT, SLOTS)
+        self._slots = slots
+        self._weight = 0
         self._began = 0.0
 
     async def turn(self) -> None:
         """Wait for a slot, if tenants share the server and this one has taken its slots."""
-        tenant = self._tenant
-        if tenant is None or self._began:
+        slots = self._slots
+        if self._tenant is None or self._began:
             return
-        is_full = tenant.waiting or (tenant.slots and tenant.slots + self._weight > SLOTS)
-        if is_full and self._admission.is_shared:
+        self._weight = min(1 + self._size // BYTES_PER_SLOT, slots.total)
+        if (slots.waiting or not slots.has_free(self._weight)) and self._admission.is_shared:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            tenant.waiting.append((future, self._weight))
+            slots.waiting.append((future, self._weight))
             self._admission.count_delayed()
             try:
                 await future
             except asyncio.CancelledError:
                 if future.done() and not future.cancelled():
-                    self._give_back(tenant, 0.0)
+                    self._give_back(self._tenant)
                 raise
         else:
-            tenant.slots += self._weight
+            slots.taken += self._weight
         self._began = time.monotonic()
+
+    def end_turn(self) -> None:
+        """Leave the slot to the next call: what is left to do, such as sending the response, waits for the caller."""
+        tenant, began = self._tenant, self._began
+        if tenant is None or not began:
+            return
+        self._began = 0.0
+        if self._slots.waiting and self._admission.is_shared:
+            rest = (time.monotonic() - began) * REST
+            asyncio.get_running_loop().call_later(rest, self._give_back, tenant)
+        else:
+            self._give_back(tenant)
 
     def charge_appends(self, count: int) -> None:
         """Charge the drafts of a decoded request beyond the first."""
@@ -249,22 +275,16 @@ class Ticket:
 
     def leave(self) -> None:
         """The call has ended."""
+        self.end_turn()
         tenant, self._tenant = self._tenant, None
-        if tenant is None:
-            return
-        tenant.calls -= 1
-        tenant.bytes -= self._size
-        if self._began:
-            rest = (time.monotonic() - self._began) * REST
-            self._give_back(tenant, rest if tenant.waiting and self._admission.is_shared else 0.0)
-        self._admission.release(tenant)
+        if tenant is not None:
+            tenant.calls -= 1
+            tenant.bytes -= self._size
+            self._admission.release(tenant)
 
-    def _give_back(self, tenant: _Tenant, rest: float) -> None:
-        if rest:
-            asyncio.get_running_loop().call_later(rest, self._give_back, tenant, 0.0)
-            return
-        tenant.slots -= self._weight
-        self._admission.grant(tenant)
+    def _give_back(self, tenant: _Tenant) -> None:
+        self._slots.taken -= self._weight
+        self._slots.grant(self._admission.is_shared)
         self._admission.release(tenant)
 
 

@@ -37,6 +37,8 @@ INTERNAL_ERROR = "Internal error; the server's log has the details."
 
 # The journal checks each text of a draft, and answers each request of a stream on its own.
 CHECKS_NUL = frozenset({"Append", "AppendStream"})
+# How the names of RPCs begin that only read.
+READING = ("Get", "List", "Explain", "Test")
 
 Reply = Message | bytes
 
@@ -131,7 +133,7 @@ def _unary(
 ) -> Callable[[Any, Context], Awaitable[Reply]]:
     name, decode = rpc
     admission = access.admission
-    is_append = name == "Append"
+    is_append, is_read = name == "Append", name.startswith(READING)
     succeeded = metrics.rpcs.labels(name, "OK")
     if function is not None and spans.are_recorded():
         function = _in_span(name, function)
@@ -143,7 +145,7 @@ def _unary(
             calls.enter()
             try:
                 caller = await access.admit(name, context)
-                ticket = admission.enter(caller, len(data), appends=is_append)
+                ticket = admission.enter(caller, len(data), appends=is_append, reads=is_read)
                 try:
                     await ticket.turn()
                     request = decode(data)

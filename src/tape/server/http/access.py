@@ -19,6 +19,8 @@ from tape.server.http.protocol import KEY
 SESSION = "x-harbor-session"
 # The route whose requests count as appends.
 APPENDING = "/v1/events"
+# Routes with a body that only read.
+READING = ("/v1/events/list", "/v1/events/aggregate")
 # Bytes of a body that are counted before they arrive. What a request has beyond them is counted as it arrives.
 MAX_ANNOUNCED_BYTES = 16 << 20
 
@@ -45,11 +47,13 @@ class HttpAccess:
         principal = await self._principal_of(request, query_too)
         set_principal(principal)
         if TICKET not in request.scope:
-            ticket = request.scope[TICKET] = self.admission.enter(
-                principal, _announced_bytes(request), appends=request.method == "POST" and request.url.path == APPENDING
+            path = request.scope["path"]
+            request.scope[TICKET] = self.admission.enter(
+                principal,
+                _announced_bytes(request),
+                appends=path == APPENDING and request.method == "POST",
+                reads=path in READING,
             )
-            if request.method != "GET":
-                await ticket.turn()
         return principal
 
     async def _principal_of(self, request: Request, query_too: bool) -> Principal:

@@ -22,16 +22,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises RequestTooLarge as soon as it exceeds the limit."""
     body = bytearray()
-    ticket: Ticket | None = None if "content-length" in request.headers else request.scope.get(TICKET)
+    ticket: Ticket | None = request.scope.get(TICKET)
+    is_announced = "content-length" in request.headers
     try:
         async for chunk in request.stream():
             body += chunk
-            if ticket is not None:
+            if ticket is not None and not is_announced:
                 ticket.grow(len(chunk))
             if len(body) > limit:
                 raise RequestTooLarge(f"the request body has more than {limit} bytes, the limit of this route.")
     except ClientDisconnect as error:
         raise InvalidRequest("the client disconnected before the end of the body.") from error
+    if ticket is not None:
+        await ticket.turn()  # a slow sender has no slot while it sends
     return bytes(body)
 
 

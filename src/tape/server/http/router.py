@@ -92,6 +92,9 @@ class App:
 
 def _answering(handler: Handler) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await (await handler(Request(scope, receive)))(scope, receive, send)
+        response = await handler(Request(scope, receive))
+        if (ticket := scope.get(TICKET)) is not None:
+            ticket.end_turn()
+        await response(scope, receive, send)
 
     return app
