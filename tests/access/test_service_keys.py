@@ -506,9 +506,8 @@ async def test_names_that_no_database_can_hold_are_unknown(guarded: Server) -> N
     for name in ("%00", "a%00b", "%ff", "x" * 9_000, "%2e%2e", "'%20OR%201=1"):
         assert (await post(guarded, f"/api/keys/{name}/revoke", {}, root)).status == 404
     for query in ("tenant=%00", "after=a%00/b/c", "after=x", "limit=0", "limit=1e3", f"limit={'9' * 5000}"):
-        assert (await call(guarded.http_address, "GET", f"/api/keys?{query}", **bearer(root))).status in (400, 422), (
-            query
-        )
+        answer = await call(guarded.http_address, "GET", f"/api/keys?{query}", **bearer(root))
+        assert answer.status == 422, query
 
 
 async def test_anonymous_callers_of_the_network_make_no_keys(store_url: str) -> None:

@@ -85,14 +85,15 @@ def _checks(settings: Settings) -> Iterator[Check]:
                 f"secrets not bound to a host: {', '.join(unbound)}",
                 "bind those of sources and spools: tape wallet set ALIAS --host HOST:PORT; signing secrets need none",
             )
-        if (
-            settings.require_keys
-            and store.verdict == "ok"
-            and not (settings.internal_token or _has_keys(settings.store))
-        ):
-            remedy = f"tape keys create NAME --tenant TENANT --scope admin --store {mask_urls(settings.store)}"
+        needs_key = settings.require_keys and not (
+            settings.auth_jwks or settings.tls_clients or settings.internal_token
+        )
+        if needs_key and store.verdict == "ok" and not _has_keys(settings.store):
             yield Check(
-                "Service keys", "warning", "require_keys is set and there is no key: no client is let in", remedy
+                "Service keys",
+                "warning",
+                "require_keys is set and there is no key: no client is let in",
+                f"tape keys create NAME --tenant TENANT --scope admin --store {mask_urls(settings.store)}",
             )
     else:
         remedy = "only a server and a SQLite store need them: pip install 'tape[server]'"
