@@ -31,11 +31,10 @@ async def test_a_delivery_becomes_a_finished_run_with_service_keys_alone(
 ) -> None:
     monkeypatch.delenv("TAPE_INTERNAL_API_TOKEN", raising=False)
     store, wallet = f"sqlite:{tmp_path / 'tape.db'}", str(tmp_path / "wallet.key")
-    assert (
-        tape("wallet", "set", "orders_secret", "--store", store, "--wallet-key", wallet, stdin=SECRET).returncode == 0
-    )
-    operator = make_key(store, "ops", "operator,tenant:*")
-    gateway_key = make_key(store, "gateway", "gateway,runtime,tenant:*")
+    secret = ("wallet", "set", "orders_secret", "--tenant", "shop", "--store", store, "--wallet-key", wallet)
+    assert tape(*secret, stdin=SECRET).returncode == 0
+    operator = make_key(store, "ops", "operator")
+    gateway_key = make_key(store, "gateway", "gateway,runtime")
     worker_key = make_key(store, "worker", "worker")
     with ServerProcess(store, "--wallet-key", wallet, "--require-keys") as server:
         address = server.http_url.removeprefix("http://")
