@@ -17,6 +17,8 @@ class TapeError(Exception):
     code: ClassVar[str] = "TAPE-1000"
     status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
+    # Of an append whose outcome is not known: `append(…, request_id=error.request_id)` appends at most once.
+    request_id: str = ""
 
 
 # ── 10xx: the input is wrong; change it ──────────────────────────────────────────────────────────

@@ -84,15 +84,16 @@ async def test_an_unclear_failure_is_not_sent_again_under_a_new_id() -> None:
     assert len(requests) == 1
 
 
-async def test_the_last_error_is_raised_when_the_retries_are_used_up() -> None:
+async def test_the_last_error_is_raised_when_the_deadline_has_passed() -> None:
     server = Flaky(failures=100)
     with pytest.raises(StoreUnavailable, match="for a moment"):
-        await AppendBatcher(server).append([Draft(subject="/tape/a/b")])
-    assert len(server.requests) == 4
+        await AppendBatcher(server, timeout_s=0.2).append([Draft(subject="/tape/a/b")])
+    assert len(server.requests) > 1
+    assert len(set(server.requests)) == 1
 
 
 async def test_a_server_that_is_not_there_is_named_with_a_remedy() -> None:
-    async with AsyncTapeClient("tape://127.0.0.1:1") as client:
+    async with AsyncTapeClient("tape://127.0.0.1:1", append_timeout_s=0.1) as client:
         with pytest.raises(ServerUnreachable, match=r"tape://127.0.0.1:1 .* tape serve"):
             await client.append("/tape/a/b")
         with pytest.raises(ServerUnreachable):

@@ -24,6 +24,8 @@ from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
 from tape.model.entry import Draft, Entry, checked
 
+# A person waits for the answer.
+APPEND_TIMEOUT_S = 2.0
 BATCH = 512
 BATCH_BYTES = 1 << 20
 # The server checks the size of payloads.
@@ -112,7 +114,7 @@ def _as_entry(draft: Draft) -> Entry:
 
 
 async def _append_one(url: str, draft: Draft) -> int:
-    async with AsyncTapeClient(url) as client:
+    async with AsyncTapeClient(url, append_timeout_s=APPEND_TIMEOUT_S) as client:
         return (await client.append_many([draft]))[0]
 
 
@@ -143,7 +145,7 @@ async def _append_lines(url: str, drafts: Iterator[Draft]) -> tuple[int, int, in
     count = first = last = 0
     lines = _Lines(drafts)
     with _counter() as show:
-        async with AsyncTapeClient(url) as client:
+        async with AsyncTapeClient(url, append_timeout_s=APPEND_TIMEOUT_S) as client:
             while batch := await asyncio.to_thread(lines.take):
                 seqs = await client.append_many(batch)
                 first = first or seqs[0]

@@ -12,7 +12,7 @@ from tape.base.retry import RECONNECT, Backoff
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
 from tape.client import rpcs
 from tape.client.advance_batcher import AdvanceBatcher
-from tape.client.append_batcher import AppendBatcher
+from tape.client.append_batcher import TIMEOUT_S, AppendBatcher, RequestRef
 from tape.client.append_stream import AppendStream
 from tape.client.catalog import CatalogCalls
 from tape.client.channel import DEFAULT_URL, Channel
@@ -55,11 +55,12 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         audience: str = "",
         id_token: str = "",
         lease_owner: str = "",
+        append_timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.url = url
         self._channel = Channel(url, lease_owner, Credentials(auth=auth, audience=audience, id_token=id_token))
         self._appends = AppendStream(self._channel)
-        self._batcher = AppendBatcher(self._send)
+        self._batcher = AppendBatcher(self._send, append_timeout_s)
         self._advances = AdvanceBatcher(self._channel)
 
     async def __aenter__(self) -> AsyncTapeClient:
@@ -88,18 +89,22 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────
 
-    async def append(self, /, subject: str, payload: Any = None, **fields: Any) -> int:
+    async def append(self, /, subject: str, payload: Any = None, *, request_id: str = "", **fields: Any) -> int:
         """Append one event; returns its `global_seq` once it is durable.
 
         `payload` is any JSON value. `fields` are the other fields of `Draft`: run_id, tenant,
         user, session, schema_version, trace_id, …. Concurrent callers share messages and commits.
+
+        While the server cannot be reached, the append is sent again for `append_timeout_s`. After that the error has a
+        `request_id`: `append(…, request_id=error.request_id)` appends at most once, for a day and from any process.
         """
         trace = current_trace()
         if trace is not NO_TRACE and "trace_id" not in fields:
             fields |= trace._asdict()
         elif trace.cause:
             fields.setdefault("cause", trace.cause)
-        return (await self.append_many([Draft(subject=subject, payload_json=to_json(payload), **fields)]))[0]
+        draft = Draft(subject=subject, payload_json=to_json(payload), **fields)
+        return (await self.append_many([draft], request_id=request_id))[0]
 
     async def append_many(
         self, drafts: Sequence[Draft], *, request_id: str = "", first_write_wins: bool = False
@@ -111,7 +116,7 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         answer of the first.
         """
         if request_id:
-            return await self._batcher.send_with_retry(drafts, request_id, first_write_wins)
+            return await self._batcher.send(drafts, request_id, first_write_wins)
         return await self._batcher.append(drafts)
 
     async def head(self) -> pb.JournalHead:
@@ -243,8 +248,10 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
             move.cause = trace.cause
         return await self._advances.send(move)
 
-    async def _send(self, drafts: Sequence[Draft], request_id: str, first_write_wins: bool) -> list[int]:
-        request = pb.AppendRequest(request_id=request_id, first_write_wins=first_write_wins)
+    async def _send(self, drafts: Sequence[Draft], ref: RequestRef, first_write_wins: bool) -> list[int]:
+        request = pb.AppendRequest(
+            request_id=ref.request_id, first_write_wins=first_write_wins, part_of=ref.of, part_at=ref.at
+        )
         for draft in drafts:
             add_draft(request, draft)
         if _is_large(drafts) and request.ByteSize() > MAX_STREAMED_BYTES:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tape.client import TapeClient
 
 MAX_BATCH = 512
+# The backend retries by itself, and must notice when it is closed.
+APPEND_TIMEOUT_S = 1.0
 RETRY = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.1, max_interval_s=5.0, jitter=0.25)
 
 
@@ -218,7 +220,7 @@ class ServerBackend:
             if self._client is None:
                 from tape.client import TapeClient
 
-                self._client = TapeClient(self.url)
+                self._client = TapeClient(self.url, append_timeout_s=APPEND_TIMEOUT_S)
             return self._client
 
     def _note(self, entry: dict[str, Any], error: Exception) -> None:

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tape.client.aio import DEPRECATED_SPEAKING_AS, AsyncTapeClient
+from tape.client.append_batcher import TIMEOUT_S
 from tape.client.channel import DEFAULT_URL
 
 P = ParamSpec("P")
@@ -56,6 +57,7 @@ class TapeClient:
         audience: str = "",
         id_token: str = "",
         lease_owner: str = "",
+        append_timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.url = url
         self._loop = asyncio.new_event_loop()
@@ -63,7 +65,14 @@ class TapeClient:
         self._thread.start()
 
         async def connect() -> AsyncTapeClient:  # on its loop: a channel belongs to the loop it is created on
-            return AsyncTapeClient(url, auth=auth, audience=audience, id_token=id_token, lease_owner=lease_owner)
+            return AsyncTapeClient(
+                url,
+                auth=auth,
+                audience=audience,
+                id_token=id_token,
+                lease_owner=lease_owner,
+                append_timeout_s=append_timeout_s,
+            )
 
         self._client = self._wait(connect())
 

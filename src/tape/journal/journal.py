@@ -28,6 +28,17 @@ REQUEST_RETENTION_MS = 24 * 3600 * 1000
 Screen = Callable[[Sequence[Draft]], Awaitable[list[Draft]]]
 
 
+class Part(msgspec.Struct, frozen=True):
+    """Which drafts of a request are sent again by themselves: the number of its drafts, and where these began."""
+
+    of: int
+    at: int
+
+    def name(self, request_id: str) -> str:
+        """The request id of the part, if it is appended by itself."""
+        return f"{request_id}#{self.at}"
+
+
 class AppendRequest(msgspec.Struct, frozen=True):
     """Drafts to append together, all or none. A request id, unique in its tenant, makes a repetition harmless.
 
@@ -39,6 +50,7 @@ class AppendRequest(msgspec.Struct, frozen=True):
     digest: bytes = b""
     # Whether drafts without a tenant get that of their run, also if a client chose its id.
     inherits_tenant: bool = False
+    part: Part | None = None
 
     @property
     def tenant(self) -> str:
@@ -65,13 +77,14 @@ class Journal:
         of_client: bool = False,
         first_write_wins: bool = False,
         inherits_tenant: bool = False,
+        part: Part | None = None,
     ) -> range:
         """Append drafts in one operation; the `global_seq`s they got, once that is durable.
 
         All or none: a bad draft refuses the whole request before anything is written. Drafts of a client are checked
         against its write grants, and cannot be of a reserved kind unless the client is the system. A known request id
         with other content is a RequestConflict, unless the first write wins. With `inherits_tenant` a draft without a
-        tenant gets that of its run.
+        tenant gets that of its run. A `part` of a request that was sent before is appended unless the request was.
         """
         return await self.submit(
             await self.prepare(
@@ -80,6 +93,7 @@ class Journal:
                 of_client=of_client,
                 first_write_wins=first_write_wins,
                 inherits_tenant=inherits_tenant,
+                part=part,
             )
         )
 
@@ -91,12 +105,15 @@ class Journal:
         of_client: bool = False,
         first_write_wins: bool = False,
         inherits_tenant: bool = False,
+        part: Part | None = None,
     ) -> AppendRequest:
         """The first half of `append`: check and screen drafts, so that only the database can still refuse them."""
         check_id("request_id", request_id)
+        if part is not None:
+            _check_part(part, request_id, len(drafts))
         digest = b"" if first_write_wins or not request_id else _digest(drafts)
         good = await self._prepared(drafts, of_client)
-        return AppendRequest(good, request_id, digest, inherits_tenant)
+        return AppendRequest(good, request_id, digest, inherits_tenant, part)
 
     async def append_each(
         self,
@@ -166,7 +183,7 @@ class Journal:
 
 def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[range | RequestConflict]:
     """Append several requests at once; a repeated request gets its first answer, or a conflict."""
-    done = _find_answers(tx, [request.request_id for request in requests if request.request_id])
+    done = _find_answers(tx, [name for request in requests for name in _names(request)])
     appender = tx.enlist(Appender)
     resolved = {
         inherits: iter(
@@ -182,28 +199,63 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
     answers: list[range | RequestConflict] = []
     for request in requests:
         given = list(islice(resolved[request.inherits_tenant], len(request.drafts)))
-        key = (request.tenant, request.request_id)
-        if request.request_id and (known := done.get(key) or done.get((None, request.request_id))) is not None:
+        request_id = request.request_id
+        key = (request.tenant, request_id)
+        known = done.get(key) or done.get((None, request_id)) if request_id else None
+        if request.part is not None and (known is None or known.is_replaced):
+            if known is None:
+                done[key] = _Answered(range(0), b"")
+                appender.record_request(request_id, request.tenant, range(0), b"")
+            request_id = request.part.name(request_id)
+            key = (request.tenant, request_id)
+            known = done.get(key)
+        if known is not None:
             answers.append(known.answer_to(request))
             continue
         answer = range(start + len(drafts), start + len(drafts) + len(request.drafts))
         drafts += given
         answers.append(answer)
-        if request.request_id:
+        if request_id:
             done[key] = _Answered(answer, request.digest)
-            appender.record_request(request.request_id, request.tenant, answer, request.digest)
+            appender.record_request(request_id, request.tenant, answer, request.digest)
     appender.number(drafts)
     return answers
 
 
+def _names(request: AppendRequest) -> tuple[str, ...]:
+    """The request ids under which the answer of a request may be recorded."""
+    if not request.request_id:
+        return ()
+    return (request.request_id, request.part.name(request.request_id)) if request.part else (request.request_id,)
+
+
+def _check_part(part: Part, request_id: str, drafts: int) -> None:
+    if not request_id:
+        raise InvalidInput(f"part_of is {part.of} and request_id is empty; a part needs the request_id of the whole.")
+    if part.at + drafts > part.of:
+        raise InvalidInput(f"part_at {part.at} and {drafts} drafts are more than part_of {part.of}.")
+
+
 class _Answered(msgspec.Struct, frozen=True):
-    """A request that was carried out."""
+    """A request that was carried out, or that is replaced by its parts: then it has no numbers."""
 
     global_seqs: range
     digest: bytes
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the parts of the request are appended, so that it never will be."""
+        return not self.global_seqs
+
     def answer_to(self, request: AppendRequest) -> range | RequestConflict:
         """The recorded answer, if the content is the same as far as both sides know it."""
+        if request.part is not None and len(self.global_seqs) == request.part.of:
+            return self.global_seqs[request.part.at : request.part.at + len(request.drafts)]
+        if self.is_replaced:
+            return RequestConflict(
+                f"request_id {request.request_id!r}: a part of this request was appended by itself meanwhile; nothing"
+                " was written. Append the other parts with their own request ids."
+            )
         if self.digest and request.digest and self.digest != request.digest:
             return RequestConflict(
                 f"request_id {request.request_id!r} was used for other content (global_seq {self.global_seqs.start});"

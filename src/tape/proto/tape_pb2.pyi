@@ -1459,14 +1459,18 @@ class Draft(_message.Message):
     def __init__(self, subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., kind: _Optional[str] = ..., run_id: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
-    __slots__ = ("drafts", "request_id", "first_write_wins")
+    __slots__ = ("drafts", "request_id", "first_write_wins", "part_of", "part_at")
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_WRITE_WINS_FIELD_NUMBER: _ClassVar[int]
+    PART_OF_FIELD_NUMBER: _ClassVar[int]
+    PART_AT_FIELD_NUMBER: _ClassVar[int]
     drafts: _containers.RepeatedCompositeFieldContainer[Draft]
     request_id: str
     first_write_wins: bool
-    def __init__(self, drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., request_id: _Optional[str] = ..., first_write_wins: bool = ...) -> None: ...
+    part_of: int
+    part_at: int
+    def __init__(self, drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., request_id: _Optional[str] = ..., first_write_wins: bool = ..., part_of: _Optional[int] = ..., part_at: _Optional[int] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("global_seqs",)

@@ -14,7 +14,7 @@ from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import JournalSubscription
 from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, NotFound, TapeError
-from tape.journal.journal import DRAFTS_AT_ONCE, AppendRequest, Journal
+from tape.journal.journal import DRAFTS_AT_ONCE, AppendRequest, Journal, Part
 from tape.journal.reader import RunCursor, has_entry, select_visible
 from tape.model.entry import Draft
 from tape.model.principal import current_principal
@@ -117,6 +117,7 @@ class JournalService:
             of_client=True,
             first_write_wins=request.first_write_wins,
             inherits_tenant=is_open_caller(),
+            part=Part(request.part_of, request.part_at) if request.part_of else None,
         )
 
     async def _answer(self, request: AppendRequest | Exception, ticket: Ticket | None) -> pb.AppendReply:
