@@ -13,9 +13,12 @@ import pytest
 
 from tape.base.config import Settings
 from tape.client import AsyncTapeClient
+from tape.engine.security import service_keys
+from tape.engine.security.service_keys import KeyRequest
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.errors import NotFound, SubjectNotGranted, TokenRejected
 from tape.model.entry import Draft
+from tape.playbooks.worker import work
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
 from tests.access.test_commands import DOCUMENT
@@ -423,6 +426,48 @@ async def test_an_explanation_and_a_dry_run_use_granted_entries_only(callers: Ca
     assert (dry_run.matched, [entry.subject for entry in dry_run.samples]) == (2, [SUBJECTS[0], SUBJECTS[2]])
     with pytest.raises(SubjectNotGranted):
         await callers.granted.test_reaction(subject_pattern="/tape/user/**")
+
+
+# ── keys and workers ─────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_service_key_with_grants_is_narrowed_over_both_protocols(callers: Callers) -> None:
+    request = KeyRequest("shop", "ours", ("service",), read=[ORDERS], write=["/tape/order/paid/*"])
+    issued = await callers.server.database.write(lambda tx: service_keys.create(tx, request, by="operator"))
+    async with AsyncTapeClient(f"tape://{callers.server.grpc_address}", id_token=issued.text) as client:
+        for subject in SUBJECTS:
+            await callers.whole.append(subject)
+        stream = client.follow()
+        assert [(await anext(stream)).subject for _ in range(2)] == [SUBJECTS[0], SUBJECTS[2]]
+        with pytest.raises(SubjectNotGranted):
+            await client.append("/tape/user/made/1")
+    headers = {"content_type": "application/cloudevents+json", "authorization": f"Bearer {issued.text}"}
+    answer = await call(callers.server.http_address, "POST", "/v1/events", EVENT | {"id": "1"}, **headers)
+    assert (answer.status, answer.json()["code"]) == (403, "subject_not_granted")
+
+
+PUBLISHING = """\
+kind: Playbook
+metadata: {{path: {path}}}
+workflow:
+  - {{step: a, tool: {{kind: publish, subject: {subject}, payload: {{}}}}}}
+"""
+
+
+async def test_what_a_playbook_publishes_is_checked_against_the_grants_of_its_worker(
+    callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for name, subject in (("good", "/tape/order/paid/1"), ("bad", "/tape/order/shipped/1")):
+        await callers.whole.register_resource(PUBLISHING.format(path=name, subject=subject))
+        runs.append(str((await callers.whole.execute(name)).execution_id))
+    token = callers.key.mint(**OURS, scopes=["service"], read=["/tape/command/issued/**"], write=["/tape/order/paid/*"])
+    monkeypatch.setenv("TAPE_TOKEN", token)
+    await matched(callers.whole)
+    await asyncio.wait_for(work(f"tape://{callers.server.grpc_address}", once=True), 120)
+    states = [(await callers.whole.get_run(run)).status for run in runs]
+    assert states == [pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_FAILED]
+    assert (await anext(callers.whole.follow("/tape/order/**"))).subject == "/tape/order/paid/1"
 
 
 # ── the claim ────────────────────────────────────────────────────────────────────────────────────
