@@ -407,6 +407,27 @@ async def _revoke_across(store_url: str, one: ServerProcess, two: ServerProcess)
                     await client.head()
 
 
+async def test_revocations_arrive_after_an_unexpected_error_too(
+    guarded: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (await issue(guarded.database)).text
+    assert await status(guarded, text) == 200
+    original, failed = guarded.keys.refresh, asyncio.Event()
+
+    async def fail_once() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("a bug")
+        await original()
+
+    monkeypatch.setattr(guarded.keys, "refresh", fail_once)
+    async with asyncio.timeout(30):
+        await failed.wait()
+        await revoke(guarded.database, "svc")
+        while await status(guarded, text) == 200:
+            await asyncio.sleep(0.01)
+
+
 # ── the routes ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -89,7 +89,8 @@ class KeyRing:
     async def start(self) -> None:
         """Read all keys, then keep them current."""
         await self.refresh()
-        self._task = asyncio.create_task(self._keep_current())
+        work = self._database.metrics.background.supervise("service keys", self._keep_current)
+        self._task = asyncio.create_task(work)
 
     async def close(self) -> None:
         """Stop reading, and write down when keys were used last."""
