@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tape.pipeline.session import QUICK_JVM
-from tests.services import ServerProcess
+from tests.services import ServerProcess, free_port
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK_OF_SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GRPC, HTTP = "127.0.0.1:7878", "127.0.0.1:7879"
 # Pages that show outputs in full; the others may leave lines out.
 COMPLETE = ("README.md", "tutorial.md")
@@ -98,6 +99,28 @@ def test_links_between_pages_lead_somewhere() -> None:
                 titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
                 slugs = {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
                 assert anchor[1:] in slugs, f"{page.name} links to {target}{anchor}"
+
+
+def test_the_five_lines_for_tls_and_keys_give_a_server_that_demands_both(tmp_path: Path) -> None:
+    section = (ROOT / "README.md").read_text().split("## TLS and keys", 1)[1]
+    ports = {"7878": str(free_port()), "7879": str(free_port())}
+    text = re.sub("7878|7879", lambda found: ports[found[0]], BLOCK_OF_SHELL.findall(section)[0])
+    certs, keys, serve, export, append = text.splitlines()
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    run(["bash", "-euc", f"{certs}\n{keys}"], env, tmp_path)
+    serving = ["bash", "-c", f"exec {serve}"]
+    with subprocess.Popen(serving, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            greeting = "".join(iter(server.stdout.readline, "Ctrl-C stops it.\n"))
+            assert f"tapes://0.0.0.0:{ports['7878']}" in greeting
+            assert run(["bash", "-euc", f"{export}\n{append}"], env, tmp_path).strip().isdecimal()
+            for missing in ("TAPE_TOKEN", "TAPE_CA"):
+                command = ["bash", "-euc", f"{export}\nunset {missing}\n{append}"]
+                refused = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+                assert refused.returncode != 0
+        finally:
+            server.kill()
 
 
 def test_make_serve_starts_a_server_and_says_what_to_try(tmp_path: Path) -> None:
