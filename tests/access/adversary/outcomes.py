@@ -15,8 +15,9 @@ from tests.access.adversary.requests import METHODS, HttpRequest, is_stream
 from tests.access.adversary.world import Names, World, reply_class
 from tests.web import Answer, Stream, call
 
-# How long a stream may take to say something.
+# How long a stream is read: one that goes on, and one that is expected to be refused.
 STREAM_S = 0.25
+REFUSAL_S = 30.0
 
 # Times, sequence numbers and ids that the server makes differ between two callers; how many entries all tenants have
 # is public.
@@ -49,7 +50,9 @@ def prefix_of(names: Names) -> str:
     return str(names["tenant"]).partition("-")[0]
 
 
-async def send_rpc(world: World, method: str, request: Message | bytes, token: str, **metadata: str) -> str:
+async def send_rpc(
+    world: World, method: str, request: Message | bytes, token: str, *, read_s: float = STREAM_S, **metadata: str
+) -> str:
     """The outcome of an RPC: its error, or its reply as text. Of a stream, what it says at first."""
     described = METHODS[method]
     options = {
@@ -63,10 +66,10 @@ async def send_rpc(world: World, method: str, request: Message | bytes, token: s
     try:
         if described.client_streaming:
             stream = world.channel.stream_stream(path, **options)(_once(request), metadata=sent, timeout=60)
-            return await _first(stream)
+            return await _first(stream, read_s)
         if described.server_streaming:
             stream = world.channel.unary_stream(path, **options)(request, metadata=sent, timeout=60)
-            return await _first(stream)
+            return await _first(stream, read_s)
         return f"OK {await world.channel.unary_unary(path, **options)(request, metadata=sent, timeout=60)}"
     except grpc.aio.AioRpcError as error:
         trailers = dict(error.trailing_metadata() or ())
@@ -77,11 +80,11 @@ async def _once(request: Any) -> Any:
     yield request
 
 
-async def _first(stream: Any) -> str:
+async def _first(stream: Any, read_s: float) -> str:
     """The first replies of a stream that goes on; raises the error of one that ends with an error."""
     replies: list[str] = []
     try:
-        async with asyncio.timeout(STREAM_S):
+        async with asyncio.timeout(read_s):
             async for reply in stream:
                 replies.append(str(reply))
     except TimeoutError:

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tape.engine.security.tokens import load_key
 from tape.server.permissions import PERMISSIONS, TOKENLESS_ROUTES, is_permitted
-from tests.access.adversary.outcomes import send_http, send_rpc
+from tests.access.adversary.outcomes import REFUSAL_S, STREAM_S, send_http, send_rpc
 from tests.access.adversary.requests import METHODS, OWN, ROUTES, Aim, message, request
 from tests.access.adversary.world import SCOPE_SETS, World, mint, principal_of
 
@@ -63,7 +63,7 @@ async def test_an_rpc_without_a_valid_token_is_unauthenticated(
     names = world.victim.names
     built = message(METHODS[method].input_type, Aim().pick(names, names))
     for label, token in bad_tokens.items():
-        outcome = await send_rpc(world, method, built, token)
+        outcome = await send_rpc(world, method, built, token, read_s=REFUSAL_S)
         assert outcome.startswith("UNAUTHENTICATED"), f"{label}: {outcome}"
 
 
@@ -84,11 +84,13 @@ async def test_a_call_needs_a_scope_that_the_table_names(world: World, call: str
     pick = OWN.pick(names, names)
     for label, scopes in SCOPE_SETS.items():
         token = world.control.tokens[label]
+        is_allowed = is_permitted(call, principal_of(world.control, scopes))
         if call in METHODS:
-            outcome = await send_rpc(world, call, message(METHODS[call].input_type, pick), token)
+            read_s = STREAM_S if is_allowed else REFUSAL_S
+            outcome = await send_rpc(world, call, message(METHODS[call].input_type, pick), token, read_s=read_s)
         else:
             outcome = await send_http(world, request(call, pick), token, route=call)
-        if is_permitted(call, principal_of(world.control, scopes)):
+        if is_allowed:
             assert "needs the scope" not in outcome, f"{label}: {outcome}"
             assert not outcome.startswith(("UNAUTHENTICATED", "UNAUTHORIZED")), f"{label}: {outcome}"
         else:

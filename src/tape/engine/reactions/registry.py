@@ -20,7 +20,7 @@ from tape.journal.reader import checked_cursor
 from tape.model.grants import Grants
 from tape.model.pattern import Pattern
 from tape.model.principal import ALL_TENANTS, current_principal
-from tape.model.reaction_states import POOL, HandlerKind
+from tape.model.reaction_states import POOL, HandlerKind, TaskStatus
 from tape.model.tenant_names import MARK, display, qualify, split_name
 from tape.playbooks.pools import is_pool, reaction_fields
 from tape.store import Reader, Transaction
@@ -28,6 +28,7 @@ from tape.store.records import load, load_all, store
 
 # The channel on which servers notify each other of registry changes.
 CHANNEL = "tape_reactions"
+_OPEN = (TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.DLQ)
 # Fields that a repeated registration keeps; all others are the definition.
 _BOOKKEEPING = ("created_at_ms", "updated_at_ms", "version", "deleted", "tenant", "in_source_tenant")
 
@@ -49,8 +50,13 @@ def qualify_reaction(name: str) -> str:
 
 
 def find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
-    """The reaction with that id, deleted or not, or None. One that the caller does not see does not exist for it."""
+    """The reaction with that id, deleted or not, or None. One that the caller does not see does not exist for it.
+
+    For a caller of one tenant every pool exists, used or not: it does not learn which pools other tenants use.
+    """
     found = _find(reader, reaction_id)
+    if reaction_id.startswith(POOL) and current_principal().only_tenant is not None:
+        found = _shown_pool(found, reaction_id)
     return found if found is not None and is_visible(found) else None
 
 
@@ -92,7 +98,42 @@ def list_registered(reader: Reader | Transaction, subject_pattern: str = "") -> 
         *params,
     )
     grants = current_principal().read_grants
-    return [reaction for reaction in load_all(Reaction, rows) if _is_granted(reaction, grants)]
+    found = [reaction for reaction in load_all(Reaction, rows) if _is_granted(reaction, grants)]
+    return found if tenant is None else _with_own_pools(reader, found, tenant)
+
+
+def _with_own_pools(reader: Reader | Transaction, found: list[Reaction], tenant: str) -> list[Reaction]:
+    """The reactions without those of pools in which the tenant has no open tasks."""
+    listed = []
+    for reaction in found:
+        if not reaction.reaction_id.startswith(POOL):
+            listed.append(reaction)
+        elif any(_has_task(reader, reaction.reaction_id, tenant, status) for status in _OPEN):
+            listed.append(_without_times(reaction))
+    return listed
+
+
+def _has_task(reader: Reader | Transaction, reaction_id: str, tenant: str, status: TaskStatus) -> bool:
+    condition = f"reaction_id = ? AND tenant = ? AND status = {status}"
+    return reader.one(f"SELECT 1 FROM tape_tasks WHERE {condition} LIMIT 1", reaction_id, tenant) is not None
+
+
+def _shown_pool(found: Reaction | None, reaction_id: str) -> Reaction | None:
+    """The reaction of a pool as a caller of one tenant sees it, whether or not a tenant has used the pool."""
+    if found is not None and not found.deleted:
+        return _without_times(found)
+    pool = reaction_id.removeprefix(POOL)
+    return _reaction_of(pool) if is_pool(pool) else None
+
+
+def _reaction_of(pool: str) -> Reaction:
+    """The reaction of a pool, exactly as workers register it."""
+    return check_reaction(Reaction(**reaction_fields(pool), handler_kind=HandlerKind.TASK))
+
+
+def _without_times(reaction: Reaction) -> Reaction:
+    """The reaction without the times at which another tenant may have begun to use its pool."""
+    return msgspec.structs.replace(reaction, created_at_ms=0, updated_at_ms=0)
 
 
 def list_changed_since(reader: Reader | Transaction, version: int) -> list[Reaction]:
@@ -130,7 +171,7 @@ def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, bac
             and not current_principal().sees_all_tenants
             and (is_pools_own or before == _kept(before, wanted))
         ):
-            return before
+            return _without_times(before) if before.reaction_id.startswith(POOL) else before
         _check_can_change(before)
         return _change(tx, before, wanted)
     if before is not None and not is_pools_own:
@@ -145,7 +186,8 @@ def register(tx: Transaction, wanted: Reaction, *, from_global_seq: int = 0, bac
         in_source_tenant=bool(principal.key_id) and principal.sees_all_tenants,
     )
     _insert_cursors(tx, reaction, start, start)
-    return _store(tx, reaction)
+    stored = _store(tx, reaction)
+    return _without_times(stored) if is_pools_own and principal.only_tenant is not None else stored
 
 
 def deregister(tx: Transaction, reaction_id: str) -> bool:
@@ -165,7 +207,7 @@ def _is_pools_own(wanted: Reaction) -> bool:
     pool = wanted.reaction_id.removeprefix(POOL)
     if not wanted.reaction_id.startswith(POOL) or not is_pool(pool):
         return False
-    return wanted == check_reaction(Reaction(**reaction_fields(pool), handler_kind=HandlerKind.TASK))
+    return wanted == _reaction_of(pool)
 
 
 def _tenant_of(wanted: Reaction, *, is_pools_own: bool) -> str:
@@ -178,19 +220,23 @@ def _tenant_of(wanted: Reaction, *, is_pools_own: bool) -> str:
     if len(wanted.reaction_id.encode()) > MAX_ID_BYTES:
         raise InvalidReaction(f"reaction_id {name[:40]!r}… has more than {MAX_ID_BYTES} bytes with its tenant.")
     if wanted.reaction_id.startswith(POOL) and not principal.sees_all_tenants:
-        raise ScopeRequired(
-            f"reaction_id {wanted.reaction_id!r} is that of a pool, which all tenants share; to define it differently"
+        raise _shared(wanted.reaction_id)
+    return tenant
+
+
+def _shared(reaction_id: str) -> ScopeRequired:
+    if reaction_id.startswith(POOL):
+        return ScopeRequired(
+            f"reaction_id {reaction_id!r} is that of a pool, which all tenants share; to define it differently"
             f" needs the scope {ALL_TENANTS}."
         )
-    return tenant
+    return ScopeRequired(f"reaction {reaction_id!r} is for all tenants; to change it needs the scope {ALL_TENANTS}.")
 
 
 def _check_can_change(reaction: Reaction) -> None:
     """Raise unless the reaction is the caller's own, or the caller sees all tenants."""
     if not current_principal().sees(reaction.tenant):
-        raise ScopeRequired(
-            f"reaction {reaction.reaction_id!r} is for all tenants; to change it needs the scope {ALL_TENANTS}."
-        )
+        raise _shared(reaction.reaction_id)
     if not _is_granted(reaction, grants := current_principal().read_grants):
         raise SubjectNotGranted(
             f"reaction_id {display(reaction.reaction_id)!r} is taken by a reaction that goes beyond the read grants,"
