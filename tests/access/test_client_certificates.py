@@ -254,6 +254,27 @@ async def test_a_refused_token_is_not_replaced_by_the_certificate(
     assert (await client.http(both, "POST", "/v1/events/list", {}, authorization=header)).status == 401
 
 
+async def test_a_removed_authority_counts_for_new_connections(
+    server: Server, authority: DevAuthority, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Named(authority, "w1.acme.internal")
+    async with client.grpc(server.grpc_address, monkeypatch) as connected:
+        await connected.append("/tape/order/created/1", {})
+        trusted = authority.cert.read_bytes()
+        monkeypatch.setenv("TAPE_CA", str(tmp_path / "server-ca.crt"))
+        (tmp_path / "server-ca.crt").write_bytes(trusted)
+        Path(files["tls_client_ca"]).write_bytes(DevAuthority(tmp_path / "new").cert.read_bytes())
+        async with asyncio.timeout(60):
+            while b'tape_tls_reloads_total{outcome="ok"} 1.0' not in server.metrics.render():
+                await asyncio.sleep(0.02)
+        await connected.append("/tape/order/created/2", {})
+    async with client.grpc(server.grpc_address, monkeypatch) as again:
+        with pytest.raises(ServerUnreachable):
+            await again.head()
+    with pytest.raises((ssl.SSLError, OSError, asyncio.IncompleteReadError)):
+        await client.http(server, "POST", "/v1/events/list", {})
+
+
 async def test_a_gateway_proves_itself_with_a_certificate(
     server: Server, authority: DevAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +359,12 @@ def test_the_common_name_is_not_looked_at(authority: DevAuthority) -> None:
     assert "w1.acme.internal" in subject
     with pytest.raises(CertificateRejected):
         ClientCertificates([TlsClient("*.acme.internal", "acme")]).principal_of(der_of(cert))
+
+
+def test_a_certificate_of_very_many_names_is_rejected(authority: DevAuthority) -> None:
+    pair = authority.server([f"w{number}.acme.internal" for number in range(101)])
+    with pytest.raises(CertificateRejected, match="more than 100 names"):
+        ClientCertificates(ROWS).principal_of(der_of(pair.cert))
 
 
 @pytest.mark.parametrize("der", [b"", b"\x30", b"x" * 5_000])

@@ -409,6 +409,13 @@ async def test_the_limits_of_headers_hold_after_the_handshake(server: Server, tr
     assert (await call(server.http_address, "GET", "/healthz", tls=trusting, a="x" * 70_000)).status == 431
 
 
+async def test_a_client_that_does_not_read_leaves_64_kib_in_memory(server: Server, trusting: ssl.SSLContext) -> None:
+    async with Stream(server.http_address, tls=trusting):
+        assert server._http is not None
+        (connection,) = server._http.server_state.connections
+        assert connection.transport.get_write_buffer_limits()[1] == 64 << 10
+
+
 async def test_slow_headers_after_the_handshake_are_answered_with_408(
     sqlite_url: str, certs: Path, trusting: ssl.SSLContext
 ) -> None:

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from cryptography import x509
@@ -24,6 +25,8 @@ from tape.model.principal import ALL_TENANTS, SCOPES, SYSTEM_SCOPE, Principal, e
 KEY_ID_PREFIX = "cert:"
 KEY_ID_DIGITS = 16
 MAX_CACHED = 1_024
+# Every call matches the names against the table.
+MAX_NAMES = 100
 
 # What `*` stands for in a pattern: one label of a DNS name, one segment of a URI, the local part of a mail address.
 _WILDCARDS = {"dns": r"[^.]+", "uri": r"[^/]+", "email": r"[^@]+"}
@@ -85,9 +88,11 @@ def read_certificate(der: bytes) -> Certificate:
     """Names, fingerprint and expiry of a certificate. CertificateRejected if it cannot be read."""
     try:
         certificate = x509.load_der_x509_certificate(der)
-        names = tuple(_names(certificate))
+        names = tuple(islice(_names(certificate), MAX_NAMES + 1))
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise CertificateRejected("certificate_malformed") from error
+    if len(names) > MAX_NAMES:
+        raise CertificateRejected("certificate_malformed", f"it has more than {MAX_NAMES} names")
     fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
     return Certificate(names, fingerprint, certificate.not_valid_after_utc.timestamp())
 

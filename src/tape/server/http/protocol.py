@@ -20,6 +20,8 @@ from tape.base.telemetry.throttle import ThrottledLog
 KEY = "tape.connection"
 # Seconds for which a refused client may go on sending, so that it can read the response. What it sends is dropped.
 LINGER_S = 1.0
+# Bytes that a connection holds for a client that does not read before its streams are paused.
+WRITE_BUFFER_BYTES = 64 << 10
 # Bytes of a request line beside the URL: method, version, line ends.
 _REQUEST_LINE_BYTES = 128
 
@@ -74,6 +76,8 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(transport)
         if (tls := transport.get_extra_info("ssl_object")) is not None:
             self.certificate = tls.getpeercert(binary_form=True)
+            # As without TLS; the event loop would let a slow client leave 512 KiB in memory.
+            transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if len(self.connections) > self.limits.max_connections:
             self._refuse(503, f"The server has {self.limits.max_connections} connections (http_max_connections).")
         else:
