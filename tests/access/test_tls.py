@@ -306,7 +306,7 @@ async def test_invalid_files_are_named_at_start(
             pass
 
 
-def test_an_encrypted_key_is_refused_instead_of_asking_for_its_password(certs: Path) -> None:
+async def test_an_encrypted_key_is_refused_instead_of_asking_for_its_password(certs: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     private = serialization.load_pem_private_key((certs / "server.key").read_bytes(), None)
@@ -327,7 +327,7 @@ async def test_the_metrics_show_when_the_certificate_expires(server: Server, cer
 
 
 @pytest.mark.parametrize(("days", "text"), [(-0.01, "has expired"), (10, "expires in 10.0 days")])
-def test_a_certificate_that_expires_soon_is_reported_at_start(
+async def test_a_certificate_that_expires_soon_is_reported_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, days: float, text: str
 ) -> None:
     monkeypatch.setattr(dev_certificates, "CERTIFICATE_DAYS", days)
