@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -46,16 +47,19 @@ class Artifacts:
             raise NotFound(f"no such artifact: {name!r}.")
         return Artifact(MIMES[match[1]], content)
 
-    async def offload(self, identity: Identity, payload_json: str) -> str:
-        """The payload with every field over the threshold replaced by a reference, once that is stored."""
-        kept: dict[str, bytes] = {}
+    def split(self, payload_json: str) -> tuple[str, dict[str, bytes]]:
+        """The payload with every field over the threshold replaced by a reference, and these fields by name."""
+        large: dict[str, bytes] = {}
         try:
-            payload = self._replace(msgspec.json.decode(payload_json), kept, is_field=False)
+            payload = self._replace(msgspec.json.decode(payload_json), large, is_field=False)
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidJson(f"payload_json is not JSON whose large fields can be found: {error}.") from error
-        for name, content in kept.items():
+        return msgspec.json.encode(payload).decode() if large else payload_json, large
+
+    async def store(self, identity: Identity, large: Mapping[str, bytes]) -> None:
+        """Store large fields; entries refer to them."""
+        for name, content in large.items():
             await self._backend.put(_path(identity, name), content)
-        return msgspec.json.encode(payload).decode() if kept else payload_json
 
     def _replace(self, value: Any, kept: dict[str, bytes], *, is_field: bool = True) -> Any:
         if isinstance(value, str):

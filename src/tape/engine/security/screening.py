@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from tape.engine.security.audit import Audit
 from tape.engine.security.redaction import Redactor, TenantRedactors
 from tape.errors import RedactionFailed
 from tape.model.entry import Draft, type_of
+
+T = TypeVar("T")
 
 # A payload of more characters is searched in a thread: 64 Ki characters take up to 15 ms.
 INLINE_CHARS = 64 * 1024
@@ -56,15 +59,19 @@ class DraftScreen:
                 await self._audit.redaction_failed(draft, str(error))
                 raise
         if len(payload) * 4 > self._artifacts.threshold_bytes:
-            payload = await self._artifacts.offload((draft.tenant, draft.user, draft.session), payload)
+            payload, large = await self._run(self._artifacts.split, payload)
+            await self._artifacts.store((draft.tenant, draft.user, draft.session), large)
         return draft if payload is draft.payload_json else msgspec.structs.replace(draft, payload_json=payload)
 
     async def _redacted(self, redactor: Redactor, payload: str) -> str:
-        if len(payload) <= INLINE_CHARS:
-            findings = redactor.find(payload)
-        else:
-            findings = await asyncio.get_running_loop().run_in_executor(self._threads, redactor.find, payload)
+        findings = await self._run(redactor.find, payload)
         action = "dry_run" if redactor.policy.dry_run else redactor.policy.action
         for finding in findings:
             self._found.labels(finding.rule.removeprefix("json:").partition(",")[0], action).inc()
         return redactor.stored(payload, findings)
+
+    async def _run(self, search: Callable[[str], T], payload: str) -> T:
+        """Search a payload: a small one on the event loop, a large one on a thread."""
+        if len(payload) <= INLINE_CHARS:
+            return search(payload)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, search, payload)

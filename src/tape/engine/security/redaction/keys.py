@@ -6,10 +6,13 @@ A name is split into words (`userPassword`, `X-API-Key`, `db.password`), words t
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from functools import lru_cache
 
 MAX_NAME_CHARS = 100
+# Between the words of a name in ASCII.
+_ASCII_BREAKS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class Secrecy(IntEnum):
@@ -103,6 +106,10 @@ def secrecy(key: str) -> Secrecy:
 
 def split_words(name: str) -> list[str]:
     """Split a name into words in lower case: `awsSecretKey`, `X-API-Key` and `db.password` have several."""
+    if name.isalnum() and name.islower():
+        return [name]
+    if name.isascii():
+        return [word.lower() for word in _ASCII_BREAKS.split(name) if word]
     words: list[str] = []
     word = ""
     for index, char in enumerate(name):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from json.decoder import scanstring  # type: ignore[attr-defined]  # not in typeshed
+from json.encoder import encode_basestring
 from typing import Any
 
 import msgspec
 
 from tape.engine.security.redaction.detectors import is_placeholder
-from tape.engine.security.redaction.findings import Hide, SecretSpan, outermost, replace_spans
+from tape.engine.security.redaction.findings import HIDDEN, Hide, SecretSpan, outermost, replace_spans
 from tape.engine.security.redaction.keys import Secrecy, secrecy
 from tape.engine.security.redaction.texts import TextSearch
 from tape.errors import RedactionFailed
@@ -21,6 +22,7 @@ MAX_DEPTH = 64
 # A longer text in a list is no name.
 MAX_LISTED_NAME_CHARS = 64
 
+_ENCODED_HIDDEN = f'"{HIDDEN}"'
 _SPACES = " \t\n\r"
 _LITERAL_ENDS = ",]} \t\n\r"
 _VALUE_OF = json.JSONDecoder(strict=False, parse_int=float).scan_once  # type: ignore[attr-defined]  # not in typeshed
@@ -236,7 +238,8 @@ def _end_of_literal(text: str, position: int) -> int:
 
 
 def _can_be_name(value: str) -> bool:
-    return 0 < len(value) <= MAX_LISTED_NAME_CHARS and " " not in value and bool(secrecy(value))
+    is_word = 0 < len(value) <= MAX_LISTED_NAME_CHARS and " " not in value and "=" not in value[:-1]
+    return is_word and bool(secrecy(value))
 
 
 def _can_follow(name: str, value: str) -> bool:
@@ -271,7 +274,9 @@ def _has_text(value: Any, depth: int) -> bool:
 
 
 def _encode(text: str) -> str:
-    encoded = json.dumps(text, ensure_ascii=False)
+    if text == HIDDEN:
+        return _ENCODED_HIDDEN
+    encoded = str(encode_basestring(text))
     # A lone surrogate can only be written as an escape.
     return encoded if encoded.isascii() or _is_unicode(encoded) else json.dumps(text)
 
