@@ -149,6 +149,9 @@ async def test_bad_revocations_are_refused(database: Database, monkeypatch: pyte
     with pytest.raises(TooManyKeys, match="Withdraw the key"):
         await revoke(database, "two")
     await revoke(database, "two", "b")
+    monkeypatch.setattr(revoked_tokens, "MAX_TOKENS", 2)
+    with pytest.raises(TooManyKeys, match="database has 2"):
+        await revoke(database, "three", "c")
 
 
 def test_the_doctor_names_the_claims_that_tokens_need_not_carry(tmp_path: Path) -> None:

@@ -125,14 +125,18 @@ class KeyRing:
 
     def check_token(self, principal: Principal) -> None:
         """Raise TokenRejected if the principal's token was revoked."""
-        if principal.token_id and self._revoked.get((principal.tenant, principal.token_id), 0) > now_ms():
+        if self._is_revoked(principal):
             raise TokenRejected("token_revoked")
 
     def is_ended(self, principal: Principal) -> bool:
         """Whether the principal's key or token has ended since the principal was verified."""
         if principal.key_id.startswith(KEY_ID_PREFIX):
             return principal.key_id.removeprefix(KEY_ID_PREFIX) not in self._keys
-        return bool(principal.token_id) and (principal.tenant, principal.token_id) in self._revoked
+        return self._is_revoked(principal)
+
+    def _is_revoked(self, principal: Principal) -> bool:
+        token = principal.tenant, principal.token_id
+        return bool(principal.token_id) and self._revoked.get(token, 0) > now_ms()
 
     async def refresh(self) -> None:
         """Read what changed."""

@@ -14,6 +14,7 @@ from tape.store.records import store as store_record
 
 # Servers hold revoked tokens in memory until the tokens have expired.
 MAX_OF_TENANT = 10_000
+MAX_TOKENS = 100_000
 MAX_UNTIL_MS = 10 * 365 * 86_400_000
 
 
@@ -43,18 +44,26 @@ def revoke_token(tx: Transaction, jti: str, tenant: str = "", *, for_ms: int, by
     if not 0 < for_ms <= MAX_UNTIL_MS:
         raise InvalidInput("until must be after now, and at most 10 years ahead.")
     now = now_ms()
-    row = tx.one("SELECT COUNT(*) FROM tape_revoked_tokens WHERE tenant = ? AND until_ms > ?", tenant, now)
-    if row is not None and row[0] >= MAX_OF_TENANT:
-        raise TooManyKeys(
-            f"The tenant {tenant!r} has {row[0]} revoked tokens, {MAX_OF_TENANT} at most."
-            " Withdraw the key that signs them from the JWKS instead."
-        )
+    _check_limits(tx, tenant, now)
     before = tx.one("SELECT until_ms FROM tape_revoked_tokens WHERE tenant = ? AND jti = ?", tenant, jti)
     until_ms = max(now + for_ms, before[0] if before else 0)
     token = RevokedToken(tenant, jti, until_ms, now, caller.user or by, next_version(tx))
     store_record(tx, "tape_revoked_tokens", ("tenant", "jti"), token)
     record(tx, "token_revoked", tenant, by, {"TokenID": jti, "UntilMs": token.until_ms})
     return token
+
+
+def _check_limits(tx: Transaction, tenant: str, now: int) -> None:
+    for limit, where, params, owner in (
+        (MAX_OF_TENANT, "tenant = ? AND until_ms > ?", (tenant, now), f"tenant {tenant!r}"),
+        (MAX_TOKENS, "until_ms > ?", (now,), "database"),
+    ):
+        row = tx.one(f"SELECT COUNT(*) FROM tape_revoked_tokens WHERE {where}", *params)
+        if row is not None and row[0] >= limit:
+            raise TooManyKeys(
+                f"The {owner} has {row[0]} revoked tokens, {limit} at most."
+                " Withdraw the key that signs them from the JWKS instead."
+            )
 
 
 def read_changed_tokens(reader: Reader, version: int) -> list[RevokedToken]:
