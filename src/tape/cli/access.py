@@ -14,7 +14,7 @@ import typer
 from tape.base.config import load_settings
 from tape.base.extras import require_server_libraries
 from tape.base.url_mask import mask_urls
-from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, WalletKeyOption, run
 from tape.cli.output import age, console, moment, print_facts, print_json
 from tape.errors import IdentityRequired, InvalidInput, SessionOutOfReach, TokenRejected
 from tape.model.grants import Grants
@@ -105,20 +105,33 @@ def migrate(
         typer.Option("--from", help="Tenant that has the data; of a run without one, its app. [default: none]"),
     ] = "",
     store: StoreOption = DEFAULT_STORE,
+    wallet_key: WalletKeyOption = "",
     output: OutputOption = Output.text,
 ) -> None:
-    """Move runs, values, sessions and tasks to a tenant: for data from before the server had keys.
+    """Move what belongs to no tenant, or to another one, to a tenant: for data from before the server had keys.
 
-    Without --from, values, sessions and tasks that belong to no tenant are moved. Entries keep their tenant, because
-    the hash chain covers it; they belong to the new tenant, which sees them and goes on in their runs. Servers know
-    that within a second and reject tokens of the old tenant. Nothing is moved if both have something of the same name.
+    Moved are runs, values, sessions and tasks; documents, subscriptions, reactions and secrets. Entries keep their
+    tenant, because the hash chain covers it; they belong to the new tenant, which sees them and goes on in their runs.
+    Servers know that within a second and reject tokens of the old tenant; restart those that receive deliveries, which
+    know their listeners by the old names until then. Nothing is moved if both have something of the same name.
     """
     from tape.engine.ledgers.tenant_migration import move_tenant
-    from tape.store import open_database
+    from tape.engine.name_migration import move_names
+    from tape.engine.security.wallet import Wallet, master_keys
+    from tape.store import Transaction, open_database
 
     async def move() -> dict[str, int]:
         async with open_database(store) as database:
-            return await database.write(lambda tx: move_tenant(tx, source, to))
+            wallet = Wallet(database, master_keys(wallet_key, store))
+            try:
+                secrets = await wallet.reseal_for(source, to)
+            finally:
+                wallet.close()
+
+            def write(tx: Transaction) -> dict[str, int]:
+                return move_tenant(tx, source, to) | move_names(tx, source, to, secrets)
+
+            return await database.write(write)
 
     moved = run(move())
     if output is Output.json:

@@ -89,6 +89,14 @@ ServerOption = Annotated[str, _http_option("--server", "--url")]
 # A command that connects to both ports.
 GrpcUrlOption = Annotated[str, _grpc_option("--url")]
 HttpUrlOption = Annotated[str, _http_option("--server")]
+WalletKeyOption = Annotated[
+    str,
+    typer.Option(
+        "--wallet-key",
+        envvar="TAPE_WALLET_KEY",
+        help="Master key: gcp-kms://projects/… or a file (mode 0600). [default: tape-wallet.key beside the database]",
+    ),
+]
 StoreOption = Annotated[
     str,
     typer.Option(

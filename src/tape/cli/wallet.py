@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tape.base.extras import require_server_libraries
-from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, YesOption, run
+from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, WalletKeyOption, YesOption, run
 from tape.errors import InvalidInput, WalletLocked
 from tape.model.tenant_names import name_within, tenant_of
 from tape.store import open_database
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Manage secrets by alias, encrypted in the database.", no_args_is_help=True)
 
-KeyOption = Annotated[
-    str,
-    typer.Option(
-        "--wallet-key",
-        envvar="TAPE_WALLET_KEY",
-        help="Master key: gcp-kms://projects/… or a file (mode 0600). [default: tape-wallet.key beside the database]",
-    ),
-]
 TenantOption = Annotated[str, typer.Option(help="Tenant that the secret belongs to. [default: none]")]
 AliasArgument = Annotated[str, typer.Argument(help="Alias of the secret; subscriptions refer to it.")]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -63,7 +55,7 @@ def set_(
     keep_previous: Annotated[str, typer.Option(help="How long the previous secret stays valid, e.g. 24h.")] = "0s",
     tenant: TenantOption = "",
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = "",
+    wallet_key: WalletKeyOption = "",
 ) -> None:
     """Store a secret, read from standard input or from a hidden prompt."""
     from tape.engine.security.wallet import check_alias
@@ -86,7 +78,7 @@ def set_(
 def list_(
     tenant: Annotated[str, typer.Option(help="Tenant whose secrets are listed. [default: all]")] = "",
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = "",
+    wallet_key: WalletKeyOption = "",
     output: OutputOption = Output.text,
 ) -> None:
     """List secrets by alias, with version and key; never their values. A tenant's secret is ~TENANT/ALIAS here."""
@@ -111,7 +103,7 @@ def list_(
 def rotate(
     data_keys_only: Annotated[bool, typer.Option(help="Keep the master key and renew only the data keys.")] = False,
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = "",
+    wallet_key: WalletKeyOption = "",
 ) -> None:
     """Re-encrypt every secret with a new master key and a new data key. The values do not change.
 
@@ -132,7 +124,7 @@ def delete(
     yes: YesOption = False,
     tenant: TenantOption = "",
     store: StoreOption = DEFAULT_STORE,
-    wallet_key: KeyOption = "",
+    wallet_key: WalletKeyOption = "",
 ) -> None:
     """Delete a secret. Requests that use it are rejected from then on."""
     if not yes:

@@ -14,14 +14,14 @@ from tape.base.clock import now_ms
 from tape.base.ids import new_id
 from tape.engine.reactions.reaction import COLUMNS, MAX_ID_BYTES, Reaction, check_reaction
 from tape.engine.reactions.shards import partition_of
-from tape.errors import InvalidReaction, NotFound, ScopeRequired, ShardsApart, SubjectNotGranted
+from tape.errors import InvalidInput, InvalidReaction, NotFound, ScopeRequired, ShardsApart, SubjectNotGranted
 from tape.journal.appender import Appender, read_head
 from tape.journal.reader import checked_cursor
 from tape.model.grants import Grants
 from tape.model.pattern import Pattern
 from tape.model.principal import ALL_TENANTS, current_principal
 from tape.model.reaction_states import POOL, HandlerKind, TaskStatus
-from tape.model.tenant_names import MARK, display, qualify, split_name
+from tape.model.tenant_names import MARK, display, name_within, plain_name, qualify, split_name
 from tape.playbooks.pools import is_pool, reaction_fields
 from tape.store import Reader, Transaction
 from tape.store.records import load, load_all, store
@@ -200,6 +200,31 @@ def deregister(tx: Transaction, reaction_id: str) -> bool:
         tx.execute("DELETE FROM tape_reaction_cursors WHERE reaction_id = ?", reaction_id)
         _store(tx, msgspec.structs.replace(reaction, deleted=True))
     return True
+
+
+# The tables that name a reaction beside its own.
+_NAMING = ("tape_reaction_cursors", "tape_reaction_pace", "tape_tasks", "tape_entry_causes")
+
+
+def move_reactions(tx: Transaction, old: str, new: str) -> int:
+    """Give the reactions of `old` (empty: of no tenant) to `new`, with cursors and tasks; how many.
+
+    Those of pools stay, and those for all tenants that a caller with a key registered. InvalidInput if an id is taken.
+    """
+    rows = tx.query(f"SELECT {COLUMNS} FROM tape_reactions WHERE tenant = ? AND in_source_tenant = 0", old)
+    moved = [each for each in load_all(Reaction, rows) if not each.deleted and not each.reaction_id.startswith(POOL)]
+    for reaction in moved:
+        name = plain_name(reaction.reaction_id) if old else reaction.reaction_id
+        reaction_id = name_within(new, name)
+        taken = _find(tx, reaction_id)
+        if taken is not None and not taken.deleted:
+            raise InvalidInput(f"reaction_id {name!r} is in both tenants; nothing was moved. Deregister one of them.")
+        for table in _NAMING:
+            tx.execute(f"UPDATE {table} SET reaction_id = ? WHERE reaction_id = ?", reaction_id, reaction.reaction_id)
+        # The old row stays as a deleted one: that is how a server that matches now learns of it.
+        _store(tx, msgspec.structs.replace(reaction, deleted=True))
+        _store(tx, msgspec.structs.replace(reaction, reaction_id=reaction_id, tenant=new))
+    return len(moved)
 
 
 def _is_pools_own(wanted: Reaction) -> bool:

@@ -25,7 +25,7 @@ from tape.errors import InvalidInput, SecretDamaged, SecretNotBound, SecretNotFo
 from tape.journal.appender import append
 from tape.model.entry import Draft, check_id
 from tape.model.subject import build
-from tape.model.tenant_names import plain_name, split_name
+from tape.model.tenant_names import name_within, plain_name, split_name
 from tape.store import Database, Reader, Transaction
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,18 @@ class SecretInfo(msgspec.Struct, frozen=True):
     retires_at_ms: int
     # Where it may be sent, as host or host:port; empty if it is not bound to a host.
     hosts: tuple[str, ...] = ()
+
+
+class ResealedSecret(msgspec.Struct, frozen=True):
+    """A secret under its old alias and as it was there, and sealed under a new alias."""
+
+    info: SecretInfo
+    before: SealedSecret
+    alias: str
+    sealed: SealedSecret
+
+    def __repr__(self) -> str:
+        return f"ResealedSecret({self.info.alias!r}, {self.alias!r})"
 
 
 class Wallet:
@@ -181,6 +193,20 @@ class Wallet:
         payload = {"resealed": count, "master_key": master_key, "by": by}
         await self._database.write(lambda tx: _emit(tx, "rotated", "", payload))
         return count, master_key
+
+    async def reseal_for(self, old: str, new: str) -> Sequence[ResealedSecret]:
+        """The secrets of a tenant (empty: of none), sealed under the aliases of another; nothing is written."""
+        found = []
+        for info in await self.list():
+            tenant, name = split_name(info.alias)
+            row = await self._database.read(lambda reader, info=info: _row(reader, info.alias, info.version))  # type: ignore[misc]
+            if tenant != old or row is None:
+                continue
+            plain = await asyncio.to_thread(unseal, row, _binding(info.alias, info.version), self._keys)
+            alias = name_within(new, name)
+            sealed = await asyncio.to_thread(seal, plain, _binding(alias, info.version), self._keys)
+            found.append(ResealedSecret(info, row, alias, sealed))
+        return found
 
     async def delete_retired(self) -> None:
         """Remove the secrets that were replaced and whose time is up."""
@@ -347,6 +373,30 @@ def _store(tx: Transaction, info: SecretInfo, sealed: SealedSecret, until_ms: in
 
 def _delete_retired(tx: Transaction, now_ms: int) -> None:
     tx.execute("DELETE FROM tape_secrets WHERE retires_at_ms > 0 AND retires_at_ms <= ?", now_ms)
+
+
+def replace_resealed(tx: Transaction, secrets: Sequence[ResealedSecret]) -> int:
+    """Store secrets under their new aliases instead of the old ones; how many. InvalidInput if an alias is taken."""
+    for each in secrets:
+        if _row(tx, each.info.alias, each.info.version) != each.before:
+            raise InvalidInput(
+                f"The secret {each.info.alias!r} was changed meanwhile; nothing was moved. Run the command again."
+            )
+        if tx.one("SELECT 1 FROM tape_secrets WHERE alias = ?", each.alias) is not None:
+            raise InvalidInput(
+                f"The secret {plain_name(each.alias)!r} is in both tenants; nothing was moved. Delete one of them."
+            )
+    for each in secrets:
+        tx.execute(
+            "UPDATE tape_secrets SET alias = ?, master_key = ?, wrapped_key = ?, sealed = ?, sealed_at_ms = ?"
+            " WHERE alias = ? AND version = ?",
+            each.alias,
+            *each.sealed,
+            now_ms(),
+            each.info.alias,
+            each.info.version,
+        )
+    return len(secrets)
 
 
 def _replace(tx: Transaction, info: SecretInfo, before: SealedSecret, sealed: SealedSecret) -> bool:
