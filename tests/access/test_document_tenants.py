@@ -82,10 +82,10 @@ class Caller:
 
 
 class Tenants:
-    """Two tenants and a caller of all on one server."""
+    """Two tenants on one server, a caller of all with the tenant ops, and the internal token, which has no tenant."""
 
-    def __init__(self, server: Server, ours: Caller, theirs: Caller, unbound: Caller) -> None:
-        self.server, self.ours, self.theirs, self.unbound = server, ours, theirs, unbound
+    def __init__(self, server: Server, ours: Caller, theirs: Caller, unbound: Caller, system: Caller) -> None:
+        self.server, self.ours, self.theirs, self.unbound, self.system = server, ours, theirs, unbound, system
 
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in await self.server.database.read(lambda reader: reader.query(sql))]
@@ -118,8 +118,9 @@ async def tenants(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(Server(settings))
         callers = []
-        for tenant, more in (("ours", []), ("theirs", []), ("ops", ["tenant:*"])):
-            token = key.mint(tenant=tenant, user="u", session="s", scopes=[*SCOPES, *more])
+        for tenant, more in (("ours", []), ("theirs", []), ("ops", ["tenant:*"]), ("", [])):
+            scopes = [*SCOPES, *more]
+            token = key.mint(tenant=tenant, user="u", session="s", scopes=scopes) if tenant else INTERNAL
             callers.append(Caller(server, tenant, token))
             await stack.enter_async_context(callers[-1].rpc)
         yield Tenants(server, *callers)
@@ -154,9 +155,12 @@ async def test_a_kind_that_one_tenant_gave_a_path_does_not_bind_another(tenants:
     assert (await tenants.ours.rpc.get_resource(path="orders")).kind == "subscription"
 
 
-async def test_a_document_of_all_tenants_is_not_one_of_each(tenants: Tenants) -> None:
-    shared = await tenants.unbound.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
-    assert shared.path == "p"
+async def test_a_document_of_no_tenant_is_not_one_of_each(tenants: Tenants) -> None:
+    for caller in (tenants.system, tenants.unbound):
+        assert (await caller.rpc.register_resource(PLAYBOOK.format(path="p", value=1))).path == "p"
+    assert [each.path for each in (await tenants.unbound.rpc.list_resources()).resources] == ["~/p", "p"]
+    assert [each.path for each in (await tenants.unbound.rpc.list_resources(after_path="~/p")).resources] == ["p"]
+    assert [each.path for each in (await tenants.system.rpc.list_resources()).resources] == ["p", "~ops/p"]
     unknown = await outcome(tenants.ours.rpc.get_resource(path="p"))
     assert unknown == (await outcome(tenants.ours.rpc.get_resource(path="q"))).replace("q", "p")
     assert "Playbook not found: p" in await outcome(tenants.ours.rpc.execute("p"))
@@ -241,7 +245,7 @@ async def test_a_foreign_name_is_answered_like_one_that_does_not_exist(tenants: 
 @pytest.mark.parametrize("call", BY_CATALOG_ID)
 async def test_a_foreign_catalog_id_is_answered_like_one_that_does_not_exist(tenants: Tenants, call: str) -> None:
     resource = await tenants.theirs.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
-    shared = await tenants.unbound.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
+    shared = await tenants.system.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
     unknown = (await BY_CATALOG_ID[call](tenants.ours, "99")).removesuffix(" 99").replace(": 99", "")
     for number in (resource.catalog_id, shared.catalog_id):
         foreign = await BY_CATALOG_ID[call](tenants.ours, str(number))
@@ -270,12 +274,12 @@ async def run_pool(tenants: Tenants, caller: Caller, monkeypatch: pytest.MonkeyP
         await work(caller.rpc.url, once=True)
 
 
-@pytest.mark.parametrize("worker", ["ours", "unbound"])
+@pytest.mark.parametrize("worker", ["ours", "unbound", "system"])
 async def test_a_run_uses_the_playbooks_of_its_own_tenant(
     tenants: Tenants, monkeypatch: pytest.MonkeyPatch, worker: str
 ) -> None:
-    for caller in (tenants.theirs, tenants.unbound, tenants.ours):
-        await caller.rpc.register_resource(PLAYBOOK.format(path="part", value=caller.tenant))
+    for caller in (tenants.theirs, tenants.system, tenants.unbound, tenants.ours):
+        await caller.rpc.register_resource(PLAYBOOK.format(path="part", value=caller.tenant or "none"))
     await tenants.ours.rpc.register_resource(CALLER.format(path="part"))
     started = await tenants.ours.rpc.execute("caller")
     run = await tenants.ours.rpc.get_run(str(started.execution_id))
@@ -287,7 +291,7 @@ async def test_a_run_uses_the_playbooks_of_its_own_tenant(
     assert (await tenants.theirs.http("GET", f"/api/executions/{started.execution_id}")).status == 404
 
 
-@pytest.mark.parametrize("worker", ["ours", "unbound"])
+@pytest.mark.parametrize("worker", ["ours", "unbound", "system"])
 async def test_a_playbook_cannot_run_one_of_another_tenant(
     tenants: Tenants, monkeypatch: pytest.MonkeyPatch, worker: str
 ) -> None:
@@ -304,6 +308,10 @@ async def test_a_caller_of_all_tenants_runs_a_document_in_its_tenant(tenants: Te
     await tenants.ours.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
     started = await tenants.unbound.rpc.execute("~ours/p")
     assert (await tenants.ours.rpc.get_run(str(started.execution_id))).tenant_id == "ours"
+    for caller, path in ((tenants.unbound, "p"), (tenants.system, "p"), (tenants.unbound, "~/p")):
+        await caller.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
+        run = await caller.rpc.get_run(str((await caller.rpc.execute(path)).execution_id))
+        assert run.tenant_id == ("" if path == "~/p" else caller.tenant)
 
 
 async def test_the_same_dedup_key_in_two_tenants_starts_two_runs(tenants: Tenants) -> None:
@@ -351,10 +359,10 @@ async def test_each_tenant_has_its_own_listener_of_a_name(tenants: Tenants) -> N
     assert {json.loads(payload)["reason"] for (payload,) in others} <= {"unknown_listener"}
 
 
-@pytest.mark.parametrize("gateway", ["ours", "internal"])
+@pytest.mark.parametrize("gateway", ["ours", "unbound", "system"])
 async def test_a_gateway_serves_the_listeners_of_its_tenant_or_of_all(tenants: Tenants, gateway: str) -> None:
     await open_both(tenants)
-    token = tenants.ours.token if gateway == "ours" else INTERNAL
+    token = getattr(tenants, gateway).token
     async with Gateway(f"http://{tenants.server.http_address}", token, fresh_s=0.0) as running:
         own = "orders" if gateway == "ours" else "~ours/orders"
         assert await tenants.deliver(own, "s3cret of theirs", address=running.address) == 401
@@ -381,7 +389,7 @@ async def test_a_document_gets_no_secret_of_another_tenant(tenants: Tenants, ali
 
 async def test_a_subscription_runs_no_playbook_of_another_tenant(tenants: Tenants) -> None:
     await tenants.theirs.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
-    await tenants.unbound.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
+    await tenants.system.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
     await tenants.server.wallet.set("~ours/secret", "s3cret")
     for playbook in ("p", '"~theirs/p"'):
         await tenants.ours.open(PUSH.format(secret="secret", playbook=playbook))
@@ -449,14 +457,25 @@ async def test_events_of_a_runtime_belong_to_its_tenant(tenants: Tenants) -> Non
     ]
 
 
-async def test_the_same_alias_and_path_without_tenant_stay_those_of_callers_of_all(tenants: Tenants) -> None:
+async def test_things_without_a_tenant_have_bare_names(tenants: Tenants) -> None:
     await open_both(tenants)
-    await tenants.unbound.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
-    await tenants.server.wallet.set("secret", "s3cret of all")
-    await tenants.unbound.open(PUSH.format(secret="secret", playbook="p"))
-    assert await tenants.deliver("orders", "s3cret of all") == 202
+    for caller, alias in ((tenants.system, "secret"), (tenants.unbound, "~ops/secret")):
+        await caller.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
+        await tenants.server.wallet.set(alias, f"s3cret of {caller.tenant}")
+        await caller.open(PUSH.format(secret="secret", playbook="p"))
+    assert await tenants.deliver("orders", "s3cret of ") == 202
+    assert await tenants.deliver("~ops/orders", "s3cret of ops") == 202
+    assert sorted(await tenants.rows("SELECT tenant_id FROM tape_runs")) == [("",), ("ops",)]
+    listed = (await tenants.system.api("/api/subscriptions"))["subscriptions"]
+    assert {each["path"] for each in listed} == {"orders", "~ops/orders", "~ours/orders", "~theirs/orders"}
     listed = (await tenants.unbound.api("/api/subscriptions"))["subscriptions"]
-    assert {each["path"] for each in listed} == {"orders", "~ours/orders", "~theirs/orders"}
+    assert {each["path"] for each in listed} == {"~/orders", "orders", "~ours/orders", "~theirs/orders"}
+    for name, secret in (("~/secret", "s3cret of "), ("secret", "s3cret of ops")):
+        found = await tenants.unbound.api(f"/api/credentials/{name}?include_data=true")
+        assert found["data"] == secret
+    async with Gateway(f"http://{tenants.server.http_address}", tenants.unbound.token, fresh_s=0.0) as gateway:
+        assert await tenants.deliver("~/orders", "s3cret of ", b"{}", gateway.address) == 202
+        assert await tenants.deliver("orders", "s3cret of ops", b"{}", gateway.address) == 202
 
 
 async def test_the_digest_of_a_foreign_artifact_is_answered_like_one_that_does_not_exist(tenants: Tenants) -> None:

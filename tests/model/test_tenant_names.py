@@ -9,6 +9,7 @@ from tape.model.tenant_names import display, is_visible, name_within, plain_name
 
 ACME = Principal(tenant="acme", scopes=frozenset({"operator"}))
 ALL = Principal(tenant="acme", scopes=frozenset({"operator", "tenant:*"}), key_id="k")
+SYSTEM_KEY = Principal(scopes=frozenset({"system"}), key_id="k")
 OPEN = Principal(is_open=True)
 TENANTS = ["acme", "a/b", "~acme", "a%2Fb", "%", "~", "ä ö", "a%25", "..", "acme/x"]
 
@@ -42,9 +43,18 @@ def test_a_caller_of_one_tenant_names_its_own_things_only() -> None:
         assert not is_visible("x")
 
 
-@pytest.mark.parametrize("caller", [ALL, OPEN])
-def test_a_caller_of_all_tenants_uses_names_as_they_are(caller: Principal) -> None:
+@pytest.mark.parametrize("caller", [SYSTEM_KEY, OPEN])
+def test_a_caller_without_a_tenant_uses_names_as_they_are(caller: Principal) -> None:
     with acting_as(caller):
         for name in ("x", "~other/x"):
             assert qualify(name) == display(name) == name
+            assert is_visible(name)
+
+
+def test_a_caller_of_all_tenants_means_its_own_unless_it_names_another() -> None:
+    with acting_as(ALL):
+        shown = {"~acme/x": "x", "~other/x": "~other/x", "x": "~/x"}
+        for name, written in shown.items():
+            assert display(name) == written
+            assert qualify(written) == name
             assert is_visible(name)

@@ -1,7 +1,7 @@
 """Names within a tenant: inside, `orders/ingest` of the tenant acme is the qualified name `~acme/orders/ingest`.
 
 Endpoints translate with `qualify` and `display`; everything behind them works on qualified names. What has no tenant
-has a bare name: on an open server, and for callers that see all tenants.
+has a bare name: things of an open server and of callers without a tenant.
 """
 
 from __future__ import annotations
@@ -10,29 +10,46 @@ from tape.model.principal import current_principal
 
 # A client cannot choose a name that begins with this.
 MARK = "~"
+# How a caller that has a tenant and sees all writes the name of what has none.
+NO_TENANT = f"{MARK}/"
 
 
 def qualify(name: str) -> str:
-    """The qualified name of what the caller calls by this name; an empty name stays empty.
+    """The qualified name of what the caller calls by this name: of its own tenant, unless it names another.
 
-    A caller of one tenant reaches that tenant alone: `~other/x` becomes a name that nothing has.
+    A caller of one tenant reaches that tenant alone: `~other/x` becomes a name that nothing has. An empty name stays
+    empty.
     """
-    return name_within(_own_tenant(), name) if name else name
+    if not name or (sees_all_names() and tenant_of(name)):
+        return name
+    own = _own_tenant()
+    if own and sees_all_names() and name.startswith(NO_TENANT):
+        return name.removeprefix(NO_TENANT)
+    return name_within(own, name)
 
 
 def display(name: str) -> str:
-    """A qualified name as the caller knows it: without the tenant, if that is the only one that the caller sees."""
-    return name.removeprefix(prefix_of(_own_tenant()))
+    """A qualified name as the caller writes it: `qualify` of it is the name again."""
+    own = _own_tenant()
+    if not own or tenant_of(name) not in ("", own):
+        return name
+    return name.removeprefix(prefix_of(own)) if tenant_of(name) else NO_TENANT + name
 
 
 def is_visible(name: str) -> bool:
     """Whether what has this qualified name exists for the caller."""
-    return name.startswith(prefix_of(_own_tenant()))
+    return name.startswith(visible_prefix())
 
 
 def visible_prefix() -> str:
     """The prefix of every qualified name that exists for the caller; empty if it sees all tenants."""
-    return prefix_of(_own_tenant())
+    return "" if sees_all_names() else prefix_of(_own_tenant())
+
+
+def sees_all_names() -> bool:
+    """Whether the caller sees the names of all tenants: with `tenant:*` or `system`, and on an open server."""
+    principal = current_principal()
+    return principal.is_open or principal.sees_all_tenants
 
 
 def name_within(tenant: str, name: str) -> str:
@@ -71,7 +88,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 def _own_tenant() -> str:
     principal = current_principal()
-    return "" if principal.is_open or principal.sees_all_tenants else principal.tenant
+    return "" if principal.is_open else principal.tenant
 
 
 def _encode(tenant: str) -> str:

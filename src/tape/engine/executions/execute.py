@@ -124,17 +124,18 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
 def _within_tenant(request: ExecuteRequest) -> ExecuteRequest:
     """The request with qualified names.
 
-    A caller of one tenant runs the documents of that tenant. For a caller of all tenants the tenant is that of the
-    subscription, else that of the playbook; a subscription cannot run a playbook of another tenant.
+    The tenant is that of the subscription, else that of the playbook: a subscription cannot run a playbook of another
+    tenant. A caller of one tenant names things of that tenant only.
     """
     principal = current_principal()
-    subscription, path = qualify(request.subscription), qualify(request.path)
-    owner = tenant_of(subscription) or tenant_of(path)
+    subscription = qualify(request.subscription)
+    owner = tenant_of(subscription or qualify(request.path))
+    path = name_within(owner, request.path) if subscription and request.path else qualify(request.path)
     return msgspec.structs.replace(
         request,
-        path=name_within(owner, path) if path else "",
+        path=path,
         subscription=subscription,
-        tenant=owner or principal.tenant_for(""),
+        tenant=owner or (principal.tenant if principal.is_open else ""),
         prefix=visible_prefix() or prefix_of(owner),
     )
 

@@ -17,7 +17,6 @@ from tape.errors import InvalidInput
 from tape.model.principal import SYSTEM, acting_as, current_principal
 from tape.model.reaction_states import HandlerKind
 from tape.model.task_pacing import pace
-from tape.model.tenant_names import display
 from tape.store import Reader, Transaction
 from tape.store.records import load, load_all
 
@@ -71,10 +70,8 @@ def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimRe
     if reaction.handler_kind == HandlerKind.AGENT:
         return ClaimResult([])  # they become runs, which the server begins itself
     if request.shard >= reaction.num_shards:
-        raise InvalidInput(
-            f"shard {request.shard} does not exist: {display(request.reaction_id)!r} has {reaction.num_shards};"
-            " -1 means any."
-        )
+        name = registry.display_reaction(request.reaction_id)
+        raise InvalidInput(f"shard {request.shard} does not exist: {name!r} has {reaction.num_shards}; -1 means any.")
     wanted = request.max or DEFAULT_MAX
     free_slots = min(wanted, reaction.max_concurrency - running)
     if free_slots <= 0:

@@ -21,7 +21,16 @@ from tape.model.grants import Grants
 from tape.model.pattern import Pattern
 from tape.model.principal import ALL_TENANTS, current_principal
 from tape.model.reaction_states import POOL, HandlerKind, TaskStatus
-from tape.model.tenant_names import MARK, display, name_within, plain_name, qualify, split_name
+from tape.model.tenant_names import (
+    MARK,
+    display,
+    name_within,
+    plain_name,
+    qualify,
+    sees_all_names,
+    split_name,
+    tenant_of,
+)
 from tape.playbooks.pools import is_pool, reaction_fields
 from tape.store import Reader, Transaction
 from tape.store.records import load, load_all, store
@@ -45,8 +54,16 @@ def resolve(reader: Reader | Transaction, name: str) -> str:
 
 
 def qualify_reaction(name: str) -> str:
-    """The id of the caller's own reaction of a name. Pools belong to all tenants, and so do their reactions."""
-    return name if name.startswith(POOL) else qualify(name)
+    """The id of the caller's own reaction of a name. For a caller of all tenants, a bare id is for all tenants.
+
+    Pools belong to all tenants, and so do their reactions.
+    """
+    return name if sees_all_names() or name.startswith(POOL) else qualify(name)
+
+
+def display_reaction(reaction_id: str) -> str:
+    """The id of a reaction as the caller writes it."""
+    return reaction_id if sees_all_names() or not tenant_of(reaction_id) else display(reaction_id)
 
 
 def find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
@@ -73,7 +90,7 @@ def _is_granted(reaction: Reaction, grants: Grants | None) -> bool:
 
 def not_found(reaction_id: str) -> NotFound:
     """The error for a reaction that does not exist for the caller."""
-    return NotFound(f"no such reaction: {display(reaction_id)!r}.")
+    return NotFound(f"no such reaction: {display_reaction(reaction_id)!r}.")
 
 
 def _find(reader: Reader | Transaction, reaction_id: str) -> Reaction | None:
@@ -241,7 +258,7 @@ def _tenant_of(wanted: Reaction, *, is_pools_own: bool) -> str:
         return ""
     tenant, name = split_name(wanted.reaction_id)
     if name.startswith(MARK):
-        raise InvalidReaction(f"reaction_id {display(wanted.reaction_id)!r} must not begin with {MARK!r}.")
+        raise InvalidReaction(f"reaction_id {display_reaction(wanted.reaction_id)!r} must not begin with {MARK!r}.")
     if len(wanted.reaction_id.encode()) > MAX_ID_BYTES:
         raise InvalidReaction(f"reaction_id {name[:40]!r}… has more than {MAX_ID_BYTES} bytes with its tenant.")
     if wanted.reaction_id.startswith(POOL) and not principal.sees_all_tenants:
@@ -264,8 +281,8 @@ def _check_can_change(reaction: Reaction) -> None:
         raise _shared(reaction.reaction_id)
     if not _is_granted(reaction, grants := current_principal().read_grants):
         raise SubjectNotGranted(
-            f"reaction_id {display(reaction.reaction_id)!r} is taken by a reaction that goes beyond the read grants,"
-            f" {grants}; choose another."
+            f"reaction_id {display_reaction(reaction.reaction_id)!r} is taken by a reaction that goes beyond the read"
+            f" grants, {grants}; choose another."
         )
 
 
@@ -321,7 +338,7 @@ def _reshard(tx: Transaction, reaction: Reaction) -> None:
     matched = read_matched_range(tx, reaction.reaction_id)
     if matched.first != matched.last:
         raise ShardsApart(
-            f"The shards of reaction {display(reaction.reaction_id)!r} are at positions {matched.first} to"
+            f"The shards of reaction {display_reaction(reaction.reaction_id)!r} are at positions {matched.first} to"
             f" {matched.last}; their number can change once all have caught up. Retry in a moment."
         )
     tx.execute("DELETE FROM tape_reaction_cursors WHERE reaction_id = ?", reaction.reaction_id)

@@ -17,7 +17,6 @@ from tape.engine.reactions.task_broker import DispatcherDelivery, DispatcherSess
 from tape.engine.reactions.tasks import RejectedReport, Settlement, Task, TaskFailure, TaskReport
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
-from tape.model.tenant_names import display
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_time
 from tape.server.grpc.messages import to_message
@@ -196,7 +195,7 @@ def task_message(task: Task) -> pb.Task:
 
 def displayed(record: R) -> R:
     """The record with its reaction's id as the caller knows it."""
-    name = display(record.reaction_id)
+    name = registry.display_reaction(record.reaction_id)
     return record if name == record.reaction_id else msgspec.structs.replace(record, reaction_id=name)
 
 
@@ -210,7 +209,7 @@ def _reply(delivery: DispatcherDelivery) -> pb.DispatchReply:
         tasks=map(task_message, delivery.tasks),
         settled=(
             *(
-                pb.Task(task_id=done.task_id, reaction_id=display(done.reaction_id), status=DONE)
+                pb.Task(task_id=done.task_id, reaction_id=registry.display_reaction(done.reaction_id), status=DONE)
                 for done in delivery.settled.done
             ),
             *map(task_message, delivery.settled.tasks),
