@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.lab import TapeServer
+from bench.lab import TapeServer, cpu_seconds
 from bench.load import CALLERS, Bounds, Outcome, event, run_callers
 from bench.options import NAMES, Options
 from bench.table import NOTHING, Table, count, milliseconds
@@ -31,6 +32,13 @@ class Load(NamedTuple):
     padding: int
 
 
+class Turn(NamedTuple):
+    """One turn of a load, and the processor time that server and client used for it."""
+
+    outcome: Outcome
+    cpu_s: float
+
+
 LOADS = (
     Load(f"{CALLERS} callers, 200 bytes", CALLERS, 0),
     Load("1 caller, 200 bytes", 1, 0),
@@ -49,26 +57,33 @@ def run(options: Options) -> list[Table]:
                 options.report(f"{TITLE}: {NAMES[kind]}, {load.name}")
                 with TapeServer(options.lab.fresh_store(kind)) as plain:
                     with TapeServer(options.lab.fresh_store(kind), *flags) as secure:
-                        outcomes = options.lab.run(_alternate(options, (plain.url, secure.url), load))
-                rows += _rows(f"{NAMES[kind]}: {load.name}", *outcomes)
+                        turns = options.lab.run(_alternate(options, plain, secure, load))
+                rows += _rows(f"{NAMES[kind]}: {load.name}", *turns)
     notes = [
         "both connections are open and warm before the clock starts: no handshake is counted",
         "TLS ÷ plain text is the median of the ratios of neighbouring turns, each of half a second",
+        "CPU is that of server and client together; other load on the machine moves it less than the rate",
     ]
-    return [Table(TITLE, ["", "entries/s", "p50 ms", "p99 ms", "TLS ÷ plain text"], rows, notes)]
+    columns = ["", "entries/s", "p50 ms", "p99 ms", "TLS ÷ plain text", "CPU µs per entry", "TLS ÷ plain text"]
+    return [Table(TITLE, columns, rows, notes)]
 
 
-async def _alternate(options: Options, urls: tuple[str, str], load: Load) -> tuple[list[Outcome], list[Outcome]]:
+async def _alternate(
+    options: Options, plain: TapeServer, secure: TapeServer, load: Load
+) -> tuple[list[Turn], list[Turn]]:
     """What each turn on each server measured, in order."""
-    turn = options.scaled(Bounds(1_000_000, 0.5), Bounds(200, 0.1))
-    found: tuple[list[Outcome], list[Outcome]] = ([], [])
-    async with AsyncTapeClient(urls[0]) as plain, AsyncTapeClient(urls[1]) as secure:
-        for client in (plain, secure):
+    bounds = options.scaled(Bounds(1_000_000, 0.5), Bounds(200, 0.1))
+    found: tuple[list[Turn], list[Turn]] = ([], [])
+    async with AsyncTapeClient(plain.url) as without, AsyncTapeClient(secure.url) as over_tls:
+        sides = ((plain, without, found[0]), (secure, over_tls, found[1]))
+        for _, client, _ in sides:
             await run_callers(_appending(client, load), load.callers, options.warm_up)
         for number in range(options.scaled(TURNS, 2)):
             # Which one begins changes each time: a machine that gets slower or faster favours neither.
-            for client, outcomes in ((plain, found[0]), (secure, found[1]))[:: 1 if number % 2 else -1]:
-                outcomes.append(await run_callers(_appending(client, load), load.callers, turn))
+            for server, client, turns in sides[:: 1 if number % 2 else -1]:
+                before = cpu_seconds(server.pid) + time.process_time()
+                outcome = await run_callers(_appending(client, load), load.callers, bounds)
+                turns.append(Turn(outcome, cpu_seconds(server.pid) + time.process_time() - before))
     return found
 
 
@@ -82,14 +97,25 @@ def _appending(client: AsyncTapeClient, load: Load) -> Callable[[int], Awaitable
     return append
 
 
-def _rows(name: str, plain: list[Outcome], secure: list[Outcome]) -> list[list[str]]:
-    share = median(one.rate / other.rate for one, other in zip(secure, plain, strict=True))
-    return [_row(f"{name}, plain text", plain, NOTHING), _row(f"{name}, TLS 1.3", secure, f"{share:.2f}×")]
+def _rows(name: str, plain: list[Turn], secure: list[Turn]) -> list[list[str]]:
+    share = median(one.outcome.rate / other.outcome.rate for one, other in zip(secure, plain, strict=True))
+    costs = [_cost_us(turns) for turns in (plain, secure)]
+    cpu_share = f"{costs[1] / costs[0]:.2f}×" if costs[0] else NOTHING
+    return [
+        _row(f"{name}, plain text", plain, NOTHING, costs[0], NOTHING),
+        _row(f"{name}, TLS 1.3", secure, f"{share:.2f}×", costs[1], cpu_share),
+    ]
 
 
-def _row(name: str, outcomes: list[Outcome], share: str) -> list[str]:
+def _row(name: str, turns: list[Turn], share: str, cost_us: float, cpu_share: str) -> list[str]:
+    outcomes = [turn.outcome for turn in turns]
     rate, p50, p99 = (median(getattr(outcome, part) for outcome in outcomes) for part in ("rate", "p50_ms", "p99_ms"))
-    return [name, count(rate), milliseconds(p50), milliseconds(p99), share]
+    return [name, count(rate), milliseconds(p50), milliseconds(p99), share, count(cost_us), cpu_share]
+
+
+def _cost_us(turns: list[Turn]) -> float:
+    entries = sum(turn.outcome.entries for turn in turns)
+    return sum(turn.cpu_s for turn in turns) / entries * 1e6
 
 
 def _certificate(folder: Path) -> tuple[str, ...]:
