@@ -18,11 +18,20 @@ from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.errors import InvalidConfig, TenantLimitReached
 from tape.model.principal import SYSTEM_SCOPE, Principal
 from tape.proto import tape_pb2 as pb
-from tape.server.admission import BYTES_PER_SLOT, READ_SLOTS, SLOTS, Admission, TenantLimits, Ticket
+from tape.server.admission import (
+    BYTES_PER_SLOT,
+    COMPETING_S,
+    READ_SLOTS,
+    WRITE_SLOTS,
+    Admission,
+    TenantLimits,
+    Ticket,
+)
 from tape.server.server import Server
 from tests.conftest import settings_for
 from tests.web import call
 
+SLOTS = WRITE_SLOTS.competing
 FLOOD = Principal(tenant="flood", user="f")
 VICTIM = Principal(tenant="victim", user="v")
 EVENT = {"specversion": "1.0", "id": "1", "source": "s", "type": "a.b"}
@@ -148,7 +157,7 @@ def shared() -> Admission:
     admission = Admission(TenantLimits(), Metrics())
     for caller in (FLOOD, VICTIM, FLOOD):
         admission.enter(caller, 0).leave()
-    assert admission.is_shared
+    assert admission.sharing.is_competing
     return admission
 
 
@@ -190,8 +199,20 @@ async def test_a_large_request_takes_all_slots_of_its_tenant(shared: Admission) 
     assert (first.done(), second.done()) == (True, False)
 
 
+async def test_a_tenant_that_makes_few_calls_finds_a_bounded_load(
+    shared: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(shared.sharing), "seconds", COMPETING_S)
+    calls = [await begin(shared, FLOOD) for _ in range(100)]
+    assert sum(turn.done() for _, turn in calls) == WRITE_SLOTS.shared
+    monkeypatch.setattr(type(shared.sharing), "seconds", 60.0)
+    calls[0][0].leave()
+    await asyncio.sleep(0)
+    assert all(turn.done() for _, turn in calls)
+
+
 async def test_a_long_query_does_not_hold_appends_up(shared: Admission) -> None:
-    for _ in range(READ_SLOTS):
+    for _ in range(READ_SLOTS.competing):
         await shared.enter(FLOOD, 0, reads=True).turn()
     waiting = asyncio.create_task(shared.enter(FLOOD, 0, reads=True).turn())
     await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Limits per tenant, checked before a request is decoded, the same for gRPC and HTTP.
 
 Calls, bytes, appends and streams of a tenant are counted together, whichever sessions its callers name. Beyond a limit
-a call is refused. While several tenants make calls, each has a few slots, and more of its calls wait for one: so a
+a call is refused. While several tenants make calls, each has some slots, and more of its calls wait for one: so a
 flood waits behind itself. Callers of an open server and of the server's own programs have no limits per tenant.
 """
 
@@ -20,15 +20,26 @@ from tape.model.principal import AGENT, GATEWAY, RUNTIME, SYSTEM_SCOPE, WORKER, 
 TICKET = "tape.ticket"
 # Seconds after which a refused caller may try again, where no rate says how long it takes.
 RETRY_AFTER_S = 1.0
-# Tenants share the server while two of them have made calls within this many seconds.
-SHARED_S = 1.0
-# Calls of one tenant in progress while tenants share the server, and those among them that only read: a long query does
-# not hold appends up. A larger request takes several of the slots.
-SLOTS = 4
-READ_SLOTS = 2
+# Seconds since two tenants have made calls for which they share the server, and for which they compete for it. The
+# first bounds what is in progress before the call of a tenant that makes few; the second favors those that make many.
+SHARED_S = 60.0
+COMPETING_S = 1.0
+
+
+class SlotCount(NamedTuple):
+    """The slots of each tenant for its calls in progress, while tenants share the server and while they compete."""
+
+    shared: int
+    competing: int
+
+
+WRITE_SLOTS = SlotCount(64, 4)
+# A long query holds no appends up: calls that only read have slots of their own.
+READ_SLOTS = SlotCount(16, 2)
+# A larger request takes more of the slots.
 BYTES_PER_SLOT = 16 << 10
-# While calls wait, a slot rests for this part of the time that its last call took, so that other tenants get their
-# turn on the event loop and in the writer.
+# While tenants compete and calls wait, a slot rests for this part of the time that its last call took, so that other
+# tenants get their turn on the event loop and in the writer.
 REST = 1.0
 # Programs that serve many users have the streams of their tenant, not those of one user.
 PROGRAM_SCOPES = (AGENT, WORKER, RUNTIME, GATEWAY)
@@ -73,23 +84,54 @@ class _Rate:
         return self._tokens >= self._per_s
 
 
+class _Sharing:
+    """How long ago two tenants have last made calls. The server's own programs, of no tenant, do not count."""
+
+    __slots__ = ("_at", "_last_tenant")
+
+    def __init__(self) -> None:
+        self._at = float("-inf")
+        self._last_tenant = ""
+
+    def note(self, tenant: str) -> None:
+        """A call of a tenant begins."""
+        if tenant and tenant != self._last_tenant:
+            if self._last_tenant:
+                self._at = time.monotonic()
+            self._last_tenant = tenant
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since a call that was not of the same tenant as the one before."""
+        return time.monotonic() - self._at
+
+    @property
+    def is_competing(self) -> bool:
+        """Whether tenants compete for the server."""
+        return self.seconds < COMPETING_S
+
+
 class _Slots:
     """The slots of a tenant that calls in progress have taken, and the calls that wait, first in, first out."""
 
-    __slots__ = ("taken", "total", "waiting")
+    __slots__ = ("_count", "_sharing", "taken", "waiting")
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self, count: SlotCount, sharing: _Sharing) -> None:
+        self._count = count
+        self._sharing = sharing
         self.taken = 0
         self.waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     def has_free(self, weight: int) -> bool:
         """Whether a call can begin. The heaviest begins when no other is in progress."""
-        return not self.taken or self.taken + weight <= self.total
+        if not self.taken or self.taken + weight <= self._count.competing:
+            return True
+        seconds = self._sharing.seconds
+        return seconds >= SHARED_S or (seconds >= COMPETING_S and self.taken + weight <= self._count.shared)
 
-    def grant(self, is_shared: bool) -> None:
+    def grant(self) -> None:
         """Give free slots to the calls that wait longest."""
-        while self.waiting and (self.has_free(self.waiting[0][1]) or not is_shared):
+        while self.waiting and self.has_free(self.waiting[0][1]):
             future, weight = self.waiting.popleft()
             if not future.done():
                 self.taken += weight
@@ -101,7 +143,7 @@ class _Tenant:
 
     __slots__ = ("appends", "bytes", "bytes_rate", "calls", "name", "reads", "streams", "users", "writes")
 
-    def __init__(self, name: str, limits: TenantLimits) -> None:
+    def __init__(self, name: str, limits: TenantLimits, sharing: _Sharing) -> None:
         self.name = name
         self.calls = 0
         self.bytes = 0
@@ -109,8 +151,8 @@ class _Tenant:
         self.users: Counter[str] = Counter()
         self.appends = _Rate(limits.tenant_appends_per_s) if limits.tenant_appends_per_s else None
         self.bytes_rate = _Rate(limits.tenant_bytes_per_s) if limits.tenant_bytes_per_s else None
-        self.reads = _Slots(READ_SLOTS)
-        self.writes = _Slots(SLOTS)
+        self.reads = _Slots(READ_SLOTS, sharing)
+        self.writes = _Slots(WRITE_SLOTS, sharing)
 
     @property
     def is_idle(self) -> bool:
@@ -127,10 +169,9 @@ class Admission:
         self._limits = limits
         self._refused = metrics.tenant_limited
         self._delayed = metrics.calls_delayed
-        self._exempt = Ticket(self, None, 0, _Slots(0))
+        self.sharing = _Sharing()
+        self._exempt = Ticket(self, None, 0, _Slots(WRITE_SLOTS, self.sharing))
         self._tenants: dict[str, _Tenant] = {}
-        self._last_tenant = ""
-        self._shared_at = float("-inf")
 
     def enter(self, principal: Principal, size: int, *, appends: bool = False, reads: bool = False) -> Ticket:
         """Admit a call with a request of so many bytes until its `leave`. Raises TenantLimitReached."""
@@ -167,11 +208,6 @@ class Admission:
         tenant.users[user] += 1
         return Stream(self, tenant, user)
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether more than one tenant has made calls lately."""
-        return time.monotonic() - self._shared_at < SHARED_S
-
     def release(self, tenant: _Tenant) -> None:
         """Forget a tenant that has nothing in progress."""
         if tenant.is_idle and self._tenants.get(tenant.name) is tenant:
@@ -187,15 +223,12 @@ class Admission:
         self._delayed.inc()
 
     def _tenant(self, name: str) -> _Tenant:
-        if name != self._last_tenant:
-            if self._last_tenant and name:
-                self._shared_at = time.monotonic()
-            self._last_tenant = name or self._last_tenant
+        self.sharing.note(name)
         tenant = self._tenants.get(name)
         if tenant is None:
             if len(self._tenants) >= MAX_IDLE_TENANTS:
                 self._tenants = {known: each for known, each in self._tenants.items() if not each.is_idle}
-            tenant = self._tenants[name] = _Tenant(name, self._limits)
+            tenant = self._tenants[name] = _Tenant(name, self._limits, self.sharing)
         return tenant
 
     def _check_rate(self, limit: str, rate: _Rate, what: str) -> None:
@@ -235,8 +268,8 @@ class Ticket:
         slots = self._slots
         if self._tenant is None or self._began:
             return
-        self._weight = min(1 + self._size // BYTES_PER_SLOT, slots.total)
-        if (slots.waiting or not slots.has_free(self._weight)) and self._admission.is_shared:
+        self._weight = 1 + self._size // BYTES_PER_SLOT
+        if slots.waiting or not slots.has_free(self._weight):
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             slots.waiting.append((future, self._weight))
             self._admission.count_delayed()
@@ -256,7 +289,7 @@ class Ticket:
         if tenant is None or not began:
             return
         self._began = 0.0
-        if self._slots.waiting and self._admission.is_shared:
+        if self._slots.waiting and self._admission.sharing.is_competing:
             rest = (time.monotonic() - began) * REST
             asyncio.get_running_loop().call_later(rest, self._give_back, tenant)
         else:
@@ -284,7 +317,7 @@ class Ticket:
 
     def _give_back(self, tenant: _Tenant) -> None:
         self._slots.taken -= self._weight
-        self._slots.grant(self._admission.is_shared)
+        self._slots.grant()
         self._admission.release(tenant)
 
 
