@@ -25,7 +25,7 @@ LOADS = (
     (f"{CALLERS} callers, {BATCH_ENTRIES:,} entries a call", "batches", (), 3),
     (f"{CALLERS} append streams", "streams", (), 3),
     (f"{LARGE_CALLERS} callers, payloads of {LARGE_PAYLOAD_BYTES // 1_000_000} MB", "payloads", (), 3),
-    ("4 callers that register documents of 250 kB", "documents", ("operator",), 3),
+    ("4 callers, documents of 250 kB", "documents", ("operator",), 3),
     ("1 Follow with a hostile predicate", "predicate", ("agent",), 2),
     ("20 Follows with a hostile predicate", "predicates", ("agent",), 2),
 )
@@ -56,10 +56,10 @@ def run(options: Options) -> list[Table]:
         f"median of {rounds} rounds, each on a fresh server with tokens; the victim is one caller, one entry at a time",
         "the load has a token of another tenant; a refused call of it is repeated after 50 ms",
         f"the hostile predicate is {HOSTILE_PREDICATE} on entries with 10,000 keys, ten of them a second",
-        "victim, load and server share the cores of this machine",
+        "times in ms; calls answered and refused are those of the load; all processes share the cores of this machine",
     ]
-    columns = ["", "p50 ms alone", "p50 ms beside", "p50 ÷ alone", "aim", "p99 ms alone", "p99 ms beside"]
-    return [Table(TITLE, [*columns, "load's calls/s", "refused/s"], rows, notes)]
+    columns = ["", "p50 alone", "p50 beside", "ratio", "aim", "p99 alone", "p99 beside"]
+    return [Table(TITLE, [*columns, "calls/s", "refused/s"], rows, notes)]
 
 
 def _row(name: str, answers: list[Answer], aim: int) -> list[str]:

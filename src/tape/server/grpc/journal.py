@@ -63,12 +63,13 @@ class JournalService:
         """Append requests as they arrive, in their order; up to MAX_STREAMED_APPENDS are in flight."""
         answers: asyncio.Queue[asyncio.Task[pb.AppendReply] | None] = asyncio.Queue()
         slots = asyncio.Semaphore(MAX_STREAMED_APPENDS)
+        preparing = asyncio.Lock()
 
         async def accept() -> None:
             try:
                 while (data := await requests.next_bytes()) is not None:
                     await slots.acquire()
-                    if (answering := await self._accept(requests, data)) is None:
+                    if (answering := await self._accept(requests, data, preparing)) is None:
                         break
                     answers.put_nowait(answering)
             finally:
@@ -89,26 +90,25 @@ class JournalService:
         for answers in self._append_streams:
             answers.put_nowait(None)
 
-    async def _accept(self, requests: DecodedRequests, data: bytes) -> asyncio.Task[pb.AppendReply] | None:
-        """Admit, decode and prepare a request, then let it be answered beside the next; None if it is undecodable."""
-        ticket: Ticket | None = None
-        prepared: AppendRequest | Exception
+    async def _accept(
+        self, requests: DecodedRequests, data: bytes, preparing: asyncio.Lock
+    ) -> asyncio.Task[pb.AppendReply] | None:
+        """Admit and decode a request, then let it be answered beside the next; None if it is undecodable."""
         try:
             ticket = self._admission.enter(current_principal(), len(data), appends=True)
+        except TapeError as error:
+            return asyncio.create_task(_refuse(error))
+        try:
             await ticket.turn()
             request = requests.decode(data)
-            if isinstance(request, Undecodable):
-                ticket.leave()
-                return None
-            ticket.charge_appends(len(request.drafts))
-            prepared = await self._prepare(request, await to_drafts(request))
-        except Exception as error:
-            prepared = error
         except BaseException:
-            if ticket is not None:
-                ticket.leave()
+            ticket.leave()
             raise
-        return asyncio.create_task(self._answer(prepared, ticket))
+        if isinstance(request, Undecodable):
+            ticket.leave()
+            return None
+        ticket.charge_appends(len(request.drafts))
+        return asyncio.create_task(self._answer(request, ticket, preparing))
 
     async def _prepare(self, request: pb.AppendRequest, drafts: list[Draft]) -> AppendRequest:
         return await self._journal.prepare(
@@ -120,19 +120,18 @@ class JournalService:
             part=Part(request.part_of, request.part_at) if request.part_of else None,
         )
 
-    async def _answer(self, request: AppendRequest | Exception, ticket: Ticket | None) -> pb.AppendReply:
+    async def _answer(self, request: pb.AppendRequest, ticket: Ticket, preparing: asyncio.Lock) -> pb.AppendReply:
         try:
-            if isinstance(request, Exception):
-                raise request
-            global_seqs = await self._journal.submit(request)
+            async with preparing:  # a large request is prepared in parts, and later ones must not overtake it
+                prepared = await self._prepare(request, await to_drafts(request))
+            global_seqs = await self._journal.submit(prepared)
         except TapeError as error:
-            return pb.AppendReply(error_code=error.code, error_message=str(error))
+            return await _refuse(error)
         except Exception:
             log.exception("append failed")
             return pb.AppendReply(error_code=TapeError.code, error_message=INTERNAL_ERROR)
         finally:
-            if ticket is not None:
-                ticket.leave()
+            ticket.leave()
         return pb.AppendReply(global_seqs=global_seqs)
 
     async def get_head(self, request: pb.GetHeadRequest, context: Context) -> pb.JournalHead:
@@ -214,6 +213,10 @@ async def _compile(text: str) -> Predicate | None:
     return (
         compile_predicate(text) if len(text) <= INLINE_PREDICATE else await asyncio.to_thread(compile_predicate, text)
     )
+
+
+async def _refuse(error: TapeError) -> pb.AppendReply:
+    return pb.AppendReply(error_code=error.code, error_message=str(error))
 
 
 async def to_drafts(request: pb.AppendRequest) -> list[Draft]:
