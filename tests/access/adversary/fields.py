@@ -129,6 +129,8 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("bucket_ms", "window_secs", "dedup_window_secs"), 3_600_000),
     **dict.fromkeys(("usd", "usd_cap", "usd_estimate", "tokens", "token_cap", "token_estimate"), 1),
     "if_version": -1,
+    "part_of": 1,
+    "part_at": 0,
     **dict.fromkeys(("claim", "everything", "permanent", "settle_run", "include_pending", "include_stuck"), True),
     **dict.fromkeys(("include_unknown", "include_committed_expired", "ignore_unowed", "if_absent"), True),
     **dict.fromkeys(("allow_self", "backfill", "bootstrap_from_head", "deleted", "strict_order"), False),
@@ -180,6 +182,7 @@ FIELDS: dict[str, Any] = {
 
 # Fields of which a request has one: each is tried.
 ONE_OF: dict[str, tuple[tuple[str, ...], ...]] = {
+    "AppendRequest": ((), ("part_of", "part_at")),
     "RedriveTasksRequest": (("task_ids",), ("filter",), ("everything",)),
     "DropTasksRequest": (("task_ids",), ("filter",), ("everything",)),
     "SendSignalRequest": (("run_id",), ("app_name", "user_id", "session_id")),

@@ -66,7 +66,7 @@ async def send_rpc(
     try:
         if described.client_streaming:
             stream = world.channel.stream_stream(path, **options)(_once(request), metadata=sent, timeout=60)
-            return await _first(stream, read_s)
+            return await _first(stream, read_s, REFUSAL_S)
         if described.server_streaming:
             stream = world.channel.unary_stream(path, **options)(request, metadata=sent, timeout=60)
             return await _first(stream, read_s)
@@ -80,13 +80,19 @@ async def _once(request: Any) -> Any:
     yield request
 
 
-async def _first(stream: Any, read_s: float) -> str:
-    """The first replies of a stream that goes on; raises the error of one that ends with an error."""
+async def _first(stream: Any, read_s: float, first_s: float = 0.0) -> str:
+    """The first replies of a stream that goes on; raises the error of one that ends with an error.
+
+    It is read for `read_s` seconds; with `first_s`, which a stream that always replies has, from its first reply on.
+    """
     replies: list[str] = []
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(read_s):
+        async with asyncio.timeout(max(first_s, read_s)) as deadline:
             async for reply in stream:
                 replies.append(str(reply))
+                if first_s and len(replies) == 1:
+                    deadline.reschedule(loop.time() + read_s)
     except TimeoutError:
         pass
     finally:

@@ -56,6 +56,8 @@ HOSTILE: dict[int, tuple[Any, ...]] = {
     FieldDescriptor.CPPTYPE_STRING: TEXTS,
     FieldDescriptor.CPPTYPE_INT64: INT64,
     FieldDescriptor.CPPTYPE_INT32: INT32,
+    FieldDescriptor.CPPTYPE_UINT32: (1, (1 << 32) - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (1, (1 << 64) - 1),
     FieldDescriptor.CPPTYPE_DOUBLE: FLOATS,
     FieldDescriptor.CPPTYPE_ENUM: (99, -1, (1 << 31) - 1),
     FieldDescriptor.CPPTYPE_BOOL: (True, False),
