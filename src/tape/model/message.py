@@ -21,6 +21,7 @@ CLOUDEVENTS_SOURCE = "/tape"
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 # `%` is encoded too, so that two run ids never have the same event id.
 _UNAMBIGUOUS = _PRINTABLE.replace("%", "")
+_UNAMBIGUOUS_TENANT = _UNAMBIGUOUS.replace(":", "")
 
 
 class Message(NamedTuple):
@@ -38,7 +39,10 @@ class Message(NamedTuple):
 
 
 class MessageBody(msgspec.Struct):
-    """The fields of a body, in this order. `payload` is there only in the format `expanded`."""
+    """The fields of a body, in this order.
+
+    `tenant` is there only among entries of several tenants, `payload` only in the format `expanded`.
+    """
 
     run_id: str
     seq: int
@@ -51,6 +55,7 @@ class MessageBody(msgspec.Struct):
     schema_version: int
     trace_id: str
     span_id: str
+    tenant: str | msgspec.UnsetType = msgspec.UNSET
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -90,6 +95,8 @@ def _body_of(entry: Any, body_format: BodyFormat) -> MessageBody | dict[str, Any
         entry.trace_id,
         entry.span_id,
     )
+    if isinstance(entry, TenantEntry):
+        body.tenant = entry.tenant
     if body_format == "expanded":
         body.payload = msgspec.Raw((entry.payload_json or "null").encode())
     return body
@@ -108,9 +115,30 @@ def content_type_of(body_format: BodyFormat) -> str:
     return STRUCTURED if body_format == "cloudevents" else "application/json"
 
 
+class TenantEntry:
+    """An entry among those of several tenants, which may have runs of the same id: its event id names the tenant."""
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, entry: Any) -> None:
+        self._entry = entry
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+
 def event_id_of(entry: Any) -> str:
-    """`<run_id>/<seq>`, with everything but printable ASCII, and `%`, percent-encoded in the run id."""
-    return f"{quote(entry.run_id, safe=_UNAMBIGUOUS)}/{entry.seq}"
+    """`<run_id>/<seq>`, of a TenantEntry `<tenant>:<run_id>/<seq>`.
+
+    Everything but printable ASCII, and `%`, is percent-encoded, in the tenant `:` too. The tenant may be empty.
+    """
+    plain = f"{quote(entry.run_id, safe=_UNAMBIGUOUS)}/{entry.seq}"
+    return f"{quote(entry.tenant, safe=_UNAMBIGUOUS_TENANT)}:{plain}" if isinstance(entry, TenantEntry) else plain
+
+
+def run_key_of(entry: Any) -> str | tuple[str, str]:
+    """What the entries of one run have in common: its id, of a TenantEntry also the tenant."""
+    return (entry.tenant, entry.run_id) if isinstance(entry, TenantEntry) else entry.run_id
 
 
 def to_header(text: str) -> str:

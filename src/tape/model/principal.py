@@ -51,6 +51,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     # On an open server callers name their own tenant, user and session, or none.
     is_open: bool = False
+    # Whether it sees all tenants of a server with keys, so that the event ids of what it reads name the tenant.
+    reads_several_tenants: bool = False
     # Names under which the tenant has entries from before it got its own.
     former_tenants: tuple[str, ...] = ()
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from tape.base.retry import Backoff, RetryPolicy
 from tape.errors import SinkRejected
-from tape.model.entry import Entry
-from tape.model.message import event_id_of
+from tape.model.message import TenantEntry, event_id_of
 from tape.pipeline.selection import entries_of
 from tape.sinks.batch_publisher import BatchPublisher
 from tape.sinks.dead_letters import Policy, dead_letter_of
@@ -52,17 +51,19 @@ class RoundResult(msgspec.Struct):
     stuck: list[tuple[int, str]]
 
 
-def publish_round(entries: DataFrame, open_sink: Callable[[], Any], policy: Policy) -> RoundResult:
-    """Publish entries to a sink; the entries of a run go to one task, in order."""
+def publish_round(
+    entries: DataFrame, open_sink: Callable[[], Any], policy: Policy, *, tenant_ids: bool = False
+) -> RoundResult:
+    """Publish entries to a sink; the entries of a run go to one task, in order. Event ids may name the tenant."""
 
     def publish_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sink, rejected, metrics = open_sink(), RejectedEntries(policy), RelayMetrics()
         stuck = ""
-        left: list[Entry] = []
+        left: list[Any] = []
         try:
             delivery = BatchPublisher(sink, rejected, metrics)
             for batch in batches:
-                found = list(entries_of(batch))
+                found = [TenantEntry(entry) if tenant_ids else entry for entry in entries_of(batch)]
                 for start in range(0, len(found), MAX_BATCH):
                     reason, left = publish_with_retry(delivery, found[start : start + MAX_BATCH], metrics)
                     if reason is not None:
@@ -90,8 +91,8 @@ def publish_round(entries: DataFrame, open_sink: Callable[[], Any], policy: Poli
 
 
 def publish_with_retry(
-    delivery: BatchPublisher, entries: list[Entry], metrics: RelayMetrics, policy: RetryPolicy = RETRY
-) -> tuple[Exception | None, list[Entry]]:
+    delivery: BatchPublisher, entries: list[Any], metrics: RelayMetrics, policy: RetryPolicy = RETRY
+) -> tuple[Exception | None, list[Any]]:
     """Publish entries, with retries; return the last error, or None, and the entries that are left, in order."""
     left, backoff = entries, Backoff(policy)
     while True:

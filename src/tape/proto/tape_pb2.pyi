@@ -1103,7 +1103,7 @@ class ListReactionsResponse(_message.Message):
     def __init__(self, reactions: _Optional[_Iterable[_Union[Reaction, _Mapping]]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id", "completed_at_ms", "first_global_seq", "coalesced", "redriven", "source_seq", "source_ts_ms", "schema_version")
+    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id", "completed_at_ms", "first_global_seq", "coalesced", "redriven", "source_seq", "source_ts_ms", "schema_version", "source_tenant")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -1127,6 +1127,7 @@ class Task(_message.Message):
     SOURCE_SEQ_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TS_MS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TENANT_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     reaction_id: str
     shard: int
@@ -1150,7 +1151,8 @@ class Task(_message.Message):
     source_seq: int
     source_ts_ms: int
     schema_version: int
-    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., completed_at_ms: _Optional[int] = ..., first_global_seq: _Optional[int] = ..., coalesced: _Optional[int] = ..., redriven: _Optional[int] = ..., source_seq: _Optional[int] = ..., source_ts_ms: _Optional[int] = ..., schema_version: _Optional[int] = ...) -> None: ...
+    source_tenant: str
+    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., completed_at_ms: _Optional[int] = ..., first_global_seq: _Optional[int] = ..., coalesced: _Optional[int] = ..., redriven: _Optional[int] = ..., source_seq: _Optional[int] = ..., source_ts_ms: _Optional[int] = ..., schema_version: _Optional[int] = ..., source_tenant: _Optional[str] = ...) -> None: ...
 
 class ClaimTasksRequest(_message.Message):
     __slots__ = ("reaction_id", "shard", "owner", "lease_ms", "max", "now_ms", "task_ids")
@@ -1519,16 +1521,18 @@ class GetHeadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class JournalHead(_message.Message):
-    __slots__ = ("global_seq", "oldest", "ts_ms", "chain")
+    __slots__ = ("global_seq", "oldest", "ts_ms", "chain", "several_tenants")
     GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     TS_MS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_TENANTS_FIELD_NUMBER: _ClassVar[int]
     global_seq: int
     oldest: int
     ts_ms: int
     chain: bytes
-    def __init__(self, global_seq: _Optional[int] = ..., oldest: _Optional[int] = ..., ts_ms: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...
+    several_tenants: bool
+    def __init__(self, global_seq: _Optional[int] = ..., oldest: _Optional[int] = ..., ts_ms: _Optional[int] = ..., chain: _Optional[bytes] = ..., several_tenants: bool = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
     __slots__ = ("app_name", "user_id", "session_id", "status", "before_started_at_ms", "before_run_id", "limit")

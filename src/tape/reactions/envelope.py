@@ -35,16 +35,23 @@ class Envelope(msgspec.Struct, frozen=True):
     attempt: int
     last_error: str
     coalesced: int
+    # The tenant of the entry, if the dispatcher gets those of several tenants of a server with keys.
+    tenant: str = ""
 
     @property
     def event_id(self) -> str:
-        """`<run_id>/<seq>`: identifies the entry outside of this journal."""
-        return f"{self.run_id}/{self.seq}"
+        """`<run_id>/<seq>`, with a tenant `<tenant>:<run_id>/<seq>`: identifies the entry outside of this journal."""
+        return entry_id(self.tenant, self.run_id, self.seq)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__struct_fields__:
             raise KeyError(name)
         return getattr(self, name)
+
+
+def entry_id(tenant: str, run_id: str, seq: int) -> str:
+    """The id of an entry outside of its journal."""
+    return f"{tenant}:{run_id}/{seq}" if tenant else f"{run_id}/{seq}"
 
 
 def open_envelope(task: pb.Task) -> Envelope:
@@ -71,4 +78,5 @@ def open_envelope(task: pb.Task) -> Envelope:
         attempt=task.attempts,
         last_error=task.last_error,
         coalesced=task.coalesced,
+        tenant=task.source_tenant,
     )

@@ -13,7 +13,7 @@ from tape.base.telemetry.spans import child_span
 from tape.base.telemetry.tracing import current_cause
 from tape.errors import HandlerTimedOut
 from tape.proto import tape_pb2 as pb
-from tape.reactions.envelope import Envelope, open_envelope
+from tape.reactions.envelope import Envelope, entry_id, open_envelope
 from tape.reactions.threads import Threads
 
 Handler = Callable[[Envelope], Any]
@@ -82,7 +82,7 @@ def _attributes(task: pb.Task) -> dict[str, Any]:
         "messaging.system": "tape",
         "messaging.operation.type": "process",
         "messaging.destination.name": task.subject,
-        "messaging.message.id": f"{task.source_run_id}/{task.source_seq}",
+        "messaging.message.id": entry_id(task.source_tenant, task.source_run_id, task.source_seq),
         "tape.reaction_id": task.reaction_id,
         "tape.task_id": task.task_id,
         "tape.global_seq": task.source_global_seq,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 
+import msgspec
+
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import KEY_ID_PREFIX, Authenticator
 from tape.engine.security.key_ring import KeyRing
@@ -88,12 +90,21 @@ class Access:
     async def verify(self, token: str, session: str = "") -> Principal:
         """The principal of a token or key. TokenRejected, and an audit entry, if it does not prove one."""
         if self.is_internal(token):
-            return INTERNAL
+            return self._with_reach(INTERNAL)
         try:
-            return self._aliases.apply(await self._verify(token, session))
+            return self._with_reach(await self._verify(token, session))
         except TokenRejected as error:
             self._audit.auth_rejected(error.reason, error.key_id)
             raise
+
+    def _with_reach(self, principal: Principal) -> Principal:
+        """The principal with what its token does not say: former names of its tenant, and whether keys are set.
+
+        TokenRejected if its tenant is no longer one.
+        """
+        if principal.sees_all_tenants and not self.is_open:
+            return msgspec.structs.replace(principal, reads_several_tenants=True)
+        return self._aliases.apply(principal)
 
     async def _verify(self, token: str, session: str) -> Principal:
         if has_key_prefix(token):
@@ -112,7 +123,7 @@ class Access:
     def verify_certificate(self, der: bytes, session: str = "") -> Principal:
         """The principal of a certificate that TLS has verified. CertificateRejected, and an audit entry, if none."""
         try:
-            return self._aliases.apply(self._certificates.principal_of(der, session))
+            return self._with_reach(self._certificates.principal_of(der, session))
         except (CertificateRejected, TokenRejected) as error:
             self._audit.auth_rejected(error.reason)
             raise

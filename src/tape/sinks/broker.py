@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tape.brokers.publisher import Publisher
 from tape.errors import PublishFailed, PublishRejected, SinkHeldBack, SinkRejected, SinkUnavailable
-from tape.model.message import BodyFormat, check_body_format, to_message
+from tape.model.message import BodyFormat, check_body_format, run_key_of, to_message
 
 T = TypeVar("T")
 
@@ -50,9 +50,9 @@ class BrokerSink:
         except PublishFailed as error:
             return [SinkUnavailable(str(error)), *(SinkHeldBack(entry, entries[0]) for entry in entries[1:])]
         outcomes: list[Exception | None] = [None] * len(entries)
-        runs: dict[str, list[int]] = {}
+        runs: dict[object, list[int]] = {}
         for index, entry in enumerate(entries):
-            runs.setdefault(entry.run_id, []).append(index)
+            runs.setdefault(run_key_of(entry), []).append(index)
 
         async def publish_run(indexes: list[int]) -> None:
             run = [entries[index] for index in indexes]

@@ -1,7 +1,8 @@
 """The relay: publishes every entry of the journal to a sink, and moves its cursor after the sink has accepted it.
 
 A relay that dies in between publishes the same entries again: at least once, in the order of each run. A receiver
-that deduplicates on `(run_id, seq)` processes each entry once.
+that deduplicates on the event id processes each entry once. A relay that sees all tenants of a server with keys names
+the tenant in the event id, because two tenants may have runs of the same id.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tape.base.process import sleep_until_set
 from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
 from tape.errors import InvalidInput, RefusedAddress
+from tape.model.message import TenantEntry
 from tape.sinks.batch_publisher import BatchPublisher
 from tape.sinks.cursor import CursorFile, OldCursor, position_before
 from tape.sinks.dead_letters import DeadLetterPolicy, Policy
@@ -131,13 +133,14 @@ def run_event_fanout(
     async def fan_out() -> None:
         async with AsyncTapeClient(url) as client:
             after = await position_before(client, from_ts_ms)
+            names_tenant = (await client.head()).several_tenants
             stream = client.follow_batches(
                 subject_pattern, from_global_seq=after, run_id=run_id, kind=kind, predicate_cel=predicate_cel
             )
             async with aclosing(_until(stream, stop)) as batches:
                 async for batch in batches:
                     for entry in batch.entries:
-                        await asyncio.to_thread(publish, entry)
+                        await asyncio.to_thread(publish, TenantEntry(entry) if names_tenant else entry)
 
     _run(fan_out())
 
@@ -203,6 +206,7 @@ class _Relay:
         self._publisher = BatchPublisher(sink, dead_letters, metrics)
         self._cursor = CursorFile(cursor_path)
         self._saved_at = 0.0
+        self._names_tenant = False
 
     async def run(
         self, *, once: bool, on_status: Callable[[RelayStatus], object] | None, stop: threading.Event | None
@@ -213,7 +217,7 @@ class _Relay:
                 reporting = asyncio.create_task(self._report(on_status))
             async with AsyncTapeClient(self._url) as client:
                 await self._cursor.convert(client)
-                head = (await client.head()).global_seq
+                head = await self._read_head(client)
                 stream = self._selection.follow(client, self._cursor.position)
                 async with aclosing(_until(stream, stop)) as batches:
                     async for batch in batches:
@@ -236,7 +240,7 @@ class _Relay:
         try:
             async with AsyncTapeClient(self._url) as client:
                 await self._cursor.convert(client)
-                head = (await client.head()).global_seq
+                head = await self._read_head(client)
                 async with aclosing(self._selection.follow(client, self._cursor.position)) as stream:
                     is_over = False
                     while not is_over:
@@ -244,7 +248,7 @@ class _Relay:
                             batch = await asyncio.wait_for(anext(stream), idle_window_s)
                         except TimeoutError:
                             break
-                        mine = self._selection.mine(batch.entries, self._cursor.old)
+                        mine = self._mine(batch)
                         part = mine[: self._batch_limit - done]
                         error, left = await asyncio.to_thread(self._publisher.publish, part)
                         done += len(part) - len(left)
@@ -261,9 +265,18 @@ class _Relay:
             self._cursor.close()
         return done
 
+    async def _read_head(self, client: AsyncTapeClient) -> int:
+        found = await client.head()
+        self._names_tenant = found.several_tenants
+        return int(found.global_seq)
+
+    def _mine(self, batch: Any) -> list[Any]:
+        entries = self._selection.mine(batch.entries, self._cursor.old)
+        return [TenantEntry(entry) for entry in entries] if self._names_tenant else entries
+
     async def _relay(self, batch: Any, stop: threading.Event | None) -> bool:
         """Publish a batch and move the cursor after it; False if stopped before that."""
-        entries = self._selection.mine(batch.entries, self._cursor.old)
+        entries = self._mine(batch)
         for start in range(0, len(entries), self._batch_limit):
             part = entries[start : start + self._batch_limit]
             if not await self._publish_with_retries(part, stop):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tape.errors import InvalidInput, SinkHeldBack
-from tape.model.message import BodyFormat, check_body_format, content_type_of, encode_body, event_id_of
+from tape.model.message import BodyFormat, check_body_format, content_type_of, encode_body, event_id_of, run_key_of
 from tape.sinks.http import HttpTarget
 from tape.sinks.signature import Signer
 
@@ -71,9 +71,9 @@ class WebhookSink:
     def publish_batch(self, entries: Sequence[Any]) -> list[Exception | None]:
         """POST entries, several runs at once and each run in order."""
         outcomes: list[Exception | None] = [None] * len(entries)
-        runs: dict[str, list[int]] = {}
+        runs: dict[object, list[int]] = {}
         for index, entry in enumerate(entries):
-            runs.setdefault(entry.run_id if self._pool is not None else "", []).append(index)
+            runs.setdefault(run_key_of(entry) if self._pool is not None else "", []).append(index)
 
         def publish_run(indexes: list[int]) -> None:
             for number, index in enumerate(indexes):

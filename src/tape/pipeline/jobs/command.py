@@ -227,6 +227,9 @@ def fanout(
     secret: Annotated[str, typer.Option(envvar="TAPE_WEBHOOK_SECRET", help="For webhooks: sign bodies.")] = "",
     allow_private: Annotated[bool, typer.Option(help="For webhooks: allow private addresses.")] = False,
     from_now: Annotated[bool, typer.Option(help="A new name starts at the head, not at the oldest entry.")] = False,
+    tenant_ids: Annotated[
+        bool, typer.Option(help="Event ids <tenant>:<run_id>/<seq>: for a store with several tenants.")
+    ] = False,
     follow: Annotated[bool, typer.Option(help="Continue with new data until SIGTERM.")] = False,
     round_entries: Annotated[int, typer.Option(min=1, help="Entries per round.")] = 100_000,
     master: Master = DEFAULT_MASTER,
@@ -258,6 +261,7 @@ def fanout(
             policy=checked,
             dead_letter=dead_letter,
             from_now=from_now,
+            tenant_ids=tenant_ids,
             follow=follow,
             round_entries=round_entries,
         )

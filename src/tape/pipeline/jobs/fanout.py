@@ -1,6 +1,6 @@
 """`fanout`: publishes entries to a sink from many tasks in parallel, at least once, each run in order.
 
-After a crash, the last round is published again; a receiver that deduplicates on `(run_id, seq)` sees each entry once,
+After a crash, the last round is published again; a receiver that deduplicates on the event id sees each entry once,
 as with the relay. The position is a checkpoint in the store.
 """
 
@@ -68,17 +68,20 @@ def fanout(
     policy: Policy = "block",
     dead_letter: str = "",
     from_now: bool = False,
+    tenant_ids: bool = False,
     follow: bool = False,
     round_entries: int = ROUND_ENTRIES,
 ) -> FanoutTotals:
     """Publish the entries after the checkpoint of this name; return its totals. `from_now` applies to a new name.
 
-    `opener` is called in every task and must be picklable. With the policy `block`, a rejected entry is retried with
-    `follow`; without it, the job ends with FanoutBlocked.
+    `opener` is called in every task and must be picklable. With `tenant_ids` event ids name the tenant. With the policy
+    `block`, a rejected entry is retried with `follow`; without it, the job ends with FanoutBlocked.
     """
     store = resolve_store(store)
     dead_letter_target = check_location(policy, dead_letter, subject)
     options = {"sink": shown(target), "subject": subject, "where": where}
+    if tenant_ids:
+        options["tenant_ids"] = "true"
     transact(store, lambda tx: None)  # fails before anything is read if the schema is outdated
     wanted = Checkpoint("fanout", name, VERSION, options, 0)
     checkpoint = query_store(store, lambda reader: find_checkpoint(reader, wanted))
@@ -100,7 +103,7 @@ def fanout(
         started = time.monotonic()
         reader = spark.read.format("tape").option("store", store).option("subject", subject).option("where", where)
         entries = reader.option("startingOffsets", after).option("endingOffsets", until).load()
-        done = publish_round(entries, opener, policy)
+        done = publish_round(entries, opener, policy, tenant_ids=tenant_ids)
         # Tasks publish in journal order: everything before the first stuck entry was published.
         position = min([until, *(number - 1 for number, _ in done.stuck)])
         dead_letters = [(number, text) for number, text in done.dead_letters if number <= position]

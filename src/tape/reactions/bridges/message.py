@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tape.model.message import BodyFormat, Message, to_header, to_message
+from tape.model.message import BodyFormat, Message, TenantEntry, to_header, to_message
 from tape.proto import tape_pb2 as pb
 from tape.reactions.envelope import Envelope
 
@@ -14,7 +14,8 @@ def message_of(envelope: Envelope, body_format: BodyFormat = "standard") -> Mess
 
     Several reactions may publish an entry into one stream, so the stream deduplicates by entry and reaction.
     """
-    message = to_message(entry_of(envelope), body_format)
+    entry = entry_of(envelope)
+    message = to_message(TenantEntry(entry) if envelope.tenant else entry, body_format)
     reaction_id = to_header(envelope.reaction_id)
     return message._replace(
         headers={**message.headers, REACTION_ID: reaction_id},
@@ -35,4 +36,5 @@ def entry_of(envelope: Envelope) -> pb.EventEntry:
         schema_version=envelope.schema_version,
         trace_id=envelope.trace_id,
         span_id=envelope.parent_span_id,
+        tenant=envelope.tenant,
     )

@@ -137,7 +137,13 @@ class JournalService:
     async def get_head(self, request: pb.GetHeadRequest, context: Context) -> pb.JournalHead:
         """The head and the oldest entry of the journal."""
         head = await self._journal.head()
-        return pb.JournalHead(global_seq=head.global_seq, oldest=head.oldest, ts_ms=head.ts_ms, chain=head.chain)
+        return pb.JournalHead(
+            global_seq=head.global_seq,
+            oldest=head.oldest,
+            ts_ms=head.ts_ms,
+            chain=head.chain,
+            several_tenants=current_principal().reads_several_tenants,
+        )
 
     async def follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[bytes]:
         """Entries in batches; the first message carries the starting cursor."""

@@ -17,6 +17,7 @@ from tape.engine.reactions.task_broker import DispatcherDelivery, DispatcherSess
 from tape.engine.reactions.tasks import RejectedReport, Settlement, Task, TaskFailure, TaskReport
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
+from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_time
 from tape.server.grpc.messages import to_message
@@ -190,7 +191,8 @@ class TasksService:
 
 def task_message(task: Task) -> pb.Task:
     """A task on the wire."""
-    return to_message(pb.Task, displayed(task))
+    tenant = task.tenant if current_principal().reads_several_tenants else ""
+    return to_message(pb.Task, displayed(task), source_tenant=tenant)
 
 
 def displayed(record: R) -> R:
