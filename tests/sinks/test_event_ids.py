@@ -90,7 +90,9 @@ async def test_a_relay_that_sees_all_tenants_of_a_server_with_keys_names_them(
     bound = key.mint(tenant="ours", user="u", session="s", scopes=["service"])
     everywhere = key.mint(tenant="ops", user="u", session="s", scopes=["service", "tenant:*"])
     assert await relayed(guarded, monkeypatch, bound) == ["r/1"]
-    assert await relayed(guarded, monkeypatch, everywhere) == ["ours:r/1", "theirs:r/1"]
+    of_all = await relayed(guarded, monkeypatch, everywhere)
+    # The audit entry of the call may be among them.
+    assert [each for each in of_all if not each.startswith("ops:audit/")] == ["ours:r/1", "theirs:r/1"]
 
 
 async def test_a_relay_of_an_open_server_keeps_the_plain_ids(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
