@@ -183,3 +183,25 @@ async def test_what_turns_out_wrong_when_it_runs_is_named(nats_server: NatsServe
     ):
         with pytest.raises(SourceMisconfigured, match=problem):
             await call(rig, **config)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "alias", "asked"),
+    [
+        ("acme", "broker", "~acme/broker"),
+        ("acme", "~other/broker", "~acme/~other/broker"),
+        ("", "broker", "broker"),
+    ],
+)
+async def test_a_step_gets_a_secret_of_its_runs_own_tenant(tenant: str, alias: str, asked: str) -> None:
+    seen: list[str] = []
+
+    async def reveal(name: str, hosts: Any) -> Any:
+        seen.append(name)
+        raise SourceUnavailable("no such secret")
+
+    run = RunInfo(id="1", path="domain/drain", tenant=tenant)
+    config = {"source": "nats", "auth": alias, "stream": "s", "consumer": "c", "url": "nats://127.0.0.1:1"}
+    with pytest.raises(SourceUnavailable):
+        await SubscriptionTool(reveal).call(ToolCall(config, run, "drain", "1/drain", LocalHost()))
+    assert seen == [asked]

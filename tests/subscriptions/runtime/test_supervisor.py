@@ -12,6 +12,7 @@ import pytest
 from tape.documents.document import Document
 from tape.engine import catalog
 from tape.server.server import Server
+from tape.store import Transaction
 from tape.subscriptions import lifecycle
 from tape.subscriptions.runtime import leases, supervisor
 from tests.broker_services import NatsServer
@@ -267,3 +268,33 @@ async def test_a_playbook_that_does_not_exist_makes_a_dead_letter_not_a_loss(
     assert (dead_letter["message"]["data"], dead_letter["attempts"]) == ({"n": 1}, 2)
     assert "Playbook not found: domain/nowhere" in dead_letter["reason"]
     await until(lambda: _is_empty(rig))
+
+
+async def test_what_a_tenants_subscription_starts_belongs_to_the_tenant(server: Server, rig: Rig) -> None:
+    spec = {
+        "source": rig.name,
+        "mode": "pull",
+        **rig.spec,
+        "runtime": {"target": "local", "timeout_ms": 200},
+        "dispatch": {"playbook": "domain/ingest"},
+    }
+    documents = {"domain/ingest": PLAYBOOK, PATH: {"kind": "Subscription", "spec": spec}}
+
+    def activate(tx: Transaction) -> None:
+        for path, document in documents.items():
+            content = json.dumps(document | {"metadata": {"path": path}})
+            catalog.register(tx, Document(content), path=f"~acme/{path}")
+        lifecycle.act(tx, lifecycle.register(tx, f"~acme/{PATH}").subscription_id, "activate")
+
+    await server.database.write(activate)
+    await rig.feed(b'{"n": 1}')
+    await until(lambda: count(server, 1))
+    (command,) = await commands(server)
+    assert (command["path"], command["subscription"]) == ("~acme/domain/ingest", PATH)
+    assert command["payload"]["subscription"] == PATH
+    rows = await server.database.read(
+        lambda reader: reader.query(
+            "SELECT DISTINCT tenant FROM tape_journal WHERE kind IN ('command', 'subscription')"
+        )
+    )
+    assert [row[0] for row in rows] == ["acme"]

@@ -64,3 +64,22 @@ async def test_an_unavailable_server_is_reported() -> None:
     backend = open_backend(spool(backend="nats_object", bucket="b"), "s", {"url": "nats://127.0.0.1:1"})
     with pytest.raises(SpoolUnavailable, match="cannot be used"):
         await backend.get(Area.LIVE, "k")
+
+
+@pytest.mark.parametrize(("tenant", "folder"), [("acme", "~acme"), ("a%2Fb", "~a%2Fb")])
+async def test_a_tenants_spool_is_in_a_folder_of_its_own(tmp_path: Path, tenant: str, folder: str) -> None:
+    block = spool(backend="local_disk", path=str(tmp_path))
+    await open_backend(block, f"~{tenant}/orders").put(Area.LIVE, [("k", b"1")])
+    assert (tmp_path / folder / "k.json").read_bytes() == b"1"
+    for other in ("orders", "~other/orders"):
+        assert await open_backend(block, other).get(Area.LIVE, "k") is None
+
+
+async def test_two_tenants_that_name_one_nats_bucket_have_two(nats_server: NatsServer) -> None:
+    credential, block = {"nats_url": f"nats://{nats_server.address}"}, spool(backend="nats_object", bucket="shared")
+    ours, theirs = (open_backend(block, f"~{tenant}/orders", credential) for tenant in ("ours", "theirs"))
+    await theirs.put(Area.LIVE, [("k", b"1")])
+    assert await ours.get(Area.LIVE, "k") is None
+    assert await theirs.get(Area.LIVE, "k") == b"1"
+    for backend in (ours, theirs):
+        await backend.close()
