@@ -178,6 +178,18 @@ def test_durations_are_the_same_however_the_journal_is_cut(spark: SparkSession, 
         assert query_store_once(again, read_open)
 
 
+def test_two_tenants_with_the_same_run_and_effect_have_two_spans(spark: SparkSession, sqlite_url: str) -> None:
+    begun = [effect(START, "pending", "pay", "r1", "k1"), effect(START + 1_000, "pending", "pay", "r1", "k1", "bank")]
+    append_timed(begun, sqlite_url)
+    rollup(spark, sqlite_url, quiet())
+    append_timed([effect(START + 5_000, "confirmed", "pay", "r1", "k1", "bank")], sqlite_url)
+    rollup(spark, sqlite_url, quiet())
+    assert [one.key for one in query_store_once(sqlite_url, read_open)] == [("r1", "shop", "effect", "k1")]
+    assert durations_in(sqlite_url, "minute") == {
+        (START, "bank", "effect", "pay", "confirmed"): (histogram_of([4_000]), 0)
+    }
+
+
 def test_a_confirmation_that_comes_rounds_later_has_its_duration(spark: SparkSession, sqlite_url: str) -> None:
     append_timed([effect(START, "pending", "pay", "r1", "k1"), run(START + 1, "running", "r1")], sqlite_url)
     rollup(spark, sqlite_url, quiet())
@@ -190,7 +202,7 @@ def test_a_confirmation_that_comes_rounds_later_has_its_duration(spark: SparkSes
     assert durations_in(sqlite_url, "minute") == {
         (START + 60_000, "shop", "effect", "pay", "confirmed"): (histogram_of([90_000]), 0)
     }
-    assert [one.key for one in query_store_once(sqlite_url, read_open)] == [("r1", "run", "")]
+    assert [one.key for one in query_store_once(sqlite_url, read_open)] == [("r1", "shop", "run", "")]
 
 
 def order_at(ts_ms: int) -> TimedDraft:
