@@ -225,7 +225,7 @@ class TaskConsumer:
     async def wait_for_rate(self) -> None:
         """Wait for a token of the token bucket, which computes as the server does."""
         while self._rate:
-            now_us = time.time_ns() // 1_000
+            now_us = time.monotonic_ns() // 1_000
             allowed, self._next_us, again_us = pace(self._rate, self._next_us, now_us, 1)
             if allowed:
                 return

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from tape.base.clock import latest_ms
 from tape.errors import InvalidInput
 from tape.store.transaction import Transaction
 
-MAX_TTL_MS = 100 * 366 * 86_400_000
+MAX_TTL_MS = 24 * 3_600_000
 
 
 class Lease(NamedTuple):
-    """The right of one owner to a row until `expires_at_ms`. Without an owner the row is free."""
+    """The right of one owner to a row until `expires_at_ms`. Without an owner the row is free.
+
+    A lease that expires later than the longest one that can be granted now is void: the clock was ahead when it was
+    granted.
+    """
 
     owner: str = ""
     expires_at_ms: int = 0
 
-    def is_free(self, now: int) -> bool:
-        """Whether any owner may take the lease: it has none, or it has expired."""
-        return not self.owner or self.expires_at_ms <= now
+    def is_free(self, now: int, max_ttl_ms: int = MAX_TTL_MS) -> bool:
+        """Whether any owner may take the lease: it has none, or it has expired or is void."""
+        return not self.owner or not now < self.expires_at_ms <= latest_expiry_ms(now, max_ttl_ms)
 
-    def is_open_to(self, owner: str, now: int) -> bool:
+    def is_open_to(self, owner: str, now: int, max_ttl_ms: int = MAX_TTL_MS) -> bool:
         """Whether this owner may take or renew the lease."""
-        return self.owner == owner or self.is_free(now)
+        return self.owner == owner or self.is_free(now, max_ttl_ms)
+
+
+def latest_expiry_ms(now: int, max_ttl_ms: int = MAX_TTL_MS) -> int:
+    """The latest time at which a valid lease expires; one that expires later is void."""
+    return latest_ms(now, max_ttl_ms)
 
 
 def expiry_ms(now: int, ttl_ms: int, default_ttl_ms: int) -> int:
     """When a lease that is granted now expires; a `ttl_ms` of 0 or less means the default. Raises InvalidInput."""
     if ttl_ms > MAX_TTL_MS:
-        raise InvalidInput(f"a lease of {ttl_ms} ms is too long; {MAX_TTL_MS} ms, 100 years, are the most.")
+        raise InvalidInput(f"a lease of {ttl_ms} ms is too long; {MAX_TTL_MS} ms, 24 hours, are the most.")
     return now + (ttl_ms if ttl_ms > 0 else default_ttl_ms)
 
 

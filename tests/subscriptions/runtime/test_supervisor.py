@@ -205,7 +205,7 @@ async def test_a_scheduled_subscription_drains_when_it_is_due_and_no_sooner(
     server: Server, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due = [supervisor.now_ms() + 3_600_000]
-    monkeypatch.setattr(supervisor, "_next_ms", lambda subscription: due[0])
+    monkeypatch.setattr(supervisor, "_next_ms", lambda subscription, after_ms: due[0])
     await subscribe(server, rig, activation="scheduled", cadence="0 * * * *", runtime={"batch": 2, "timeout_ms": 200})
     await rig.feed(*(b'{"n": %d}' % number for number in range(5)))
 
@@ -244,7 +244,9 @@ async def test_leases_pass_on_when_their_holder_is_gone(server: Server) -> None:
 
 async def test_one_drain_at_a_time(server: Server) -> None:
     def due(now: int, holder: str) -> Any:
-        return server.database.write(lambda tx: leases.claim_due(tx, "a", holder, now, now + 100, now + 1_000))
+        return server.database.write(
+            lambda tx: leases.claim_due(tx, "a", holder, now, now + 100, now + 1_000, now + 9_000)
+        )
 
     assert not await due(0, "one")  # never seen before: its time is told, it has not come
     assert not await due(999, "one")

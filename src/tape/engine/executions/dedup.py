@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tape.base.clock import CLOCK_TOLERANCE_MS
 from tape.store import Transaction
 
 
@@ -27,8 +28,13 @@ class Claims:
             self._known |= {(scope, key): (execution_id, claimed) for key, execution_id, claimed in rows}
 
     def holder(self, scope: str, key: str, window_ms: int, now: int) -> str:
-        """The execution that claimed the key within the window; empty if it is free."""
+        """The execution that claimed the key within the window; empty if it is free.
+
+        A claim that was made while the clock was ahead counts as made now: its window is never cut, and ends.
+        """
         execution_id, claimed = self._known.get((scope, key), ("", 0))
+        if execution_id and claimed > now + CLOCK_TOLERANCE_MS:
+            self.claim(scope, key, execution_id, window_ms, now)
         return execution_id if execution_id and claimed > now - window_ms else ""
 
     def claim(self, scope: str, key: str, execution_id: str, window_ms: int, now: int) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import obligations, runs
+from tape.engine.ledgers.due_times import due_condition, due_parameters, is_due
 from tape.engine.ledgers.runs import Run
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunCancelled, ScopeDenied
 from tape.model import subject
@@ -29,7 +30,7 @@ from tape.model.ledger_states import (
     parse,
 )
 from tape.store import Reader, Transaction
-from tape.store.lease import Lease, expiry_ms
+from tape.store.lease import Lease, expiry_ms, latest_expiry_ms
 from tape.store.records import Record, columns, insert, load, load_all, store
 
 DEFAULT_CLAIM_MS = 60_000
@@ -149,7 +150,8 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
     if RunStatus.CANCELLED in (run.status, run.former_status):
         raise RunCancelled(f"The run {run.run_id!r} was cancelled: it begins no further effect.")
     entry = runs.journal(tx, run, *describe_begin(wanted), trace)
-    due = entry.ts_ms if wanted.dispatch_mode == DispatchMode.OUTBOX else 0
+    # The journal's time never goes back: after the clock was ahead, it is later than now.
+    due = min(entry.ts_ms, now_ms()) if wanted.dispatch_mode == DispatchMode.OUTBOX else 0
     effect = msgspec.structs.replace(wanted, seq=entry.seq, ts_ms=entry.ts_ms, next_dispatch_at_ms=due)
     insert(tx, "tape_effects", effect)
     return effect, False
@@ -361,10 +363,12 @@ def list_dispatchable(reader: Reader, *, now: int = 0, connector: str = "", limi
         Effect,
         reader.query(
             f"SELECT {_COLUMNS} FROM tape_effects WHERE status = {PENDING} AND dispatch_mode = {DispatchMode.OUTBOX}"
-            f" AND next_dispatch_at_ms <= ? AND dispatch_claim_expires_at_ms <= ?{narrowed}"
+            f" AND {due_condition('next_dispatch_at_ms')}"
+            f" AND (dispatch_claim_expires_at_ms <= ? OR dispatch_claim_expires_at_ms > ?){narrowed}"
             " ORDER BY next_dispatch_at_ms, ts_ms LIMIT ?",
+            *due_parameters(moment),
             moment,
-            moment,
+            latest_expiry_ms(moment),
             *params,
             limit if limit > 0 else DEFAULT_LIMIT,
         ),
@@ -392,7 +396,7 @@ def claim(tx: Transaction, run_id: str, key: str, *, claimer: str, lease_ms: int
         return EffectClaim(effect, acquired=False)
     is_mine = effect.dispatch_claimed_by == claimer
     lease = Lease(effect.dispatch_claimed_by, effect.dispatch_claim_expires_at_ms)
-    is_free = effect.next_dispatch_at_ms <= now and lease.is_free(now)
+    is_free = is_due(effect.next_dispatch_at_ms, effect.ts_ms, now) and lease.is_free(now)
     if not (is_mine if renew else is_free):
         return EffectClaim(effect, acquired=False)
     claimed = msgspec.structs.replace(

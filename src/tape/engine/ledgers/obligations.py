@@ -13,13 +13,14 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import runs
+from tape.engine.ledgers.due_times import due_condition, due_parameters, is_due
 from tape.engine.ledgers.runs import Run
 from tape.errors import InvalidInput, LeaseHeld, NotFound
 from tape.model import subject
 from tape.model.entry import check_id
 from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
 from tape.store import Reader, Transaction
-from tape.store.lease import expiry_ms
+from tape.store.lease import Lease, expiry_ms, latest_expiry_ms
 from tape.store.records import Record, columns, insert, load, load_all, store
 
 DEFAULT_CLAIM_MS = 60_000
@@ -129,7 +130,8 @@ def register(
         ts_ms=entry.ts_ms,
         compensator_ref=compensator_ref,
         max_attempts=max_attempts if max_attempts > 0 else DEFAULT_ATTEMPTS,
-        next_attempt_at_ms=entry.ts_ms,
+        # The journal's time never goes back: after the clock was ahead, it is later than now.
+        next_attempt_at_ms=min(entry.ts_ms, now_ms()),
         owed=_owed_by(run, act),
         act=act,
     )
@@ -171,9 +173,13 @@ def claim(
         renewed = msgspec.structs.replace(before, claim_expires_at_ms=expires)
         store(tx, "tape_obligations", _KEYS, renewed)
         return renewed, True
-    is_due = before.status == PENDING and before.next_attempt_at_ms <= now
-    is_abandoned = before.status == COMMITTED and 0 < before.claim_expires_at_ms <= now
-    if not (is_due or is_abandoned) or (only_owed and not _is_next_to_undo(tx, before)):
+    is_pending = before.status == PENDING and is_due(before.next_attempt_at_ms, before.ts_ms, now)
+    is_abandoned = (
+        before.status == COMMITTED
+        and before.claim_expires_at_ms > 0
+        and Lease(before.claimed_by, before.claim_expires_at_ms).is_free(now)
+    )
+    if not (is_pending or is_abandoned) or (only_owed and not _is_next_to_undo(tx, before)):
         return before, False
     if only_owed and before.owed == Owed.BECAUSE_RUN_FAILED:
         _change_run_status(tx, runs.get(tx, run_id), RunStatus.COMPENSATING, trace)
@@ -359,13 +365,15 @@ def list_unresolved(
     # Owed ones are found by their own index; PostgreSQL must not take the condition for that of all open ones.
     status = "+status" if only_owed else "status"
     if pending:
-        conditions.append(f"({status} = 1 AND next_attempt_at_ms <= ?)")
-        params.append(moment)
+        conditions.append(f"({status} = 1 AND {due_condition('next_attempt_at_ms')})")
+        params += due_parameters(moment)
     if stuck:
         conditions.append(f"{status} = 4")
     if abandoned:
-        conditions.append(f"({status} = 2 AND claim_expires_at_ms > 0 AND claim_expires_at_ms <= ?)")
-        params.append(moment)
+        conditions.append(
+            f"({status} = 2 AND claim_expires_at_ms > 0 AND (claim_expires_at_ms <= ? OR claim_expires_at_ms > ?))"
+        )
+        params += [moment, latest_expiry_ms(moment)]
     return load_all(
         Obligation,
         reader.query(

@@ -17,7 +17,7 @@ from tape.model.entry import Draft, Entry, check_id
 from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_transition, parse
 from tape.model.principal import current_principal
 from tape.store import Reader, Transaction
-from tape.store.lease import Lease, expiry_ms
+from tape.store.lease import Lease, expiry_ms, latest_expiry_ms
 from tape.store.records import Record, columns, insert, load, load_all
 
 DEFAULT_LEASE_MS = 120_000
@@ -422,7 +422,8 @@ def subject_of(run: Run, verb: str) -> str:
 
 
 def list_recoverable(reader: Reader, *, app_name: str = "", now: int = 0, limit: int = 0) -> list[Run]:
-    """List runs to recover: runnable, with an expired lease, or waiting for a signal that was delivered."""
+    """List runs to recover: runnable, with an expired or void lease, or waiting for a signal that was delivered."""
+    moment = now or now_ms()
     narrowed, params = (" AND app_name = ?", [app_name]) if app_name else (f" AND app_name <> '{PLAYBOOKS}'", [])
     of_tenant, tenant = _tenant_condition()
     narrowed, params = narrowed + of_tenant, [*params, *tenant]
@@ -431,13 +432,14 @@ def list_recoverable(reader: Reader, *, app_name: str = "", now: int = 0, limit:
     rows = reader.query(
         f"SELECT {COLUMNS} FROM tape_runs{by}"
         f" WHERE status IN ({RunStatus.RUNNABLE}, {RunStatus.RUNNING}, {RunStatus.WAITING})"
-        " AND (status = ? OR (status = ? AND lease_expires_at_ms < ?)"
+        " AND (status = ? OR (status = ? AND (lease_expires_at_ms < ? OR lease_expires_at_ms > ?))"
         " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"
         f"     AND s.gate_name = tape_runs.waiting_on_gate AND s.delivered = 1 AND s.consumed = 0))){narrowed}"
         " ORDER BY started_at_ms, run_id LIMIT ?",
         int(RunStatus.RUNNABLE),
         int(RunStatus.RUNNING),
-        now or now_ms(),
+        moment,
+        latest_expiry_ms(moment),
         int(RunStatus.WAITING),
         *params,
         limit if limit > 0 else DEFAULT_LIMIT,

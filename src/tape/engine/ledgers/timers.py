@@ -14,7 +14,7 @@ from tape.engine.ledgers import runs
 from tape.errors import InvalidInput
 from tape.model.entry import check_id
 from tape.store import Reader, Transaction
-from tape.store.lease import expiry_ms
+from tape.store.lease import expiry_ms, latest_expiry_ms
 from tape.store.records import Record, columns, load, load_all, store
 
 DEFAULT_LIMIT = 200
@@ -62,12 +62,15 @@ def cancel(tx: Transaction, run_id: str, timer_id: str) -> bool:
 
 def list_due(reader: Reader | Transaction, *, now: int = 0, limit: int = 0) -> list[Timer]:
     """List timers that are due, not fired and not leased, longest due first."""
+    moment = now_ms()
     visible, tenant = runs.visible_condition("tape_timers.run_id")
     rows = reader.query(
-        f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ? AND claim_expires_at_ms <= ?{visible}"
+        f"SELECT {_COLUMNS} FROM tape_timers WHERE fired = 0 AND fire_at_ms <= ?"
+        f" AND (claim_expires_at_ms <= ? OR claim_expires_at_ms > ?){visible}"
         " ORDER BY fire_at_ms, timer_id LIMIT ?",
-        now or now_ms(),
-        now_ms(),
+        now or moment,
+        moment,
+        latest_expiry_ms(moment),
         *tenant,
         limit if limit > 0 else DEFAULT_LIMIT,
     )

@@ -19,10 +19,10 @@ LEASE_MS = 60_000
 
 
 class LaunchResult(msgspec.Struct, frozen=True):
-    """How many runs were begun, and when the next task is due (0: unknown)."""
+    """How many runs were begun, and the milliseconds until the next task is due (None: unknown)."""
 
     runs: int = 0
-    next_check_at_ms: int = 0
+    wait_ms: int | None = None
 
 
 def has_delayed_runs(reaction: Reaction) -> bool:
@@ -36,7 +36,8 @@ def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> LaunchResult:
     begun = 0
     times = []
     for reaction in reactions:
-        terms = claims.ClaimTerms(agent_runs.OWNER, now + LEASE_MS, now)
+        last_due = claims.read_last_due(tx, reaction.reaction_id)
+        terms = claims.ClaimTerms(agent_runs.OWNER, now + LEASE_MS, now, last_due=last_due)
         claimed = claims.claim_up_to(tx, reaction, MAX_PER_STEP, terms, MAX_PER_STEP)
         sources = [
             RunSource(
@@ -55,4 +56,4 @@ def launch_due(tx: Transaction, reactions: Sequence[Reaction]) -> LaunchResult:
             done = TaskReport(completed=[task.task_id for task in claimed.tasks])
             tasks.settle_tasks(tx, agent_runs.OWNER, done, now)
         times.append(now if len(sources) == MAX_PER_STEP else claimed.next_check_at_ms)
-    return LaunchResult(begun, min((time for time in times if time), default=0))
+    return LaunchResult(begun, min((max(time - now, 0) for time in times if time), default=None))

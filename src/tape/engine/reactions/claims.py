@@ -11,13 +11,14 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.engine.reactions import registry, tasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
-from tape.engine.reactions.reaction import Reaction
+from tape.engine.reactions.reaction import MAX_DEBOUNCE_MS, Reaction
 from tape.engine.reactions.tasks import CLAIMED, COLUMNS, PENDING, Task
 from tape.errors import InvalidInput
 from tape.model.principal import SYSTEM, acting_as, current_principal
 from tape.model.reaction_states import HandlerKind
-from tape.model.task_pacing import pace
+from tape.model.task_pacing import latest_attempt_ms, pace
 from tape.store import Reader, Transaction
+from tape.store.lease import latest_expiry_ms
 from tape.store.records import load, load_all
 
 DEFAULT_MAX = 16
@@ -55,15 +56,20 @@ def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimRe
         raise InvalidInput(f"max {request.max} must lie between 0 and {MAX_AT_ONCE}; 0 means {DEFAULT_MAX}.")
     row = tx.one(
         f"SELECT (SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
-        " AND lease_expires_at_ms > ?),"
+        " AND lease_expires_at_ms > ? AND lease_expires_at_ms <= ?),"
         f" (SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
+        f" (SELECT max(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
+        f" (SELECT max(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}),"
         f" {REACTION_COLUMNS} FROM tape_reactions WHERE reaction_id = ?",
         request.reaction_id,
         now,
+        latest_expiry_ms(now),
+        request.reaction_id,
+        request.reaction_id,
         request.reaction_id,
         request.reaction_id,
     )
-    running, first_expiry, *fields = row or (0, 0)
+    running, first_expiry, last_expiry, last_due, *fields = row or (0, 0, 0, 0)
     reaction = load(Reaction, fields or None)
     if reaction is None or not registry.is_visible(reaction):
         raise registry.not_found(request.reaction_id)
@@ -76,23 +82,27 @@ def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimRe
     free_slots = min(wanted, reaction.max_concurrency - running)
     if free_slots <= 0:
         return ClaimResult([], next_check_at_ms=_next_expiry(tx, reaction.reaction_id, now))
-    terms = ClaimTerms(request.owner, now + lease_ms, now, request.shard, first_expiry or 0)
+    terms = ClaimTerms(
+        request.owner, now + lease_ms, now, request.shard, first_expiry or 0, last_expiry or 0, last_due or 0
+    )
     return claim_up_to(tx, reaction, free_slots, terms, wanted)
 
 
 class ClaimTerms(msgspec.Struct, frozen=True):
-    """The new lease of claimed tasks, and the first lease of the reaction that expires (0: none)."""
+    """The new lease of claimed tasks, and of the reaction: first and last expiry, last due time (0: none)."""
 
     owner: str
     lease_expires_at_ms: int
     now: int
     shard: int = ANY_SHARD
     first_expiry: int = 0
+    last_expiry: int = 0
+    last_due: int = 0
 
     @property
     def has_expired_lease(self) -> bool:
-        """Whether a lease of the reaction has expired."""
-        return 0 < self.first_expiry <= self.now
+        """Whether a lease of the reaction has expired or is void."""
+        return 0 < self.first_expiry <= self.now or self.last_expiry > latest_expiry_ms(self.now)
 
 
 def claim_up_to(tx: Transaction, reaction: Reaction, free_slots: int, terms: ClaimTerms, wanted: int) -> ClaimResult:
@@ -130,7 +140,7 @@ def claim_up_to(tx: Transaction, reaction: Reaction, free_slots: int, terms: Cla
         return ClaimResult(claimed, dead_lettered)
     if allowed < free_slots and len(claimed) == allowed:
         return ClaimResult(claimed, dead_lettered, -(-again_us // 1_000))
-    return ClaimResult(claimed, dead_lettered, _next_due(tx, reaction.reaction_id, terms, bool(claimed)))
+    return ClaimResult(claimed, dead_lettered, _next_due(tx, reaction, terms, bool(claimed)))
 
 
 def _apply_rate_limit(tx: Transaction, reaction: Reaction, wanted: int, now: int) -> tuple[int, int, int]:
@@ -141,10 +151,12 @@ def _apply_rate_limit(tx: Transaction, reaction: Reaction, wanted: int, now: int
 def _dead_letter_exhausted(tx: Transaction, reaction: Reaction, now: int) -> int:
     """Dead-letter tasks, of all tenants, whose lease expired during the last allowed attempt; how many."""
     rows = tx.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_expires_at_ms <= ?"
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
+        " AND (lease_expires_at_ms <= ? OR lease_expires_at_ms > ?)"
         " AND attempts >= ? ORDER BY lease_expires_at_ms LIMIT ?",
         reaction.reaction_id,
         now,
+        latest_expiry_ms(now),
         reaction.max_attempts,
         MAX_AT_ONCE,
     )
@@ -172,10 +184,11 @@ def _select_due(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTer
         if not terms.has_expired_lease
         else tx.query(
             f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
-            " AND lease_expires_at_ms <= ?"
+            " AND (lease_expires_at_ms <= ? OR lease_expires_at_ms > ?)"
             f"{narrowed} ORDER BY lease_expires_at_ms LIMIT ?",
             reaction.reaction_id,
             now,
+            latest_expiry_ms(now),
             *params,
             limit,
         )
@@ -188,11 +201,35 @@ def _select_due(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTer
         *params,
         limit,
     )
+    latest = latest_attempt_ms(now, reaction.debounce_ms)
+    void = [] if terms.last_due <= latest else _select_void(tx, reaction.reaction_id, latest, terms.shard, limit)
     if not abandoned:
-        return load_all(Task, due)
+        return (void + load_all(Task, due))[:limit]
     found = load_all(Task, abandoned + due)
     found.sort(key=lambda task: (task.next_attempt_at_ms, task.source_global_seq))
-    return found[:limit]
+    return (void + found)[:limit]
+
+
+def _select_void(tx: Transaction, reaction_id: str, latest: int, shard: int, limit: int) -> list[Task]:
+    """Tasks whose due time was written while the clock was ahead. They come first: they have waited the longest."""
+    narrowed, params = _narrow(shard)
+    rows = tx.query(
+        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING} AND next_attempt_at_ms > ?"
+        f"{narrowed} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
+        reaction_id,
+        latest,
+        *params,
+        limit,
+    )
+    return load_all(Task, rows)
+
+
+def read_last_due(tx: Transaction, reaction_id: str) -> int:
+    """The latest time at which a task of the reaction is due; 0 if it has none."""
+    row = tx.one(
+        f"SELECT max(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}", reaction_id
+    )
+    return row[0] if row is not None and row[0] is not None else 0
 
 
 def _narrow(shard: int) -> tuple[str, list[int | str]]:
@@ -210,11 +247,13 @@ def _first_of_each_shard(tx: Transaction, reaction: Reaction, limit: int, shard:
     visible, tenant = tasks.visible_condition()
     rows = tx.query(
         f"SELECT DISTINCT shard FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
-        f" AND lease_expires_at_ms > ?{visible}",
+        f" AND lease_expires_at_ms > ? AND lease_expires_at_ms <= ?{visible}",
         reaction.reaction_id,
         now,
+        latest_expiry_ms(now),
         *tenant,
     )
+    latest = latest_attempt_ms(now, reaction.debounce_ms)
     busy = {row[0] for row in rows}
     found: list[Task] = []
     for number in [shard] if shard >= 0 else range(reaction.num_shards):
@@ -228,21 +267,22 @@ def _first_of_each_shard(tx: Transaction, reaction: Reaction, limit: int, shard:
             *tenant,
         )
         task = load(Task, row)
-        if task is not None and (task.status == CLAIMED or task.next_attempt_at_ms <= now):
+        if task is not None and (task.status == CLAIMED or not now < task.next_attempt_at_ms <= latest):
             found.append(task)
     found.sort(key=lambda task: task.source_global_seq)
     return found[:limit]
 
 
-def _next_due(tx: Transaction, reaction_id: str, terms: ClaimTerms, has_claimed: bool) -> int:
+def _next_due(tx: Transaction, reaction: Reaction, terms: ClaimTerms, has_claimed: bool) -> int:
     """When the next task is due: a retry, a debounce, or a lease that expires; 0 if there is none."""
     row = tx.one(
         f"SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
-        " AND next_attempt_at_ms > ?",
-        reaction_id,
+        " AND next_attempt_at_ms > ? AND next_attempt_at_ms <= ?",
+        reaction.reaction_id,
         terms.now,
+        latest_attempt_ms(terms.now, reaction.debounce_ms),
     )
-    expiry = _next_expiry(tx, reaction_id, terms.now) if terms.has_expired_lease else terms.first_expiry
+    expiry = _next_expiry(tx, reaction.reaction_id, terms.now) if terms.has_expired_lease else terms.first_expiry
     times = [row[0] if row is not None else 0, expiry, terms.lease_expires_at_ms if has_claimed else 0]
     return min((time for time in times if time), default=0)
 
@@ -250,26 +290,30 @@ def _next_due(tx: Transaction, reaction_id: str, terms: ClaimTerms, has_claimed:
 def _next_expiry(tx: Transaction, reaction_id: str, now: int) -> int:
     row = tx.one(
         f"SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
-        " AND lease_expires_at_ms > ?",
+        " AND lease_expires_at_ms > ? AND lease_expires_at_ms <= ?",
         reaction_id,
         now,
+        latest_expiry_ms(now),
     )
     return row[0] if row is not None and row[0] is not None else 0
 
 
 def find_ready(reader: Reader, reaction_ids: list[str], now: int) -> list[str]:
     """The reactions that have tasks to claim; their limits are not checked."""
+    latest = latest_attempt_ms(now, MAX_DEBOUNCE_MS)
     found = []
     for reaction_id in reaction_ids:
         row = reader.one(
             f"SELECT 1 WHERE EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
-            " AND next_attempt_at_ms <= ?) OR EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ?"
-            f" AND status = {CLAIMED}"
-            " AND lease_expires_at_ms <= ?)",
+            " AND (next_attempt_at_ms <= ? OR next_attempt_at_ms > ?))"
+            f" OR EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
+            " AND (lease_expires_at_ms <= ? OR lease_expires_at_ms > ?))",
             reaction_id,
             now,
+            latest,
             reaction_id,
             now,
+            latest_expiry_ms(now),
         )
         if row is not None:
             found.append(reaction_id)

@@ -17,8 +17,10 @@ from tape.model.entry import Entry
 from tape.model.pattern import ONE, REST, Pattern, split
 from tape.model.principal import current_principal
 from tape.model.reaction_states import HandlerKind, TaskStatus
+from tape.model.task_pacing import ahead_us, latest_attempt_ms
 from tape.model.tenant_names import plain_name
 from tape.store import Reader
+from tape.store.lease import latest_expiry_ms
 from tape.store.records import load
 
 
@@ -150,6 +152,8 @@ def _describe_status(reader: Reader, reaction: Reaction, task: Task) -> str:
         case TaskStatus.CLAIMED:
             left = task.lease_expires_at_ms - now
             until = f"its lease lasts another {left} ms" if left > 0 else f"its lease expired {-left} ms ago"
+            if task.lease_expires_at_ms > latest_expiry_ms(now):
+                until = "its lease is void, because the clock was ahead when it was granted"
             return f"Claimed by {task.lease_owner!r} (attempt {task.attempts}); {until}."
         case TaskStatus.DONE:
             return f"Done by {task.lease_owner!r} at attempt {task.attempts}."
@@ -161,6 +165,8 @@ def _describe_status(reader: Reader, reaction: Reaction, task: Task) -> str:
 
 def _describe_pending(reader: Reader, reaction: Reaction, task: Task, now: int) -> str:
     wait = task.next_attempt_at_ms - now
+    if task.next_attempt_at_ms > latest_attempt_ms(now, reaction.debounce_ms):
+        wait = 0  # the clock was ahead when the time was written
     if wait > 0 and task.attempts:
         return f"Attempt {task.attempts} failed ({task.last_error}); tried again in {wait} ms."
     if wait > 0:
@@ -169,17 +175,19 @@ def _describe_pending(reader: Reader, reaction: Reaction, task: Task, now: int) 
     if reaction.handler_kind != HandlerKind.AGENT and running >= reaction.max_concurrency:
         return f"Waits for a free slot: {running} of {reaction.max_concurrency} tasks are claimed (max_concurrency)."
     pace = reader.one("SELECT next_us FROM tape_reaction_pace WHERE reaction_id = ?", reaction.reaction_id)
-    if reaction.rate_limit_per_s and pace is not None and pace[0] > now * 1_000:
-        ahead = (pace[0] - now * 1_000) // 1_000
-        return f"Rate limited to {reaction.rate_limit_per_s} per second: the next slot is free within {ahead + 1} ms."
+    rate = reaction.rate_limit_per_s
+    if rate and pace is not None and (ahead := ahead_us(rate, pace[0], now * 1_000)):
+        return f"Rate limited to {rate} per second: the next slot is free within {ahead // 1_000 + 1} ms."
     return "Due now: it waits for a dispatcher to claim it."
 
 
 def _count_claimed(reader: Reader, reaction_id: str, now: int) -> int:
     row = reader.one(
-        f"SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_expires_at_ms > ?",
+        f"SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
+        " AND lease_expires_at_ms > ? AND lease_expires_at_ms <= ?",
         reaction_id,
         now,
+        latest_expiry_ms(now),
     )
     return int(row[0]) if row else 0
 

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence, Set
 
-from tape.base.clock import now_ms
 from tape.base.lease import renewal_interval_s
 from tape.base.owner import new_owner
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
@@ -82,7 +81,7 @@ class Matcher:
         self._predicate_errors: dict[tuple[str, int], PredicateErrors] = {}
         self._catch_ups: list[CatchUp] = []
         self._flushed_at = self._leased_at = self._idle_advanced_at = 0.0
-        self._launch_at_ms = 0
+        self._launch_at: float | None = None
 
     async def start(self) -> None:
         """Start to follow the journal."""
@@ -189,7 +188,7 @@ class Matcher:
         self._predicate_errors = {}
         self._position = min(self._partitions.values(), default=0)
         self._catch_ups = plan_catch_ups(self.index, frozenset(self._partitions))
-        self._launch_at_ms = now_ms() if any(self._delayed_agent_reactions()) else 0
+        self._launch_at = time.monotonic() if any(self._delayed_agent_reactions()) else None
         self._metrics.reactions.set(len(self.index))
         self._metrics.lanes.set(len(self._partitions))
 
@@ -252,8 +251,8 @@ class Matcher:
         waits += [catch_up.wait_s for catch_up in self._catch_ups]
         if self._is_unflushed:
             waits.append(self._flushed_at + FLUSH_S - time.monotonic())
-        if self._launch_at_ms:
-            waits.append((self._launch_at_ms - now_ms()) / 1_000)
+        if self._launch_at is not None:
+            waits.append(self._launch_at - time.monotonic())
         return max(min(waits), 0.0)
 
     async def _run_periodic_work(self) -> None:
@@ -371,7 +370,7 @@ class Matcher:
         if done.ready_reactions:
             self._task_broker.notify_ready(done.ready_reactions - delivered)
             if any(reaction_id in done.ready_reactions for reaction_id in self._delayed_agent_reactions()):
-                self._launch_at_ms = now_ms()
+                self._launch_at = time.monotonic()
 
     # ── shards that are behind ───────────────────────────────────────────────────────────────────
 
@@ -428,12 +427,12 @@ class Matcher:
         ]
 
     async def _launch_due_runs(self) -> None:
-        if not self._launch_at_ms or now_ms() < self._launch_at_ms:
+        if self._launch_at is None or time.monotonic() < self._launch_at:
             return
         waiting = [self.index.reactions[reaction_id].reaction for reaction_id in self._delayed_agent_reactions()]
         launched = await self._database.write(lambda tx: agent_tasks.launch_due(tx, waiting))
         self._metrics.reaction_runs.inc(launched.runs)
-        self._launch_at_ms = launched.next_check_at_ms
+        self._launch_at = None if launched.wait_ms is None else time.monotonic() + launched.wait_ms / 1_000
 
     async def _advance_idle_cursors(self) -> None:
         self._idle_advanced_at = time.monotonic()

@@ -14,7 +14,7 @@ from tape.base.clock import now_ms
 from tape.engine.reactions.registry import read_version
 from tape.engine.reactions.shards import PARTITIONS
 from tape.store import Transaction
-from tape.store.lease import Lease, LeaseTable
+from tape.store.lease import Lease, LeaseTable, latest_expiry_ms
 
 LEASE_MS = 10_000
 _LEASES = LeaseTable("tape_reaction_lanes", "owner", "expires_at_ms")
@@ -31,7 +31,8 @@ def lease_partitions(tx: Transaction, owner: str, lease_ms: int = LEASE_MS) -> L
     """Renew this server's leases, lease its fair share of the partitions and release those beyond it."""
     now = now_ms()
     expires = now + lease_ms
-    tx.execute("DELETE FROM tape_matchers WHERE expires_at_ms <= ?", now)
+    latest = latest_expiry_ms(now, LEASE_MS)
+    tx.execute("DELETE FROM tape_matchers WHERE expires_at_ms <= ? OR expires_at_ms > ?", now, latest)
     tx.upsert("tape_matchers", ["owner"], ["owner", "expires_at_ms"], [(owner, expires)])
     servers = sorted(row[0] for row in tx.query("SELECT owner FROM tape_matchers"))
     share = len(range(servers.index(owner), PARTITIONS, len(servers)))
@@ -41,7 +42,7 @@ def lease_partitions(tx: Transaction, owner: str, lease_ms: int = LEASE_MS) -> L
     ):
         if lease_owner == owner:
             mine.append(partition)
-        elif Lease(lease_owner, lease_expires_at_ms).is_free(now):
+        elif Lease(lease_owner, lease_expires_at_ms).is_free(now, LEASE_MS):
             free.append(partition)
     kept = mine[:share] + free[: max(share - len(mine), 0)]
     for partition in mine[share:]:

@@ -17,12 +17,13 @@ from tape.store.records import Record, columns
 # The id is part of the invocation id of the runs that a reaction begins.
 MAX_ID_BYTES = 400
 HOUR_MS = 3_600_000
+MAX_DEBOUNCE_MS = 24 * HOUR_MS
 
 # Field: (default, which 0 on the wire stands for; maximum).
 NUMBERS = {
     "max_concurrency": (1, 100_000),
     "rate_limit_per_s": (0, 1_000_000),
-    "debounce_ms": (0, 24 * HOUR_MS),
+    "debounce_ms": (0, MAX_DEBOUNCE_MS),
     "retry_max": (5, 10_000),
     "retry_backoff_ms": (1_000, HOUR_MS),
     "dlq_after_n": (5, 10_000),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterable, Set
 
 import msgspec
@@ -107,9 +108,15 @@ class ClaimRound(msgspec.Struct):
     sessions: list[DispatcherSession]
     ready: list[str]
     deliveries: dict[DispatcherSession, DispatcherDelivery] = {}
+    now_ms: int = 0
+    began_at: float = 0.0
     next_check_at_ms: dict[str, int] = {}
     unfinished: set[str] = set()
     dead_lettered: int = 0
+
+    def monotonic_at(self, at_ms: int) -> float:
+        """The monotonic time of a time that was computed in this round: waits ignore changes of the system clock."""
+        return self.began_at + (at_ms - self.now_ms) / 1_000
 
 
 class TaskBroker:
@@ -121,7 +128,7 @@ class TaskBroker:
         self._sessions: list[DispatcherSession] = []
         self._backoff = Backoff(WHILE_UNAVAILABLE)
         self._ready: dict[str, None] = {}
-        self._next_check_at_ms: dict[str, int] = {}
+        self._next_check_at: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._rotation = 0
@@ -211,10 +218,10 @@ class TaskBroker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._seconds_until_due())
             self._wake.clear()
-            now = now_ms()
-            for reaction_id, at in list(self._next_check_at_ms.items()):
+            now = time.monotonic()
+            for reaction_id, at in list(self._next_check_at.items()):
                 if at <= now:
-                    del self._next_check_at_ms[reaction_id]
+                    del self._next_check_at[reaction_id]
                     self._ready[reaction_id] = None
             async with self._round_lock:
                 await self._run_round()
@@ -238,9 +245,9 @@ class TaskBroker:
             self._deliver_round(claim_round)
 
     def _seconds_until_due(self) -> float | None:
-        if not self._next_check_at_ms:
+        if not self._next_check_at:
             return None
-        return max((min(self._next_check_at_ms.values()) - now_ms()) / 1_000, 0.0)
+        return max(min(self._next_check_at.values()) - time.monotonic(), 0.0)
 
     def _gather_round(self) -> ClaimRound:
         reports = []
@@ -260,7 +267,9 @@ class TaskBroker:
         waiting = [
             session for session in sessions if session.window and (session.free_slots or session.has_reports or reports)
         ]
-        return ClaimRound(reports, waiting if ready or reports else [], ready, {}, {}, set())
+        return ClaimRound(
+            reports, waiting if ready or reports else [], ready, deliveries={}, next_check_at_ms={}, unfinished=set()
+        )
 
     def _restore_round(self, claim_round: ClaimRound) -> None:
         """Put reports, renewals and ready reactions of a failed round back: nothing of it was written."""
@@ -274,8 +283,11 @@ class TaskBroker:
     def _deliver_round(self, claim_round: ClaimRound) -> None:
         for session, *_ in claim_round.reports:
             session.is_writing = False
-        self._next_check_at_ms.update(claim_round.next_check_at_ms)
-        now = now_ms()
+        next_checks = {
+            reaction_id: claim_round.monotonic_at(at_ms) for reaction_id, at_ms in claim_round.next_check_at_ms.items()
+        }
+        self._next_check_at.update(next_checks)
+        now = time.monotonic()
         for session, delivery in claim_round.deliveries.items():
             session.in_flight.difference_update(done.task_id for done in delivery.settled.done)
             self._metrics.tasks_settled.labels("DONE").inc(len(delivery.settled.done))
@@ -283,7 +295,7 @@ class TaskBroker:
                 session.in_flight.discard(task.task_id)
                 self._metrics.tasks_settled.labels(task.status.name).inc()
                 if task.status == TaskStatus.PENDING:
-                    self._schedule(task.reaction_id, task.next_attempt_at_ms)
+                    self._schedule(task.reaction_id, claim_round.monotonic_at(task.next_attempt_at_ms))
             for rejection in (*delivery.settled.rejected, *delivery.renewed.rejected):
                 session.in_flight.discard(rejection.task_id)
             self._metrics.tasks_refused.inc(len(delivery.settled.rejected) + len(delivery.renewed.rejected))
@@ -295,14 +307,13 @@ class TaskBroker:
         # A session whose slots were freed by its own report may take more of the tasks that were ready before.
         if claim_round.unfinished and any(session.free_slots for session in self._sessions):
             self.notify_ready(claim_round.unfinished)
-        for reaction_id, at in claim_round.next_check_at_ms.items():
+        for reaction_id, at in next_checks.items():
             if at <= now:
                 self._ready[reaction_id] = None
                 self._wake.set()
 
-    def _schedule(self, reaction_id: str, at_ms: int) -> None:
-        before = self._next_check_at_ms.get(reaction_id, 0)
-        self._next_check_at_ms[reaction_id] = min(before, at_ms) if before else at_ms
+    def _schedule(self, reaction_id: str, at: float) -> None:
+        self._next_check_at[reaction_id] = min(self._next_check_at.get(reaction_id, at), at)
         self._wake.set()
 
     async def _watch_other_servers(self) -> None:
@@ -325,7 +336,8 @@ def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
     """Write all reports, then claim ready tasks. A retry of the transaction starts from an empty result."""
     claim_round.deliveries, claim_round.next_check_at_ms = {}, {}
     claim_round.unfinished, claim_round.dead_lettered = set(), 0
-    now = now_ms()
+    now = claim_round.now_ms = now_ms()
+    claim_round.began_at = time.monotonic()
     freed: dict[DispatcherSession, int] = {}
     ready = dict.fromkeys(claim_round.ready)
     for session, reports, renewals in claim_round.reports:

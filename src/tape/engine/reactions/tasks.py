@@ -15,10 +15,11 @@ from tape.model.principal import current_principal
 from tape.model.reaction_states import TaskStatus
 from tape.model.task_pacing import backoff_ms
 from tape.store import Reader, Transaction
+from tape.store.lease import MAX_TTL_MS
 from tape.store.records import Record, columns, load, load_all
 
 DEFAULT_LEASE_MS = 60_000
-MAX_LEASE_MS = 24 * 3_600_000
+MAX_LEASE_MS = MAX_TTL_MS
 MAX_ERROR_CHARS = 4_000
 
 PENDING, CLAIMED, DONE, FAILED, DLQ = TaskStatus

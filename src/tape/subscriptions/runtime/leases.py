@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tape.store import Transaction
 from tape.store.lease import Lease, LeaseTable
 
+LEASE_MS = 15_000
 _LEASES = LeaseTable("tape_subscription_runtimes", "holder", "until_ms")
 _COLUMNS = ("path", "holder", "until_ms", "due_ms")
 
@@ -14,22 +15,28 @@ _COLUMNS = ("path", "holder", "until_ms", "due_ms")
 def claim(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int) -> bool:
     """Acquire the lease on a subscription. False if another server holds it."""
     row = _row(tx, path)
-    if row is not None and not Lease(*row[:2]).is_open_to(holder, now_ms):
+    if row is not None and not Lease(*row[:2]).is_open_to(holder, now_ms, LEASE_MS):
         return False
     _write(tx, path, holder, until_ms, row[2] if row else 0)
     return True
 
 
-def claim_due(tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int, next_ms: int) -> bool:
+def claim_due(
+    tx: Transaction, path: str, holder: str, now_ms: int, until_ms: int, next_ms: int, latest_ms: int
+) -> bool:
     """Acquire the lease on a scheduled subscription that is due, and set its next due time to `next_ms`.
 
-    A new subscription is first due at `next_ms`, not now.
+    A new subscription is first due at `next_ms`, not now. So is one whose due time is later than `latest_ms`: the
+    clock was ahead when it was set, or the cadence was changed.
     """
     row = _row(tx, path)
     if row is None or row[2] == 0:
         _write(tx, path, "", 0, next_ms)
         return False
-    if row[2] > now_ms or row[1] > now_ms:
+    if row[2] > latest_ms:
+        _write(tx, path, *row[:2], next_ms)
+        return False
+    if row[2] > now_ms or not Lease(*row[:2]).is_free(now_ms, LEASE_MS):
         return False
     _write(tx, path, holder, until_ms, next_ms)
     return True

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from tape.base.clock import now_ms
+from tape.base.clock import CLOCK_TOLERANCE_MS, now_ms
 from tape.base.retry import UNLIMITED, RetryPolicy
 from tape.engine.catalog import Resource, fetch_id
 from tape.errors import InvalidDocument, TapeError
@@ -34,7 +34,6 @@ from tape.subscriptions.secrets import reveal_within
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-LEASE_MS = 15_000
 RESTART = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=1.0, max_interval_s=60.0)
 
 
@@ -109,7 +108,7 @@ class RuntimeSupervisor:
         await self._load_documents(found)
         self._states = {live.subscription_id: live.state for live in found}
         if self._running:
-            paths, until = list(self._running), now_ms() + LEASE_MS
+            paths, until = list(self._running), now_ms() + leases.LEASE_MS
             ours = await self._database.write(lambda tx: leases.renew(tx, paths, self._holder, until))
             for path in set(paths) - ours:
                 log.warning("%s: lease lost to another server", path)
@@ -127,7 +126,8 @@ class RuntimeSupervisor:
     async def _start_if_due(self, live: LiveRegistration, subscription: Subscription) -> None:
         if time.monotonic() < self._failures.get(live.path, (0, 0.0))[1]:
             return
-        now, until = now_ms(), now_ms() + LEASE_MS
+        now = now_ms()
+        until = now + leases.LEASE_MS
         is_scheduled = subscription.spec.activation == "scheduled"
         if live.state == "DRAINING":
             # It does not run here; if the lease is free it runs nowhere, and its drain is complete.
@@ -137,8 +137,10 @@ class RuntimeSupervisor:
         if live.state != "ACTIVE":
             return
         if is_scheduled:
-            due = _next_ms(subscription)
-            mine = await self._database.write(lambda tx: leases.claim_due(tx, live.path, self._holder, now, until, due))
+            due, latest = _next_ms(subscription, now), _next_ms(subscription, now + CLOCK_TOLERANCE_MS)
+            mine = await self._database.write(
+                lambda tx: leases.claim_due(tx, live.path, self._holder, now, until, due, latest)
+            )
         else:
             mine = await self._database.write(lambda tx: leases.claim(tx, live.path, self._holder, now, until))
         if mine:
@@ -229,7 +231,7 @@ def _parse_if_hosted(resource: Resource) -> Subscription | None:
     return subscription if is_here else None
 
 
-def _next_ms(subscription: Subscription) -> int:
-    at = Cron.parse(subscription.spec.cadence).next_after(datetime.now(UTC))
+def _next_ms(subscription: Subscription, after_ms: int) -> int:
+    at = Cron.parse(subscription.spec.cadence).next_after(datetime.fromtimestamp(after_ms / 1_000, UTC))
     assert at is not None
     return int(at.timestamp() * 1_000)
