@@ -147,7 +147,7 @@ async def test_a_worker_may_report_an_error_with_a_nul(server: Server) -> None:
     assert status == "NOT_FOUND"
 
 
-async def test_a_lease_of_more_than_a_century_is_refused(server: Server) -> None:
+async def test_a_lease_of_more_than_24_hours_is_refused(server: Server) -> None:
     request = pb.BeginRunRequest(app_name="a", lease_owner="w", lease_ttl_ms=(1 << 63) - 1)
     async with grpc.aio.insecure_channel(server.grpc_address) as channel:
         method = next(method for method in METHODS if method.name == "BeginRun")
