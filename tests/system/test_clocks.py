@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tape.base.clock import now_ms
 from tape.client import AsyncTapeClient
+from tape.store import open_database
 from tests.engine.reactions.helpers import DONE, claim, matched, register, tasks, until
 from tests.services import free_port
 
@@ -96,6 +98,13 @@ async def react(client: AsyncTapeClient, number: int) -> None:
         await until(is_done, f"a task of entry {number} of {reaction_id}", 60)
 
 
+async def are_partitions_leased_ahead(store_url: str) -> bool:
+    """Whether the leases of all matcher partitions expire more than 29 hours from now."""
+    async with open_database(store_url) as database:
+        row = await database.read(lambda reader: reader.one("SELECT min(expires_at_ms) FROM tape_reaction_lanes"))
+    return row is not None and row[0] > now_ms() + 29 * 3_600_000
+
+
 async def test_work_goes_on_after_the_clock_was_30_hours_ahead_and_after_a_restart(
     store_url: str, tmp_path: Path
 ) -> None:
@@ -122,6 +131,7 @@ async def test_work_goes_on_after_the_clock_was_30_hours_ahead_and_after_a_resta
             await react(client, (await client.head()).global_seq + 1)
             clock.set("+30h")
             await react(client, (await client.head()).global_seq + 1)
+            await until(lambda: are_partitions_leased_ahead(store_url), "a renewal of the partitions 30 hours ahead")
     clock.set("+0")
     with FakedServer(store_url, clock) as server:
         async with AsyncTapeClient(server.url) as client:
