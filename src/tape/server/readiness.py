@@ -21,9 +21,8 @@ class Readiness:
     def __init__(self, database: Database, background: BackgroundTasks) -> None:
         self._database = database
         self._background = background
-        self._ping: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._ping.set_result("")
-        self._pinged_at = float("-inf")
+        self._ping: asyncio.Task[str] | None = None
+        self._pinged_at = 0.0
 
     async def problem(self) -> str:
         """Why the server is not ready; empty if it is."""
@@ -33,11 +32,13 @@ class Readiness:
 
     async def close(self) -> None:
         """End a ping that is still waiting."""
-        self._ping.cancel()
-        await asyncio.gather(self._ping, return_exceptions=True)
+        if self._ping is not None:
+            self._ping.cancel()
+            await asyncio.gather(self._ping, return_exceptions=True)
 
     async def _store_problem(self) -> str:
-        if self._ping.done() and time.monotonic() - self._pinged_at >= KEEP_S:
+        is_due = time.monotonic() - self._pinged_at >= KEEP_S
+        if self._ping is None or (self._ping.done() and is_due):
             self._pinged_at = time.monotonic()
             self._ping = asyncio.create_task(self._ping_store())
         # One ping at a time: while the store stands still, further callers wait for the same one.

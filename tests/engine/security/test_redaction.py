@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.engine.security.redaction import MEDIA, Redactor, is_secret
+from tape.engine.security.redaction.keys import STEMS
 from tape.errors import InvalidJson, RedactionFailed
 from tape.model.service_key import make_key
 
@@ -190,7 +191,7 @@ JSON = st.recursive(
 def test_nothing_else_is_ever_changed(value: Any) -> None:
     text = json.dumps(value)
     # Examples are also made of words that the code has, those that name secrets among them.
-    words = ("key", "pass", "secret", "token", "cookie", "authori", "bearer", "data:", '"value"')
+    words = (*STEMS, "authori", "data:", '"value"')
     if any(word in text.lower() for word in words) or any(head in text for head in MEDIA):
         return
     assert REDACTOR.redact(text) is text
