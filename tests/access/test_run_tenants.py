@@ -14,9 +14,9 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
-from tape.errors import NotFound, TapeError
+from tape.errors import InvalidInput, NotFound, TapeError
 from tape.journal import reader as journal_reader
-from tape.journal.appender import append
+from tape.journal.appender import Appender, append
 from tape.journal.journal import Journal
 from tape.journal.reader import RunCursor, Selection, has_run, has_run_from
 from tape.journal.verifier import verify
@@ -235,7 +235,7 @@ async def test_every_tenants_run_is_numbered_without_a_gap(database: Database, s
 
 
 @pytest.mark.timeout(300)
-async def test_a_killed_server_numbers_the_runs_of_each_tenant_on(store_url: str) -> None:
+async def test_a_killed_open_server_numbers_a_run_of_two_tenants_on(store_url: str) -> None:
     server = ServerProcess(store_url)
     server.start()
     listen = server.url.removeprefix("tape://")
@@ -252,8 +252,8 @@ async def test_a_killed_server_numbers_the_runs_of_each_tenant_on(store_url: str
     async with open_database(store_url) as database:
         sql = "SELECT tenant, count(*), min(seq), max(seq) FROM tape_journal WHERE run_id = ? GROUP BY tenant"
         assert sorted(await database.read(lambda reader: reader.query(sql, RUN))) == [
-            ("a", 60, 1, 60),
-            ("b", 60, 1, 60),
+            ("a", 60, 1, 119),
+            ("b", 60, 2, 120),
         ]
         assert (await database.read(verify)).ok
 
@@ -288,11 +288,11 @@ async def test_a_draft_of_a_run_of_several_tenants_or_of_none_keeps_no_tenant(
     await client.append("/tape/order/paid/1", run_id="new")
     await client.append("/tape/order/paid/2", run_id="new", tenant="shop")
     await client.append("/tape/order/paid/3", run_id="new")
-    assert await seqs_of(server.database, "new") == [("", 1), ("shop", 1), ("", 2)]
+    assert await seqs_of(server.database, "new") == [("", 1), ("shop", 2), ("", 3)]
     for tenant in ("shop", "bank"):
         await client.append("/tape/order/paid/1", run_id="shared", tenant=tenant)
     await client.append("/tape/order/paid/3", run_id="shared")
-    assert await seqs_of(server.database, "shared") == [("shop", 1), ("bank", 1), ("", 1)]
+    assert await seqs_of(server.database, "shared") == [("shop", 1), ("bank", 2), ("", 3)]
 
 
 async def test_drafts_of_one_request_inherit_from_each_other(client: AsyncTapeClient, server: Server) -> None:
@@ -306,8 +306,8 @@ async def test_a_draft_without_a_tenant_gets_that_of_the_ledgers_run(client: Asy
     await client.append("/tape/order/paid/1", run_id=run.run_id, tenant="bank")
     await client.append("/tape/order/paid/2", run_id=run.run_id)
     await server.journal.append([Draft(subject="/tape/order/paid/3", run_id=run.run_id)])
-    assert await seqs_of(server.database, run.run_id) == [("shop", 1), ("bank", 1), ("shop", 2), ("shop", 3)]
-    assert (await client.get_run(run_id=run.run_id)).seq_cursor == 3
+    assert await seqs_of(server.database, run.run_id) == [("shop", 1), ("bank", 2), ("shop", 3), ("shop", 4)]
+    assert (await client.get_run(run_id=run.run_id)).seq_cursor == 4
 
 
 async def test_a_tenant_does_not_get_what_the_server_writes_by_taking_its_run_id(tenants: Tenants) -> None:
@@ -456,3 +456,38 @@ def test_a_journal_with_an_unexpected_table_is_left_as_it_was(tmp_path: Path, mo
     assert connection.query("SELECT name, sql FROM sqlite_schema ORDER BY name") == before
     assert connection.query("PRAGMA integrity_check") == [("ok",)]
     connection.close()
+
+
+# ── an open server: `(run_id, seq)` names one entry ──────────────────────────────────────────────
+
+
+async def test_entries_of_a_shared_run_are_numbered_over_all_tenants_also_by_ledgers(
+    client: AsyncTapeClient, server: Server
+) -> None:
+    run = await client.begin_run(app_name="shop", user_id="u", session_id="s", invocation_id="i")
+    drafts = [
+        Draft(subject="/tape/order/paid/1", run_id=run.run_id, tenant=tenant) for tenant in ("bank", "shop", "bank")
+    ]
+    await client.append_many(drafts)
+    await client.record_decision(run_id=run.run_id, decision_index=0, model="m")
+    await client.append("/tape/order/paid/2", run_id=run.run_id, tenant="bank")
+    found = await seqs_of(server.database, run.run_id)
+    assert found == [("shop", 1), ("bank", 2), ("shop", 3), ("bank", 4), ("shop", 5), ("bank", 6)]
+
+
+async def test_an_operation_that_is_undone_leaves_no_hole_in_a_shared_run(database: Database) -> None:
+    journal = Journal(database)
+    journal.shares_runs = True
+    drafts = [Draft(subject="/tape/order/paid/1", run_id=RUN, tenant=tenant) for tenant in ("a", "b")]
+    await journal.append(drafts)
+
+    def fail(tx: Transaction) -> None:
+        tx.enlist(Appender).share_runs(drafts)
+        tx.enlist(Appender).number(drafts)
+        raise InvalidInput("undone")
+
+    results = await asyncio.gather(
+        journal.append(drafts), database.write(fail), journal.append(drafts), return_exceptions=True
+    )
+    assert isinstance(results[1], InvalidInput)
+    assert [seq for _, seq in await seqs_of(database, RUN)] == [1, 2, 3, 4, 5, 6]

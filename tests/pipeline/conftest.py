@@ -64,6 +64,7 @@ def fill(store: str, drafts: Sequence[Draft], chunk: int = 500) -> None:
     async def append() -> None:
         async with open_database(store) as database:
             journal = Journal(database)
+            journal.shares_runs = True  # as on an open server
             for start in range(0, len(drafts), chunk):
                 await journal.append(drafts[start : start + chunk])
 

@@ -2,7 +2,8 @@
 
 The head row of the journal has the last `global_seq`. The writer's transaction excludes every other writer of
 the database, so the numbers have no gap and their order is the order of commits. Each tenant has its own runs: `seq`
-counts the entries of one tenant in a run.
+counts the entries of one tenant in a run. In a *shared* run it counts those of all tenants, so that `(run_id, seq)`
+names one entry: on servers without keys, where tenants are labels and not apart from each other.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ class Appender:
         # Timestamps never decrease along the journal, so a time can be found by bisection.
         self._least_ms = head.ts_ms
         self._ts_ms = max(now_ms(), head.ts_ms)
-        self._run_seqs = self._cached_run_seqs(head)
-        self._undo: list[tuple[RunKey, int]] = []
+        # The last seqs of runs, and the tenants of shared runs, whose last seqs are kept equal.
+        self._run_seqs, self._shared = self._cached_runs(head)
+        self._undo: list[tuple[tuple[RunKey, int], ...]] = []
         self._entries: list[Entry] = []
         self._requests: list[tuple[str, str, int, int, int, bytes]] = []
         self._causes: list[tuple[int, str]] = []
@@ -79,15 +81,19 @@ class Appender:
         self._load_runs({(draft.run_id, draft.tenant) for draft in drafts})
         entries = []
         global_seq, chain, ts_ms, run_seqs = self._global_seq, self._chain, self._ts_ms, self._run_seqs
-        undo = self._undo
+        undo, shared = self._undo, self._shared
         for draft in drafts:
             global_seq += 1
             run_id = draft.run_id
             run = (run_id, draft.tenant)
-            seq = run_seqs[run]
-            undo.append((run, seq))
-            seq += 1
-            run_seqs[run] = seq
+            tenants = shared.get(run_id)
+            if tenants is None or (len(tenants) == 1 and draft.tenant in tenants):
+                seq = run_seqs[run]
+                undo.append(((run, seq),))
+                seq += 1
+                run_seqs[run] = seq
+            else:
+                seq = self._number_shared(run, tenants)
             texts = (
                 run_id,
                 draft.kind,
@@ -125,6 +131,38 @@ class Appender:
         self._global_seq, self._chain = global_seq, chain
         self._entries += entries
         return entries
+
+    def share_runs(self, drafts: Sequence[Draft]) -> None:
+        """Share the runs of drafts that are numbered next."""
+        unknown = {draft.run_id for draft in drafts} - self._shared.keys()
+        if not unknown:
+            return
+        condition, values = self._tx.is_any("run_id", list(unknown))
+        found = self._tx.query(f"SELECT run_id, tenant, seq FROM tape_run_heads WHERE {condition}", values)
+        for run_id in unknown:
+            self._shared[run_id] = set()
+        for run_id, tenant, seq in found:
+            self._shared[run_id].add(tenant)
+            self._run_seqs.setdefault((run_id, tenant), seq)  # this transaction may know a later one
+        for entry in self._entries:
+            if entry.run_id in unknown:
+                self._shared[entry.run_id].add(entry.tenant)
+        if new := [run_id for run_id in unknown if not self._shared[run_id]]:
+            pruned = self._pruned_seqs(new)
+            for draft in drafts:
+                if draft.run_id in new:
+                    self._shared[draft.run_id].add(draft.tenant)
+                    self._run_seqs.setdefault((draft.run_id, draft.tenant), pruned.get(draft.run_id, 0))
+
+    def _number_shared(self, run: RunKey, tenants: set[str]) -> int:
+        """The next seq of a run that several tenants share."""
+        tenants.add(run[1])
+        before = tuple(((run[0], tenant), self._run_seqs.get((run[0], tenant), 0)) for tenant in tenants)
+        self._undo.append(before)
+        seq = max(seq for _, seq in before) + 1
+        for key, _ in before:
+            self._run_seqs[key] = seq
+        return seq
 
     def record_request(self, request_id: str, tenant: str, answer: range, digest: bytes) -> None:
         """Record the answer of a request, so that a repetition gets the same one."""
@@ -201,20 +239,20 @@ class Appender:
         del self._requests[requests:]
         while len(self._entries) > count:
             self._entries.pop()
-            run, seq = self._undo.pop()
-            self._run_seqs[run] = seq
+            for run, seq in self._undo.pop():
+                self._run_seqs[run] = seq
 
     def flush(self) -> None:
         """Write entries, run heads and the head, and announce the entries."""
         tx = self._tx
-        tx.memory[Appender] = (self._global_seq, self._chain, self._run_seqs)
+        tx.memory[Appender] = (self._global_seq, self._chain, self._run_seqs, self._shared)
         if not self._entries:
             return
         tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
         tx.insert("tape_append_requests", _REQUEST_COLUMNS, self._requests)
         if self._causes:
             tx.insert("tape_entry_causes", ("global_seq", "reaction_id"), self._causes)
-        touched = {(entry.run_id, entry.tenant) for entry in self._entries}
+        touched = {run for runs in self._undo for run, _ in runs}
         tx.upsert(
             "tape_run_heads",
             ["run_id", "tenant"],
@@ -229,12 +267,12 @@ class Appender:
         )
         tx.announce(self._entries)
 
-    def _cached_run_seqs(self, head: Head) -> dict[RunKey, int]:
+    def _cached_runs(self, head: Head) -> tuple[dict[RunKey, int], dict[str, set[str]]]:
         """The run heads that this connection cached, if no other process has written since."""
-        global_seq, chain, run_seqs = self._tx.memory.pop(Appender, (0, b"", {}))
+        global_seq, chain, run_seqs, shared = self._tx.memory.pop(Appender, (0, b"", {}, {}))
         if (global_seq, chain) == (head.global_seq, head.chain) and len(run_seqs) < MAX_CACHED_RUNS:
-            return run_seqs  # type: ignore[no-any-return]  # only this class puts it there
-        return {}
+            return run_seqs, shared
+        return {}, {}
 
     def _load_runs(self, runs: Collection[RunKey]) -> None:
         unknown = [run for run in runs if run not in self._run_seqs]

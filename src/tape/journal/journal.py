@@ -51,6 +51,8 @@ class AppendRequest(msgspec.Struct, frozen=True):
     # Whether drafts without a tenant get that of their run, also if a client chose its id.
     inherits_tenant: bool = False
     part: Part | None = None
+    # Whether the entries of a run are numbered over all tenants.
+    shares_runs: bool = False
 
     @property
     def tenant(self) -> str:
@@ -64,6 +66,8 @@ class Journal:
     def __init__(self, database: Database, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self.database = database
         self.max_payload_bytes = max_payload_bytes
+        # On a server without keys tenants are labels, and the entries of a run are numbered over all of them.
+        self.shares_runs = False
         # What drafts go through before they are stored, if anything.
         self.screen: Screen | None = None
         # Called when a principal that may appends entries of a reserved kind, with their number.
@@ -113,7 +117,7 @@ class Journal:
             _check_part(part, request_id, len(drafts))
         digest = b"" if first_write_wins or not request_id else _digest(drafts)
         good = await self._prepared(drafts, of_client)
-        return AppendRequest(good, request_id, digest, inherits_tenant, part)
+        return AppendRequest(good, request_id, digest, inherits_tenant, part, self.shares_runs)
 
     async def append_each(
         self,
@@ -130,7 +134,7 @@ class Journal:
         digests = [_digest([draft]) if of_client else b"" for draft in drafts]
         good = await self._prepared(drafts, of_client)
         requests = (
-            AppendRequest([draft], key, digest, inherits_tenant)
+            AppendRequest([draft], key, digest, inherits_tenant, shares_runs=self.shares_runs)
             for draft, key, digest in zip(good, request_ids, digests, strict=True)
         )
         answers = await asyncio.gather(*map(self.submit, requests), return_exceptions=True)
@@ -195,6 +199,7 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
         for inherits in (False, True)
     }
     drafts: list[Draft] = []
+    shared: list[Draft] = []
     start = appender.global_seq + 1
     answers: list[range | RequestConflict] = []
     for request in requests:
@@ -214,10 +219,14 @@ def append_requests(tx: Transaction, requests: Sequence[AppendRequest]) -> list[
             continue
         answer = range(start + len(drafts), start + len(drafts) + len(request.drafts))
         drafts += given
+        if request.shares_runs:
+            shared += given
         answers.append(answer)
         if request_id:
             done[key] = _Answered(answer, request.digest)
             appender.record_request(request_id, request.tenant, answer, request.digest)
+    if shared:
+        appender.share_runs(shared)
     appender.number(drafts)
     return answers
 

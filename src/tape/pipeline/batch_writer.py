@@ -19,7 +19,7 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.base.retry import retry
 from tape.errors import BatchOutOfOrder, PipelineInput
-from tape.journal.appender import Appender, append
+from tape.journal.appender import Appender
 from tape.model.entry import Draft
 from tape.pipeline.journal_reader import OUTAGE_TIMEOUT_S, STORE_RETRY, query_store
 from tape.pipeline.options import journal_database, shown
@@ -256,7 +256,10 @@ def _append_step(tx: Transaction, producer: str, batch: str) -> _Seal:
         )
     staged = _unpack(row[0])
     drafts = _unseen(tx, staged) if staged.dedup_scope else staged.drafts
-    append(tx, drafts)
+    appender = tx.enlist(Appender)
+    good = appender.inherit_tenants(drafts)
+    appender.share_runs(good)
+    appender.number(good)
     steps, is_done = seal.steps + 1, seal.steps + 1 == len(positions)
     entries = seal.entries - (len(staged.drafts) - len(drafts))
     tx.execute(
@@ -264,7 +267,7 @@ def _append_step(tx: Transaction, producer: str, batch: str) -> _Seal:
         steps,
         int(is_done),
         entries,
-        tx.enlist(Appender).ts_ms,
+        appender.ts_ms,
         producer,
         batch,
     )

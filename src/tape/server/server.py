@@ -153,6 +153,7 @@ class Server:
             ClientCertificates(settings.tls_clients),
             requires_keys=settings.require_keys,
         )
+        self.journal.shares_runs = self._access.is_open
         self._admission = Admission(
             TenantLimits(**{name: getattr(settings, name) for name in TenantLimits._fields}), self.metrics
         )
