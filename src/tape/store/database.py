@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+from tape.base.structs import resolve_all
 from tape.base.telemetry.metrics import Metrics
 from tape.base.url_mask import mask_urls
 from tape.errors import SchemaOutdated
@@ -66,6 +67,7 @@ class Database(ABC):
 
     async def open(self) -> None:
         """Bring the schema up to date and start the writer and the readers."""
+        resolve_all()  # before there are threads
         await asyncio.to_thread(self._prepare)
         self._writer = Writer(self.connect, self._limits, self.metrics, self._announce)
         self._readers = Readers(lambda: self.connect(read_only=True), self._reader_count)

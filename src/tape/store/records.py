@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tape.base.structs import resolve
 from tape.store import Transaction
 
 
@@ -24,11 +25,15 @@ def columns(kind: type[Record]) -> str:
 
 def load(kind: type[R], row: Sequence[Any] | None) -> R | None:
     """The record of a row, if there is one."""
-    return None if row is None else msgspec.convert(row, kind, strict=False)
+    if row is None:
+        return None
+    resolve(kind)
+    return msgspec.convert(row, kind, strict=False)
 
 
 def load_all(kind: type[R], rows: Sequence[Sequence[Any]]) -> list[R]:
     """The records of rows."""
+    resolve(kind)
     return [msgspec.convert(row, kind, strict=False) for row in rows]
 
 
