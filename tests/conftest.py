@@ -98,6 +98,14 @@ def declared_for_itself() -> Iterator[None]:
         each.update(entries)  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what processes would write to the state folder of the user, such as witnesses, in a temporary one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server of this test process; databases are made per test."""

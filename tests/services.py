@@ -6,8 +6,10 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 import uuid
@@ -82,6 +84,15 @@ class Postgres:
         """Stop the server as an operator would; connections are cut."""
         assert self._server is not None
         self._server.stop()
+
+    def save_files(self) -> None:
+        """Copy the files of the stopped server, with the owner that they have."""
+        subprocess.run(["cp", "-a", self._folder, self._folder.with_name("saved")], check=True)
+
+    def put_back_files(self) -> None:
+        """Put the saved files in the place of those of the stopped server."""
+        shutil.rmtree(self._folder)
+        self._folder.with_name("saved").rename(self._folder)
 
     def start(self) -> None:
         """Start it again."""

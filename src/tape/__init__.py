@@ -24,9 +24,9 @@ _TOP_LEVEL = {
         "DEFAULT_URL",
         "TapeClient",
     ),
+    "tape.client.gap": ("Gap",),
     "tape.client.stream": (
         "Event",
-        "Gap",
         "stream",
     ),
     "tape.durable.budgets": (
@@ -100,6 +100,10 @@ _TOP_LEVEL = {
 }
 # Importable from here because earlier versions listed them; new code imports them from their module.
 _UNLISTED = {
+    "tape.errors": (
+        "CursorDiverged",
+        "EntryDamaged",
+    ),
     "tape._recover": (
         "compensate_one",
         "compensate_run",

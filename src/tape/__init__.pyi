@@ -10,8 +10,8 @@ from tape.base.retry import RetryPolicy as RetryPolicy
 from tape.client import DEFAULT_URL as DEFAULT_URL
 from tape.client import AsyncTapeClient as AsyncTapeClient
 from tape.client import TapeClient as TapeClient
+from tape.client.gap import Gap as Gap
 from tape.client.stream import Event as Event
-from tape.client.stream import Gap as Gap
 from tape.client.stream import stream as stream
 from tape.durable.budgets import Budget as Budget
 from tape.durable.budgets import budget_from_run_config as budget_from_run_config
@@ -46,8 +46,10 @@ from tape.effect import register_tool_compensator as register_tool_compensator
 from tape.effect import run_id_of as run_id_of
 from tape.errors import AckLost as AckLost
 from tape.errors import BudgetExceeded as BudgetExceeded
+from tape.errors import CursorDiverged as CursorDiverged
 from tape.errors import EffectFailed as EffectFailed
 from tape.errors import EffectUnknown as EffectUnknown
+from tape.errors import EntryDamaged as EntryDamaged
 from tape.errors import RunCancelled as RunCancelled
 from tape.errors import RunEnded as RunEnded
 from tape.errors import RunParked as RunParked

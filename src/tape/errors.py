@@ -90,8 +90,9 @@ class CursorBeyondHead(CursorError):
 
     def __init__(self, cursor: int, head: int) -> None:
         super().__init__(
-            f"from_global_seq {cursor} is beyond the head of this journal ({head}); it was probably taken "
-            f"from another journal. Use {head} to begin now, or 0 to begin with the oldest entry."
+            f"from_global_seq {cursor} is beyond the head of this journal ({head}): it was taken from another journal, "
+            "or the database was just replaced by an older state and the server has not named the lost range yet. Try "
+            f"again in a few seconds; if the error stays, use {head} to begin now, or 0 to begin with the oldest entry."
         )
         self.cursor = cursor
         self.head = head
@@ -109,6 +110,45 @@ class CursorExpired(CursorError):
         )
         self.cursor = cursor
         self.oldest = oldest
+
+
+class EntryDamaged(TapeError):
+    """An entry is not what was written, cannot be read, or is missing without a reason; `first` to `last` name it."""
+
+    code = "TAPE-1103"
+    status = "DATA_LOSS"
+    first: int = 0
+    last: int = 0
+    detail: str = ""
+
+    def __init__(self, first: int, last: int, detail: str) -> None:
+        which = f"Entry {first} is" if first == last else f"Entries {first} to {last} are"
+        super().__init__(
+            f"{which} damaged: {detail}. Resume after {last} to leave out what is damaged, or read with skip_gaps."
+            " `tape verify` names all damage."
+        )
+        self.first = first
+        self.last = last
+        self.detail = detail
+
+
+class CursorDiverged(CursorError):
+    """The cursor points to entries that the database lost; `first` to `last` is the range without entries."""
+
+    code = "TAPE-1104"
+    status = "DATA_LOSS"
+    cursor: int = 0
+    first: int = 0
+    last: int = 0
+
+    def __init__(self, cursor: int, first: int, last: int) -> None:
+        super().__init__(
+            f"from_global_seq {cursor}: entries {first} to {last} were lost by the database (see journal.diverged at"
+            f" {last + 1}). Resume after {last}, or read with skip_gaps; what you have read of them is nowhere else."
+        )
+        self.cursor = cursor
+        self.first = first
+        self.last = last
 
 
 # ── 12xx: it is not there ────────────────────────────────────────────────────────────────────────
@@ -248,11 +288,38 @@ class SchemaOutdated(StoreError):
     status = "FAILED_PRECONDITION"
 
 
+class StoreNotFound(StoreError):
+    """There is no database where the store URL points to, or it has no tables of Tape. Reading creates none."""
+
+    code = "TAPE-1508"
+    status = "NOT_FOUND"
+
+
 class SchemaTooNew(StoreError):
     """The database was migrated by a newer version of Tape."""
 
     code = "TAPE-1507"
     status = "FAILED_PRECONDITION"
+
+
+class StoreReplaced(StoreError):
+    """The database under a running server has another journal, or none. Nothing is written to it."""
+
+    code = "TAPE-1509"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class TailLost(StoreError):
+    """The database lacks entries that were acknowledged, `first` to `last`; nothing is written before a decision."""
+
+    code = "TAPE-1511"
+    status = "DATA_LOSS"
+
+    def __init__(self, message: str, first: int = 0, last: int = 0) -> None:
+        super().__init__(message)
+        self.first = first
+        self.last = last
 
 
 # ── 16xx: the server and the way to it ───────────────────────────────────────────────────────────
@@ -939,6 +1006,17 @@ class ToolFailed(PlaybookError):
     status = "UNAVAILABLE"
 
 
+class DownstreamUnavailable(RunInterrupted):
+    """A step found the downstream of its subscription unavailable: the run waits for it and is resumed."""
+
+    code = "TAPE-2116"
+    status = "UNAVAILABLE"
+
+    def __init__(self, downstream: str, reason: str = "") -> None:
+        super().__init__(f"the downstream {downstream!r} is not available: {reason}" if reason else downstream)
+        self.downstream = downstream
+
+
 # ── 2175: sources of subscriptions, and what becomes of their messages ───────────────────────────
 
 
@@ -1194,6 +1272,64 @@ class ExecutionSkipped(TapeError):
     code = "TAPE-2280"
     status = "ABORTED"
     retryable = True
+
+
+# ── 24xx: backup and restore ─────────────────────────────────────────────────────────────────────
+
+
+class BackupError(TapeError):
+    """A backup that cannot be made or restored."""
+
+    code = "TAPE-2400"
+    status = "FAILED_PRECONDITION"
+
+
+class BackupDamaged(BackupError):
+    """A file of a backup is missing, is not what was written, or says what no backup of Tape says."""
+
+    code = "TAPE-2401"
+    status = "DATA_LOSS"
+
+
+class BackupTooNew(BackupError):
+    """The backup was made by a newer version of Tape."""
+
+    code = "TAPE-2402"
+
+
+class BackupLocationFailed(BackupError):
+    """The folder or object store of a backup cannot be read or written."""
+
+    code = "TAPE-2403"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class BackupBusy(BackupError):
+    """Another backup to the same location is running."""
+
+    code = "TAPE-2404"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class BackupMismatch(BackupError):
+    """The location holds something else: the backup of another journal, or files that are no backup."""
+
+    code = "TAPE-2405"
+
+
+class StoreNotEmpty(BackupError):
+    """A backup is restored into an empty store only, and this one has data."""
+
+    code = "TAPE-2406"
+
+
+class RestoreUnfinished(StoreError):
+    """A restore into this store was interrupted: it has no data, and is restored again by the same command."""
+
+    code = "TAPE-2407"
+    status = "FAILED_PRECONDITION"
 
 
 # ── 229x: workers ────────────────────────────────────────────────────────────────────────────────

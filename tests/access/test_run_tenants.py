@@ -20,6 +20,7 @@ from tape.journal.appender import Appender, append
 from tape.journal.journal import Journal
 from tape.journal.reader import RunCursor, Selection, has_run, has_run_from
 from tape.journal.verifier import verify
+from tape.model.chain import canonical, link
 from tape.model.entry import Draft, Entry, checked
 from tape.model.pattern import Pattern
 from tape.server.server import Server
@@ -400,13 +401,16 @@ async def test_a_run_of_several_tenants_from_before_goes_on_above_all_of_them(
 ) -> None:
     def insert(tx: Transaction) -> None:
         columns = "global_seq, run_id, seq, kind, payload_json, ts_ms, tenant, chain"
+        chain = bytes(32)
         for number, tenant in ((3, "a"), (4, "b"), (5, "a"), (6, "b")):
+            texts = ("mixed", "order", "", "{}", "", "", "", tenant, "", "")
+            chain = link(chain, canonical(number, number - 2, 1, 1, texts))
             tx.execute(
                 f"INSERT INTO tape_journal ({columns}) VALUES (?, 'mixed', ?, 'order', '{{}}', 1, ?, ?)",
                 number,
                 number - 2,
                 tenant,
-                bytes(32),
+                chain,
             )
         tx.execute("INSERT INTO tape_run_heads VALUES ('mixed', 4)")
         tx.execute("INSERT INTO tape_run_heads VALUES ('pruned', 2)")

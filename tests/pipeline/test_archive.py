@@ -124,5 +124,5 @@ def test_pruning_past_the_archive_is_noticed(spark: SparkSession, sqlite_url: st
             await prune(database, before_seq=21)
 
     asyncio.run(forget())
-    with pytest.raises(Exception, match="Entries 11 to 20 were pruned before they were read"):
+    with pytest.raises(Exception, match="entries 11 to 20 were pruned from the journal and are not in the archive"):
         archive(spark, sqlite_url, lake)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from tape.journal.reader import EVERYTHING, SubjectCursor
 from tape.journal.retention import prune
 from tape.model.entry import Draft, Entry
 from tape.model.pattern import Pattern
-from tape.pipeline import with_payload
+from tape.pipeline import journal_reader, with_payload
 from tape.pipeline.journal_reader import query_store_once
 from tape.pipeline.journal_source import JournalReader
 from tape.pipeline.options import read_options, shown
@@ -230,3 +232,28 @@ def test_a_column_that_does_not_exist_is_named(spark: SparkSession, orders: str)
 def test_aggregates_run_on_the_journal(spark: SparkSession, orders: str) -> None:
     frame = read(spark, orders).groupBy("tenant").agg(F.count("*").alias("n")).orderBy("tenant")
     assert [(row.tenant, row.n) for row in frame.collect()] == [("t0", 333), ("t1", 334), ("t2", 333)]
+
+
+OTHER_PROCESS = """
+import apsw, sys
+other = apsw.Connection(sys.argv[1])
+other.execute("UPDATE tape_head SET id = id")
+print(other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0])
+"""
+
+
+def test_a_slow_reader_keeps_no_snapshot_of_the_file_between_batches(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(sqlite_url, [Draft(subject="/tape/a/b") for _ in range(25)])
+    monkeypatch.setattr(journal_reader, "BATCH_ROWS", 10)
+    batches = journal_reader.read_journal_range(
+        sqlite_url, ["global_seq"], EntrySelection(), 0, 25, fail_on_data_loss=True
+    )
+    found = next(batches).column("global_seq").to_pylist()
+    checkpoint = [sys.executable, "-c", OTHER_PROCESS, sqlite_url.removeprefix("sqlite:")]
+    # 1 would mean that a reader keeps pages of the log, which grows meanwhile.
+    assert subprocess.run(checkpoint, capture_output=True, text=True, check=True).stdout == "0\n"
+    for batch in batches:
+        found += batch.column("global_seq").to_pylist()
+    assert found == list(range(1, 26))

@@ -43,6 +43,7 @@ from tape.store import Transaction
 from tests.conftest import settings_for
 from tests.engine.reactions.helpers import matched
 from tests.engine.reactions.test_simulation import live, reaction
+from tests.history import seal_all
 from tests.pipeline.conftest import fill, order
 from tests.pipeline.test_journal_source import entries_in
 from tests.services import wait_for
@@ -58,6 +59,7 @@ def give_times(store: str, times: list[int]) -> None:
     def change(tx: Transaction) -> None:
         for number, ts_ms in rows:
             tx.execute("UPDATE tape_journal SET ts_ms = ? WHERE global_seq = ?", ts_ms, number)
+        seal_all(tx)
 
     transact(store, change)
 

@@ -88,8 +88,8 @@ async def test_every_event_that_tape_emits_is_in_the_catalogue(server: Server, c
     here = {event.name for event in EVENTS if not (event.is_notice or event.name.startswith(others))}
     unseen = here - {entry.type for entry in entries}
     assert unseen == {
-        *("run.running", "run.failed", "run.cancelled", "run.stuck", "run.compensating"),
-        *("audit.redaction_failed", "audit.tenant_moved", "auth.rejected"),
+        *("run.running", "run.waiting", "run.failed", "run.cancelled", "run.stuck", "run.compensating"),
+        *("audit.redaction_failed", "audit.tenant_moved", "auth.rejected", "journal.damaged", "journal.diverged"),
     }
 
 

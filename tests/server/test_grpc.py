@@ -466,3 +466,10 @@ def test_an_idle_client_pings_no_more_often_than_the_server_permits() -> None:
     asks, allowed = dict(OPTIONS), dict(grpc_options(0))
     assert allowed["grpc.keepalive_permit_without_calls"] == 1
     assert asks["grpc.keepalive_time_ms"] >= 2 * allowed["grpc.http2.min_ping_interval_without_data_ms"]
+    assert asks["grpc.keepalive_time_ms"] > 5_000  # what older servers permit
+
+
+def test_a_client_notices_a_dead_connection_within_ten_seconds() -> None:
+    asks = dict(OPTIONS)
+    assert asks["grpc.keepalive_time_ms"] + asks["grpc.keepalive_timeout_ms"] < 10_000
+    assert asks["grpc.http2.ping_timeout_ms"] < 10_000

@@ -12,7 +12,16 @@ import pytest
 
 from tape.client import AsyncTapeClient
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
-from tape.errors import ScopeRequired, StoreUnavailable, TapeError, TokenRejected
+from tape.errors import (
+    ScopeRequired,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    TapeError,
+    TokenRejected,
+)
 from tape.journal.retention import prune
 from tape.model.entry import Draft
 from tape.server.server import Server
@@ -258,19 +267,60 @@ async def test_one_noisy_tenant_does_not_shorten_another_ones_replay(server: Ser
         assert await stream.ids(3) == [2, 3, 20_004]
 
 
-async def test_a_failing_database_ends_the_stream_with_a_comment(
+async def test_a_database_that_cannot_answer_ends_the_stream_with_a_comment(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Server(settings_for(sqlite_url)) as server:
         await server.journal.append(drafts(1))
 
-        async def gone(question: object) -> None:
-            raise StoreUnavailable("it is gone")
+        async def damaged(question: object) -> None:
+            raise StoreDamaged("a page is unreadable")
 
-        monkeypatch.setattr(server.database, "read", gone)
+        monkeypatch.setattr(server.database, "read", damaged)
         async with Stream(server.http_address, last_event_id="0", **MINE) as stream:
             assert [frame.comment for frame in await stream.frames(1)] == ["stream.replay_unavailable replay failed"]
             assert await stream.frame() is None
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailable, StoreBusy, StoreFull])
+async def test_a_replay_waits_for_a_database_that_is_unavailable_and_keeps_the_stream_alive(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError]
+) -> None:
+    async with Server(settings_for(sqlite_url, keepalive_s=0.05)) as server:
+        await server.journal.append(drafts(3))
+
+        async def unavailable(question: object) -> None:
+            raise kind("it is gone")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(server.database, "read", unavailable)
+            async with Stream(server.http_address, last_event_id="0", **MINE) as stream:
+                assert {frame.comment for frame in await stream.frames(5)} == {"keepalive"}
+                outage.undo()
+                found: list[int] = []
+                while len(found) < 3:
+                    frame = await stream.frame()
+                    assert frame is not None
+                    assert frame.comment in ("", "keepalive")
+                    found += [frame.id] if frame.id is not None else []
+                assert found == [1, 2, 3]
+        assert server.metrics.read_retries._value.get() > 0
+
+
+async def test_a_client_that_leaves_in_an_outage_ends_its_replay(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Server(settings_for(sqlite_url, keepalive_s=0.05)) as server:
+        await server.journal.append(drafts(1))
+
+        async def unavailable(question: object) -> None:
+            raise StoreUnavailable("it is gone")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(server.database, "read", unavailable)
+            async with Stream(server.http_address, last_event_id="0", **MINE) as stream:
+                await stream.frames(1)
+            await settled(server, 0)
 
 
 # ── methods and limits ───────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
@@ -20,8 +21,11 @@ from tape.archive.files import ArchiveFile, RowGroup, files_in_range, in_range, 
 from tape.archive.location import resolve_url
 from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged, ArchiveUnreachable, PipelineInput
-from tape.journal.history import EntryFilter
+from tape.journal.appender import Head
+from tape.journal.history import ArchivedPart, EntryFilter
 from tape.model.entry import Entry
+from tape.model.gap import GapReason, JournalGap
+from tape.store.tail import Tail
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,11 @@ T = TypeVar("T")
 
 CACHE_BYTES = 128 << 20
 CACHED_FOOTERS = 2_048
+# What one salvage examines and names at most.
+SALVAGE_WINDOW = 10_000
+MAX_GAPS = 1_000
+UNREADABLE = "a file of the archive is damaged; see: tape verify --archive"
+ABSENT = "no file of the archive has it; see: tape verify --archive"
 _ENTRY = Entry.__struct_fields__
 
 
@@ -61,9 +70,40 @@ class ArchiveReader:
         """
         return self._trying(lambda: self._read(entry_filter, after, until, limit, newest))
 
+    def salvage(
+        self, entry_filter: EntryFilter, after: int, until: int, limit: int, *, newest: bool = False
+    ) -> ArchivedPart:
+        """What can be read of the beginning of a range, or of its end, and gaps for what its damaged files had.
+
+        Raises ArchiveUnreachable if the archive does not answer: that is not damage.
+        """
+        self._require_reachable()
+        span = limit if entry_filter.is_everything else SALVAGE_WINDOW
+        part = range(max(after, until - span), until) if newest else range(after, min(until, after + span))
+        return self._salvage(entry_filter, part.start, part.stop, limit, newest)
+
     def position_before(self, ts_ms: int) -> int:
         """The global_seq just before the first archived entry at or after a time."""
         return self._trying(lambda: self._position_before(ts_ms))
+
+    def newer_tail(self, head: Head) -> Tail | None:
+        """The last archived entry of this journal, if the journal ends before it: it lost its tail.
+
+        An archive that does not have the newest entry of the journal belongs to another one, and proves nothing.
+        """
+        until = self.extent(head.global_seq + 1).stop - 1
+        if self._archive is None or not 0 < head.global_seq < until:
+            return None
+        if self._archive.chain_at(head.global_seq) != head.chain:
+            log.warning(
+                "the archive at %s ends at %d, the journal at %d, and it lacks that entry: it is of another journal",
+                self.url,
+                until,
+                head.global_seq,
+            )
+            return None
+        chain = self._archive.chain_at(until)
+        return Tail(head.journal_id, head.epoch, until, chain) if chain is not None else None
 
     # ── the table ────────────────────────────────────────────────────────────────────────────────
 
@@ -142,6 +182,50 @@ class ArchiveReader:
         rows = pc.indices_nonzero(mask)
         return dict(zip(table.column("global_seq").take(rows).to_pylist(), rows.to_pylist(), strict=True))
 
+    def _salvage(self, entry_filter: EntryFilter, after: int, until: int, limit: int, newest: bool) -> ArchivedPart:
+        kinds = kinds_of(entry_filter)
+        present: set[int] = set()
+        unreadable: set[int] = set()
+        wanted: dict[int, Entry] = {}
+        for file in files_in_range(self._files, after, until):
+            try:
+                for group in self._footer(file)[1]:
+                    if group.last > after and group.first <= until:
+                        numbers, entries = self._salvage_group(group, entry_filter, after, until, kinds)
+                        present |= numbers
+                        wanted |= entries
+            except ArchiveDamaged as error:
+                log.warning("entries %d to %d of the archive: %s", file.first, file.last, error)
+                if kinds is None or file.kind in kinds:
+                    unreadable.update(range(max(file.first, after + 1), min(file.last, until) + 1))
+        # Files of other kinds have some of the numbers between the first and the last of a damaged file.
+        absent = set(range(after + 1, until + 1)) if entry_filter.is_everything else unreadable
+        gaps = _to_gaps(sorted(absent - present), unreadable)
+        return _cut(ArchivedPart(after, until, [wanted[number] for number in sorted(wanted)], gaps), limit, newest)
+
+    def _salvage_group(
+        self, group: RowGroup, entry_filter: EntryFilter, after: int, until: int, kinds: set[str] | None
+    ) -> tuple[set[int], dict[int, Entry]]:
+        """The numbers of a group within a range, and the wanted entries."""
+        numbers = self._columns(group, ("global_seq",))
+        present = set(numbers.filter(in_range(numbers, after, until)).column("global_seq").to_pylist())
+        if kinds is not None and group.file.kind not in kinds:
+            return present, {}
+        rows = self._rows(group, entry_filter, after, until)
+        columns = self._columns(group, _ENTRY).take(list(rows.values())).columns if rows else []
+        return present, dict(
+            zip(rows, map(Entry, *(column.to_pylist() for column in columns)), strict=True)
+        ) if rows else {}
+
+    def _require_reachable(self) -> None:
+        """Raise ArchiveUnreachable if the folder of the archive is gone, or its store does not answer."""
+        try:
+            is_there = self._filesystem.get_file_info("_delta_log").type != pa.fs.FileType.NotFound
+        except OSError as silence:
+            raise ArchiveUnreachable(f"The archive at {self.url} cannot be reached: {silence}") from silence
+        if not is_there:
+            raise ArchiveUnreachable(f"The archive at {self.url} cannot be reached: there is no table.")
+
     def _position_before(self, ts_ms: int) -> int:
         self.extent()
         found = self._extent.start - 1
@@ -149,11 +233,18 @@ class ArchiveReader:
             if file.last_ms < ts_ms:
                 found = max(found, file.last)
             elif file.first_ms < ts_ms and file.last > found:
-                for group in self._footer(file)[1]:
-                    if group.last > found:
-                        table = self._columns(group, ("global_seq", "ts_ms"))
-                        older = table.column("global_seq").filter(pc.less(table.column("ts_ms"), ts_ms))
-                        found = max(found, pc.max(older).as_py() or 0)
+                try:
+                    found = max(found, self._last_before(file, found, ts_ms))
+                except ArchiveDamaged:  # a reader begins earlier, and meets the gap
+                    self._require_reachable()
+        return found
+
+    def _last_before(self, file: ArchiveFile, found: int, ts_ms: int) -> int:
+        for group in self._footer(file)[1]:
+            if group.last > found:
+                table = self._columns(group, ("global_seq", "ts_ms"))
+                older = table.column("global_seq").filter(pc.less(table.column("ts_ms"), ts_ms))
+                found = max(found, pc.max(older).as_py() or 0)
         return found
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────
@@ -190,6 +281,38 @@ class ArchiveReader:
     def _filesystem(self) -> Any:
         assert self._archive is not None, "there are files, so there is a table"
         return self._archive.filesystem
+
+
+def _to_gaps(absent: Sequence[int], unreadable: set[int]) -> tuple[JournalGap, ...]:
+    """The numbers as ranges: of damaged files, or of none."""
+    gaps: list[JournalGap] = []
+    for number in absent:
+        is_damaged = number in unreadable
+        reason: GapReason = "damaged" if is_damaged else "missing"
+        first = number
+        if gaps and gaps[-1].last == number - 1 and gaps[-1].reason == reason:
+            first = gaps.pop().first
+        gaps.append(JournalGap(first, number, reason, UNREADABLE if is_damaged else ABSENT))
+    return tuple(gaps)
+
+
+def _cut(part: ArchivedPart, limit: int, newest: bool) -> ArchivedPart:
+    """The beginning or the end of a part, with `limit` entries and 1,000 gaps at most."""
+    after, until = part.after, part.until
+    if newest:
+        if len(part.entries) > limit:
+            after = part.entries[-limit].global_seq - 1
+        if len(part.gaps) > MAX_GAPS:
+            after = max(after, part.gaps[-MAX_GAPS].first - 1)
+    else:
+        if len(part.entries) > limit:
+            until = part.entries[limit - 1].global_seq
+        if len(part.gaps) > MAX_GAPS:
+            until = min(until, part.gaps[MAX_GAPS - 1].last)
+    entries = [entry for entry in part.entries if after < entry.global_seq <= until]
+    return ArchivedPart(
+        after, until, entries, tuple(gap for gap in part.gaps if after < gap.first and gap.last <= until)
+    )
 
 
 def kinds_of(entry_filter: EntryFilter) -> set[str] | None:

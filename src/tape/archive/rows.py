@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pyarrow as pa
 
 from tape.archive.schema import TYPES, arrow_schema
-from tape.model.entry import COLUMNS, Entry
+from tape.errors import EntryDamaged
+from tape.journal.entries import SELECT, entries_of
+from tape.model.entry import Entry
 from tape.store import Reader
 
 STEP = 20_000
 
 
-def read_rows(reader: Reader, after: int, until: int) -> pa.Table:
-    """The entries after one global_seq up to another, as far as the journal has them."""
+def read_rows(reader: Reader, after: int, until: int, wanted: Collection[int] | None = None) -> pa.Table:
+    """The entries after one global_seq up to another, as far as the journal has them.
+
+    Raises EntryDamaged if one of those wanted is damaged, which is any without `wanted`.
+    """
     tables = []
     for start in range(after, until, STEP):
-        rows = reader.query(
-            f"SELECT {','.join(COLUMNS)} FROM tape_journal"
-            " WHERE global_seq > ? AND global_seq <= ? ORDER BY global_seq",
-            start,
-            min(start + STEP, until),
-        )
-        tables.append(to_table([Entry(*row) for row in rows]))
+        sql = f"{SELECT} WHERE global_seq > ? AND global_seq <= ? ORDER BY global_seq"
+        entries, gaps = entries_of(reader, reader.query(sql, start, min(start + STEP, until)))
+        for gap in gaps:
+            if wanted is None or gap.first in wanted:
+                raise EntryDamaged(gap.first, gap.last, gap.detail)
+        tables.append(to_table(entries))
     return pa.concat_tables(tables) if tables else to_table([])
 
 

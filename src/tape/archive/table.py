@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from tape.archive import files as parquet
@@ -20,7 +20,7 @@ from tape.archive.files import FILE_COLUMNS, PARTITIONS, READ_COLUMNS, ArchiveFi
 from tape.archive.location import open_filesystem, resolve_url
 from tape.archive.schema import arrow_schema
 from tape.base.clock import now_ms
-from tape.errors import ArchiveBusy, PipelineInput
+from tape.errors import ArchiveBusy, ArchiveDamaged, ArchiveUnreachable, PipelineInput
 from tape.journal.appender import Head
 
 APP = "tape-archive"
@@ -40,11 +40,11 @@ class ArchiveTable:
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, str] | None = None) -> ArchiveTable:
-        """An archive that exists. Raises PipelineInput."""
+        """An archive that exists. Raises PipelineInput, ArchiveUnreachable, or ArchiveDamaged if its log is damaged."""
         url = resolve_url(url)
         if not DeltaTable.is_deltatable(url, dict(options or {})):
             raise PipelineInput(f"There is no archive at {url}. Make one with: tape pipeline run archive --lake {url}")
-        archive = cls(url, DeltaTable(url, storage_options=dict(options or {})), options)
+        archive = cls(url, _open_table(url, options), options)
         if _BEGIN not in archive._settings:
             raise PipelineInput(f"The table at {url} is no archive of a journal; choose another folder.")
         return archive
@@ -137,6 +137,15 @@ class ArchiveTable:
         """Read the entries of one file within a range. Raises ArchiveDamaged, naming the file."""
         return parquet.read_file(self.filesystem, file, after, until, columns)
 
+    def chain_at(self, global_seq: int) -> bytes | None:
+        """The chain value of an archived entry, as it is archived; None if it is not there."""
+        for file in self.files():
+            if file.first <= global_seq <= file.last:
+                table = self.read_file(file, global_seq - 1, global_seq)
+                if table.num_rows:
+                    return bytes(table.column("chain")[0].as_py())
+        return None
+
     def vacuum(self) -> int:
         """Delete files that have been no part of the archive for a week; the number of those."""
         return len(self._table.vacuum(KEPT_HOURS, dry_run=False, full=True))
@@ -158,6 +167,19 @@ class ArchiveTable:
                 f"The archive at {self.url} was changed by another process; nothing was written: {error}"
             ) from error
         self.refresh()
+
+
+def _open_table(url: str, options: Mapping[str, str] | None) -> DeltaTable:
+    """The Delta table, with its log read."""
+    try:
+        return DeltaTable(url, storage_options=dict(options or {}))
+    except DeltaError as error:
+        reason = str(error).partition("\n")[0]
+        try:
+            open_filesystem(url, options).get_file_info("_delta_log")
+        except OSError as silence:
+            raise ArchiveUnreachable(f"The archive at {url} cannot be reached: {silence}") from error
+        raise ArchiveDamaged(f"The log of the archive at {url} cannot be read: {reason}") from error
 
 
 def _add_action(file: ArchiveFile, *, changes_data: bool) -> AddAction:

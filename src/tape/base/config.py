@@ -14,14 +14,22 @@ from typing import Any
 
 from tape.base.allow_list import AllowList
 from tape.base.redaction_policy import RedactionPolicies, check_key, parse_policies
+from tape.base.store_url import DEFAULT_STORE, StoreUrl
 from tape.errors import InvalidConfig
 
 FILE = "tape.toml"
 HTTP_ALLOW_VARIABLE = "TAPE_HTTP_ALLOW"
+WITNESS_VARIABLE = "TAPE_WITNESS"
 HTTP_PROXY_VARIABLE = "TAPE_HTTP_PROXY"  # no flag and no key of the file: it may have a password in it
+
+# A journal has 9.2 * 10^18 numbers.
+MAX_EPOCH_MARGIN = 10**12
+MAX_SERVER_ID = 128
 
 # Settings that are tables of the file, without a flag and a variable.
 _TABLES_ONLY = ("lake_options", "redaction", "tls_clients")
+# Settings for one start, without a key of the file.
+_ONCE_ONLY = ("accept_loss",)
 # Tables of the file, and what they may hold.
 _TABLES = {"archive": ("lake", "options"), "pipeline": ("master", "spark")}
 # Names that older deployments use.
@@ -68,13 +76,16 @@ class TlsClient:
 class Settings:
     """The settings of `tape serve`. Each name is a flag, a TAPE_* variable and a key of tape.toml."""
 
-    store: str = "sqlite:tape.db"
+    store: str = DEFAULT_STORE
     listen: str = "127.0.0.1:7878"
     http_listen: str = "127.0.0.1:7879"
     max_payload_bytes: int = 1 << 20
     queue_operations: int = 20_000
     queue_bytes: int = 64 << 20
     readers: int = 4
+    sqlite_wal_bytes: int = 32 << 20
+    sqlite_cache_bytes: int = 64 << 20
+    server_id: str = ""
     shutdown_grace_s: float = 5.0
     log_level: str = "info"
     auth_jwks: str = ""
@@ -109,7 +120,10 @@ class Settings:
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True
     keep_tasks_h: int = 168
+    scrub_entries_per_s: float = 1_000.0
+    scrub_interval_h: float = 24.0
     predicate_cpu_ms_per_s: float = 50.0
+    epoch_margin: int = 1_000_000
     grpc_max_message_bytes: int = 4 << 20
     grpc_max_concurrent_calls: int = 1_024
     tenant_max_calls: int = 512
@@ -125,6 +139,8 @@ class Settings:
     http_max_connections: int = 2_000
     ingress_body_timeout_s: float = 10.0
     wallet_key: str = ""
+    witness: str = ""
+    accept_loss: bool = False
     # No flag: the arguments of a process can be read by others on the machine.
     internal_token: str = field(default="", repr=False)
     lake: str = ""
@@ -175,6 +191,14 @@ class Settings:
         for name in ("shutdown_grace_s", "predicate_cpu_ms_per_s"):
             if not getattr(self, name) >= 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must not be negative.")
+        if not 0 <= self.epoch_margin <= MAX_EPOCH_MARGIN:
+            raise InvalidConfig(f"epoch_margin is {self.epoch_margin}; it must lie between 0 and {MAX_EPOCH_MARGIN}.")
+        for name in ("scrub_entries_per_s", "scrub_interval_h"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be a number of at least 0.")
+        for name in ("sqlite_wal_bytes", "sqlite_cache_bytes"):
+            if getattr(self, name) < 1 << 20:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1048576, 1 MiB.")
         if self.queue_bytes < self.max_payload_bytes:
             raise InvalidConfig(
                 f"queue_bytes ({self.queue_bytes}) must be at least max_payload_bytes ({self.max_payload_bytes})."
@@ -183,6 +207,10 @@ class Settings:
             raise InvalidConfig(f"log_level is {self.log_level!r}; use debug, info, warning or error.")
         if self.anonymous not in ("loopback", "network"):
             raise InvalidConfig(f"anonymous is {self.anonymous!r}; use loopback or network.")
+        if "#" in self.server_id or not self.server_id.isprintable() or len(self.server_id) > MAX_SERVER_ID:
+            raise InvalidConfig(
+                f"server_id is {self.server_id[:40]!r}; use up to {MAX_SERVER_ID} printable characters without #."
+            )
         AllowList.parse(self.http_allow)
         check_key(self.redaction, self.redaction_key)
         for name in ("tls_clients", "tls_client_listen"):
@@ -272,7 +300,25 @@ def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None
         for name, value in given.items():
             if value is not None and name != "pipeline":
                 values[name] = _convert(name, value, types[name], source)
+    values["store"] = find_store(flags.get("store"), env, file)
     return Settings(**values)
+
+
+def find_store(given: str | None = None, env: Mapping[str, str] | None = None, file: Path | None = None) -> StoreUrl:
+    """The store that a command works on: its flag, TAPE_STORE (or TAPE_DB), `store` of tape.toml, else sqlite:tape.db.
+
+    The file is the one given, that of TAPE_CONFIG, or tape.toml of the working directory.
+    """
+    env = os.environ if env is None else env
+    if given:
+        return given if isinstance(given, StoreUrl) else StoreUrl(given, "--store")
+    for variable in ("TAPE_STORE", *(alias for alias, name in _ENV_ALIASES.items() if name == "store")):
+        if env.get(variable):
+            return StoreUrl(env[variable], variable)
+    file = file or (Path(env["TAPE_CONFIG"]) if env.get("TAPE_CONFIG") else None)
+    if "store" in (content := _from_file(file, _types())):
+        return StoreUrl(_convert("store", content["store"], str, "file"), str(file or FILE))
+    return StoreUrl(DEFAULT_STORE, "default")
 
 
 def load_redaction(env: Mapping[str, str] | None = None, file: Path | None = None) -> tuple[RedactionPolicies, str]:
@@ -303,6 +349,14 @@ def load_http_allow(env: Mapping[str, str] | None = None) -> str:
     if (given := env.get(HTTP_ALLOW_VARIABLE)) is not None:
         return given
     return _http_allow_of_file(env.get("TAPE_CONFIG", ""))
+
+
+def load_witness(env: Mapping[str, str] | None = None) -> str:
+    """The setting `witness` of this process: TAPE_WITNESS, else the file that TAPE_CONFIG names or tape.toml."""
+    env = os.environ if env is None else env
+    if (given := env.get(WITNESS_VARIABLE)) is not None:
+        return given
+    return str(_from_file(Path(env["TAPE_CONFIG"]) if env.get("TAPE_CONFIG") else None, _types()).get("witness", ""))
 
 
 def load_http_proxy(env: Mapping[str, str] | None = None) -> str:
@@ -361,7 +415,9 @@ def _from_file(file: Path | None, types: Mapping[str, type]) -> dict[str, Any]:
         raise InvalidConfig(f"There is no configuration file {file}.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidConfig(f"{path} cannot be read as TOML: {error}.") from error
-    known = [name for name in types if name not in _TABLES_ONLY]
+    if found := [name for name in _ONCE_ONLY if name in content]:
+        raise InvalidConfig(f"{path} has {found[0]!r}, which is for one start: use --{found[0].replace('_', '-')}.")
+    known = [name for name in types if name not in (*_TABLES_ONLY, *_ONCE_ONLY)]
     _check_known(path, "", content, [*known, *_TABLES, "redaction", "tls_clients"])
     if "redaction" in content:
         content["redaction"] = parse_policies("redaction", content["redaction"])

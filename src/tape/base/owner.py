@@ -18,6 +18,17 @@ def new_owner() -> str:
     return f"{process_name()}-{new_suffix()}"
 
 
+def server_owner(server_id: str) -> str:
+    """Return the unique lease owner of one process of a server, `<server id>#<random>`."""
+    return f"{server_id}#{new_suffix()}"
+
+
+def server_prefix(owner: str) -> str:
+    """Return what the owners of all processes of a server begin with; empty if the owner is not one of them."""
+    server_id, mark, _ = owner.rpartition("#")
+    return server_id + mark
+
+
 def claim_owner(worker: str = "") -> str:
     """Return a unique owner for one claim of a worker, `<worker>#<random>`; without a worker's name, `new_owner()`."""
     return f"{worker}#{new_suffix()}" if worker else new_owner()

@@ -31,6 +31,15 @@ def make_private_folder(path: Path) -> None:
             folder.mkdir(FOLDER_MODE, exist_ok=True)
 
 
+def state_folder() -> Path:
+    """Where a process keeps what must survive it and belongs to no database file: `$STATE_DIRECTORY` of a systemd unit,
+    `$XDG_STATE_HOME/tape`, or `~/.local/state/tape`."""
+    if unit := os.environ.get("STATE_DIRECTORY"):
+        return Path(unit.partition(":")[0])
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - never raises
+    return Path(home) / "tape"
+
+
 def is_private(path: Path) -> bool:
     """Whether only the owner can use the file or folder; also if it does not exist."""
     try:

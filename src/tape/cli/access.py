@@ -121,7 +121,7 @@ def migrate(
     from tape.store import Transaction, open_database
 
     async def move() -> dict[str, int]:
-        async with open_database(store) as database:
+        async with open_database(store, create=False) as database:
             wallet = Wallet(database, master_keys(wallet_key, store))
             try:
                 secrets = await wallet.reseal_for(source, to)
@@ -206,7 +206,7 @@ async def _verify_key(key: str, session: str, store: str) -> Principal:
     from tape.engine.security.key_ring import KeyRing
     from tape.store import open_database
 
-    async with open_database(store, migrate=False) as database:
+    async with open_database(store, migrate=False, create=False) as database:
         keys = KeyRing(database)
         await keys.refresh()
         return await keys.verify(key, session)

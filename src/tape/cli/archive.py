@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
 from tape.base.config import load_pipeline_settings
+from tape.cli.expectation import Expectation
 from tape.cli.options import Output
 from tape.cli.progress import bar
 from tape.errors import ArchiveDamaged, MissingExtra
+from tape.journal.findings import Finding
+from tape.journal.verifier import VerifyContext
 
 if TYPE_CHECKING:
     from tape.pipeline.archive_repair import ArchiveRepair
@@ -20,9 +24,12 @@ MAX_SHOWN = 100
 QUARANTINE = "_quarantine"
 
 
-def verify(lake: str, store: str, output: Output, *, repair: bool = False) -> None:
+def verify(
+    lake: str, store: str, output: Output, *, repair: bool = False, expectations: Sequence[Expectation] = ()
+) -> None:
     """Verify an archive, and repair it on request. Exits with 1 if damage remains."""
     report = _verify(lake, store)
+    report.findings += [finding for each in expectations for finding in _compare(lake, store, each)]
     repaired = None if report.ok or not repair else _repair(lake, store, report)
     extent = f"{report.entries:,} archived entries ({report.oldest} to {report.until}) in {report.files} files"
     if output is Output.json:
@@ -30,6 +37,10 @@ def verify(lake: str, store: str, output: Output, *, repair: bool = False) -> No
         typer.echo(msgspec.json.encode({**outcome, **msgspec.to_builtins(report)}).decode())
     elif report.ok:
         typer.echo(f"✓ {extent} are exactly what was written.")
+        for each in expectations:
+            typer.echo(f"✓ entry {each.global_seq} is the one that {each.source} names.")
+            if each.meaning:
+                typer.echo(f"  It is {each.meaning}.")
     else:
         _show(report, extent)
         if repaired is not None:
@@ -40,6 +51,19 @@ def verify(lake: str, store: str, output: Output, *, repair: bool = False) -> No
                 typer.echo(f"  replaced {path}; the damaged file is in {QUARANTINE}")
     if not report.ok and repaired is None:
         raise typer.Exit(1)
+
+
+def _compare(lake: str, store: str, expected: Expectation) -> list[Finding]:
+    """What is wrong with an expected entry: in the journal, or in the archive if it is pruned."""
+    from tape.archive.table import ArchiveTable
+    from tape.pipeline.journal_reader import query_store
+
+    context = VerifyContext(0, 0, b"", ())
+    found = query_store(store, lambda reader: [each for check in expected.checks for each in check(reader, context)])
+    if not any(finding.problem == "unproven" for finding in found):
+        return found
+    archived = ArchiveTable.open(lake, _options()).chain_at(expected.global_seq)
+    return [each for each in found if each.problem != "unproven"] + expected.compare(archived)
 
 
 def _show(report: ArchiveReport, extent: str) -> None:

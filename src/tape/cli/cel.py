@@ -18,8 +18,9 @@ from rich.tree import Tree
 from tape.cel import EvaluationError, Explanation, Predicate, TraceStep, compile_predicate
 from tape.cel.display import literal, plain
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, run
-from tape.errors import InvalidInput, InvalidPredicate, NotFound
-from tape.journal.reader import EVERYTHING, open_cursor
+from tape.errors import CursorBeyondHead, InvalidInput, InvalidPredicate, NotFound
+from tape.journal.appender import read_head
+from tape.journal.entries import read_entry
 from tape.model.entry import Entry
 from tape.model.subject import kind_of, normalize
 from tape.store import Reader, open_database
@@ -172,14 +173,16 @@ def _read_file(file: str) -> Entry:
 
 async def _read_from_store(store: str, seq: int) -> Entry:
     def question(reader: Reader) -> Entry:
-        found = open_cursor(EVERYTHING).read(reader, seq - 1).entries
-        if not found or found[0].global_seq != seq:
+        entry = read_entry(reader, seq)
+        if entry is None:
+            if seq - 1 > (head := read_head(reader).global_seq):
+                raise CursorBeyondHead(seq - 1, head)
             raise NotFound(f"There is no entry {seq} in {store}.")
-        return found[0]
+        return entry
 
     if seq < 0:
         raise InvalidInput(f"--seq {seq} must be a global_seq, which is at least 1.")
-    async with open_database(store, migrate=False) as database:
+    async with open_database(store, migrate=False, create=False) as database:
         return await database.read(question)
 
 

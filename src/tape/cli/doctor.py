@@ -25,6 +25,7 @@ from tape.base.url_mask import mask_urls
 from tape.cli.options import Output, OutputOption, run
 from tape.errors import JavaMissing, TapeError
 from tape.journal.appender import Head, read_head
+from tape.journal.damage import DamagedRange, read_damage
 from tape.pipeline.java import find_java
 from tape.store import open_database
 
@@ -78,6 +79,14 @@ def _checks(settings: Settings) -> Iterator[Check]:
         yield store
         with contextlib.suppress(TapeError):  # the check of the store has reported it
             yield _files(settings)
+        if store.verdict == "ok" and (damaged := _damage(settings.store)):
+            entries = sum(each.last - each.first + 1 for each in damaged)
+            yield Check(
+                "Journal",
+                "warning",
+                f"{entries:,} entries are damaged or missing, the first is {damaged[0].first}: {damaged[0].detail}",
+                f"name all damage: tape verify --store {mask_urls(settings.store)}; then restore a backup",
+            )
         if store.verdict == "ok" and (unbound := _unbound_secrets(settings.store)):
             yield Check(
                 "Wallet",
@@ -136,7 +145,7 @@ def _store(url: str) -> Check:
             if not path.parent.is_dir():
                 return Check("Store", "problem", f"{shown}: no such folder", f"mkdir -p {path.parent}")
             return Check("Store", "ok", f"{shown} does not exist yet; tape serve creates it")
-        pending = database.pending()
+        pending = open_database(url, create=False).pending()
         if pending:
             return Check(
                 "Store", "warning", f"{shown} lacks {len(pending)} migrations", f"tape migrate --store {shown}"
@@ -201,6 +210,18 @@ def _tls(settings: Settings) -> Check:
     return Check("TLS", "ok", found)
 
 
+def _damage(url: str) -> list[DamagedRange]:
+    database = open_database(url)
+    if (path := getattr(database, "path", None)) is not None and not path.exists():
+        return []
+    return run(_read_damage(url))
+
+
+async def _read_damage(url: str) -> list[DamagedRange]:
+    async with open_database(url, migrate=False, create=False) as database:
+        return await database.read(read_damage)
+
+
 def _unbound_secrets(url: str) -> list[str]:
     database = open_database(url)
     if (path := getattr(database, "path", None)) is not None and not path.exists():
@@ -218,18 +239,18 @@ def _has_keys(url: str) -> bool:
 async def _count_keys(url: str) -> int:
     from tape.engine.security.service_keys import list_keys
 
-    async with open_database(url, migrate=False) as database:
+    async with open_database(url, migrate=False, create=False) as database:
         return len(await database.read(lambda reader: list_keys(reader, limit=1)))
 
 
 async def _read_unbound(url: str) -> list[str]:
     query = "SELECT alias FROM tape_secrets WHERE hosts = '' AND retires_at_ms = 0 ORDER BY alias"
-    async with open_database(url, migrate=False) as database:
+    async with open_database(url, migrate=False, create=False) as database:
         return [alias for (alias,) in await database.read(lambda reader: reader.query(query))]
 
 
 async def _head(url: str) -> Head:
-    async with open_database(url, migrate=False) as database:
+    async with open_database(url, migrate=False, create=False) as database:
         return await database.read(read_head)
 
 

@@ -14,8 +14,10 @@ from urllib.parse import quote, urlencode
 import typer
 
 from tape.base.clock import now_ms
+from tape.base.config import find_store
 from tape.base.extras import require_server_libraries
-from tape.cli.options import DEFAULT_STORE, Output, OutputOption, check_http_address, run
+from tape.cli.database import open_for_writing
+from tape.cli.options import Output, OutputOption, check_http_address, run
 from tape.cli.output import age, moment, parse_age, print_json, print_table
 from tape.errors import InvalidInput
 from tape.store import Reader, Transaction, open_database
@@ -35,7 +37,9 @@ TenantOption = Annotated[
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", help=f"Database to work on, without a server. [env: TAPE_STORE] [default: {DEFAULT_STORE}]"
+        "--store",
+        help="Database to work on, without a server."
+        " [default: TAPE_STORE, else store of tape.toml, else sqlite:tape.db]",
     ),
 ]
 ServerOption = Annotated[
@@ -251,7 +255,7 @@ class _Store:
             return [key.describe(now_ms()) for key in found]
 
         async def work() -> list[dict[str, Any]]:
-            async with open_database(self._store, migrate=False) as database:
+            async with open_database(self._store, migrate=False, create=False) as database:
                 return await database.read(read_all)
 
         return run(work())
@@ -286,7 +290,7 @@ class _Store:
 
     def _write(self, operation: Callable[[Transaction], T], *, may_create: bool = False) -> T:
         async def work() -> T:
-            async with open_database(self._store, migrate=may_create) as database:
+            async with open_for_writing(self._store, may_create=may_create) as database:
                 return await database.write(operation)
 
         return run(work())
@@ -298,7 +302,7 @@ def _backend(store: str | None, server: str | None) -> _Backend:
         raise InvalidInput("--store and --server exclude each other; give one.")
     if store is None:
         server = server or os.environ.get("TAPE_SERVER_URL")
-    return _Server(server) if server else _Store(store or os.environ.get("TAPE_STORE") or DEFAULT_STORE)
+    return _Server(server) if server else _Store(find_store(store))
 
 
 def _describe(issued: IssuedKey) -> dict[str, Any]:

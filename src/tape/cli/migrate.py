@@ -7,6 +7,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tape.base.store_url import describe_source
+from tape.base.url_mask import mask_urls
+from tape.cli.database import announce_creation
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption
 from tape.store import open_database
 
@@ -19,7 +22,11 @@ def migrate(
     output: OutputOption = Output.text,
 ) -> None:
     """Apply pending migrations. `tape serve` applies them at start."""
-    database = open_database(store)
+    if not check:
+        announce_creation(store)
+    database = open_database(store, create=not check)
+    if check and not database.exists:
+        typer.echo(f"There is no database at {mask_urls(store)}{describe_source(store)}.", err=True)
     names = [str(migration) for migration in (database.pending() if check else database.migrate())]
     if output is Output.json:
         typer.echo(msgspec.json.encode({"pending" if check else "applied": names}).decode())

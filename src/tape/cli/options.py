@@ -11,13 +11,14 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tape.base.allow_list import AllowList
-from tape.base.config import HTTP_ALLOW_VARIABLE
+from tape.base.config import HTTP_ALLOW_VARIABLE, find_store
 from tape.base.process import run_async
 from tape.errors import InvalidConfig, InvalidInput
 
 T = TypeVar("T")
 
-DEFAULT_STORE = "sqlite:tape.db"
+# The callback of the option then finds the store.
+DEFAULT_STORE = ""
 DEFAULT_URL = "tape://127.0.0.1:7878"
 DEFAULT_SERVER = "http://127.0.0.1:7879"
 
@@ -97,12 +98,20 @@ WalletKeyOption = Annotated[
         help="Master key: gcp-kms://projects/… or a file (mode 0600). [default: tape-wallet.key beside the database]",
     ),
 ]
+
+
+def _found_store(given: str) -> str:
+    return find_store(given)
+
+
 StoreOption = Annotated[
     str,
     typer.Option(
         "--store",
-        envvar="TAPE_STORE",
-        help="Database: sqlite:<path>, a path, memory, postgres://… or alloydb://…",
+        callback=_found_store,
+        show_default=False,
+        help="Database: sqlite:<path>, a path, postgres://… or alloydb://…"
+        " [default: TAPE_STORE, else store of tape.toml, else sqlite:tape.db]",
     ),
 ]
 

@@ -21,7 +21,7 @@ def read_outages(client: TapeClient, path: str) -> list[Outage]:
 def _entries(client: TapeClient, pattern: str) -> Iterator[Any]:
     """The matching entries up to the current head."""
     head = client.head().global_seq
-    for batch in client.follow_batches(subject_pattern=pattern, from_global_seq=0):
+    for batch in client.follow_batches(subject_pattern=pattern, from_global_seq=0, skip_gaps=True):
         yield from batch.entries
         if batch.position >= head:
             return

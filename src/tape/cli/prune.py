@@ -15,6 +15,7 @@ from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, Y
 from tape.cli.progress import bar
 from tape.errors import InvalidInput
 from tape.journal.appender import read_head
+from tape.journal.epochs import read_holes
 from tape.journal.reader import position_before
 from tape.journal.retention import prune as prune_journal
 from tape.store import Database, open_database
@@ -52,7 +53,7 @@ async def _prune(
     yes: bool,
     output: Output,
 ) -> None:
-    async with open_database(store, migrate=False) as database:
+    async with open_database(store, migrate=False, create=False) as database:
         first_kept, count = await _extent(database, before_seq, before_ms, limit)
         if count and not dry_run and not yes:
             typer.confirm(f"Remove {count:,} entries below {first_kept} from {store}?", abort=True, err=True)
@@ -75,8 +76,9 @@ async def _extent(
         before_seq = await database.read(lambda reader: position_before(reader, moment)) + 1
     if limit is not None:
         before_seq = min(before_seq or 0, limit)
-    first_kept = max(before_seq or 0, head.oldest)
-    return first_kept, first_kept - head.oldest
+    holes = await database.read(lambda reader: read_holes(reader, head))
+    first_kept = holes.next_number(max(before_seq or 0, head.oldest))
+    return first_kept, first_kept - head.oldest - holes.count(head.oldest, first_kept - 1)
 
 
 def parse_before(text: str, now_ms: int) -> tuple[int | None, int | None]:

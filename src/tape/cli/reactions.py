@@ -168,6 +168,8 @@ def try_reaction(
     )
     if result.errors:
         page.print(Text(f"The predicate failed on {result.errors} entries, the last time: {result.last_error}", "red"))
+    for gap in result.gaps:
+        page.print(Text(f"Entries {gap.first} to {gap.last} were not examined: {gap.reason} ({gap.detail}).", "red"))
     most = max((each.matched for each in result.buckets), default=0)
     for each in result.buckets:
         when = dt.datetime.fromtimestamp(each.start_ms / 1000).astimezone()

@@ -57,7 +57,7 @@ async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
     """Fetch the history of a run. Raises NotFound."""
     run, head = await asyncio.gather(client.get_run(run_id), client.head())
     entries: list[Entry] = []
-    async for batch in client.follow_batches(run_id=run_id, reconnect=False):
+    async for batch in client.follow_batches(run_id=run_id, reconnect=False, skip_gaps=True):
         entries += map(to_entry, batch.entries)
         if batch.position >= head.global_seq:
             break

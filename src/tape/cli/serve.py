@@ -17,6 +17,7 @@ from tape.base.extras import require_server_libraries
 from tape.base.process import stop_on_signal
 from tape.base.telemetry.export import start_export
 from tape.base.url_mask import mask_urls
+from tape.cli.database import announce_creation
 from tape.cli.options import run
 from tape.cli.telemetry import set_logging
 from tape.cli.user_code import import_modules
@@ -47,6 +48,21 @@ def serve(
         int | None, typer.Option(help="Bytes that may wait in the queue. [default: 67108864]")
     ] = None,
     readers: Annotated[int | None, typer.Option(help="Database connections for reading. [default: 4]")] = None,
+    sqlite_wal_bytes: Annotated[
+        int | None,
+        typer.Option(help="Size that the write-ahead log of a SQLite store is kept below. [default: 33554432]"),
+    ] = None,
+    sqlite_cache_bytes: Annotated[
+        int | None,
+        typer.Option(help="Page caches of all connections to a SQLite store together. [default: 67108864]"),
+    ] = None,
+    server_id: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of this server among those of its database. A restarted server takes over the leases of its"
+            " former process at once. [default: <host>/<listen>]"
+        ),
+    ] = None,
     shutdown_grace_s: Annotated[
         float | None, typer.Option(help="Seconds that open requests get to finish on stop. [default: 5]")
     ] = None,
@@ -56,6 +72,13 @@ def serve(
     ] = None,
     keep_tasks_h: Annotated[
         int | None, typer.Option(help="Hours for which done and dropped tasks are kept. [default: 168]")
+    ] = None,
+    scrub_entries_per_s: Annotated[
+        float | None,
+        typer.Option(help="Entries of the journal and archive that are verified per second; 0 is off. [default: 1000]"),
+    ] = None,
+    scrub_interval_h: Annotated[
+        float | None, typer.Option(help="Hours from one verification of everything to the next. [default: 24]")
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="Log level: debug, info, warning or error. [default: info]")
@@ -136,6 +159,12 @@ def serve(
     artifact_threshold_bytes: Annotated[
         int | None, typer.Option(help="Bytes from which a field is stored as an artifact. [default: 32768]")
     ] = None,
+    epoch_margin: Annotated[
+        int | None,
+        typer.Option(
+            help="Numbers left out above the last known one after the database lost entries. [default: 1000000]"
+        ),
+    ] = None,
     predicate_cpu_ms_per_s: Annotated[
         float | None,
         typer.Option(help="CPU milliseconds per second that a tenant's predicates may use; 0: no limit. [default: 50]"),
@@ -186,6 +215,14 @@ def serve(
         str | None,
         typer.Option(help="Master key of the wallet: a file or gcp-kms://… [default: beside the database file]"),
     ] = None,
+    witness: Annotated[
+        str | None,
+        typer.Option(help="Where the last entry is recorded besides: a file, s3://…, or off. [default: a file]"),
+    ] = None,
+    accept_loss: Annotated[
+        bool | None,
+        typer.Option("--accept-loss", help="Go on without entries that the database lost. [default: refuse to start]"),
+    ] = None,
     lake: Annotated[
         str | None,
         typer.Option(
@@ -211,9 +248,14 @@ def serve(
         "queue_operations": queue_operations,
         "queue_bytes": queue_bytes,
         "readers": readers,
+        "sqlite_wal_bytes": sqlite_wal_bytes,
+        "sqlite_cache_bytes": sqlite_cache_bytes,
+        "server_id": server_id,
         "shutdown_grace_s": shutdown_grace_s,
         "match_reactions": match_reactions,
         "keep_tasks_h": keep_tasks_h,
+        "scrub_entries_per_s": scrub_entries_per_s,
+        "scrub_interval_h": scrub_interval_h,
         "log_level": log_level,
         "auth_jwks": auth_jwks,
         "auth_issuer": auth_issuer,
@@ -239,6 +281,7 @@ def serve(
         "imports": imports,
         "artifacts": artifacts,
         "artifact_threshold_bytes": artifact_threshold_bytes,
+        "epoch_margin": epoch_margin,
         "predicate_cpu_ms_per_s": predicate_cpu_ms_per_s,
         "grpc_max_message_bytes": grpc_max_message_bytes,
         "grpc_max_concurrent_calls": grpc_max_concurrent_calls,
@@ -255,6 +298,8 @@ def serve(
         "http_max_connections": http_max_connections,
         "ingress_body_timeout_s": ingress_body_timeout_s,
         "wallet_key": wallet_key,
+        "witness": witness,
+        "accept_loss": accept_loss,
         "lake": lake,
     }
     settings = load_settings(flags, file=config)
@@ -265,6 +310,7 @@ def serve(
     import_modules([name for name in map(str.strip, settings.imports.split(",")) if name])
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     start_export("tape-server")
+    announce_creation(settings.store)
     run(_serve(settings))
 
 

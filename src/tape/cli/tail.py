@@ -16,6 +16,7 @@ from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.client.aio import to_entry
+from tape.client.gap import Gap, to_gap
 from tape.client.stream import Event, stream
 from tape.errors import InvalidInput
 from tape.model.entry import Entry
@@ -48,11 +49,23 @@ def tail(
     admin: Annotated[
         bool, typer.Option("--admin", help="With --http: entries of all identities; needs a scope.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compute the chain and name entries that do not fit. Needs every entry.")
+    ] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print entries as they are appended. Reconnects automatically and prints each entry once."""
+    """Print entries as they are appended. Reconnects automatically and prints each entry once.
+
+    A line names entries that are damaged, missing or lost.
+    """
     if http:
-        for name, value in (("--subject", subject), ("--where", where), ("--kind", kind), ("--no-follow", not follow)):
+        for name, value in (
+            ("--subject", subject),
+            ("--where", where),
+            ("--kind", kind),
+            ("--no-follow", not follow),
+            ("--verify", verify),
+        ):
             if value:
                 raise InvalidInput(f"{name} cannot be used with --http; leave it out, or use --url.")
         identity = {"tenant": tenant, "user": user, "session": session, "run": run_id, "admin": admin}
@@ -65,30 +78,44 @@ def tail(
         "run_id": run_id,
         "kind": kind,
         "predicate_cel": where,
+        "verify": verify,
     }
     run(_tail(url, wanted, count, follow, output))
 
 
 async def _tail(url: str, wanted: dict[str, Any], count: int, follow: bool, output: Output) -> None:
-    show = _show_json if output is Output.json else _Painter().show
+    painter = _Painter()
+    show = _show_json if output is Output.json else painter.show
+    show_gap = _show_json_gap if output is Output.json else painter.show_gap
     shown = 0
     async with AsyncTapeClient(url) as client:
         head = await client.head()  # fails at once if the server is not reachable
-        async for batch in client.follow_batches(**wanted):
+        async for batch in client.follow_batches(**wanted, skip_gaps=True, on_gap=_ignore):
+            gaps = [to_gap(gap) for gap in batch.gaps]
             for event in batch.entries:
+                while gaps and gaps[0].first < event.global_seq:
+                    show_gap(gaps.pop(0))
                 show(to_entry(event))
                 shown += 1
                 if shown == count:
                     return
+            for gap in gaps:
+                show_gap(gap)
             sys.stdout.flush()
             if not follow and batch.position >= head.global_seq:
                 return
 
 
 async def _tail_http(url: str, after: int, identity: dict[str, Any], count: int, output: Output) -> None:
-    show = _Painter().show
+    painter = _Painter()
+    show = painter.show
     shown = 0
-    async for event in stream(url, after=None if after < 0 else after, **identity):
+
+    def show_gap(gap: Gap) -> None:
+        (_show_json_gap if output is Output.json else painter.show_gap)(gap)
+        sys.stdout.flush()
+
+    async for event in stream(url, after=None if after < 0 else after, on_gap=show_gap, **identity):
         if output is Output.json:
             sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
         else:
@@ -138,6 +165,14 @@ def _show_json(entry: Entry) -> None:
     sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
 
 
+def _show_json_gap(gap: Gap) -> None:
+    sys.stdout.write(msgspec.json.encode({"gap": gap}).decode() + "\n")
+
+
+def _ignore(gap: Gap) -> None:
+    """The gaps of a batch are printed among its entries."""
+
+
 class _Painter:
     """Prints one coloured line per entry; a payload too long for the terminal is cut."""
 
@@ -151,4 +186,13 @@ class _Painter:
         line.append(f"{when:%H:%M:%S}.{entry.ts_ms % 1000:03d} ", "dim")
         line.append(f"{entry.subject} ", _COLOURS[zlib.crc32(entry.kind.encode()) % len(_COLOURS)])
         line.append(" ".join(entry.payload_json.split()))
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
+
+    def show_gap(self, gap: Gap) -> None:
+        """Print what is missing, on a line of its own."""
+        numbers = f"{gap.first}" if gap.first == gap.last else f"{gap.first} to {gap.last}"
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(f"{gap.first:>8} " if gap.first else "         ", "bold red")
+        line.append(f"gap: {numbers + ' ' if gap.first else ''}{gap.reason}", "red")
+        line.append(f" ({gap.detail})" if gap.detail else "", "dim")
         self._console.print(line, soft_wrap=not self._console.is_terminal)

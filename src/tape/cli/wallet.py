@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tape.base.extras import require_server_libraries
+from tape.cli.database import open_for_writing
 from tape.cli.options import DEFAULT_STORE, Output, OutputOption, StoreOption, WalletKeyOption, YesOption, run
 from tape.errors import InvalidInput, WalletLocked
 from tape.model.tenant_names import name_within, tenant_of
-from tape.store import open_database
 
 if TYPE_CHECKING:
     from tape.engine.security.wallet import Secret, SecretInfo, Wallet
@@ -144,7 +144,7 @@ async def _open(store: str, wallet_key: str, *, may_create: bool = False) -> Asy
     from tape.engine.security.wallet import Wallet, master_keys
 
     keys = master_keys(wallet_key, store)
-    async with open_database(store, migrate=may_create) as database:
+    async with open_for_writing(store, may_create=may_create) as database:
         wallet = Wallet(database, keys)
         if may_create and isinstance(keys, KeyFile) and not keys.exists:
             if await wallet.list():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tape.base.retry import RECONNECT, Backoff
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
-from tape.client import rpcs
+from tape.client import resumption, rpcs
 from tape.client.advance_batcher import AdvanceBatcher
 from tape.client.append_batcher import TIMEOUT_S, AppendBatcher, RequestRef
 from tape.client.append_stream import AppendStream
@@ -18,24 +17,47 @@ from tape.client.catalog import CatalogCalls
 from tape.client.channel import DEFAULT_URL, Channel
 from tape.client.credentials import Credentials
 from tape.client.effects import EffectCalls
+from tape.client.gap import OnGap, report_gap, to_gap
 from tape.client.reactions import ReactionCalls
+from tape.client.resumption import ResumableCall, Resumptions, is_outage
 from tape.client.runs import RunCalls
 from tape.client.sessions import SessionCalls
 from tape.client.values import ValueCalls
-from tape.errors import ServerStopping, ServerUnreachable, StoreUnavailable
+from tape.client.verification import Anchor, ChainVerifier, check_contiguous
+from tape.errors import EntryDamaged, InvalidInput, TapeError
 from tape.model.entry import Draft, Entry
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 
-log = logging.getLogger(__name__)
-
 DEPRECATED_SPEAKING_AS = "speaking_as() is deprecated; use with_lease_owner()."
-
-# The server or its database is unavailable: `follow` reconnects.
-_UNAVAILABLE = (ServerUnreachable, ServerStopping, StoreUnavailable)
 
 # A larger request is sent as a call of its own: if the server refuses its size, the appends on the stream go on.
 MAX_STREAMED_BYTES = 2 << 20
+
+_Named = TypeVar("_Named", pb.EventEntry, pb.JournalEntry)
+_Subscription = TypeVar("_Subscription", pb.SubscribeBySubjectRequest, pb.SubscribeEventsRequest)
+
+
+def _begin_after(request: _Subscription, position: int) -> None:
+    request.from_global_seq = position
+
+
+def _move_after(request: _Subscription, entry: pb.EventEntry) -> None:
+    request.from_global_seq = entry.global_seq
+
+
+def _has_position(request: _Subscription) -> bool:
+    """Whether a request says where to resume; "from the next new entry" would leave out those of the outage."""
+    return request.from_global_seq >= 0
+
+
+def _move_run_after(request: pb.SubscribeRunRequest, entry: pb.JournalEntry) -> None:
+    request.from_seq = entry.seq + 1
+
+
+_BY_SUBJECT = ResumableCall(rpcs.SUBSCRIBE_BY_SUBJECT, _move_after, _begin_after, _has_position)
+_EVENTS = ResumableCall(rpcs.SUBSCRIBE_EVENTS, _move_after, _begin_after, _has_position)
+_RUN = ResumableCall(rpcs.SUBSCRIBE_RUN, _move_run_after)
 
 
 class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionCalls, CatalogCalls):
@@ -45,6 +67,9 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
     inside an OpenTelemetry span carry its trace context. `tapes://…` uses TLS, with the authorities in the file
     TAPE_CA, else the system's, and the client certificate TAPE_CLIENT_CERT with TAPE_CLIENT_KEY. Credentials are the
     `id_token`, else TAPE_TOKEN, else Google's identity token for the `audience`; `auth=False` sends none.
+
+    A subscription or watch that loses its server is opened again, for `reconnect_timeout_s` since it was lost, and
+    resumes after the last entry that it returned; `follow` does so without a limit.
     """
 
     def __init__(
@@ -56,9 +81,11 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         id_token: str = "",
         lease_owner: str = "",
         append_timeout_s: float = TIMEOUT_S,
+        reconnect_timeout_s: float = resumption.TIMEOUT_S,
     ) -> None:
         self.url = url
         self._channel = Channel(url, lease_owner, Credentials(auth=auth, audience=audience, id_token=id_token))
+        self._resumptions = Resumptions(reconnect_timeout_s)
         self._appends = AppendStream(self._channel)
         self._batcher = AppendBatcher(self._send, append_timeout_s)
         self._advances = AdvanceBatcher(self._channel)
@@ -132,22 +159,34 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         kind: str = "",
         predicate_cel: str = "",
         reconnect: bool = True,
+        skip_gaps: bool = False,
+        on_gap: OnGap | None = None,
+        verify: bool = False,
+        verify_from: Anchor | None = None,
     ) -> AsyncIterator[Entry]:
         """Every matching entry after a cursor, in order and exactly once; then new entries, without end.
 
         `from_global_seq` 0 starts with the oldest entry, -1 with the next new one. When the connection is lost, the
         stream reconnects and resumes after the last entry it returned.
+
+        At an entry that is damaged or missing it raises EntryDamaged, with a cursor that points to entries that the
+        database has lost CursorDiverged; begin again after `error.last`. With `skip_gaps` it goes on and calls
+        `on_gap` with each gap, or logs a warning.
+
+        With `verify` the client computes the chain itself. The first entry is trusted, unless it is entry 1, or
+        `verify_from` has the number and the chain value of the entry before it. It needs every entry: a pattern, run,
+        kind or predicate is rejected.
         """
-        async for batch in self.follow_batches(
-            subject_pattern,
-            from_global_seq=from_global_seq,
-            run_id=run_id,
-            kind=kind,
-            predicate_cel=predicate_cel,
-            reconnect=reconnect,
-        ):
+        request = _follow_request(subject_pattern, from_global_seq, run_id, kind, predicate_cel, skip_gaps)
+        verifier = _verifier(request, on_gap, verify_from, verify=verify)
+        async for batch in self._follow(request, verifier, reconnect=reconnect):
+            gaps = list(batch.gaps)
             for event in batch.entries:
+                while gaps and gaps[0].first < event.global_seq:
+                    await report_gap(to_gap(gaps.pop(0)), on_gap)
                 yield to_entry(event)
+            for gap in gaps:
+                await report_gap(to_gap(gap), on_gap)
 
     async def follow_batches(
         self,
@@ -158,27 +197,45 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         kind: str = "",
         predicate_cel: str = "",
         reconnect: bool = True,
+        skip_gaps: bool = False,
+        on_gap: OnGap | None = None,
+        verify: bool = False,
+        verify_from: Anchor | None = None,
     ) -> AsyncIterator[pb.EntryBatch]:
-        """Like `follow`, in batches; `position` is the cursor to resume from, also of an empty batch."""
-        request = pb.FollowRequest(
-            subject_pattern=subject_pattern,
-            from_global_seq=from_global_seq,
-            run_id=run_id,
-            kind=kind,
-            predicate_cel=predicate_cel,
-        )
+        """Like `follow`, in batches; `position` is the cursor to resume from, also of an empty batch.
+
+        With `skip_gaps` the `gaps` of a batch are those before `position` that no earlier batch has named.
+        """
+        request = _follow_request(subject_pattern, from_global_seq, run_id, kind, predicate_cel, skip_gaps)
+        verifier = _verifier(request, on_gap, verify_from, verify=verify)
+        async for batch in self._follow(request, verifier, reconnect=reconnect):
+            for gap in batch.gaps:
+                await report_gap(to_gap(gap), on_gap)
+            yield batch
+
+    async def _follow(
+        self, request: pb.FollowRequest, verifier: ChainVerifier | None, *, reconnect: bool
+    ) -> AsyncIterator[pb.EntryBatch]:
         backoff = Backoff(RECONNECT)
         while True:
             try:
                 async for batch in self._channel.stream(rpcs.FOLLOW, request):
                     backoff.reset()
+                    broken = None if verifier is None else verifier.verify(batch, skip_gaps=request.skip_gaps)
                     request.from_global_seq = batch.position or request.from_global_seq
                     yield batch
-            except _UNAVAILABLE as error:
-                if not reconnect:
+                    if broken is not None:
+                        raise EntryDamaged(broken.first, broken.last, broken.detail)
+            except TapeError as error:
+                if not reconnect or not is_outage(error):
                     raise
-                log.info("Follow stream lost, resuming after global_seq %d: %s", request.from_global_seq, error)
+                self._resumptions.count(rpcs.FOLLOW.name, error, is_first=not backoff.failures)
             await backoff.wait_async()
+
+    @property
+    def reconnects(self) -> Mapping[str, int]:
+        """How often streams of this client were lost and opened again, by RPC."""
+        return dict(self._resumptions.counts)
 
     # ── subscriptions, named for their RPCs ───────────────────────────────────────────────────────
 
@@ -189,12 +246,17 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         predicate_cel: str = "",
         from_global_seq: int = 0,
         timeout: float | None = None,
+        skip_gaps: bool = False,
+        on_gap: OnGap | None = None,
     ) -> AsyncIterator[pb.EventEntry]:
-        """Matching entries one by one."""
+        """Matching entries one by one. `skip_gaps` and `on_gap` are those of `follow`; the next entry names the gap."""
         request = pb.SubscribeBySubjectRequest(
-            subject_pattern=subject_pattern, predicate_cel=predicate_cel, from_global_seq=from_global_seq
+            subject_pattern=subject_pattern,
+            predicate_cel=predicate_cel,
+            from_global_seq=from_global_seq,
+            skip_gaps=skip_gaps,
         )
-        return self._channel.stream(rpcs.SUBSCRIBE_BY_SUBJECT, request, timeout)
+        return _reporting(self._resumptions.stream(self._channel, _BY_SUBJECT, request, timeout), request, on_gap)
 
     def subscribe_events(
         self,
@@ -204,16 +266,19 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         kind: str = "",
         from_global_seq: int = 0,
         subject_pattern: str = "",
+        skip_gaps: bool = False,
+        on_gap: OnGap | None = None,
     ) -> AsyncIterator[pb.EventEntry]:
-        """Entries one by one, from a time or a global_seq on."""
+        """Entries one by one, from a time or a global_seq on. `skip_gaps` and `on_gap` are those of `follow`."""
         request = pb.SubscribeEventsRequest(
             from_ts_ms=from_ts_ms,
             run_id=run_id,
             kind=kind,
             from_global_seq=from_global_seq,
             subject_pattern=subject_pattern,
+            skip_gaps=skip_gaps,
         )
-        return self._channel.stream(rpcs.SUBSCRIBE_EVENTS, request)
+        return _reporting(self._resumptions.stream(self._channel, _EVENTS, request), request, on_gap)
 
     def subscribe_run(
         self,
@@ -221,11 +286,12 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         run_id: str,
         from_seq: int = 0,
         timeout: float | None = None,
+        skip_gaps: bool = False,
+        on_gap: OnGap | None = None,
     ) -> AsyncIterator[pb.JournalEntry]:
-        """One run's entries from a seq on, then new ones."""
-        return self._channel.stream(
-            rpcs.SUBSCRIBE_RUN, pb.SubscribeRunRequest(run_id=run_id, from_seq=from_seq), timeout
-        )
+        """One run's entries from a seq on, then new ones. `skip_gaps` and `on_gap` are those of `follow`."""
+        request = pb.SubscribeRunRequest(run_id=run_id, from_seq=from_seq, skip_gaps=skip_gaps)
+        return _reporting(self._resumptions.stream(self._channel, _RUN, request, timeout), request, on_gap)
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────
 
@@ -258,6 +324,64 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
             response = await self._channel.call(rpcs.APPEND, request)
             return list(response.global_seqs)
         return await self._appends.send(request)
+
+
+def _follow_request(
+    subject_pattern: str, from_global_seq: int, run_id: str, kind: str, predicate_cel: str, skip_gaps: bool
+) -> pb.FollowRequest:
+    return pb.FollowRequest(
+        subject_pattern=subject_pattern,
+        from_global_seq=from_global_seq,
+        run_id=run_id,
+        kind=kind,
+        predicate_cel=predicate_cel,
+        skip_gaps=skip_gaps,
+    )
+
+
+def _verifier(
+    request: pb.FollowRequest, on_gap: OnGap | None, verify_from: Anchor | None, *, verify: bool
+) -> ChainVerifier | None:
+    """The verifier of a follow; None if the chain is not verified. Raises InvalidInput for options that contradict."""
+    _check_on_gap(on_gap, skip_gaps=request.skip_gaps)
+    if not verify:
+        if verify_from is not None:
+            raise InvalidInput("verify_from needs verify=True.")
+        return None
+    check_contiguous(request)
+    verifier = ChainVerifier(request.from_global_seq, verify_from)
+    if verify_from is not None:
+        if request.from_global_seq not in (0, verify_from[0]):
+            raise InvalidInput(
+                f"from_global_seq {request.from_global_seq} and verify_from {verify_from[0]} differ: the chain is"
+                " verified from the entry after verify_from. Leave from_global_seq out."
+            )
+        request.from_global_seq = verify_from[0]
+    return verifier
+
+
+def _check_on_gap(on_gap: OnGap | None, *, skip_gaps: bool) -> None:
+    if on_gap is not None and not skip_gaps:
+        raise InvalidInput("on_gap needs skip_gaps=True: without it a gap is raised as EntryDamaged or CursorDiverged.")
+
+
+def _reporting(
+    stream: AsyncIterator[_Named], request: _Subscription | pb.SubscribeRunRequest, on_gap: OnGap | None
+) -> AsyncIterator[_Named]:
+    """The entries of a stream; the gaps that they name are reported before them."""
+    _check_on_gap(on_gap, skip_gaps=request.skip_gaps)
+    return _report_gaps(stream, on_gap) if request.skip_gaps else stream
+
+
+async def _report_gaps(stream: AsyncIterator[_Named], on_gap: OnGap | None) -> AsyncIterator[_Named]:
+    try:
+        async for entry in stream:
+            for gap in entry.gaps:
+                await report_gap(to_gap(gap), on_gap)
+            yield entry
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
 
 
 def _is_large(drafts: Sequence[Draft]) -> bool:

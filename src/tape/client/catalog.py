@@ -42,8 +42,12 @@ class CatalogCalls(ChannelCalls):
         traceparent: str = "",
         dedup_key: str = "",
         dedup_window_secs: int = 0,
+        ordering_key: str = "",
     ) -> pb.ExecutionResult:
-        """Start a playbook on its pool, or find the run that has the `dedup_key`; raises the error of its result."""
+        """Start a playbook on its pool, or find the run that has the `dedup_key`; raises the error of its result.
+
+        Runs of one `ordering_key` are carried out one after the other, in the order of their calls.
+        """
         execution = pb.Execution(
             path=path,
             payload_json=to_json(payload),
@@ -52,6 +56,7 @@ class CatalogCalls(ChannelCalls):
             traceparent=traceparent,
             dedup_key=dedup_key,
             dedup_window_secs=dedup_window_secs,
+            ordering_key=ordering_key,
         )
         result = (await self.execute_many([execution])).results[0]
         if result.status == "error":

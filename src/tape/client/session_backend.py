@@ -21,6 +21,7 @@ from tape.session.mirror import MAX_ERRORS, BackendError, BackendHealth
 
 if TYPE_CHECKING:
     from tape.client import TapeClient
+    from tape.client.gap import Gap
 
 MAX_BATCH = 512
 # The backend retries by itself, and must notice when it is closed.
@@ -97,12 +98,17 @@ class ServerBackend:
         entries: list[dict[str, Any]] = []
         if head == 0:
             return entries
-        with contextlib.closing(client.follow_batches(run_id=self.run_id, reconnect=False)) as batches:
+        stream = client.follow_batches(run_id=self.run_id, reconnect=False, skip_gaps=True, on_gap=self._skip)
+        with contextlib.closing(stream) as batches:
             for batch in batches:
                 entries += filter(None, map(self._parsed, batch.entries))
                 if batch.position >= head:
                     break
         return [entry for entry in entries if entry.get("seq", -1) >= seq]
+
+    def _skip(self, gap: Gap) -> None:
+        self.skipped += gap.count
+        _log().warning("run %s has no entries %d to %d: %s", self.run_id, gap.first, gap.last, gap.reason)
 
     def _parsed(self, event: Any) -> dict[str, Any] | None:
         """The entry of the tape in an entry of the journal; None if it has none, which is logged."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -17,11 +16,14 @@ from tape.base.http_stream import open_lines
 from tape.base.retry import RECONNECT, Backoff
 from tape.base.tls import load_client_tls, remedy_for
 from tape.base.url_mask import mask_urls
+from tape.client.gap import Gap, OnGap, report_gap
 from tape.errors import HttpFailed, HttpRequestFailed, InvalidConfig, InvalidHttpRequest, ServerUnreachable
 
 log = logging.getLogger(__name__)
 
 _RETRYABLE = frozenset({429, 502, 503, 504})
+# The server ends the stream after this comment and has left nothing out: the next connection goes on.
+FAILED = "stream.replay_unavailable replay failed"
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -36,22 +38,6 @@ class Event(msgspec.Struct, frozen=True):
     run: str = ""
     payload: Any = None
     extra: dict[str, str] = {}
-
-
-class Gap(msgspec.Struct, frozen=True):
-    """Entries that the stream could not deliver: take a new snapshot of your state, then continue.
-
-    `first`, `last` and `count` are known for entries that were dropped because they were read too slowly; these are
-    still on the journal.
-    """
-
-    reason: str
-    first: int = 0
-    last: int = 0
-    count: int = 0
-
-
-OnGap = Callable[[Gap], Awaitable[None] | None]
 
 
 async def stream(
@@ -90,8 +76,10 @@ async def stream(
                 backoff.reset()
                 if frame.id is not None:
                     position = frame.id
-                if (gap := frame.gap()) is not None:
-                    await _report_gap(gap, on_gap)
+                if frame.comment == FAILED:
+                    log.warning("the server could not read its journal; the stream resumes after %s", position)
+                elif (gap := frame.gap()) is not None:
+                    await report_gap(gap, on_gap)
                 elif frame.is_event:
                     yield msgspec.json.decode(frame.data, type=Event)
             reason = "the server ended the stream"
@@ -114,14 +102,6 @@ async def stream(
         await backoff.wait_async()
 
 
-async def _report_gap(gap: Gap, on_gap: OnGap | None) -> None:
-    log.warning("the stream has a gap: %s", gap)
-    if on_gap is not None:
-        done = on_gap(gap)
-        if inspect.isawaitable(done):
-            await done
-
-
 class _TryLater(Exception):
     """The server rejected the request with a retryable status."""
 
@@ -139,11 +119,14 @@ class _Frame(msgspec.Struct):
 
     def gap(self) -> Gap | None:
         """What is missing, if the frame says so."""
-        if self.comment.startswith("stream.replay_unavailable"):
+        if self.comment.startswith("stream.replay_unavailable") and self.comment != FAILED:
             return Gap(self.comment.partition(" ")[2])
-        if self.event != "bus.dropped" or self.id is not None:  # with an id it is an entry of that type, not a notice
+        if self.event not in ("bus.dropped", "bus.gap") or self.id is not None:  # with an id it is an entry, no notice
             return None
         lost = msgspec.json.decode(self.data)["payload"]
+        if self.event == "bus.gap":
+            first, last = lost["FromSeq"], lost["ToSeq"]
+            return Gap(lost["Reason"], first, last, last - first + 1, lost["Detail"])
         return Gap("this stream was read too slowly", lost["FromSeq"], lost["ToSeq"], lost["DroppedCount"])
 
 

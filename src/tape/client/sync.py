@@ -7,13 +7,15 @@ import contextvars
 import copy
 import threading
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from tape.client import resumption
 from tape.client.aio import DEPRECATED_SPEAKING_AS, AsyncTapeClient
 from tape.client.append_batcher import TIMEOUT_S
 from tape.client.channel import DEFAULT_URL
+from tape.client.gap import Gap, OnGap
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,9 +40,20 @@ def _iterating(
 
     @wraps(method)
     def call(client: TapeClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        if (on_gap := kwargs.get("on_gap")) is not None:
+            kwargs["on_gap"] = _on_thread(on_gap)
         return client._iterate(method(client._client, *args, **kwargs))
 
     return call
+
+
+def _on_thread(on_gap: Any) -> OnGap:
+    """The same function on a thread of its own, so that it may use the client. The stream waits for it."""
+
+    async def report(gap: Gap) -> None:
+        await asyncio.to_thread(on_gap, gap)
+
+    return report
 
 
 class TapeClient:
@@ -58,6 +71,7 @@ class TapeClient:
         id_token: str = "",
         lease_owner: str = "",
         append_timeout_s: float = TIMEOUT_S,
+        reconnect_timeout_s: float = resumption.TIMEOUT_S,
     ) -> None:
         self.url = url
         self._loop = asyncio.new_event_loop()
@@ -72,6 +86,7 @@ class TapeClient:
                 id_token=id_token,
                 lease_owner=lease_owner,
                 append_timeout_s=append_timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
             )
 
         self._client = self._wait(connect())
@@ -101,6 +116,11 @@ class TapeClient:
         """Deprecated name of `with_lease_owner`."""
         warnings.warn(DEPRECATED_SPEAKING_AS, DeprecationWarning, stacklevel=2)
         return self.with_lease_owner(lease_owner)
+
+    @property
+    def reconnects(self) -> Mapping[str, int]:
+        """How often streams of this client were lost and opened again, by RPC."""
+        return self._client.reconnects
 
     append = _blocking(AsyncTapeClient.append)
     append_many = _blocking(AsyncTapeClient.append_many)

@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 
 from tape.client import rpcs
 from tape.client.channel import ChannelCalls
+from tape.client.resumption import ResumableCall, Resumptions
 from tape.proto import tape_pb2 as pb
 
 
 class ValueCalls(ChannelCalls):
     """Small shared state with versions."""
+
+    _resumptions: Resumptions
 
     async def write_value(
         self, *, namespace: str, key: str, value_json: str, if_version: int = -1, writer: str = ""
@@ -34,4 +37,11 @@ class ValueCalls(ChannelCalls):
     def watch_value(self, *, namespace: str, key: str, from_version: int = 0) -> AsyncIterator[pb.ValueEvent]:
         """Every version above `from_version`, in order, then each new one."""
         request = pb.WatchValueRequest(namespace=namespace, key=key, from_version=from_version)
-        return self._channel.stream(rpcs.WATCH_VALUE, request)
+        return self._resumptions.stream(self._channel, _WATCH, request)
+
+
+def _move_after(request: pb.WatchValueRequest, event: pb.ValueEvent) -> None:
+    request.from_version = event.value.version
+
+
+_WATCH = ResumableCall(rpcs.WATCH_VALUE, _move_after)

@@ -13,9 +13,12 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.errors import StoreUnavailable
 from tape.model.chain import canonical, link
+from tape.model.checksum import checksum
 from tape.model.entry import COLUMNS, SYSTEM_TENANT, Draft, Entry
 from tape.store import Reader, Transaction
+from tape.store.tail import Tail
 
 # Run heads kept in memory between transactions.
 MAX_CACHED_RUNS = 20_000
@@ -34,11 +37,17 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     ts_ms: int
     oldest: int
     anchor: bytes
+    # Which journal this is, and how often its numbers were continued after entries were lost; the first epoch is 1.
+    journal_id: str = ""
+    epoch: int = 1
+
+
+_HEAD_COLUMNS = "global_seq, chain, ts_ms, oldest, anchor, journal_id, epoch"
 
 
 def read_head(reader: Reader | Transaction) -> Head:
     """The journal's head as committed, or as this transaction sees it."""
-    row = reader.one("SELECT global_seq, chain, ts_ms, oldest, anchor FROM tape_head WHERE id = 1")
+    row = reader.one(f"SELECT {_HEAD_COLUMNS} FROM tape_head WHERE id = 1")
     assert row is not None, "the migration puts the head row there"
     return Head(*row)
 
@@ -53,13 +62,14 @@ class Appender:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         row = tx.one(
-            "SELECT global_seq, chain, ts_ms, oldest, anchor,"
+            f"SELECT {_HEAD_COLUMNS},"
             " (SELECT count(*) FROM tape_tenant_aliases WHERE tenant = '') FROM tape_head WHERE id = 1"
         )
         assert row is not None, "the migration puts the head row there"
-        head = Head(*row[:5])
+        head = Head(*row[:-1])
         # Once entries without a tenant belong to one, that tenant must not get what Tape writes for itself.
-        self._own_tenant = SYSTEM_TENANT if row[5] else ""
+        self._own_tenant = SYSTEM_TENANT if row[-1] else ""
+        self._journal_id, self.epoch = head.journal_id, head.epoch
         self._global_seq = head.global_seq
         self._chain = head.chain
         # Timestamps never decrease along the journal, so a time can be found by bisection.
@@ -78,7 +88,7 @@ class Appender:
 
     def number(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Number and chain checked drafts with the tenants that they have."""
-        self._load_runs({(draft.run_id, draft.tenant) for draft in drafts})
+        self.load_runs({(draft.run_id, draft.tenant) for draft in drafts})
         entries = []
         global_seq, chain, ts_ms, run_seqs = self._global_seq, self._chain, self._ts_ms, self._run_seqs
         undo, shared = self._undo, self._shared
@@ -168,6 +178,16 @@ class Appender:
         """Record the answer of a request, so that a repetition gets the same one."""
         self._requests.append((request_id, tenant, answer.start, len(answer), self._ts_ms, digest))
 
+    def resume_at(self, global_seq: int) -> None:
+        """Number the next entry so: the numbers before it were given to entries that are lost."""
+        assert not self._entries, "a cut is closed before anything is appended"
+        self._global_seq = max(self._global_seq, global_seq - 1)
+
+    def resume_run(self, run: RunKey, seq: int) -> None:
+        """Number the next entry of a run so, unless it is beyond that already."""
+        self.load_runs([run])
+        self._run_seqs[run] = max(self._run_seqs[run], seq - 1)
+
     @property
     def global_seq(self) -> int:
         """The last global_seq, including the entries of this transaction."""
@@ -179,7 +199,7 @@ class Appender:
 
     def run_seq(self, run: RunKey) -> int:
         """The last seq of a run, including what this transaction has appended."""
-        self._load_runs([run])
+        self.load_runs([run])
         return self._run_seqs[run]
 
     def inherit_tenants(self, drafts: Sequence[Draft], *, from_client_runs: bool = False) -> Sequence[Draft]:
@@ -248,7 +268,8 @@ class Appender:
         tx.memory[Appender] = (self._global_seq, self._chain, self._run_seqs, self._shared)
         if not self._entries:
             return
-        tx.insert("tape_journal", COLUMNS, [msgspec.structs.astuple(entry) for entry in self._entries])
+        rows = [(*fields, checksum(fields)) for fields in map(msgspec.structs.astuple, self._entries)]
+        tx.insert("tape_journal", (*COLUMNS, "checksum"), rows)
         tx.insert("tape_append_requests", _REQUEST_COLUMNS, self._requests)
         if self._causes:
             tx.insert("tape_entry_causes", ("global_seq", "reaction_id"), self._causes)
@@ -265,16 +286,23 @@ class Appender:
             self._chain,
             self._ts_ms,
         )
+        tx.tail = Tail(self._journal_id, self.epoch, self._global_seq, self._chain)
         tx.announce(self._entries)
 
     def _cached_runs(self, head: Head) -> tuple[dict[RunKey, int], dict[str, set[str]]]:
         """The run heads that this connection cached, if no other process has written since."""
         global_seq, chain, run_seqs, shared = self._tx.memory.pop(Appender, (0, b"", {}, {}))
+        if head.global_seq < global_seq:  # a pooler has connected to another server without a new connection of ours
+            raise StoreUnavailable(
+                f"The database ends with entry {head.global_seq}, this connection has written {global_seq}: it is in an"
+                " older state, and is compared before anything is written. Try again."
+            )
         if (global_seq, chain) == (head.global_seq, head.chain) and len(run_seqs) < MAX_CACHED_RUNS:
             return run_seqs, shared
         return {}, {}
 
-    def _load_runs(self, runs: Collection[RunKey]) -> None:
+    def load_runs(self, runs: Collection[RunKey]) -> None:
+        """Read the last seqs of runs that are not cached."""
         unknown = [run for run in runs if run not in self._run_seqs]
         if not unknown:
             return

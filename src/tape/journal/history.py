@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -11,11 +12,15 @@ import msgspec
 
 from tape.errors import ArchiveDamaged, CursorBeyondHead, CursorExpired
 from tape.journal.appender import Head, read_head
+from tape.journal.epochs import NO_HOLES, Holes, read_holes
 from tape.journal.reader import EVERYTHING, BatchLimit, Selection, Slice, has_run_from, position_before
 from tape.model.entry import Entry
+from tape.model.gap import JournalGap
 from tape.model.grants import Grants
 from tape.model.pattern import Pattern
-from tape.store import Database
+from tape.store import Database, Reader
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -56,6 +61,15 @@ class EntryFilter(msgspec.Struct, frozen=True):
         return self.pattern.matches(subject) and (self.grants is None or self.grants.matches(subject))
 
 
+class ArchivedPart(msgspec.Struct, frozen=True):
+    """The wanted entries after one global_seq up to another that could be read, and gaps for the others, in order."""
+
+    after: int
+    until: int
+    entries: list[Entry]
+    gaps: tuple[JournalGap, ...] = ()
+
+
 class Archive(Protocol):
     """Entries that retention removed. Its methods block, so they are called on threads of their own."""
 
@@ -65,7 +79,15 @@ class Archive(Protocol):
     def read(
         self, entry_filter: EntryFilter, after: int, until: int, limit: int, *, newest: bool = False
     ) -> list[Entry]:
-        """The first wanted entries after one global_seq up to another, or the newest ones, in order."""
+        """The first wanted entries after one global_seq up to another, or the newest ones, in order.
+
+        Raises ArchiveDamaged if a file is damaged: `salvage` reads the others.
+        """
+
+    def salvage(
+        self, entry_filter: EntryFilter, after: int, until: int, limit: int, *, newest: bool = False
+    ) -> ArchivedPart:
+        """What can be read of the beginning of a range, or of its end, and gaps for what its damaged files had."""
 
     def position_before(self, ts_ms: int) -> int:
         """The global_seq just before the first archived entry at or after a time."""
@@ -80,14 +102,21 @@ class ArchiveCursor:
         self._limit = BatchLimit()
         self._window = FIRST_WINDOW
 
-    def read(self, after: int, head: Head) -> Slice:
+    def read(self, after: int, head: Head, holes: Holes = NO_HOLES) -> Slice:
         """The next entries after a global_seq that was pruned. Raises CursorExpired if the archive lacks them."""
+        if (resumes_at := holes.next_number(after + 1)) > after + 1:
+            return Slice([], resumes_at - 1, head.global_seq, holes.gaps(after, resumes_at - 1))
         archived = self._archive.extent(at_least=head.oldest - 1)
         if after + 1 not in archived:
             raise CursorExpired(after, archived.start if after < archived.start - 1 else head.oldest)
         limit = self._limit.value
         until = min(archived.stop - 1, head.oldest - 1, after + self._window)
-        entries = self._archive.read(self._filter, after, until, limit)
+        until = min([until, *(hole.start - 1 for hole in holes if after < hole.start <= until)])
+        try:
+            entries = self._archive.read(self._filter, after, until, limit)
+        except ArchiveDamaged:
+            part = self._archive.salvage(self._filter, after, until, limit)
+            return Slice(part.entries, part.until, head.global_seq, part.gaps)
         self._limit.adapt(entries)
         if len(entries) == limit:
             until = entries[-1].global_seq
@@ -151,20 +180,30 @@ class History:
             return min(await self._run(lambda: archive.position_before(ts_ms)), archived.stop - 1)
         return found
 
-    async def read_expired(self, expired: CursorExpired, question: Callable[[Head], T]) -> T:
+    async def read_expired(self, expired: CursorExpired, question: Callable[[Head, Holes], T]) -> T:
         """Run a query on the archive for entries that the journal lacks; without an archive, raise the error."""
         if self.archive is None:
             raise expired
-        head = await self.database.read(read_head)
-        await self._verify_seam(head)
-        return await self._run(lambda: question(head))
+        head, holes = await self.read_head_and_holes()
+        await self._verify_seam(head, holes)
+        return await self._run(lambda: question(head, holes))
 
-    async def query_archive(self, question: Callable[[Archive], T]) -> T:
+    async def query_archive(self, question: Callable[[Archive, Holes], T]) -> T:
         """Run a query on the archive, on a thread of its own."""
         archive = self.archive
         assert archive is not None, "asked only where there is an archive"
-        await self._verify_seam(await self.database.read(read_head))
-        return await self._run(lambda: question(archive))
+        head, holes = await self.read_head_and_holes()
+        await self._verify_seam(head, holes)
+        return await self._run(lambda: question(archive, holes))
+
+    async def read_head_and_holes(self) -> tuple[Head, Holes]:
+        """The head of the journal, and the ranges of numbers that the database lost."""
+
+        def read(reader: Reader) -> tuple[Head, Holes]:
+            head = read_head(reader)
+            return head, read_holes(reader, head)
+
+        return await self.database.read(read)
 
     async def _has_run(self, selection: Selection, first_seq: int) -> bool:
         return await self.database.read(
@@ -176,14 +215,19 @@ class History:
         assert self.archive is not None, "asked only where there is an archive"
         return ArchiveCursor(self.archive, entry_filter)
 
-    async def _verify_seam(self, head: Head) -> None:
+    async def _verify_seam(self, head: Head, holes: Holes) -> None:
         """Raise ArchiveDamaged unless the archive's last entry precedes this journal; checked once per prune."""
         if self._verified_oldest == head.oldest or head.oldest == 1:
             return
         archive, seam = self.archive, head.oldest - 1
         assert archive is not None
+        seam = next((hole.start - 1 for hole in holes if seam in hole), seam)
         if seam in await self.archived_range(head):
-            last = await self._run(lambda: archive.read(EntryFilter(), seam - 1, seam, 1))
+            try:
+                last = await self._run(lambda: archive.read(EntryFilter(), seam - 1, seam, 1))
+            except ArchiveDamaged as error:  # readers name its file as a gap
+                log.warning("entry %d of the archive cannot be compared with the journal: %s", seam, error)
+                return
             if [entry.chain for entry in last] != [head.anchor]:
                 raise ArchiveDamaged(
                     f"The archive's entry {seam} has the chain value {last[0].chain.hex() if last else 'of no entry'},"

@@ -109,6 +109,11 @@ EVENTS: tuple[EventType, ...] = (
     ),
     *(EventType(f"run.{verb}", when, _OWNER) for verb, when in _ENDS.items()),
     EventType(
+        "run.waiting",
+        "A run found its downstream unavailable and waits for it.",
+        {**_OWNER, "waiting_on": "`downstream/<name>`", "error": "what failed"},
+    ),
+    EventType(
         "run.compacted",
         "The texts of an ended run were removed.",
         {
@@ -326,12 +331,39 @@ EVENTS: tuple[EventType, ...] = (
             "message_id": "that message",
             "priority": "the priority that the message asked for",
             "trace": "W3C trace context to go on with",
+            "ordering_key": "the run takes turns with those of the same key in its pool",
+            "downstream": "the run waits while this downstream of its subscription is held",
         },
     ),
     EventType(
         "journal.pruned",
         "Retention removed the oldest entries.",
         {"oldest": "the oldest that is left", "removed": "how many went", "anchor": "the chain value before it"},
+    ),
+    EventType(
+        "journal.diverged",
+        "The database lost entries: a replica that was behind took over, a backup was restored, or a file was cut.",
+        {
+            "epoch": "the epoch that begins with this entry",
+            "cut_after": "the last entry that is left",
+            "resumes_at": "the number of this entry; no entry has a number between the two",
+            "last_known": "the highest number that is known to have been given out",
+            "common": "the last entry that is as the server knew it: below `cut_after` if another server has given out"
+            " numbers again",
+            "lost": "how many entries were lost, as far as is known",
+            "cause": "how it was noticed",
+        },
+    ),
+    EventType(
+        "journal.damaged",
+        "Entries are not what was written. Readers get a gap instead of them.",
+        {
+            "first": "the first of them",
+            "last": "the last of them",
+            "problem": "what is wrong",
+            "detail": "how it shows",
+            "more": "whether this is the last such entry within an hour: more may be damaged, see `tape doctor`",
+        },
     ),
     EventType(
         "audit.admin_scope_used",
@@ -411,6 +443,17 @@ EVENTS: tuple[EventType, ...] = (
             "ToSeq": "the last one lost",
             "DroppedCount": "how many that this stream would have had",
             "SubscriberID": "this stream",
+        },
+        is_notice=True,
+    ),
+    EventType(
+        "bus.gap",
+        "Numbers of the journal that there is no entry to deliver for. The stream goes on after them.",
+        {
+            "FromSeq": "the first of them",
+            "ToSeq": "the last of them",
+            "Reason": "`damaged`: not what was written, `missing`: not there, or `diverged`: lost by the database",
+            "Detail": "how it shows",
         },
         is_notice=True,
     ),

@@ -29,7 +29,7 @@ WRITTEN_BY: Mapping[str, str] = {
     "audit": "the server",
     "auth": "the server",
     "bus": "the server",
-    "journal": "`tape prune`",
+    "journal": "the server and `tape prune`",
 }
 # Types of Tape's own in kinds that are otherwise the users'.
 _TYPES: Mapping[str, str] = {

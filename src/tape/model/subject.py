@@ -170,6 +170,16 @@ def journal_pruned() -> str:
     return build("journal", "pruned")
 
 
+def journal_diverged() -> str:
+    """The database lost entries; the numbers go on above them."""
+    return build("journal", "diverged")
+
+
+def journal_damaged() -> str:
+    """Entries are not what was written."""
+    return build("journal", "damaged")
+
+
 CANONICAL: Iterable[object] = (
     run,
     decision_recorded,
@@ -181,4 +191,6 @@ CANONICAL: Iterable[object] = (
     event_appended,
     policy_denied,
     journal_pruned,
+    journal_diverged,
+    journal_damaged,
 )

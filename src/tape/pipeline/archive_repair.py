@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from tape.archive.files import ArchiveFile, files_in_range, write_files
 from tape.archive.rows import read_rows
 from tape.archive.table import ArchiveTable
-from tape.errors import ArchiveBeyondRepair, ArchiveBusy
+from tape.errors import ArchiveBeyondRepair, ArchiveBusy, EntryDamaged
 from tape.journal.appender import read_head
-from tape.journal.verifier import Finding
+from tape.journal.epochs import Holes
+from tape.journal.findings import Finding
 from tape.pipeline.archive_verifier import WINDOW, ArchiveReport, verify_archive
-from tape.pipeline.journal_reader import query_store
+from tape.pipeline.journal_reader import query_store, read_head_and_holes
 
 QUARANTINE = "_quarantine"
 NUMBER = ("global_seq",)
@@ -39,10 +40,11 @@ def repair_archive(
 ) -> ArchiveRepair:
     """Rebuild damaged and missing entries from the journal. Raises ArchiveBeyondRepair and changes nothing then."""
     files = lake.files()
-    wrong = [finding.global_seq for finding in report.findings if finding.problem == "altered"]
+    altered = [finding for finding in report.findings if finding.problem == "altered"]
+    wrong = [number for finding in altered for number in range(finding.global_seq, finding.last + 1)]
     bad = [file for file in files if file.path in report.damaged or _has_any(lake, file, wrong)]
     good = [file for file in files if file not in bad]
-    missing = _missing(lake, good)
+    missing = _missing(lake, good, query_store(store, read_head_and_holes)[1])
     if not bad and not missing:
         raise ArchiveBeyondRepair(f"The archive at {lake.url} cannot be repaired: {_described(report.findings)}.")
     oldest = query_store(store, read_head).oldest
@@ -80,10 +82,16 @@ def repair_archive(
 def _rebuild(lake: ArchiveTable, store: str, numbers: Sequence[int]) -> list[ArchiveFile]:
     """Write these entries of the journal to new files."""
     tables = []
-    wanted = pa.array(numbers, pa.int64())
+    lacking, wanted = set(numbers), pa.array(numbers, pa.int64())
     for start in range(numbers[0] - 1, numbers[-1], WINDOW):
         until = min(start + WINDOW, numbers[-1])
-        rows = query_store(store, lambda reader: read_rows(reader, start, until))  # noqa: B023  (called at once)
+        try:
+            rows = query_store(store, lambda reader: read_rows(reader, start, until, lacking))  # noqa: B023
+        except EntryDamaged as error:
+            raise ArchiveBeyondRepair(
+                f"The journal's entries do not fit into the archive's chain: entry {error.first} is damaged in the"
+                " journal too. Nothing was changed. See: tape verify"
+            ) from error
         tables.append(rows.filter(pc.is_in(rows.column("global_seq"), wanted)))
     found = pa.concat_tables(tables)
     if found.num_rows != len(numbers):
@@ -94,15 +102,15 @@ def _rebuild(lake: ArchiveTable, store: str, numbers: Sequence[int]) -> list[Arc
     return write_files(lake.filesystem, found)
 
 
-def _missing(lake: ArchiveTable, files: Sequence[ArchiveFile]) -> list[int]:
-    """Return the global_seqs of the archive's range that are in none of these files, in order."""
+def _missing(lake: ArchiveTable, files: Sequence[ArchiveFile], holes: Holes) -> list[int]:
+    """Return the global_seqs of the archive's range that are in none of these files and in no hole, in order."""
     found: list[int] = []
     for after in range(lake.begin - 1, lake.until, WINDOW):
         until = min(after + WINDOW, lake.until)
         there: set[int] = set()
         for file in files_in_range(files, after, until):
             there.update(lake.read_file(file, after, until, NUMBER).column("global_seq").to_pylist())
-        found += [number for number in range(after + 1, until + 1) if number not in there]
+        found += [n for n in range(after + 1, until + 1) if n not in there and holes.next_number(n) == n]
     return found
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tape.archive.files import ArchiveFile, check_file, files_in_range
 from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged
-from tape.journal.verifier import ChainWalk, Finding, VerifyReport
+from tape.journal.appender import Head, read_head
+from tape.journal.chain_walk import ChainWalk
+from tape.journal.epochs import Epoch, Holes, read_epochs
+from tape.journal.findings import Finding, VerifyReport
+from tape.journal.proofs import chain_at
 from tape.model.chain import TEXTS
+from tape.model.subject import journal_diverged
 from tape.pipeline.journal_reader import query_store
 from tape.store import Reader
 
 WINDOW = 200_000
+JOURNAL_KIND = journal_diverged().split("/")[2]
 _ORDER = ("global_seq", "seq", "ts_ms", "schema_version", *TEXTS, "chain")
 
 
@@ -47,7 +55,8 @@ def verify_archive(
     """
     files = lake.files() if files is None else files
     report = VerifyReport(lake.begin, lake.until)
-    walk = ChainWalk(report, lake.anchor)
+    epochs = query_store(store, read_epochs) if store else read_archived_epochs(lake, files)
+    walk, holes = ChainWalk(report, lake.anchor, epochs), Holes(epochs)
     damaged: dict[str, str] = {}
     for after in range(lake.begin - 1, lake.until, WINDOW):
         until = min(after + WINDOW, lake.until)
@@ -64,9 +73,10 @@ def verify_archive(
             entries = pa.concat_tables(tables).sort_by("global_seq").select(_ORDER)
             for row in zip(*(column.to_pylist() for column in entries.columns), strict=True):
                 walk.check(row)
-        walk.skip_to(until + 1)
+        if holes.next_number(until + 1) == until + 1:  # else the entry after the hole proves it
+            walk.skip_to(until + 1)
         progress(until - lake.begin + 1, lake.until - lake.begin + 1)
-    findings = [one for one in report.findings if not _is_explained(one, files, damaged)]
+    findings = [rest for one in report.findings for rest in _subtract_damaged(one, files, damaged)]
     if store and not damaged and not findings and lake.until >= lake.begin:
         problem = disagreement(lake, store, walk.chain)
         if problem:
@@ -74,25 +84,64 @@ def verify_archive(
     return ArchiveReport(lake.begin, lake.until, report.entries, len(files), findings, damaged)
 
 
-def _is_explained(finding: Finding, files: Sequence[ArchiveFile], damaged: dict[str, str]) -> bool:
-    """Whether a damaged file explains why an entry is missing or cannot be verified."""
+def read_archived_epochs(lake: ArchiveTable, files: Sequence[ArchiveFile]) -> list[Epoch]:
+    """The epochs that archived entries `journal.diverged` begin; the chain proves those entries."""
+    epochs = []
+    for file in files:
+        if file.kind != JOURNAL_KIND:
+            continue
+        try:
+            table = lake.read_file(file, file.first - 1, file.last, ("global_seq", "ts_ms", "subject", "payload_json"))
+        except ArchiveDamaged:
+            continue  # named by the walk
+        for row in table.filter(pc.equal(table.column("subject"), journal_diverged())).to_pylist():
+            with contextlib.suppress(msgspec.MsgspecError):
+                facts = msgspec.json.decode(row["payload_json"], type=dict[str, object])
+                epoch = msgspec.convert({**facts, "ts_ms": row["ts_ms"]}, Epoch)
+                if epoch.resumes_at == row["global_seq"]:
+                    epochs.append(epoch)
+    return sorted(epochs, key=lambda epoch: epoch.resumes_at)
+
+
+def _subtract_damaged(finding: Finding, files: Sequence[ArchiveFile], damaged: dict[str, str]) -> list[Finding]:
+    """What is left of a finding without the entries that damaged files explain."""
     if finding.problem not in ("missing", "unproven"):
-        return False
-    # The entry right after a damaged file cannot be verified either.
-    return any(file.path in damaged and file.first <= finding.global_seq <= file.last + 1 for file in files)
+        return [finding]
+    left = [finding]
+    for file in files:
+        if file.path in damaged:
+            # The entry right after a damaged file cannot be verified either.
+            left = [part for one in left for part in _subtract(one, file.first, file.last + 1)]
+    return left
+
+
+def _subtract(finding: Finding, first: int, last: int) -> list[Finding]:
+    """The parts of a finding before and after a range."""
+    if last < finding.global_seq or finding.last < first:
+        return [finding]
+    parts = []
+    if finding.global_seq < first:
+        parts.append(msgspec.structs.replace(finding, last=first - 1))
+    if last < finding.last:
+        parts.append(msgspec.structs.replace(finding, global_seq=last + 1))
+    return parts
 
 
 def disagreement(lake: ArchiveTable, store: str, chain: bytes) -> str:
     """Describe how the last archived entry and the journal differ; empty if they agree or cannot be compared."""
     until = lake.until
 
-    def chain_of(reader: Reader) -> bytes | None:
-        row = reader.one("SELECT chain FROM tape_journal WHERE global_seq = ?", until)
-        if row is None:
-            row = reader.one("SELECT anchor FROM tape_head WHERE oldest = ?", until + 1)
-        return None if row is None else bytes(row[0])
+    def ends_of(reader: Reader) -> tuple[Head, bytes | None]:
+        return read_head(reader), chain_at(reader, until)
 
-    there = query_store(store, chain_of)
+    head, there = query_store(store, ends_of)
+    if head.global_seq < until:
+        return (
+            f"the archive has entries up to {until}, the journal ends at {head.global_seq}:"
+            " entries of its tail are gone"
+        )
+    if head.oldest > until + 1:
+        return f"entries {until + 1} to {head.oldest - 1} were pruned from the journal and are not in the archive"
     if there is not None and there != chain:
         return f"the archive's chain ends in {chain.hex()}, the journal has {there.hex()}: another journal's archive"
     return ""
@@ -100,9 +149,4 @@ def disagreement(lake: ArchiveTable, store: str, chain: bytes) -> str:
 
 def last_chain(lake: ArchiveTable) -> bytes:
     """Return the chain value of the last archived entry."""
-    for file in lake.files():
-        if file.first <= lake.until <= file.last:
-            table = lake.read_file(file, lake.until - 1, lake.until)
-            if table.num_rows:
-                return bytes(table.column("chain")[0].as_py())
-    return lake.anchor
+    return lake.chain_at(lake.until) or lake.anchor

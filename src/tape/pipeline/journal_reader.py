@@ -22,6 +22,7 @@ import pyarrow as pa
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff, retry
 from tape.errors import JournalDataLost, PipelineInput, StoreBusy, StoreUnavailable
 from tape.journal.appender import Head, read_head
+from tape.journal.epochs import Holes, read_holes
 from tape.journal.reader import position_before
 from tape.pipeline.columns import arrow_schema, select_list, shaped
 from tape.pipeline.options import Offset, journal_database, shown
@@ -145,14 +146,33 @@ def report_data_loss(after: int, oldest: int, fail_on_data_loss: bool) -> None:
 def _check_complete(store: str, selection: EntrySelection, after: int, until: int, seen: int, fail: bool) -> None:
     if selection.selects_all and seen == until - after:
         return
-    head = query_store(store, read_head)
+    head, holes = query_store(store, read_head_and_holes)
     report_data_loss(after, min(head.oldest, until + 1), fail)
-    missing = until - max(after, head.oldest - 1) - seen
+    first = max(after + 1, head.oldest)
+    missing = until - first + 1 - holes.count(first, until) - seen
     if selection.selects_all and missing > 0:
         message = f"{missing} entries between {after + 1} and {until} are missing. Run: tape verify"
         if fail:
             raise JournalDataLost(message)
         log.warning("%s", message)
+
+
+def read_head_and_holes(reader: Reader) -> tuple[Head, Holes]:
+    """The head of the journal, and the ranges of numbers that it has no entries for because the database lost them."""
+    head = read_head(reader)
+    return head, read_holes(reader, head)
+
+
+def report_divergence(after: int, holes: Holes, fail_on_data_loss: bool) -> None:
+    """Raise JournalDataLost, or log a warning, if a position is in a range of entries that the database lost."""
+    for hole in holes:
+        if hole.start <= after < hole.stop - 1:
+            message = (
+                f"Entries {hole.start} to {hole.stop - 1} were lost by the database, and {after} was read already."
+            )
+            if fail_on_data_loss:
+                raise JournalDataLost(f"{message} To go on with {hole.stop}, set failOnDataLoss to false.")
+            log.warning("%s Continuing with %d", message, hole.stop)
 
 
 class _ConnectionLost(Exception):
@@ -164,26 +184,37 @@ def _query(
 ) -> Iterator[pa.RecordBatch]:
     database = journal_database(store)
     where = " AND ".join(f"({condition.sql})" for condition in conditions)
-    sql = (
-        f"SELECT {select_list(names, database.dialect)} FROM tape_journal WHERE {where}{' AND ' if where else ''}"
-        f"global_seq > {int(after)} AND global_seq <= {int(until)} ORDER BY global_seq"
-    )
+
+    def sql(after: int) -> str:
+        return (
+            f"SELECT {select_list(names, database.dialect)} FROM tape_journal WHERE {where}{' AND ' if where else ''}"
+            f"global_seq > {int(after)} AND global_seq <= {int(until)} ORDER BY global_seq"
+        )
+
     params = [param for condition in conditions for param in condition.params]
     if isinstance(database, SqliteDatabase):
-        yield from _query_sqlite(database, sql, params)
+        yield from _query_sqlite(database, sql, after, params)
     else:
-        yield from _query_postgres(cast("PostgresDatabase", database), sql, params)
+        yield from _query_postgres(cast("PostgresDatabase", database), sql(after), params)
 
 
-def _query_sqlite(database: SqliteDatabase, sql: str, params: list[Any]) -> Iterator[pa.RecordBatch]:
+def _query_sqlite(
+    database: SqliteDatabase, sql: Callable[[int], str], after: int, params: list[Any]
+) -> Iterator[pa.RecordBatch]:
+    """One statement for each batch: an open one keeps its snapshot, and the write-ahead log grows meanwhile."""
     import adbc_driver_sqlite.dbapi as adbc
 
     address = f"file:{quote(str(database.path))}?mode=ro"
     with contextlib.closing(adbc.connect(address)) as connection, contextlib.closing(connection.cursor()) as cursor:
         try:
+            connection.adbc_connection.set_autocommit(True)  # otherwise the driver begins a transaction and keeps it
             cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-            yield from _batches(cursor, sql, params)
+            while batches := list(_batches(cursor, f"{sql(after)} LIMIT {BATCH_ROWS}", params)):
+                yield from batches
+                if sum(batch.num_rows for batch in batches) < BATCH_ROWS:
+                    return
+                after = batches[-1].column("global_seq")[-1].as_py()
         except adbc.Error as error:
             # The last connection to close removes the write-ahead log and holds an exclusive lock meanwhile. The driver
             # reports that without a code.

@@ -27,7 +27,14 @@ from tape.errors import JournalDataLost, PipelineInput, StoreBusy, StoreUnavaila
 from tape.journal.appender import read_head
 from tape.pipeline.columns import full_schema, wanted_columns
 from tape.pipeline.combined_reader import check_data_loss, oldest_entry, read_range
-from tape.pipeline.journal_reader import narrow_range, position_of, query_store, query_store_once
+from tape.pipeline.journal_reader import (
+    narrow_range,
+    position_of,
+    query_store,
+    query_store_once,
+    read_head_and_holes,
+    report_divergence,
+)
 from tape.pipeline.journal_writer import JournalStreamWriter, JournalWriter, check_columns
 from tape.pipeline.message_source import MessageSource
 from tape.pipeline.options import ReadOptions, read_options, write_options
@@ -197,8 +204,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Split one micro-batch into partitions."""
         after, until = start["global_seq"], end["global_seq"]
         if after < until:
-            head = query_store(self._options.store, read_head)
+            head, holes = query_store(self._options.store, read_head_and_holes)
             check_data_loss(self._options, head, after, until)
+            report_divergence(after, holes, self._options.fail_on_data_loss)
             after = min(max(after, oldest_entry(self._options, head) - 1), until)
             bounds = self._selection.bounds
             after, until = query_store(self._options.store, lambda reader: narrow_range(reader, after, until, bounds))

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from tape.archive.location import resolve_url
+from tape.base.store_url import describe_source
 from tape.base.url_mask import mask_urls
 from tape.cel import compile_predicate
 from tape.errors import PipelineInput
@@ -129,7 +130,8 @@ def journal_database(url: str) -> Database:
     database = open_database(url)
     if isinstance(database, SqliteDatabase) and not Path(database.path).is_file():
         raise PipelineInput(
-            f"There is no journal at {database.path}. Start one with: tape serve --store {mask_urls(url)}"
+            f"There is no journal at {database.path}{describe_source(url)}."
+            f" Start one with: tape serve --store {mask_urls(url)}"
         )
     return database
 

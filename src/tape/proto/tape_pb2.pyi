@@ -232,12 +232,14 @@ class ListRunsToRecoverResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
 
 class SubscribeRunRequest(_message.Message):
-    __slots__ = ("run_id", "from_seq")
+    __slots__ = ("run_id", "from_seq", "skip_gaps")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SKIP_GAPS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     from_seq: int
-    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
+    skip_gaps: bool
+    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ..., skip_gaps: bool = ...) -> None: ...
 
 class RunState(_message.Message):
     __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json")
@@ -295,7 +297,7 @@ class RunState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
-    __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id")
+    __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id", "gaps")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +308,7 @@ class JournalEntry(_message.Message):
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     kind: str
     payload_json: str
@@ -316,7 +319,20 @@ class JournalEntry(_message.Message):
     trace_id: str
     span_id: str
     parent_span_id: str
-    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ...) -> None: ...
+    gaps: _containers.RepeatedCompositeFieldContainer[JournalGap]
+    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., gaps: _Optional[_Iterable[_Union[JournalGap, _Mapping]]] = ...) -> None: ...
+
+class JournalGap(_message.Message):
+    __slots__ = ("first", "last", "reason", "detail")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    reason: str
+    detail: str
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RecordDecisionRequest(_message.Message):
     __slots__ = ("run_id", "decision_index", "model", "request_json", "response_json", "rationale", "policy_version")
@@ -973,31 +989,35 @@ class CompactRunResponse(_message.Message):
     def __init__(self, decisions_zeroed: _Optional[int] = ..., effects_zeroed: _Optional[int] = ..., bytes_saved: _Optional[int] = ..., already_compacted: bool = ...) -> None: ...
 
 class SubscribeEventsRequest(_message.Message):
-    __slots__ = ("from_ts_ms", "run_id", "kind", "from_global_seq", "subject_pattern")
+    __slots__ = ("from_ts_ms", "run_id", "kind", "from_global_seq", "subject_pattern", "skip_gaps")
     FROM_TS_MS_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    SKIP_GAPS_FIELD_NUMBER: _ClassVar[int]
     from_ts_ms: int
     run_id: str
     kind: str
     from_global_seq: int
     subject_pattern: str
-    def __init__(self, from_ts_ms: _Optional[int] = ..., run_id: _Optional[str] = ..., kind: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., subject_pattern: _Optional[str] = ...) -> None: ...
+    skip_gaps: bool
+    def __init__(self, from_ts_ms: _Optional[int] = ..., run_id: _Optional[str] = ..., kind: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., subject_pattern: _Optional[str] = ..., skip_gaps: bool = ...) -> None: ...
 
 class SubscribeBySubjectRequest(_message.Message):
-    __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq")
+    __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq", "skip_gaps")
     SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
     PREDICATE_CEL_FIELD_NUMBER: _ClassVar[int]
     FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SKIP_GAPS_FIELD_NUMBER: _ClassVar[int]
     subject_pattern: str
     predicate_cel: str
     from_global_seq: int
-    def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ...) -> None: ...
+    skip_gaps: bool
+    def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., skip_gaps: bool = ...) -> None: ...
 
 class EventEntry(_message.Message):
-    __slots__ = ("run_id", "seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id", "tenant", "user", "session", "chain")
+    __slots__ = ("run_id", "seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id", "tenant", "user", "session", "chain", "gaps")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -1013,6 +1033,7 @@ class EventEntry(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     seq: int
     kind: str
@@ -1028,7 +1049,8 @@ class EventEntry(_message.Message):
     user: str
     session: str
     chain: bytes
-    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., chain: _Optional[bytes] = ...) -> None: ...
+    gaps: _containers.RepeatedCompositeFieldContainer[JournalGap]
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., schema_version: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., chain: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[JournalGap, _Mapping]]] = ...) -> None: ...
 
 class Reaction(_message.Message):
     __slots__ = ("reaction_id", "name", "subject_pattern", "predicate_cel", "handler_kind", "agent_app", "publish_target", "max_concurrency", "rate_limit_per_s", "debounce_ms", "retry_max", "retry_backoff_ms", "dlq_after_n", "num_shards", "created_at_ms", "deleted", "bootstrap_from_head", "from_global_seq", "backfill", "allow_self", "strict_order", "updated_at_ms")
@@ -1103,7 +1125,7 @@ class ListReactionsResponse(_message.Message):
     def __init__(self, reactions: _Optional[_Iterable[_Union[Reaction, _Mapping]]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id", "completed_at_ms", "first_global_seq", "coalesced", "redriven", "source_seq", "source_ts_ms", "schema_version", "source_tenant")
+    __slots__ = ("task_id", "reaction_id", "shard", "source_run_id", "source_global_seq", "subject", "payload_json", "status", "attempts", "next_attempt_at_ms", "lease_owner", "lease_expires_at_ms", "last_error", "created_at_ms", "trace_id", "parent_span_id", "completed_at_ms", "first_global_seq", "coalesced", "redriven", "source_seq", "source_ts_ms", "schema_version", "source_tenant", "ordering_key")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -1128,6 +1150,7 @@ class Task(_message.Message):
     SOURCE_TS_MS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TENANT_FIELD_NUMBER: _ClassVar[int]
+    ORDERING_KEY_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     reaction_id: str
     shard: int
@@ -1152,7 +1175,8 @@ class Task(_message.Message):
     source_ts_ms: int
     schema_version: int
     source_tenant: str
-    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., completed_at_ms: _Optional[int] = ..., first_global_seq: _Optional[int] = ..., coalesced: _Optional[int] = ..., redriven: _Optional[int] = ..., source_seq: _Optional[int] = ..., source_ts_ms: _Optional[int] = ..., schema_version: _Optional[int] = ..., source_tenant: _Optional[str] = ...) -> None: ...
+    ordering_key: str
+    def __init__(self, task_id: _Optional[str] = ..., reaction_id: _Optional[str] = ..., shard: _Optional[int] = ..., source_run_id: _Optional[str] = ..., source_global_seq: _Optional[int] = ..., subject: _Optional[str] = ..., payload_json: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., attempts: _Optional[int] = ..., next_attempt_at_ms: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., trace_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., completed_at_ms: _Optional[int] = ..., first_global_seq: _Optional[int] = ..., coalesced: _Optional[int] = ..., redriven: _Optional[int] = ..., source_seq: _Optional[int] = ..., source_ts_ms: _Optional[int] = ..., schema_version: _Optional[int] = ..., source_tenant: _Optional[str] = ..., ordering_key: _Optional[str] = ...) -> None: ...
 
 class ClaimTasksRequest(_message.Message):
     __slots__ = ("reaction_id", "shard", "owner", "lease_ms", "max", "now_ms", "task_ids")
@@ -1491,48 +1515,56 @@ class AppendReply(_message.Message):
     def __init__(self, global_seqs: _Optional[_Iterable[int]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq", "run_id", "kind", "max_entries")
+    __slots__ = ("subject_pattern", "predicate_cel", "from_global_seq", "run_id", "kind", "max_entries", "skip_gaps")
     SUBJECT_PATTERN_FIELD_NUMBER: _ClassVar[int]
     PREDICATE_CEL_FIELD_NUMBER: _ClassVar[int]
     FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MAX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    SKIP_GAPS_FIELD_NUMBER: _ClassVar[int]
     subject_pattern: str
     predicate_cel: str
     from_global_seq: int
     run_id: str
     kind: str
     max_entries: int
-    def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., run_id: _Optional[str] = ..., kind: _Optional[str] = ..., max_entries: _Optional[int] = ...) -> None: ...
+    skip_gaps: bool
+    def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., run_id: _Optional[str] = ..., kind: _Optional[str] = ..., max_entries: _Optional[int] = ..., skip_gaps: bool = ...) -> None: ...
 
 class EntryBatch(_message.Message):
-    __slots__ = ("entries", "position", "head")
+    __slots__ = ("entries", "position", "head", "gaps")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[EventEntry]
     position: int
     head: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[EventEntry, _Mapping]]] = ..., position: _Optional[int] = ..., head: _Optional[int] = ...) -> None: ...
+    gaps: _containers.RepeatedCompositeFieldContainer[JournalGap]
+    def __init__(self, entries: _Optional[_Iterable[_Union[EventEntry, _Mapping]]] = ..., position: _Optional[int] = ..., head: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[JournalGap, _Mapping]]] = ...) -> None: ...
 
 class GetHeadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class JournalHead(_message.Message):
-    __slots__ = ("global_seq", "oldest", "ts_ms", "chain", "several_tenants")
+    __slots__ = ("global_seq", "oldest", "ts_ms", "chain", "journal_id", "epoch", "several_tenants")
     GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     TS_MS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEVERAL_TENANTS_FIELD_NUMBER: _ClassVar[int]
     global_seq: int
     oldest: int
     ts_ms: int
     chain: bytes
+    journal_id: str
+    epoch: int
     several_tenants: bool
-    def __init__(self, global_seq: _Optional[int] = ..., oldest: _Optional[int] = ..., ts_ms: _Optional[int] = ..., chain: _Optional[bytes] = ..., several_tenants: bool = ...) -> None: ...
+    def __init__(self, global_seq: _Optional[int] = ..., oldest: _Optional[int] = ..., ts_ms: _Optional[int] = ..., chain: _Optional[bytes] = ..., journal_id: _Optional[str] = ..., epoch: _Optional[int] = ..., several_tenants: bool = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
     __slots__ = ("app_name", "user_id", "session_id", "status", "before_started_at_ms", "before_run_id", "limit")
@@ -1583,14 +1615,16 @@ class DispatchRequest(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., reaction_ids: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., window: _Optional[int] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., renew: _Optional[_Iterable[str]] = ..., shard: _Optional[int] = ..., is_one_shard: bool = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TaskFailure(_message.Message):
-    __slots__ = ("task_id", "error", "permanent")
+    __slots__ = ("task_id", "error", "permanent", "unavailable")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PERMANENT_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     error: str
     permanent: bool
-    def __init__(self, task_id: _Optional[str] = ..., error: _Optional[str] = ..., permanent: bool = ...) -> None: ...
+    unavailable: str
+    def __init__(self, task_id: _Optional[str] = ..., error: _Optional[str] = ..., permanent: bool = ..., unavailable: _Optional[str] = ...) -> None: ...
 
 class DispatchReply(_message.Message):
     __slots__ = ("tasks", "settled", "renewed", "refused")
@@ -1745,7 +1779,7 @@ class TestReactionRequest(_message.Message):
     def __init__(self, subject_pattern: _Optional[str] = ..., predicate_cel: _Optional[str] = ..., from_global_seq: _Optional[int] = ..., to_global_seq: _Optional[int] = ..., samples: _Optional[int] = ..., bucket_ms: _Optional[int] = ...) -> None: ...
 
 class TestReactionResponse(_message.Message):
-    __slots__ = ("examined", "matched", "errors", "last_error", "buckets", "samples", "from_global_seq", "to_global_seq")
+    __slots__ = ("examined", "matched", "errors", "last_error", "buckets", "samples", "from_global_seq", "to_global_seq", "gaps")
     EXAMINED_FIELD_NUMBER: _ClassVar[int]
     MATCHED_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -1754,6 +1788,7 @@ class TestReactionResponse(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FROM_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
     TO_GLOBAL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
     examined: int
     matched: int
     errors: int
@@ -1762,7 +1797,8 @@ class TestReactionResponse(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[EventEntry]
     from_global_seq: int
     to_global_seq: int
-    def __init__(self, examined: _Optional[int] = ..., matched: _Optional[int] = ..., errors: _Optional[int] = ..., last_error: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[TestBucket, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[EventEntry, _Mapping]]] = ..., from_global_seq: _Optional[int] = ..., to_global_seq: _Optional[int] = ...) -> None: ...
+    gaps: _containers.RepeatedCompositeFieldContainer[JournalGap]
+    def __init__(self, examined: _Optional[int] = ..., matched: _Optional[int] = ..., errors: _Optional[int] = ..., last_error: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[TestBucket, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[EventEntry, _Mapping]]] = ..., from_global_seq: _Optional[int] = ..., to_global_seq: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[JournalGap, _Mapping]]] = ...) -> None: ...
 
 class TestBucket(_message.Message):
     __slots__ = ("start_ms", "matched")
@@ -1871,7 +1907,7 @@ class ListResourcesResponse(_message.Message):
     def __init__(self, resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ...) -> None: ...
 
 class Execution(_message.Message):
-    __slots__ = ("path", "catalog_id", "payload_json", "parent_execution_id", "execution_pool", "traceparent", "dedup_key", "dedup_window_secs", "subscription", "message_id")
+    __slots__ = ("path", "catalog_id", "payload_json", "parent_execution_id", "execution_pool", "traceparent", "dedup_key", "dedup_window_secs", "subscription", "message_id", "ordering_key", "downstream")
     PATH_FIELD_NUMBER: _ClassVar[int]
     CATALOG_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -1882,6 +1918,8 @@ class Execution(_message.Message):
     DEDUP_WINDOW_SECS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ORDERING_KEY_FIELD_NUMBER: _ClassVar[int]
+    DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
     path: str
     catalog_id: int
     payload_json: str
@@ -1892,7 +1930,9 @@ class Execution(_message.Message):
     dedup_window_secs: int
     subscription: str
     message_id: str
-    def __init__(self, path: _Optional[str] = ..., catalog_id: _Optional[int] = ..., payload_json: _Optional[str] = ..., parent_execution_id: _Optional[int] = ..., execution_pool: _Optional[str] = ..., traceparent: _Optional[str] = ..., dedup_key: _Optional[str] = ..., dedup_window_secs: _Optional[int] = ..., subscription: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+    ordering_key: str
+    downstream: str
+    def __init__(self, path: _Optional[str] = ..., catalog_id: _Optional[int] = ..., payload_json: _Optional[str] = ..., parent_execution_id: _Optional[int] = ..., execution_pool: _Optional[str] = ..., traceparent: _Optional[str] = ..., dedup_key: _Optional[str] = ..., dedup_window_secs: _Optional[int] = ..., subscription: _Optional[str] = ..., message_id: _Optional[str] = ..., ordering_key: _Optional[str] = ..., downstream: _Optional[str] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
     __slots__ = ("executions",)

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tape.base.lease import renewal_interval_s
-from tape.errors import HandlerTimedOut, NeverRetry
+from tape.errors import DownstreamUnavailable, HandlerTimedOut, NeverRetry
 from tape.model.task_pacing import pace
 from tape.proto import tape_pb2 as pb
 from tape.reactions.counters import Tally
@@ -263,6 +263,9 @@ class TaskConsumer:
         except ReleaseTask as error:
             log.info("releasing task %s of %s: %s", task.task_id, self.reaction_id, error)
             report = Outcome.RELEASED
+        except DownstreamUnavailable as error:
+            log.info("task %s of %s waits: %s", task.task_id, self.reaction_id, error)
+            report = pb.TaskFailure(task_id=task.task_id, error=str(error), unavailable=error.downstream)
         except NeverRetry as error:
             report = pb.TaskFailure(task_id=task.task_id, error=str(error), permanent=True)
         except StillRunning as error:

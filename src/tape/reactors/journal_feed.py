@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 class JournalFeed:
     """Follows the journal on its own thread during a `with` block, and calls `on_entry` with each entry.
 
-    It starts at the head, or with the oldest entry, and reconnects when the server was unavailable.
+    It starts at the head, or with the oldest entry, and reconnects when the server was unavailable. It passes over
+    damaged entries with a warning.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class JournalFeed:
         self._is_following.set()
         async with AsyncTapeClient(self._url) as client:
             position = await self._head(client) if self._is_new else 0
-            async for entry in client.follow(self._pattern, from_global_seq=position, predicate_cel=self._where):
+            async for entry in client.follow(
+                self._pattern, from_global_seq=position, predicate_cel=self._where, skip_gaps=True
+            ):
                 self._on_entry(entry)
 
     async def _head(self, client: AsyncTapeClient) -> int:

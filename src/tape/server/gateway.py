@@ -24,7 +24,7 @@ from tape.server.http.router import App
 from tape.server.sockets import bind, join
 from tape.server.tls import ServerTls
 from tape.subscriptions.api_client import Control
-from tape.subscriptions.dispatch.http import ServerDispatch
+from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams
 from tape.subscriptions.ingress.gateway import EMITTER, FRESH_S, WORKER, GatewayDispatch, RemoteListeners, post_events
 from tape.subscriptions.ingress.ingress import Ingress
 from tape.subscriptions.ingress.listeners import Listener, Listeners
@@ -65,7 +65,12 @@ class Gateway:
         self._forward = GatewayDispatch(self._control)
         self._remote = RemoteListeners(self._control)
         self._spooling = SpoolingDispatch(
-            self._forward, self._replays, partial(post_events, self._control), self._reveal, self.metrics
+            self._forward,
+            self._replays,
+            partial(post_events, self._control),
+            self._reveal,
+            self.metrics,
+            partial(ServerDownstreams, self._control),
         )
         self._ingress = Ingress(
             Listeners(self._remote, fresh_s),

@@ -109,6 +109,7 @@ ROUTES: Mapping[str, Scopes] = {
     "GET /api/subscriptions/": _RUNTIMES,
     "POST /api/subscriptions/{}/": _RUNTIMES,
     "POST /api/events": _RUNTIMES,
+    "POST /api/downstreams": _RUNTIMES | _GATEWAYS,
     "GET /api/keys": _ADMINISTERS,
     "POST /api/keys": _ADMINISTERS,
     "POST /api/keys/{}/": _ADMINISTERS,

@@ -30,6 +30,11 @@ class Readiness:
             return f"store ping failed: {problem}"
         return "; ".join(f"background task failed: {problem}" for problem in self._background.problems)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What does not keep the server from its work, and should be put right."""
+        return [f"witness: {problem}" for problem in self._database.witness.problems]
+
     async def close(self) -> None:
         """End a ping that is still waiting."""
         if self._ping is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,8 +19,9 @@ from tape.archive import open_archive
 from tape.base.addresses import allowing
 from tape.base.clock import now_ms
 from tape.base.config import Settings, parse_address
-from tape.base.owner import new_owner
+from tape.base.owner import new_owner, server_owner
 from tape.base.telemetry.metrics import Metrics
+from tape.base.url_mask import mask_urls
 from tape.engine.executions.dedup import forget_claims
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.live import Broadcast, LiveLimits
@@ -28,6 +30,8 @@ from tape.engine.predicate_budget import PredicateBudget
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.retention import purge_tasks
 from tape.engine.reactions.task_broker import TaskBroker
+from tape.engine.reactions.task_order import find_stranded, release_next
+from tape.engine.scrubber import Scrubber
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
 from tape.engine.security.identity import Authenticator
@@ -39,7 +43,9 @@ from tape.engine.security.screening import DraftScreen
 from tape.engine.security.service_keys import delete_ended
 from tape.engine.security.tenant_aliases import TenantAliases
 from tape.engine.security.wallet import Wallet, master_keys
-from tape.errors import TapeError
+from tape.errors import ArchiveDamaged, ArchiveUnreachable, TapeError
+from tape.journal.appender import read_head
+from tape.journal.epochs import close_cut
 from tape.journal.journal import Journal, delete_expired_requests
 from tape.server.access import Access
 from tape.server.admission import Admission, TenantLimits
@@ -77,7 +83,9 @@ from tape.server.loop_lag import LoopLag
 from tape.server.readiness import Readiness
 from tape.server.sockets import bind, join
 from tape.server.tls import ServerTls
-from tape.store import WriterLimits, open_database
+from tape.store import SqliteLimits, WriterLimits, open_database
+from tape.store.tail import TailLoss, find_loss
+from tape.subscriptions.dispatch.in_server import WriterDownstreams
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.catalog_listeners import CatalogListeners
 from tape.subscriptions.ingress.ingress import Ingress
@@ -115,11 +123,14 @@ class Server:
             limits=WriterLimits(queue_operations=settings.queue_operations, queue_bytes=settings.queue_bytes),
             metrics=self.metrics,
             readers=settings.readers,
+            sqlite_limits=SqliteLimits(settings.sqlite_wal_bytes, settings.sqlite_cache_bytes),
+            witness=settings.witness,
+            accept_loss=settings.accept_loss,
         )
         self.journal = Journal(self.database, settings.max_payload_bytes)
-        past = open_archive(settings.lake, dict(settings.lake_options)) if settings.lake else None
+        self._archive = past = open_archive(settings.lake, dict(settings.lake_options)) if settings.lake else None
         budget = PredicateBudget(self.metrics, settings.predicate_cpu_ms_per_s)
-        self.hub = Hub(self.database, archive=past, predicate_budget=budget)
+        self.hub = Hub(self.database, archive=past, predicate_budget=budget, epoch_margin=settings.epoch_margin)
         self.audit = Audit(self.journal)
         self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
         redactors = TenantRedactors(settings.safe_type_names, settings.redaction, settings.redaction_key)
@@ -133,6 +144,7 @@ class Server:
             self._emit,
             partial(self.wallet.use, to="a listener's spool in this server"),
             self.metrics,
+            partial(WriterDownstreams, self.database),
         )
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),
@@ -158,8 +170,16 @@ class Server:
             TenantLimits(**{name: getattr(settings, name) for name in TenantLimits._fields}), self.metrics
         )
         self.task_broker = TaskBroker(self.database)
-        self.matcher = Matcher(self.hub, self.task_broker)
-        self.hosting = RuntimeSupervisor(self.journal, self.wallet.use, new_owner())
+        owner = _lease_owner(settings)
+        self.matcher = Matcher(self.hub, self.task_broker, owner)
+        self.hosting = RuntimeSupervisor(self.journal, self.wallet.use, owner)
+        self._scrubber = Scrubber(
+            self.database,
+            owner,
+            entries_per_s=settings.scrub_entries_per_s,
+            interval_h=settings.scrub_interval_h,
+            archive=past,
+        )
         self._journal_service = JournalService(self.journal, self.hub, self._admission)
         self.grpc_address = ""
         self.grpc_client_address = ""
@@ -181,6 +201,7 @@ class Server:
         self._allowed_hosts.enter_context(allowing(self.settings.http_allow))
         await self.database.open()
         try:
+            await self._close_cut()
             if self._authenticator is not None:
                 await self._authenticator.keys.start()
             await self.keys.start()
@@ -202,7 +223,43 @@ class Server:
         self.spooling.recover(self.listeners)
         supervise = self.metrics.background.supervise
         self._tasks.append(asyncio.create_task(supervise("housekeeping", self._run_housekeeping)))
+        self._tasks.append(asyncio.create_task(supervise("store maintenance", self.database.maintain)))
         self._tasks.append(asyncio.create_task(supervise("counter", self._run_counter)))
+        self._tasks.append(asyncio.create_task(supervise("scrubber", self._scrubber.run)))
+
+    async def _close_cut(self) -> None:
+        """Continue above the entries that the database lost, if the loss is accepted."""
+        loss = await self._find_archived_loss() or self.database.witness.accepted
+        if loss is None:
+            if self.settings.accept_loss:
+                log.warning("accept_loss is set and nothing was lost: remove it, or the next loss goes unnoticed")
+            return
+        # A file of one machine knows the last number; other servers of a PostgreSQL may have given out more.
+        margin = 0 if self.database.dialect == "sqlite" else self.settings.epoch_margin
+        known, epoch, cause = loss.known.global_seq, loss.known.epoch, f"accepted at the start: {loss}"
+        note = await self.database.write(
+            lambda tx: close_cut(tx, last_known=known, margin=margin, cause=cause, last_epoch=epoch)
+        )
+        self.metrics.tail_lost.inc(max(known - loss.head.global_seq, 0))
+        log.warning("%s; the journal continues at entry %d", loss, note.global_seq)
+
+    async def _find_archived_loss(self) -> TailLoss | None:
+        """What the journal lost of the entries that the archive has. Raises TailLost unless the loss is accepted."""
+        if self._archive is None:
+            return None
+        head = await self.database.read(read_head)
+        try:
+            tail = await asyncio.to_thread(self._archive.newer_tail, head)
+        except (ArchiveDamaged, ArchiveUnreachable) as error:
+            log.warning("the end of the journal is not compared with the archive: %s", error)
+            return None
+        accepted = self.database.witness.accepted
+        if tail is None or (accepted is not None and accepted.known.global_seq >= tail.global_seq):
+            return None
+        loss = await self.database.read(lambda reader: find_loss(reader, tail))
+        if loss is not None and not self.settings.accept_loss:
+            raise loss.error(mask_urls(self.settings.store), f"the archive {mask_urls(self.settings.lake)}")
+        return loss
 
     async def stop(self) -> None:
         """Stop accepting requests, finish commits, end streams with a status, close the database. Idempotent."""
@@ -230,6 +287,7 @@ class Server:
             if task.get_name() != "http":
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._scrubber.close()
         if self._authenticator is not None:
             await self._authenticator.keys.close()
         await self.keys.close()
@@ -315,7 +373,7 @@ class Server:
         internal = InternalAccess(access)
         endpoints = Endpoints(
             stream,
-            QueryRoutes(self.hub.history, access, self.audit),
+            QueryRoutes(self.hub, access, self.audit),
             PublishRoutes(self.journal, access),
             ArtifactRoutes(self.artifacts, access, self.audit),
             InfoRoutes(access),
@@ -340,9 +398,16 @@ class Server:
                 await self.database.write(lambda tx: forget_claims(tx, now_ms()))
                 await self.database.write(lambda tx: delete_ended(tx, now_ms()))
                 await self.database.write(lambda tx: delete_expired(tx, now_ms()))
+                await self._release_stranded()
+                await self.hub.gaps.refresh()
             except TapeError as error:
                 log.warning("housekeeping failed, retrying in %.0f s: %s", HOUSEKEEPING_S, error)
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def _release_stranded(self) -> None:
+        if stranded := await self.database.read(find_stranded):
+            log.error("tasks of %d ordering keys waited for no other task; they are due now", len(set(stranded)))
+            await self.database.write(lambda tx: release_next(tx, stranded, now_ms()))
 
     async def _run_counter(self) -> None:
         while True:
@@ -363,11 +428,20 @@ def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-        # Clients send a keepalive ping every 20 seconds, also on idle connections. gRPC closes a connection that pings
-        # more often than this ("too_many_pings"); its default is 5 minutes.
+        # Clients send a keepalive ping every 6 seconds while calls are open, also on idle streams. gRPC closes a
+        # connection that pings more often than this ("too_many_pings"); its default is 5 minutes.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 3_000),
     ]
+
+
+def _lease_owner(settings: Settings) -> str:
+    """The owner of this process's leases. A restarted server is recognized by its id, else by host and address."""
+    if settings.server_id:
+        return server_owner(settings.server_id)
+    _, port = parse_address("listen", settings.listen)
+    # Port 0 is a new port at every start: two servers of this host may both have it.
+    return server_owner(f"{socket.gethostname()}/{settings.listen}") if port else new_owner()
 
 
 def _max_message_bytes(settings: Settings) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tape.base.file_lock import lock_file
 from tape.client import AsyncTapeClient
-from tape.errors import CursorFileInUse, InvalidCursorFile, TapeFileUnusable
+from tape.errors import CursorFileInUse, EntryDamaged, InvalidCursorFile, TapeFileUnusable
 
 
 class OldCursor(NamedTuple):
@@ -105,11 +105,21 @@ async def position_before(client: AsyncTapeClient, ts_ms: int) -> int:
     if ts_ms <= 0 or head.global_seq == 0:
         return 0
     # Times never decrease along the journal, so the newest entry shows whether any entry is that late.
-    newest = await _first(client.subscribe_by_subject(subject_pattern="", from_global_seq=head.global_seq - 1))
-    if newest.ts_ms < ts_ms:
+    newest = await _newest(client, head.global_seq)
+    if newest is None or newest.ts_ms < ts_ms:
         return int(head.global_seq)
-    first = await _first(client.subscribe_events(from_ts_ms=ts_ms))
+    first = await _first(client.subscribe_events(from_ts_ms=ts_ms, skip_gaps=True))
     return int(first.global_seq) - 1
+
+
+async def _newest(client: AsyncTapeClient, number: int) -> Any | None:
+    """The newest entry up to a number that can be read; None if none can."""
+    while number > 0:
+        try:
+            return await _first(client.subscribe_by_subject(subject_pattern="", from_global_seq=number - 1))
+        except EntryDamaged as error:
+            number = error.first - 1
+    return None
 
 
 async def _first(stream: Any) -> Any:

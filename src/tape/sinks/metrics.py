@@ -21,6 +21,7 @@ class RelayStatus:
     rejected: int = 0
     rate: float = 0.0
     error: str = ""
+    gaps: int = 0
 
     @property
     def lag(self) -> int:
@@ -30,6 +31,7 @@ class RelayStatus:
     def __str__(self) -> str:
         line = f"at {self.position:,} of {self.head:,} (lag {self.lag:,}), {self.published:,} published"
         line += f" ({self.rate:,.0f}/s), {self.retries:,} retries, {self.rejected:,} rejected"
+        line += f", {self.gaps:,} gaps" if self.gaps else ""
         return f"{line}; waiting: {self.error}" if self.error else line
 
 
@@ -42,6 +44,7 @@ class RelayMetrics:
         self.retries = Counter("tape_relay_retries", "Batches that failed and were retried", registry=registry)
         self.skipped = Counter("tape_relay_skipped", "Entries skipped by the policy skip", registry=registry)
         self.dead_letters = Counter("tape_relay_dead_letters", "Entries written as dead letters", registry=registry)
+        self.gaps = Counter("tape_relay_gaps", "Gaps of the journal, by reason", ["reason"], registry=registry)
         self.position = Gauge(
             "tape_relay_position", "global_seq up to which everything is published", registry=registry
         )
@@ -49,7 +52,7 @@ class RelayMetrics:
         self.seconds = Histogram(
             "tape_relay_hand_over_seconds", "Time to publish a batch", buckets=_SECONDS, registry=registry
         )
-        self._published = self._retries = self._rejected = 0
+        self._published = self._retries = self._rejected = self._gaps = 0
         self._position = self._head = 0
         self._error = ""
         self._rate = 0.0
@@ -64,7 +67,14 @@ class RelayMetrics:
             self._rate = (self._published - before) / (now - since)
             self._rated = (now, self._published)
         return RelayStatus(
-            self._position, self._head, self._published, self._retries, self._rejected, self._rate, self._error
+            self._position,
+            self._head,
+            self._published,
+            self._retries,
+            self._rejected,
+            self._rate,
+            self._error,
+            self._gaps,
         )
 
     def count_published(self, count: int) -> None:
@@ -83,6 +93,11 @@ class RelayMetrics:
         """An entry was skipped or became a dead letter."""
         self._rejected += 1
         (self.dead_letters if policy == "dead_letter" else self.skipped).inc()
+
+    def count_gap(self, reason: str) -> None:
+        """The journal has no entry to publish for some numbers."""
+        self._gaps += 1
+        self.gaps.labels(reason).inc()
 
     def set_position(self, position: int, head: int) -> None:
         """Everything up to a position is published."""

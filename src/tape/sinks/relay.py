@@ -2,7 +2,8 @@
 
 A relay that dies in between publishes the same entries again: at least once, in the order of each run. A receiver
 that deduplicates on the event id processes each entry once. A relay that sees all tenants of a server with keys names
-the tenant in the event id, because two tenants may have runs of the same id.
+the tenant in the event id, because two tenants may have runs of the same id. Where the journal is damaged the relay
+logs and counts the gap, and goes on after it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from tape.base.process import sleep_until_set
 from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.client import DEFAULT_URL, AsyncTapeClient, TapeClient
+from tape.client.gap import Gap
 from tape.errors import InvalidInput, RefusedAddress
 from tape.model.message import TenantEntry
 from tape.sinks.batch_publisher import BatchPublisher
@@ -135,7 +137,12 @@ def run_event_fanout(
             after = await position_before(client, from_ts_ms)
             names_tenant = (await client.head()).several_tenants
             stream = client.follow_batches(
-                subject_pattern, from_global_seq=after, run_id=run_id, kind=kind, predicate_cel=predicate_cel
+                subject_pattern,
+                from_global_seq=after,
+                run_id=run_id,
+                kind=kind,
+                predicate_cel=predicate_cel,
+                skip_gaps=True,
             )
             async with aclosing(_until(stream, stop)) as batches:
                 async for batch in batches:
@@ -160,7 +167,7 @@ class _Selection:
         if self.shards < 1 or not 0 <= self.shard < self.shards:
             raise InvalidInput(f"shard {self.shard} of {self.shards}: shard must lie between 0 and shards - 1.")
 
-    def follow(self, client: AsyncTapeClient, after: int) -> Any:
+    def follow(self, client: AsyncTapeClient, after: int, on_gap: Callable[[Gap], None]) -> Any:
         """The batches after a position, with the entries of all shards."""
         return client.follow_batches(
             self.subject_pattern,
@@ -168,6 +175,8 @@ class _Selection:
             run_id=self.run_id,
             kind=self.kind,
             predicate_cel=self.predicate_cel,
+            skip_gaps=True,
+            on_gap=on_gap,
         )
 
     def mine(self, entries: Sequence[Any], old: OldCursor | None) -> list[Any]:
@@ -204,6 +213,7 @@ class _Relay:
         self._batch_limit = batch_limit
         self._interval = interval_s
         self._publisher = BatchPublisher(sink, dead_letters, metrics)
+        self._sink_name = type(sink).__name__
         self._cursor = CursorFile(cursor_path)
         self._saved_at = 0.0
         self._names_tenant = False
@@ -218,7 +228,7 @@ class _Relay:
             async with AsyncTapeClient(self._url) as client:
                 await self._cursor.convert(client)
                 head = await self._read_head(client)
-                stream = self._selection.follow(client, self._cursor.position)
+                stream = self._selection.follow(client, self._cursor.position, self._count_gap)
                 async with aclosing(_until(stream, stop)) as batches:
                     async for batch in batches:
                         if not await self._relay(batch, stop):
@@ -241,7 +251,8 @@ class _Relay:
             async with AsyncTapeClient(self._url) as client:
                 await self._cursor.convert(client)
                 head = await self._read_head(client)
-                async with aclosing(self._selection.follow(client, self._cursor.position)) as stream:
+                stream = self._selection.follow(client, self._cursor.position, self._count_gap)
+                async with aclosing(stream):
                     is_over = False
                     while not is_over:
                         try:
@@ -264,6 +275,12 @@ class _Relay:
             self._dead_letters.close()
             self._cursor.close()
         return done
+
+    def _count_gap(self, gap: Gap) -> None:
+        self._metrics.count_gap(gap.reason)
+        log.warning(
+            "%s does not get entries %d to %d: %s (%s)", self._sink_name, gap.first, gap.last, gap.reason, gap.detail
+        )
 
     async def _read_head(self, client: AsyncTapeClient) -> int:
         found = await client.head()

@@ -7,17 +7,32 @@ membership tests) is a method here. Driver exceptions leave as errors of `tape.e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from tape.store.damage_log import DamageLog
 
 Row = tuple[Any, ...]
 Dialect = Literal["sqlite", "postgres"]
+ColumnKind = Literal["integer", "real", "text", "blob"]
+
+
+class Column(NamedTuple):
+    """A column of a table, and what its values are in both dialects."""
+
+    name: str
+    kind: ColumnKind
+
+
+# Rows that are read at once where a whole table is streamed.
+STREAM_ROWS = 100
 
 
 class Reader(ABC):
     """Questions to the database. Each statement sees everything committed before it."""
 
     dialect: Dialect
+    damage: DamageLog
 
     @abstractmethod
     def query(self, sql: str, *params: Any) -> list[Row]:
@@ -37,6 +52,10 @@ class Reader(ABC):
         """A table of pairs of numbers with the columns `low` and `high`, for FROM, and its one parameter."""
 
     @abstractmethod
+    def texts(self, values: Sequence[str]) -> tuple[str, Any]:
+        """A table of texts with the column `value`, for FROM, and its one parameter."""
+
+    @abstractmethod
     def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
         """The rows whose keys, texts all of them, are among those wanted; in any order."""
 
@@ -46,6 +65,7 @@ class DatabaseConnection(Reader):
 
     def __init__(self) -> None:
         self.memory: dict[type, Any] = {}
+        self.damage = DamageLog()
 
     @abstractmethod
     def execute(self, sql: str, *params: Any) -> int:
@@ -97,12 +117,25 @@ class DatabaseConnection(Reader):
         """Undo what was done since the last savepoint and forget it."""
 
     @property
+    def is_current(self) -> bool:
+        """Whether this is a connection to what the address of the database stands for now."""
+        return True
+
+    @property
     @abstractmethod
     def in_transaction(self) -> bool:
         """Whether the transaction is still there: some failures end it."""
 
     def sort_on_disk(self) -> None:
         """Sort in files from now on: a migration sorts whole tables, which may be larger than the memory."""
+        return
+
+    def checkpoint(self) -> None:
+        """Copy what is only in the write-ahead log into the database file, where there is one."""
+        return
+
+    def keep_log(self) -> None:
+        """Leave the write-ahead log as it is when the connection is closed, so that a damaged one can be examined."""
         return
 
     @abstractmethod
@@ -112,6 +145,28 @@ class DatabaseConnection(Reader):
     @abstractmethod
     def has_table(self, name: str) -> bool:
         """Whether a table of that name exists."""
+
+    # ── whole tables: backup and restore ─────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def begin_snapshot(self) -> None:
+        """Begin a transaction whose reads all see the database as it is at the first of them; writers go on."""
+
+    @abstractmethod
+    def stream(self, sql: str) -> Iterator[list[Row]]:
+        """All rows of a SELECT in batches, without holding them all in memory. Needs a transaction."""
+
+    @abstractmethod
+    def tables(self) -> list[str]:
+        """The tables of Tape, in the order of their names."""
+
+    @abstractmethod
+    def columns(self, table: str) -> list[Column]:
+        """The columns of a table, in their order."""
+
+    @abstractmethod
+    def load(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Insert rows in which every value may be None."""
 
     @abstractmethod
     def close(self) -> None:

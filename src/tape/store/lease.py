@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tape.base.clock import latest_ms
+from tape.base.owner import server_prefix
 from tape.errors import InvalidInput
 from tape.store.transaction import Transaction
 
@@ -42,6 +43,18 @@ def expiry_ms(now: int, ttl_ms: int, default_ttl_ms: int) -> int:
     return now + (ttl_ms if ttl_ms > 0 else default_ttl_ms)
 
 
+def former_owners(column: str, owner: str) -> tuple[str, tuple[str, ...]]:
+    """The condition that a column names a former process of this owner's server, and its parameters.
+
+    A server that begins need not wait for the leases of its former process. A process may release them once, before
+    its first lease: a former process that is still alive, because it was stopped, must not take them back.
+    """
+    prefix = server_prefix(owner)
+    if not prefix:
+        return "FALSE", ()
+    return f"substr({column}, 1, {len(prefix)}) = ? AND {column} <> ?", (prefix, owner)
+
+
 class LeaseTable(NamedTuple):
     """A table whose rows are leased by UPDATE, and the names of its two columns. Released names stay as they are."""
 
@@ -54,6 +67,11 @@ class LeaseTable(NamedTuple):
         return tx.execute(
             f"UPDATE {self.name} SET {self.owner} = ?, {self.expires_at_ms} = ? WHERE {where}", *lease, *parameters
         )
+
+    def release_former(self, tx: Transaction, owner: str) -> int:
+        """Free the rows that former processes of this owner's server have leased; returns their number."""
+        is_former, parameters = former_owners(self.owner, owner)
+        return self.grant(tx, Lease(), is_former, *parameters)
 
     def release(self, tx: Transaction, owner: str, where: str = "TRUE", *parameters: Any) -> int:
         """Free the rows that match and that this owner has leased; returns their number."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from tape.base.clock import now_ms
-from tape.errors import SchemaTooNew
+from tape.errors import RestoreUnfinished, SchemaTooNew
 from tape.store.connection import DatabaseConnection, Dialect
 
+# The table that a store has while a backup is restored into it.
+RESTORE_MARKER = "tape_restore"
 _FILE = re.compile(r"(\d{4})_(\w+)\.(sqlite|postgres)\.sql")
 
 
@@ -41,8 +44,19 @@ def applied_migrations(connection: DatabaseConnection) -> list[tuple[int, str]]:
     return [(n, name) for n, name in connection.query("SELECT number, name FROM tape_migrations ORDER BY number")]
 
 
+def check_restored(connection: DatabaseConnection) -> None:
+    """Raise RestoreUnfinished if a backup is being restored into the database, or the restore was interrupted."""
+    if connection.has_table(RESTORE_MARKER):
+        row = connection.one(f"SELECT source FROM {RESTORE_MARKER}")
+        raise RestoreUnfinished(
+            f"A restore from {row[0] if row else 'a backup'} into this store has not finished; the store has no data."
+            " If it was interrupted, run the same tape restore again."
+        )
+
+
 def pending_migrations(connection: DatabaseConnection) -> list[Migration]:
-    """What `migrate` would apply. A database from the future is refused."""
+    """What `migrate` would apply. A database from the future is refused, and so is one with an unfinished restore."""
+    check_restored(connection)
     known = known_migrations(connection.dialect)
     applied = applied_migrations(connection)
     if applied and applied[-1][0] > known[-1].number:
@@ -65,16 +79,21 @@ def migrate(connection: DatabaseConnection) -> list[Migration]:
     try:
         # Read again under the lock: another process may have applied them.
         pending = pending_migrations(connection)
-        for migration in pending:
-            connection.run_script(migration.sql)
-            connection.execute(
-                "INSERT INTO tape_migrations (number, name, applied_at_ms) VALUES (?, ?, ?)",
-                migration.number,
-                migration.name,
-                now_ms(),
-            )
+        apply_migrations(connection, pending)
         connection.commit()
     except BaseException:
         connection.rollback()
         raise
     return pending
+
+
+def apply_migrations(connection: DatabaseConnection, migrations: Sequence[Migration]) -> None:
+    """Apply migrations in the transaction of the connection."""
+    for migration in migrations:
+        connection.run_script(migration.sql)
+        connection.execute(
+            "INSERT INTO tape_migrations (number, name, applied_at_ms) VALUES (?, ?, ?)",
+            migration.number,
+            migration.name,
+            now_ms(),
+        )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from pathlib import Path
+from time import monotonic
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from tape.base.private_files import state_folder
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.base.url_mask import mask_urls
 from tape.errors import (
@@ -21,8 +28,9 @@ from tape.errors import (
     StoreUnavailable,
     TapeError,
 )
-from tape.store.connection import DatabaseConnection, Row, upsert_sql
+from tape.store.connection import STREAM_ROWS, Column, ColumnKind, DatabaseConnection, Row, upsert_sql
 from tape.store.database import JOURNAL, Database
+from tape.store.watchdog import Watchdog, shut_down
 
 try:
     import psycopg
@@ -34,6 +42,15 @@ except ImportError as missing:  # pragma: no cover - the extra is installed wher
     raise MissingExtra("A PostgreSQL store", "postgres") from missing
 
 log = logging.getLogger(__name__)
+
+_KINDS: dict[str, ColumnKind] = {
+    "bigint": "integer",
+    "integer": "integer",
+    "smallint": "integer",
+    "double precision": "real",
+    "text": "text",
+    "bytea": "blob",
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,8 +81,18 @@ _KEEPALIVE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+# A call that lasts longer gets no answer any more, unless PostgreSQL still works on it: see `Watchdog`.
+CALL_LIMIT_S = STATEMENT_LIMIT_MS / 1_000 + 0.5
+# The session or its transaction was ended, or the server has become a standby: another connection may succeed.
+_SESSION_ENDED = errors.ReadOnlySqlTransaction | errors.IdleInTransactionSessionTimeout | errors.TransactionTimeout
 # Wake-ups come by NOTIFY; this poll only covers proxies that swallow them.
 POLL_S = 1.0
+# The listening connection is asked for a sign of life so often, and has so long to answer.
+LISTEN_CHECK_S = 4.0
+_WORKING = (
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE pid = ANY(%s) AND state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'"
+)
 
 
 @lru_cache(maxsize=512)
@@ -78,11 +105,14 @@ def translate(error: psycopg.Error) -> TapeError:
     """The Tape error that says what a psycopg error means for the caller."""
     if isinstance(error, errors.DiskFull):
         return StoreFull(f"The database's disk is full ({error}). Nothing was written; free disk space and retry.")
-    if isinstance(error, errors.LockNotAvailable | errors.QueryCanceled):
+    if isinstance(
+        error,
+        errors.LockNotAvailable | errors.QueryCanceled | errors.DeadlockDetected | errors.SerializationFailure,
+    ):
         return StoreBusy(f"The database was busy for too long ({error}). Try again.")
     if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
         return StoreDamaged(f"The database is damaged ({error}).")
-    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction):
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | _SESSION_ENDED):
         return StoreUnavailable(
             f"PostgreSQL is not available ({mask_urls(' '.join(str(error).split()))}). Is it running?"
         )
@@ -91,13 +121,22 @@ def translate(error: psycopg.Error) -> TapeError:
     return StoreError(f"PostgreSQL: {mask_urls(str(error))}")
 
 
-def _translated(method: Callable[P, T]) -> Callable[P, T]:
+def _call(
+    method: Callable[Concatenate[PostgresConnection, P], T],
+) -> Callable[Concatenate[PostgresConnection, P], T]:
+    """A call to the database: the watchdog limits its time, and its errors are translated."""
+
     @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: PostgresConnection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self.waits_since = monotonic() if self.is_watched else 0.0
         try:
-            return method(*args, **kwargs)
+            return method(self, *args, **kwargs)
         except psycopg.Error as error:
             raise translate(error) from error
+        except UnicodeDecodeError as error:
+            raise StoreDamaged(f"The database is damaged: a text is not UTF-8 ({error.reason}).") from error
+        finally:
+            self.waits_since = 0.0
 
     return call
 
@@ -107,8 +146,13 @@ class PostgresConnection(DatabaseConnection):
 
     dialect: Literal["postgres"] = "postgres"
 
-    def __init__(self, conninfo: str, *, read_only: bool) -> None:
+    def __init__(self, conninfo: str, *, read_only: bool, watchdog: Watchdog | None = None) -> None:
         super().__init__()
+        self.waits_since = 0.0
+        self.is_watched = watchdog is not None
+        self._watchdog = watchdog
+        # The process that serves this connection; notifications name it.
+        self.backend = 0
         try:
             self._db = psycopg.connect(
                 conninfo,
@@ -117,39 +161,51 @@ class PostgresConnection(DatabaseConnection):
                 application_name="tape",
                 **_KEEPALIVE,
             )
-            postgres_arrays.register(self._db)
-            self._cursor = self._db.cursor(binary=True)
-            # A binary cursor takes one statement at a time; this one takes several in one round trip.
-            self._script = self._db.cursor()
-            self._with_commit: list[tuple[str, tuple[Any, ...]]] | None = None
-            # A savepoint that is done with is released together with the next one, or by the commit.
-            self._is_release_due = False
-            limits = dict(_SESSION)
-            if self._db.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
-                limits["transaction_timeout"] = TRANSACTION_LIMIT_MS
-            if read_only:
-                limits = {"default_transaction_read_only": "on"}
-            self._set(limits)
         except psycopg.Error as error:
             raise translate(error) from error
+        if watchdog is not None:
+            watchdog.watch(self)
+        try:
+            self._prepare(read_only=read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    @_call
+    def _prepare(self, *, read_only: bool) -> None:
+        postgres_arrays.register(self._db)
+        self._cursor = self._db.cursor(binary=True)
+        # A binary cursor takes one statement at a time; this one takes several in one round trip.
+        self._script = self._db.cursor()
+        self._with_commit: list[tuple[str, tuple[Any, ...]]] | None = None
+        # A savepoint that is done with is released together with the next one, or by the commit.
+        self._is_release_due = False
+        limits = dict(_SESSION)
+        if self._db.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+            limits["transaction_timeout"] = TRANSACTION_LIMIT_MS
+        if read_only:
+            limits = {"default_transaction_read_only": "on"}
+        self._set(limits)
+        # Behind a pooler, the protocol's own number is not that of the process.
+        self.backend = self._cursor.execute("SELECT pg_backend_pid()").fetchall()[0][0]
 
     def _set(self, values: Mapping[str, object]) -> None:
         self._script.execute("; ".join(f"SET {name} = {value}" for name, value in values.items()), prepare=False)
 
-    @_translated
+    @_call
     def lift_time_limits(self) -> None:
+        self.is_watched = False
         names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
         limits = dict.fromkeys(names, 0)
         if self._db.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
             limits["transaction_timeout"] = 0
         self._set(limits)
 
-    @property
-    def backend(self) -> int:
-        """The process that serves this connection; notifications name it."""
-        return self._db.info.backend_pid
+    def fileno(self) -> int:
+        """The file descriptor of its socket."""
+        return self._db.fileno()
 
-    @_translated
+    @_call
     def query(self, sql: str, *params: Any) -> list[Row]:
         return self._cursor.execute(to_psycopg(sql), params).fetchall()
 
@@ -161,19 +217,22 @@ class PostgresConnection(DatabaseConnection):
         source = f"(SELECT {columns} FROM json_array_elements(?::json) AS value) AS pairs"
         return source, msgspec.json.encode(values).decode()
 
+    def texts(self, values: Sequence[str]) -> tuple[str, Any]:
+        return 'unnest(?::text[] COLLATE "C") AS texts (value)', list(values)
+
     def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
         names, arrays = ",".join(keys), ",".join(["?::text[]"] * len(keys))
         sql = f"SELECT {columns} FROM {table} JOIN unnest({arrays}) AS wanted ({names}) USING ({names})"
         return self.query(sql, *(list(column) for column in zip(*wanted, strict=True))) if wanted else []
 
-    @_translated
+    @_call
     def execute(self, sql: str, *params: Any) -> int:
         if self._with_commit is not None:
             self._with_commit.append((sql, params))
             return -1
         return self._cursor.execute(to_psycopg(sql), params).rowcount
 
-    @_translated
+    @_call
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         # One message with all rows: during a COPY the database waits for the client, and no limit of time ends that.
         if rows:
@@ -195,12 +254,11 @@ class PostgresConnection(DatabaseConnection):
     def notify(self, channel: str) -> None:
         self.execute("SELECT pg_notify(?, '')", channel)
 
-    @_translated
+    @_call
     def begin(self) -> None:
         self._is_release_due = False
         self._script.execute(f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")
 
-    @_translated
     def commit(self, flush: Callable[[], None] = lambda: None) -> None:
         """One round trip for the commit and the statements just before it (COPY needs its own)."""
         self._with_commit = []
@@ -209,17 +267,21 @@ class PostgresConnection(DatabaseConnection):
             statements = self._with_commit
         finally:
             self._with_commit = None
+        self._commit(statements)
+
+    @_call
+    def _commit(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         with self._db.pipeline():
             for sql, params in statements:
                 self._cursor.execute(to_psycopg(sql), params)
             self._cursor.execute("COMMIT")
 
-    @_translated
+    @_call
     def rollback(self) -> None:
         if self.in_transaction:
             self._script.execute("ROLLBACK", prepare=False)
 
-    @_translated
+    @_call
     def savepoint(self) -> None:
         release = "RELEASE operation; " if self._is_release_due else ""
         self._script.execute(f"{release}SAVEPOINT operation", prepare=False)
@@ -228,7 +290,7 @@ class PostgresConnection(DatabaseConnection):
     def release(self) -> None:
         self._is_release_due = True
 
-    @_translated
+    @_call
     def rollback_to_savepoint(self) -> None:
         self._script.execute("ROLLBACK TO operation; RELEASE operation", prepare=False)
 
@@ -239,17 +301,54 @@ class PostgresConnection(DatabaseConnection):
             pq.TransactionStatus.INERROR,
         )
 
-    @_translated
+    @_call
     def run_script(self, sql: str) -> None:
         self._script.execute(sql, prepare=False)
+
+    @_call
+    def begin_snapshot(self) -> None:
+        self._script.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def stream(self, sql: str) -> Iterator[list[Row]]:
+        try:
+            with self._db.cursor("tape_stream", binary=True) as cursor:
+                cursor.execute(to_psycopg(sql))
+                while rows := cursor.fetchmany(STREAM_ROWS):
+                    yield rows
+        except psycopg.Error as error:
+            raise translate(error) from error
+
+    def tables(self) -> list[str]:
+        found = self.query(
+            "SELECT tablename::text FROM pg_tables"
+            " WHERE schemaname = ANY(current_schemas(false)) AND left(tablename, 5) = 'tape_'"
+        )
+        return sorted(name for (name,) in found)
+
+    def columns(self, table: str) -> list[Column]:
+        found = self.query(
+            "SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute"
+            " WHERE attrelid = to_regclass(?::text) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            table,
+        )
+        return [Column(name, _KINDS[kind]) for name, kind in found]
+
+    @_call
+    def load(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        names = ",".join(f'"{column}"' for column in columns)
+        with self._db.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
 
     def has_table(self, name: str) -> bool:
         # Not to_regclass: it may answer from a cache that is older than the write lock.
         sql = "SELECT 1 FROM pg_tables WHERE schemaname = ANY(current_schemas(false)) AND tablename = ?"
         return self.one(sql, name) is not None
 
-    @_translated
+    @_call
     def close(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.forget(self)
         self._db.close()
 
 
@@ -261,17 +360,61 @@ class PostgresDatabase(Database):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
         self._own_backends: set[int] = set()
+        self._watchdog = Watchdog(CALL_LIMIT_S, self._find_working, self._renew_all)
 
     def connect(self, *, read_only: bool = False) -> PostgresConnection:
-        connection = PostgresConnection(self.conninfo, read_only=read_only)
+        # Jobs such as verification read as long as they need; the server's own readers are watched.
+        watchdog = None if read_only else self._watchdog
+        connection = PostgresConnection(self.conninfo, read_only=read_only, watchdog=watchdog)
         if not read_only:
             self._own_backends.add(connection.backend)
         return connection
+
+    def _connect_reader(self) -> PostgresConnection:
+        connection = PostgresConnection(self.conninfo, read_only=True, watchdog=self._watchdog)
+        connection.damage = self.damage
+        return connection
+
+    def _find_working(self, backends: Collection[int]) -> set[int]:
+        """Which backends work on a statement. If PostgreSQL cannot be asked, none does."""
+        try:
+            connection = psycopg.connect(self.conninfo, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
+        except psycopg.Error:
+            return set()
+        limit = threading.Timer(CONNECT_TIMEOUT_S, shut_down, (connection.fileno(),))
+        limit.start()
+        try:
+            return {pid for (pid,) in connection.execute(_WORKING, (list(backends),))}
+        except psycopg.Error:
+            return set()
+        finally:
+            limit.cancel()
+            connection.close()
+
+    def _renew_all(self, dead: int) -> None:
+        """Replace all connections before they are used again: those between calls may be dead too."""
+        self.metrics.dead_connections.inc(dead)
+        if self._readers is not None:
+            self._readers.renew()
+        if self._writer is not None:
+            self._writer.renew()
+
+    @property
+    def _default_witness(self) -> Path | None:
+        """In the state folder of the user or of the systemd unit, named by the database and a hash of its address."""
+        address = psycopg.conninfo.conninfo_to_dict(self.conninfo)
+        name = str(address.get("dbname") or address.get("user") or "postgres")
+        location = "\n".join(str(address.get(key) or "") for key in ("host", "hostaddr", "port")) + f"\n{name}"
+        shown = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:64]
+        return state_folder() / f"{shown}-{hashlib.sha256(location.encode()).hexdigest()[:12]}-witness"
 
     @property
     def conninfo(self) -> str:
         """The address as libpq takes it."""
         return "postgresql://" + self.url.partition("://")[2]
+
+    async def maintain(self) -> None:
+        """Nothing: PostgreSQL maintains itself."""
 
     async def changes(self, channel: str = JOURNAL) -> AsyncIterator[None]:
         """LISTENs to the journal, or to another channel; after a lost connection it listens again and asks for a look.
@@ -293,15 +436,28 @@ class PostgresDatabase(Database):
                 await backoff.wait_async()
                 continue
             try:
-                await connection.execute(f"LISTEN {channel}")
+                await _execute_soon(connection, f"LISTEN {channel}")
                 backoff.reset()
+                checked_at = monotonic()
                 while True:
                     yield
                     async for notice in connection.notifies(timeout=POLL_S):
                         if notice.pid not in self._own_backends:
                             yield
+                    if monotonic() - checked_at >= LISTEN_CHECK_S:
+                        await _execute_soon(connection, "SELECT 1")
+                        checked_at = monotonic()
             except psycopg.Error as error:
                 log.warning("LISTEN connection lost, reconnecting: %s", error)
                 self.metrics.listen_reconnects.inc()
             finally:
                 await connection.close()
+
+
+async def _execute_soon(connection: psycopg.AsyncConnection[Any], sql: str) -> None:
+    """Execute a statement within LISTEN_CHECK_S, else end the connection: a cancelled call waits for its answer."""
+    limit = asyncio.get_running_loop().call_later(LISTEN_CHECK_S, shut_down, connection.fileno())
+    try:
+        await connection.execute(sql)
+    finally:
+        limit.cancel()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from tape.store.connection import DatabaseConnection, Dialect, Row
+from tape.store.tail import Tail
 
 
 class Participant(Protocol):
@@ -37,10 +38,13 @@ class Transaction:
         self._participants: dict[type[Participant], Participant] = {}
         self.announcements: list[Any] = []
         self.notices: set[str] = set()
+        # The last entry of the journal, if this transaction appends to it.
+        self.tail: Tail | None = None
         self.dialect: Dialect = connection.dialect
         self.query = connection.query
         self.one = connection.one
         self.is_any = connection.is_any
+        self.texts = connection.texts
         self.lookup = connection.lookup
         self.execute = connection.execute
 

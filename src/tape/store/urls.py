@@ -9,6 +9,7 @@ from typing import Any
 from tape.base.url_mask import mask_urls
 from tape.errors import UnknownStore
 from tape.store.database import Database
+from tape.store.sqlite_limits import SqliteLimits
 
 KNOWN = "sqlite:<path>, a bare path, memory, postgres://, postgresql://, alloydb://"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -21,12 +22,13 @@ def is_memory(url: str) -> bool:
     return url in _MEMORY
 
 
-def open_database(url: str, **options: Any) -> Database:
+def open_database(url: str, *, sqlite_limits: SqliteLimits | None = None, **options: Any) -> Database:
     """The database behind a store URL, not yet opened: use it with `async with`."""
+    limits = sqlite_limits or SqliteLimits()
     if is_memory(url):
         from tape.store.sqlite import MemoryDatabase
 
-        return MemoryDatabase(url, **options)
+        return MemoryDatabase(url, sqlite_limits=limits, **options)
     scheme = _SCHEME.match(url)
     if scheme is None or scheme[1].lower() == "sqlite":
         from tape.store.sqlite import SqliteDatabase
@@ -34,7 +36,7 @@ def open_database(url: str, **options: Any) -> Database:
         path = url if scheme is None else url[scheme.end() :].removeprefix("//")
         if not path:
             raise UnknownStore(f"The store URL {mask_urls(url)!r} has no path. Example: sqlite:tape.db")
-        return SqliteDatabase(url, Path(path).expanduser(), **options)
+        return SqliteDatabase(url, Path(path).expanduser(), sqlite_limits=limits, **options)
     if scheme[1].lower() in _POSTGRES:
         from tape.store.postgres import PostgresDatabase
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import Overloaded, ServerStopping, StoreUnavailable, TapeError
+from tape.errors import Overloaded, ServerStopping, StoreError, StoreUnavailable, TapeError
 from tape.store.batch_size import BatchSize
 from tape.store.connection import DatabaseConnection
 from tape.store.fair_queue import BACKGROUND, FairQueue, Tenant
+from tape.store.hooks import Hooks
 from tape.store.transaction import Transaction
+from tape.store.witness import Witness
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +80,12 @@ class Writer:
         limits: WriterLimits,
         metrics: Metrics,
         listener: Listener,
+        witness: Witness,
+        hooks: Hooks | None = None,
     ) -> None:
         self._connect = connect
+        self._hooks = hooks or Hooks()
+        self._witness = witness
         self._limits = limits
         self._metrics = metrics
         self._listener = listener
@@ -92,8 +98,9 @@ class Writer:
         self._wake = threading.Condition()
         self._closing = False
         self._connection: DatabaseConnection | None = None
+        self._is_renewal_due = False
         self._down_until = 0.0
-        self._down_because = ""
+        self._down_because: StoreError | None = None
         self._thread = threading.Thread(target=self._work, name="tape-writer", daemon=True)
         self._thread.start()
 
@@ -110,6 +117,15 @@ class Writer:
         waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, cost, bulk=operation, item=item)
         self._enqueue(waiting, tenant)
         return await waiting.future
+
+    def renew(self) -> None:
+        """Make a new connection before the next operation."""
+        self._is_renewal_due = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether operations wait to be written."""
+        return self._queue.operations > 0
 
     async def close(self) -> None:
         """Finish what is queued, then stop."""
@@ -194,6 +210,10 @@ class Writer:
         except BaseException as error:
             self._abandon(connection, broken=isinstance(error, StoreUnavailable))
             raise
+        if tx.tail is not None:
+            self._witness.record(tx.tail)
+        for hook in self._hooks.committed:
+            hook(tx.announcements)
         return tx.announcements, tx.notices
 
     def _run_alone(self, connection: DatabaseConnection, tx: Transaction, waiting: _Waiting[Any]) -> bool:
@@ -202,7 +222,7 @@ class Writer:
         try:
             waiting.result = waiting.single(tx)
         except Exception as error:
-            if not connection.in_transaction:
+            if not connection.in_transaction or isinstance(error, StoreUnavailable):
                 raise
             connection.rollback()
             waiting.error = error
@@ -226,7 +246,7 @@ class Writer:
         try:
             waiting.result = waiting.single(tx)
         except Exception as error:
-            if not connection.in_transaction:
+            if not connection.in_transaction or isinstance(error, StoreUnavailable):
                 raise
             connection.rollback_to_savepoint()
             tx.rewind(marks)
@@ -247,26 +267,62 @@ class Writer:
         return end
 
     def _connected(self) -> DatabaseConnection:
+        if self._connection is not None and (self._is_renewal_due or not self._connection.is_current):
+            self._discard(self._connection)
         if self._connection is None:
-            if time.monotonic() < self._down_until:
-                raise StoreUnavailable(self._down_because)
+            if time.monotonic() < self._down_until and self._down_because is not None:
+                raise self._down_because
+            self._is_renewal_due = False
             try:
-                self._connection = self._connect()
-            except StoreUnavailable as error:
-                self._down_until = time.monotonic() + RECONNECT_PAUSE_S
-                self._down_because = str(error)
+                connection = self._begin_witness(self._connect())
+                self._metrics.store_connects.inc()
+                self._connection = connection
+                self._run_hooks(connection)
+            except BaseException as error:
+                if self._connection is not None:  # nothing is written with a connection that was not compared
+                    self._discard(self._connection)
+                if isinstance(error, StoreError):
+                    self._down_until = time.monotonic() + RECONNECT_PAUSE_S
+                    self._down_because = error
                 raise
-            self._metrics.store_connects.inc()
         return self._connection
+
+    def _begin_witness(self, connection: DatabaseConnection) -> DatabaseConnection:
+        """The connection, unless the database lost entries that the witness knows."""
+        try:
+            self._witness.begin(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _run_hooks(self, connection: DatabaseConnection) -> None:
+        """Let the layers above look at a new connection, and write, before anything else is written with it."""
+        if not self._hooks.writer_connected:
+            return
+        connection.begin()
+        tx = Transaction(connection)
+        for hook in self._hooks.writer_connected:
+            hook(tx)
+        connection.commit(tx.flush)
+        if tx.tail is not None:
+            self._witness.record(tx.tail)
+        for committed in self._hooks.committed:
+            committed(tx.announcements)
+        self._loop.call_soon_threadsafe(self._settle, [], tx.announcements, tx.notices)
 
     def _abandon(self, connection: DatabaseConnection, *, broken: bool) -> None:
         """Undo a failed batch; a connection that cannot even do that is replaced."""
         try:
             if not broken:
                 connection.rollback()
+                connection.memory.clear()  # it may be of entries that were not committed
                 return
         except TapeError as error:
             log.warning("rollback failed, reconnecting: %s", error)
+        self._discard(connection)
+
+    def _discard(self, connection: DatabaseConnection) -> None:
         self._connection = None
         try:
             connection.close()

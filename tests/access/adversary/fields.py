@@ -135,6 +135,12 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("include_unknown", "include_committed_expired", "ignore_unowed", "if_absent"), True),
     **dict.fromkeys(("allow_self", "backfill", "bootstrap_from_head", "deleted", "strict_order"), False),
     **dict.fromkeys(("first_write_wins", "if_changed", "is_one_shard", "only_owed", "only_unresolved"), False),
+    "skip_gaps": True,
+    "ordering_key": "k",
+    "downstream": "orders",
+    "unavailable": "orders",
+    "DownstreamRequest.name": "orders",
+    "DownstreamRequest.action": "hold",
     **dict.fromkeys(("renew", "uncounted"), False),
     # choices
     "handler_kind": 2,

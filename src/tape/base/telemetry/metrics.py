@@ -33,11 +33,37 @@ class Metrics:
         self.commit_seconds = histogram("commit_seconds", "Time from begin to durable", _SECONDS)
         self.commit_operations = histogram("commit_operations", "Operations sharing one commit", _SIZES)
         self.store_connects = counter("store_connects", "Connections the writer opened")
+        self.wal_bytes = gauge("wal_bytes", "Size of the write-ahead log of a SQLite store")
+        self.wal_restarts = counter(
+            "wal_restarts", "Waits for readers to empty the write-ahead log, by done or starved", "outcome"
+        )
+        self.dead_connections = counter(
+            "store_dead_connections", "Connections closed because PostgreSQL did not answer on them"
+        )
         self.listen_reconnects = counter("listen_reconnects", "Times the listening connection was lost")
+        self.witness_up = gauge("witness_up", "Whether the witness can be written: 1, else 0", "witness")
+        self.tail_lost = counter("tail_lost_entries", "Acknowledged entries that were lost, as the witness knew")
 
         self.head = gauge("journal_head", "Newest global_seq known to this process")
+        self.epoch = gauge("epoch", "Epoch of the journal: one more than how often the database lost entries")
+        self.cuts_closed = counter(
+            "cuts_closed", "Times this process found that the database lost entries, and went on"
+        )
         self.entries = counter("journal_entries", "Entries appended by this process")
         self.foreign_entries = counter("journal_foreign_entries", "Entries of other processes passed on")
+        self.journal_gaps = counter("journal_gaps", "Gaps that readers met, by reason", "reason")
+        self.damaged_entries = gauge("journal_damaged_entries", "Entries recorded as damaged or missing")
+        self.recovered_entries = counter(
+            "journal_recovered_entries", "Entries read although their checksum or index is damaged, each time", "part"
+        )
+
+        self.scrubbed = gauge("scrubbed_seq", "Newest global_seq that the scrubber has verified in this round")
+        self.scrub_rounds = counter("scrub_rounds", "Times this server has scrubbed the whole journal")
+        self.scrub_round_age = gauge("scrub_round_age_seconds", "Time since the end of the last round; NaN before it")
+        self.scrub_damaged = counter(
+            "scrub_damaged_entries", "Entries that the scrubber found damaged, by location", "location"
+        )
+        self.scrub_checksums = counter("scrub_checksums", "Checksums that were filled in or repaired", "outcome")
 
         self.subscriptions = gauge("subscriptions", "Open subscriptions")
         self.delivered = counter("subscription_entries", "Entries handed to subscriptions")
@@ -78,7 +104,9 @@ class Metrics:
         self.matched_entries = counter("reaction_entries", "Entries looked at by the matcher")
         self.evaluated = counter("reaction_predicates", "Predicates evaluated by the matcher")
         self.reaction_errors = counter("reaction_predicate_errors", "Predicates of reactions that failed on an entry")
-        self.reaction_missed = counter("reaction_entries_missed", "Entries that retention removed before matching")
+        self.reaction_missed = counter(
+            "reaction_entries_missed", "Entries that were removed or damaged before matching"
+        )
         self.matcher_restarts = counter("reaction_restarts", "Matcher restarts: leases, registry changes, errors")
         self.reaction_tasks = counter("reaction_tasks", "Tasks made by the matcher")
         self.reaction_runs = counter("reaction_runs", "Runs begun by the matcher")

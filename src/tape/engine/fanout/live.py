@@ -18,6 +18,7 @@ from tape.engine.fanout.audience import Audience, LiveScope
 from tape.engine.fanout.hub import Hub
 from tape.errors import ServerStopping, TooManySubscribers
 from tape.model.entry import Entry
+from tape.model.gap import JournalGap
 
 
 class LiveLimits(msgspec.Struct, frozen=True):
@@ -50,6 +51,12 @@ class FrameFormat(Protocol):
 
     def join(self, frames: Sequence[bytes]) -> bytes:
         """Join frames into one write."""
+
+
+def encode_gap(format_: FrameFormat, gap: JournalGap) -> bytes:
+    """Encode the notice about a gap of the journal."""
+    facts = {"FromSeq": gap.first, "ToSeq": gap.last, "Reason": gap.reason, "Detail": gap.detail}
+    return format_.notice("bus.gap", facts)
 
 
 class Broadcast:
@@ -113,6 +120,12 @@ class Broadcast:
                     audience.append(entry.global_seq, frame)
                     delivered += len(audience.members)
         self._metrics.live_delivered.inc(delivered)
+
+    def skipped(self, gap: JournalGap) -> None:
+        """Report a gap on every stream: it is not known which of them would have had the entries."""
+        frame = encode_gap(self.format, gap)
+        for audience in self._audiences.values():
+            audience.append(gap.last, frame)
 
     def restarted(self, position: int) -> None:
         """End every stream: entries were pruned before delivery, and a resume reports that."""

@@ -10,7 +10,7 @@ from tape.model.entry import Entry
 
 
 class Ring:
-    """The tail of the journal, bounded in entries and bytes. `global_seq` has no gaps, so it is an index."""
+    """The tail of the journal, bounded in entries and bytes. `global_seq` has no gaps in it, so it is an index."""
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._entries: deque[Entry] = deque()
@@ -19,9 +19,11 @@ class Ring:
         self._max_bytes = max_bytes
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Add the entries that follow the newest one."""
+        """Add the entries that follow the newest one. After a range without entries the ring begins anew."""
         ring = self._entries
         for entry in entries:
+            if ring and entry.global_seq != ring[-1].global_seq + 1:
+                self.clear()
             ring.append(entry)
             self._bytes += len(entry.payload_json)
         while len(ring) > self._max_entries or self._bytes > self._max_bytes:

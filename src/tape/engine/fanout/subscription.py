@@ -8,41 +8,60 @@ again when it has caught up. One whose predicate has used its CPU budget also le
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.cel import Predicate
 from tape.engine.predicate_budget import STREAM, PredicateAccount
-from tape.errors import CursorExpired, StoreError, TapeError
+from tape.errors import CursorExpired, StoreUnavailable, TapeError
 from tape.journal.appender import Head
+from tape.journal.epochs import Holes
 from tape.journal.history import ArchiveCursor, EntryFilter
 from tape.journal.reader import Cursor, Selection, Slice, open_cursor
 from tape.model.entry import Entry
+from tape.model.gap import JournalGap
 from tape.store import Reader
 
 if TYPE_CHECKING:
     from tape.engine.fanout.hub import Hub
 
-log = logging.getLogger(__name__)
-
 MAX_PENDING = 4_096
 MAX_PENDING_BYTES = 8 << 20
 RING_STEP = 2_048
+# A read that ends its connection so often may read a row that makes the database's process crash.
+MAX_LOST_READS = 3
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The next entries, possibly none, and the position to resume from."""
+    """The next entries, possibly none, the position to resume from, and the gaps up to there, in order."""
 
     entries: list[Entry]
     position: int
+    gaps: tuple[JournalGap, ...] = ()
+
+    def split(self, max_entries: int) -> Iterator[Batch]:
+        """Parts with `max_entries` at most. A gap is in the first part whose position is behind it."""
+        entries, gaps = self.entries, self.gaps
+        for start in range(0, max(len(entries), 1), max_entries):
+            part = entries[start : start + max_entries]
+            if start + max_entries >= len(entries):
+                yield Batch(part, self.position, gaps)
+                return
+            position = part[-1].global_seq
+            passed = tuple(gap for gap in gaps if gap.last <= position) if gaps else ()
+            gaps = gaps[len(passed) :]
+            yield Batch(part, position, passed)
 
 
 class JournalSubscription:
-    """One reader of the journal. Read batches with `next()`; call `close()` at the end."""
+    """One reader of the journal. Read batches with `next()`; call `close()` at the end.
+
+    A gap ends it with EntryDamaged or CursorDiverged once everything before was read; with `skip_gaps` it goes on, and
+    batches name the gaps.
+    """
 
     def __init__(
         self,
@@ -52,11 +71,14 @@ class JournalSubscription:
         cursor: Cursor | None = None,
         predicate: Predicate | None = None,
         account: PredicateAccount | None = None,
+        *,
+        skip_gaps: bool = False,
     ) -> None:
         self.selection = selection
         self.predicate = predicate
         self.account = account
         self.position = after
+        self._skip_gaps = skip_gaps
         self._hub = hub
         self._cursor = cursor or open_cursor(selection)
         self._archive: ArchiveCursor | None = None
@@ -69,8 +91,11 @@ class JournalSubscription:
         self._live = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: TapeError | None = None
+        # Entries that the database lost since the last call of `next()`.
+        self._lost: JournalGap | None = None
         self._counted_errors = 0
         self._is_woken = False
+        self._lost_reads = 0  # in a row
 
     async def next(self, max_entries: int = MAX_PENDING, timeout: float | None = None) -> Batch:  # noqa: ASYNC109
         """The next entries as soon as there are any; an empty batch after `timeout` seconds without."""
@@ -78,6 +103,10 @@ class JournalSubscription:
             self._count_errors()
             if self._error is not None:
                 raise self._error
+            if self._lost is not None:
+                lost, self._lost = self._lost, None
+                if self.position in range(lost.first, lost.last):
+                    return self._pass_lost(lost)
             if self._is_woken:
                 self._is_woken = False
                 return Batch([], self.position)
@@ -92,10 +121,10 @@ class JournalSubscription:
                 if self.account is not None and (delay := self._budget_wait(self.account)) > 0:
                     await self._wait_for_entries(delay)
                     continue
-                found = await self._read_behind()
-                self.position = found.position
-                if found.entries:
-                    return Batch(found.entries, self.position)
+                batch = self._to_batch(await self._read_behind())
+                self.position = batch.position
+                if batch.entries or batch.gaps:
+                    return batch
             elif not await self._wait_for_entries(timeout):
                 return self._take(0)
 
@@ -132,6 +161,14 @@ class JournalSubscription:
         self._hub.detach(self)
         self._set_waiter()
 
+    def lose(self, gap: JournalGap, *, is_behind: bool) -> None:
+        """The database lost entries: end with CursorDiverged if some of them were read, else read on after them."""
+        self._lost = gap
+        if is_behind:
+            self._unevaluated = None
+            self.fall_behind()
+        self._set_waiter()
+
     def leave_live(self, considered: int) -> None:
         """Keep pending entries, and read those after `considered` when the CPU budget permits."""
         if self._live:
@@ -160,6 +197,29 @@ class JournalSubscription:
             self.position = entries[-1].global_seq if entries else self.position
         return Batch(entries, self.position)
 
+    def _to_batch(self, found: Slice) -> Batch:
+        """What is delivered of a slice: all of it, or what is before the first gap, which then ends the stream."""
+        if not found.gaps:
+            return Batch(found.entries, found.position)
+        self._hub.gaps.record(found.gaps)
+        if self._skip_gaps:
+            return Batch(found.entries, found.position, found.gaps)
+        gap = next((gap for gap in found.gaps if not gap.is_passed_from(self.position)), None)
+        if gap is None:
+            return Batch(found.entries, found.position)
+        self._error = gap.to_error(self.position)
+        self._unevaluated = None
+        before = [entry for entry in found.entries if entry.global_seq < gap.first]
+        return Batch(before, max(gap.first - 1, self.position))
+
+    def _pass_lost(self, lost: JournalGap) -> Batch:
+        """End the stream with CursorDiverged, because it has delivered some of the lost entries, or name them."""
+        self._hub.gaps.record([lost])
+        if not self._skip_gaps:
+            raise lost.to_error(self.position)
+        self.position = lost.last
+        return Batch([], self.position, (lost,))
+
     async def _read_behind(self) -> Slice:
         unevaluated, self._unevaluated = self._unevaluated, None
         if unevaluated is None and (recent := self._hub.ring.after(self.position, RING_STEP)):
@@ -169,27 +229,29 @@ class JournalSubscription:
             if self.predicate is None:
                 return unevaluated
             return await asyncio.to_thread(self._filter_by_predicate, unevaluated)
-        backoff = Backoff(WHILE_UNAVAILABLE)
-        while True:
-            try:
-                return await self._hub.database.read(self._read_journal)
-            except CursorExpired as expired:
-                return await self._hub.history.read_expired(expired, self._read_archive)
-            except StoreError as error:
-                if not error.retryable or self._error is not None:
-                    raise
-                self._hub.metrics.read_retries.inc()
-                delay = backoff.next_delay()
-                log.warning("reading the journal failed, retrying in %.2f s: %s", delay, error)
-            await asyncio.sleep(delay)
+        return await self._hub.retry_read(self._read_stored, lambda: self._error is not None)
+
+    async def _read_stored(self) -> Slice:
+        try:
+            if self._lost_reads < MAX_LOST_READS:
+                found = await self._hub.database.read(self._read_journal)
+            else:
+                found = await self._hub.database.read_around_crashes(self._read_journal)
+        except CursorExpired as expired:
+            return await self._hub.history.read_expired(expired, self._read_archive)
+        except StoreUnavailable:
+            self._lost_reads += 1
+            raise
+        self._lost_reads = 0
+        return found
 
     def _read_journal(self, reader: Reader) -> Slice:
         return self._filter_by_predicate(self._cursor.read(reader, self.position))
 
-    def _read_archive(self, head: Head) -> Slice:
+    def _read_archive(self, head: Head, holes: Holes) -> Slice:
         if self._archive is None:
             self._archive = self._hub.history.open_archive_cursor(EntryFilter.of_selection(self.selection))
-        return self._filter_by_predicate(self._archive.read(self.position, head))
+        return self._filter_by_predicate(self._archive.read(self.position, head, holes))
 
     def _filter_by_predicate(self, found: Slice) -> Slice:
         """Keep the entries for which the predicate is true; runs on the reader's thread.
@@ -202,9 +264,11 @@ class JournalSubscription:
         matching, done = evaluations.filter(self.account, self.predicate, found.entries)
         evaluations.close()
         if done == len(found.entries):
-            return Slice(matching, found.position, found.head)
-        self._unevaluated = Slice(found.entries[done:], found.position, found.head)
-        return Slice(matching, found.entries[done].global_seq - 1, found.head)
+            return Slice(matching, found.position, found.head, found.gaps)
+        until = found.entries[done].global_seq - 1
+        later = tuple(gap for gap in found.gaps if gap.first > until)
+        self._unevaluated = Slice(found.entries[done:], found.position, found.head, later)
+        return Slice(matching, until, found.head, found.gaps[: len(found.gaps) - len(later)])
 
     @staticmethod
     def _budget_wait(account: PredicateAccount) -> float:

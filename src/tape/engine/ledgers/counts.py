@@ -16,6 +16,8 @@ import msgspec
 
 from tape.engine.ledgers.rollups import WIDTHS_MS, read_position
 from tape.engine.ledgers.window import MS, SLOT_MS, Cover, Ranges, Window, cover_window, divide_up
+from tape.journal.appender import read_head
+from tape.journal.epochs import read_holes
 from tape.journal.identity_filter import IdentityFilter
 from tape.journal.reader import position_before
 from tape.store import Database, Reader, Transaction
@@ -65,7 +67,7 @@ def _read_fold(reader: Reader) -> Fold:
     )
     assert row is not None, "the migration puts the rows there"
     after = max(row[0], row[2] - 1)
-    until = min(row[1], after + FOLD_ENTRIES)
+    until = read_holes(reader, read_head(reader)).skip(min(row[1], after + FOLD_ENTRIES))
     condition = "FROM tape_journal WHERE global_seq > ? AND global_seq <= ?"
     counts = reader.query(
         f'SELECT ts_ms / {SLOT_MS}, tenant, "user", session, {type_sql(reader.dialect)}, count(*) {condition}'

@@ -395,6 +395,16 @@ def describe_end(run: Run) -> tuple[str, dict[str, Any]]:
     return subject_of(run, verb), payload
 
 
+def park(tx: Transaction, run: Run, waiting_on: str, error: str, *, trace: Trace = NO_TRACE) -> None:
+    """Let a run wait for something that is not a gate, and release its lease."""
+    run = msgspec.structs.replace(
+        run, status=RunStatus.WAITING, waiting_on_gate=waiting_on, lease_owner="", lease_expires_at_ms=0
+    )
+    tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
+    payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": "waiting"}
+    journal(tx, run, subject_of(run, "waiting"), payload | {"waiting_on": waiting_on, "error": error}, trace)
+
+
 def reopen(tx: Transaction, run: Run, *, trace: Trace = NO_TRACE) -> None:
     """Make a failed run runnable again. Raises IllegalTransition if the run is being compensated."""
     _clear_obligations(tx, run)

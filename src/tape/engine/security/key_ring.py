@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 # Seconds between two reads of the version. An unknown key, which any caller can send, waits for the next read.
 MIN_REFRESH_S = 0.05
 POLL_S = 0.25
+# Newer than any version of a database.
+NEWEST = (1 << 63) - 1
 # Calls with unknown keys that may wait for a read at once; others are rejected without one.
 MAX_WAITING = 64
 # Ended keys that are remembered, so that the error says why they are rejected.
@@ -71,6 +73,7 @@ class KeyRing:
         # Called with the ids of keys and tokens that are no longer valid, so that their streams end.
         self.on_ended: Callable[[Collection[str]], None] = lambda ids: None
         self._version = 0
+        database.on_rollback(self._forget_version)
         self._keys: dict[str, _KnownKey] = {}
         self._ended: dict[str, _EndedKey] = {}
         self._revoked: dict[tuple[str, str], int] = {}
@@ -179,6 +182,11 @@ class KeyRing:
         await asyncio.sleep(max(self._refreshed_at + MIN_REFRESH_S - time.monotonic(), 0))
         self._next_refresh = None
         await self.refresh()
+
+    def _forget_version(self) -> None:
+        """Read everything again: the database is in an older state, and may reach the same version with other keys."""
+        self._version = NEWEST
+        self._refreshed_at = -POLL_S
 
     def _apply(self, changes: _Changes) -> None:
         now = now_ms()

@@ -16,9 +16,10 @@ from tape.archive.schema import TYPES, arrow_schema
 from tape.archive.table import ArchiveTable
 from tape.errors import ArchiveDamaged
 from tape.journal.appender import Head, read_head
+from tape.journal.epochs import Holes
 from tape.pipeline.archive_verifier import disagreement, last_chain
 from tape.pipeline.job_context import JobContext
-from tape.pipeline.journal_reader import query_store
+from tape.pipeline.journal_reader import query_store, read_head_and_holes
 from tape.pipeline.options import resolve_store
 
 if TYPE_CHECKING:
@@ -51,24 +52,32 @@ def archive(
     _check_same_journal(lake, store, head)
     done = 0
     while not context.is_stopping:
-        head = query_store(store, read_head)
-        after, until = lake.until, min(head.global_seq, lake.until + round_entries)
+        head, holes = query_store(store, read_head_and_holes)
+        _check_not_lost(lake, holes)
+        after, until = lake.until, holes.skip(min(head.global_seq, lake.until + round_entries))
         if after >= until:
             if not follow:
                 break
             context.wait(PAUSE_S)
             continue
         started = time.monotonic()
-        _archive_round(spark, store, lake, after, until, options)
-        done += until - after
+        expected = until - after - holes.count(after + 1, until)
+        _archive_round(spark, store, lake, range(after, until), expected, options)
+        done += expected
         compact(lake, at_least=MANY_FILES)
         context.report_progress(until - after, until, head.global_seq, time.monotonic() - started)
     return done
 
 
 def _archive_round(
-    spark: SparkSession, store: str, lake: ArchiveTable, after: int, until: int, options: Mapping[str, str] | None
+    spark: SparkSession,
+    store: str,
+    lake: ArchiveTable,
+    entry_range: range,
+    expected: int,
+    options: Mapping[str, str] | None,
 ) -> None:
+    after, until = entry_range.start, entry_range.stop
     cores = spark.sparkContext.defaultParallelism
     reader = (
         spark.read.format("tape")
@@ -85,9 +94,18 @@ def _archive_round(
 
     written = [ArchiveFile(**row.asDict()) for row in entries.mapInArrow(write, _WRITTEN).collect()]
     count = sum(file.entries for file in written)
-    if count != until - after:
-        raise ArchiveDamaged(f"{count} of {until - after} entries were written; nothing was added to the archive.")
+    if count != expected:
+        raise ArchiveDamaged(f"{count} of {expected} entries were written; nothing was added to the archive.")
     lake.add(written, until)
+
+
+def _check_not_lost(lake: ArchiveTable, holes: Holes) -> None:
+    for hole in holes:
+        if hole.start <= lake.until < hole.stop - 1:
+            raise ArchiveDamaged(
+                f"The archive at {lake.url} reaches to {lake.until}, and the database lost {hole.start} and more:"
+                " the archive has entries that the journal has no more. Keep it, and archive to another URL."
+            )
 
 
 def _check_same_journal(lake: ArchiveTable, store: str, head: Head) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tape.base.config import load_pipeline_settings, load_redaction
+from tape.base.config import find_store, load_pipeline_settings, load_redaction
 from tape.errors import MissingExtra, PipelineInput, TapeError
 from tape.pipeline.jobs.backtest_output import ReactionOptions, select_reaction, show_backtests
 
@@ -31,13 +31,30 @@ def check_installed() -> None:
         raise MissingExtra("The data pipeline", "spark")
 
 
-Store = Annotated[str, typer.Option(envvar="TAPE_STORE", help="The journal: sqlite:<path>, postgres://…")]
+def _found_store(given: str) -> str:
+    from tape.pipeline.options import journal_database
+
+    store = find_store(given)
+    journal_database(store)  # an error that names the setting, before Spark starts
+    return str(store)
+
+
+Store = Annotated[
+    str,
+    typer.Option(
+        callback=_found_store,
+        show_default=False,
+        help="Database: sqlite:<path>, a path, postgres://… or alloydb://…"
+        " [default: TAPE_STORE, else store of tape.toml, else sqlite:tape.db]",
+    ),
+]
 Master = Annotated[str, typer.Option(envvar="TAPE_SPARK_MASTER", help="Spark master URL. [default: local[*]]")]
 Conf = Annotated[list[str] | None, typer.Option(help="Spark setting as name=value; repeatable.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")]
 MetricsListen = Annotated[str, typer.Option(help="Serve Prometheus metrics at this host:port.")]
 
-DEFAULT_STORE = "sqlite:tape.db"
+# The callback of the option then finds the store.
+DEFAULT_STORE = ""
 # The setting of tape.toml, else local[*].
 DEFAULT_MASTER = ""
 

@@ -115,4 +115,6 @@ def _request(each: pb.Execution) -> ExecuteRequest:
         dedup=Dedup(each.dedup_key, each.dedup_window_secs or DEFAULT_WINDOW_S) if each.dedup_key else None,
         subscription=each.subscription,
         message_id=each.message_id,
+        ordering_key=each.ordering_key,
+        downstream=each.downstream,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tape.model.entry import Entry
+from tape.model.gap import JournalGap
 from tape.proto import tape_pb2 as pb
 
 # Entries this close to the head stay encoded in memory: other subscribers are about to receive them.
@@ -15,6 +16,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 _ENTRIES = b"\x0a"
 _POSITION = b"\x10"
 _HEAD = b"\x18"
+
+MAX_DETAIL = 200
 
 
 def encode_event(entry: Entry) -> bytes:
@@ -71,18 +74,31 @@ class Frames:
                 self._kept = {seq: kept for seq, kept in self._kept.items() if seq > head - KEPT}
         return frame
 
-    def batches(self, entries: Sequence[Entry], position: int, head: int) -> Iterator[bytes]:
-        """EntryBatch messages of about a mebibyte at most; each carries the cursor to resume from."""
+    def batches(
+        self, entries: Sequence[Entry], position: int, head: int, gaps: Sequence[JournalGap] = ()
+    ) -> Iterator[bytes]:
+        """EntryBatch messages of about a mebibyte at most; each carries the cursor to resume from.
+
+        A gap is in the first message whose cursor is behind it: a client that resumes misses no gap.
+        """
         parts: list[bytes] = []
         size = 0
         for index, entry in enumerate(entries):
             frame = self.event(entry, head)
             if parts and size + len(frame) > MAX_MESSAGE_BYTES:
-                yield _batch(parts, entries[index - 1].global_seq, head)
+                until = entries[index - 1].global_seq
+                passed = [gap for gap in gaps if gap.last <= until] if gaps else ()
+                gaps = gaps[len(passed) :]
+                yield _batch(parts, until, head, passed)
                 parts, size = [], 0
             parts += (_ENTRIES, varint(len(frame)), frame)
             size += len(frame)
-        yield _batch(parts, position, head)
+        yield _batch(parts, position, head, gaps)
+
+
+def to_gap(gap: JournalGap) -> pb.JournalGap:
+    """A gap as a message."""
+    return pb.JournalGap(first=gap.first, last=gap.last, reason=gap.reason, detail=gap.detail[:MAX_DETAIL])
 
 
 def varint(number: int) -> bytes:
@@ -97,5 +113,7 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _batch(parts: list[bytes], position: int, head: int) -> bytes:
-    return b"".join((*parts, _POSITION, varint(position), _HEAD, varint(head)))
+def _batch(parts: list[bytes], position: int, head: int, gaps: Sequence[JournalGap]) -> bytes:
+    batch = b"".join((*parts, _POSITION, varint(position), _HEAD, varint(head)))
+    # A message may be written in parts: its fields are merged.
+    return batch + pb.EntryBatch(gaps=map(to_gap, gaps)).SerializeToString() if gaps else batch

@@ -22,8 +22,9 @@ from tape.proto import tape_pb2 as pb
 from tape.server.admission import Admission, Ticket
 from tape.server.grpc.access import is_open_caller, own
 from tape.server.grpc.decoders import DecodedRequests, Undecodable
-from tape.server.grpc.frames import Frames, encode_journal_entry
-from tape.server.grpc.methods import INTERNAL_ERROR, Context, trace_of
+from tape.server.grpc.frames import Frames, encode_journal_entry, to_gap
+from tape.server.grpc.methods import INTERNAL_ERROR, Context, send_position, trace_of
+from tape.server.grpc.waiting_gaps import WaitingGaps
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,8 @@ class JournalService:
             oldest=head.oldest,
             ts_ms=head.ts_ms,
             chain=head.chain,
+            journal_id=head.journal_id,
+            epoch=head.epoch,
             several_tenants=current_principal().reads_several_tenants,
         )
 
@@ -152,7 +155,9 @@ class JournalService:
         max_entries = request.max_entries or MAX_BATCH_ENTRIES
         if not 0 < max_entries <= MAX_BATCH_ENTRIES:
             raise InvalidInput(f"max_entries {request.max_entries} must lie between 1 and {MAX_BATCH_ENTRIES}.")
-        subscription = await self._hub.subscribe(selection, request.from_global_seq, predicate=predicate)
+        subscription = await self._hub.subscribe(
+            selection, request.from_global_seq, predicate=predicate, skip_gaps=request.skip_gaps
+        )
         head = self._hub.head
         try:
             for frame in self._frames.batches((), subscription.position, head):
@@ -160,11 +165,8 @@ class JournalService:
             while True:
                 has_caught_up = subscription.position >= head
                 batch = await subscription.next(max_entries, CHECKPOINT_S if has_caught_up else CAUGHT_UP_S)
-                for start in range(0, max(len(batch.entries), 1), max_entries):
-                    part = batch.entries[start : start + max_entries]
-                    is_last = start + max_entries >= len(batch.entries)
-                    position = batch.position if is_last else part[-1].global_seq
-                    for frame in self._frames.batches(part, position, self._hub.head):
+                for part in batch.split(max_entries):
+                    for frame in self._frames.batches(part.entries, part.position, self._hub.head, part.gaps):
                         yield frame
         finally:
             subscription.close()
@@ -175,8 +177,10 @@ class JournalService:
         """Entries one by one."""
         predicate = await _compile(request.predicate_cel)
         selection = select_visible(current_principal(), request.subject_pattern)
-        subscription = await self._hub.subscribe(selection, request.from_global_seq, predicate=predicate)
-        async for frame in self._events(subscription):
+        subscription = await self._hub.subscribe(
+            selection, request.from_global_seq, predicate=predicate, skip_gaps=request.skip_gaps
+        )
+        async for frame in self._events(subscription, context):
             yield frame
 
     async def subscribe_events(self, request: pb.SubscribeEventsRequest, context: Context) -> AsyncIterator[bytes]:
@@ -185,7 +189,8 @@ class JournalService:
         after = request.from_global_seq
         if after == 0 and request.from_ts_ms > 0:
             after = await self._hub.history.position_before(request.from_ts_ms)
-        async for frame in self._events(await self._hub.subscribe(selection, after)):
+        subscription = await self._hub.subscribe(selection, after, skip_gaps=request.skip_gaps)
+        async for frame in self._events(subscription, context):
             yield frame
 
     async def subscribe_run(self, request: pb.SubscribeRunRequest, context: Context) -> AsyncIterator[bytes]:
@@ -194,20 +199,27 @@ class JournalService:
         if not await self._journal.database.read(lambda reader: has_entry(reader, selection)):
             raise NotFound(f"no such run: {request.run_id!r} has no entry on this journal.")
         after = await self._hub.history.resolve_start(0, selection, request.from_seq)
-        subscription = await self._hub.subscribe(selection, after, RunCursor(selection, request.from_seq))
+        cursor = RunCursor(selection, request.from_seq)
+        subscription = await self._hub.subscribe(selection, after, cursor, skip_gaps=request.skip_gaps)
+        waiting = WaitingGaps()
         try:
+            await send_position(context, subscription.position)
             while True:
-                for entry in (await subscription.next()).entries:
+                for entry, gaps in waiting.pair(await subscription.next()):
                     if entry.seq >= request.from_seq:
-                        yield encode_journal_entry(entry)
+                        frame = encode_journal_entry(entry)
+                        yield frame + pb.JournalEntry(gaps=map(to_gap, gaps)).SerializeToString() if gaps else frame
         finally:
             subscription.close()
 
-    async def _events(self, subscription: JournalSubscription) -> AsyncIterator[bytes]:
+    async def _events(self, subscription: JournalSubscription, context: Context) -> AsyncIterator[bytes]:
+        waiting = WaitingGaps()
         try:
+            await send_position(context, subscription.position)
             while True:
-                for entry in (await subscription.next()).entries:
-                    yield self._frames.event(entry, self._hub.head)
+                for entry, gaps in waiting.pair(await subscription.next()):
+                    frame = self._frames.event(entry, self._hub.head)
+                    yield frame + pb.EventEntry(gaps=map(to_gap, gaps)).SerializeToString() if gaps else frame
         finally:
             subscription.close()
 

@@ -19,7 +19,7 @@ from tape.base.telemetry import spans
 from tape.base.telemetry.metrics import Metrics
 from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 from tape.engine.reactions.registry import qualify_reaction
-from tape.errors import Overloaded, TapeError, TenantLimitReached
+from tape.errors import CursorDiverged, EntryDamaged, Overloaded, TapeError, TenantLimitReached
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
@@ -31,8 +31,13 @@ SERVICE = "tape.v1.Tape"
 ERROR_CODE_KEY = "tape-error-code"
 # Milliseconds after which the call may be repeated: gRPC's own name for it.
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
+# The first and the last number of the gap that ended a stream: resume after the last.
+GAP_KEY = "tape-gap"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
+# Sent when a subscription begins: the global_seq after which it reads. A client that has received nothing yet resumes
+# from there.
+POSITION_KEY = "tape-position"
 INTERNAL_ERROR = "Internal error; the server's log has the details."
 
 # The journal checks each text of a draft, and answers each request of a stream on its own.
@@ -48,6 +53,7 @@ class Context(Protocol):
 
     def invocation_metadata(self) -> Any: ...
     def set_code(self, code: Any) -> None: ...
+    async def send_initial_metadata(self, metadata: Any) -> None: ...
     async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn: ...
 
 
@@ -90,6 +96,11 @@ def trace_of(context: Context) -> Trace:
             check_id(CAUSE_KEY, cause)
             cause = qualify_reaction(cause)
     return trace._replace(cause=cause) if cause else trace
+
+
+async def send_position(context: Context, position: int) -> None:
+    """Send the caller the position at which its subscription begins."""
+    await context.send_initial_metadata(((POSITION_KEY, str(position)),))
 
 
 def owner_of(context: Context) -> str:
@@ -226,6 +237,8 @@ async def _fail(context: Context, error: Exception, name: str, metrics: Metrics)
         trailers: tuple[tuple[str, str], ...] = ((ERROR_CODE_KEY, error.code),)
         if isinstance(error, TenantLimitReached):
             trailers += ((PUSHBACK_KEY, str(round(error.retry_after_s * 1_000))),)
+        elif isinstance(error, EntryDamaged | CursorDiverged):
+            trailers += ((GAP_KEY, f"{error.first}-{error.last}"),)
     elif isinstance(error, grpc.aio.AbortError):
         raise error
     else:

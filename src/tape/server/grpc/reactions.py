@@ -18,7 +18,7 @@ from tape.model.ledger_states import parse
 from tape.model.principal import current_principal
 from tape.model.reaction_states import HandlerKind
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.frames import encode_event
+from tape.server.grpc.frames import encode_event, to_gap
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context
 from tape.server.grpc.tasks import displayed, task_message
@@ -139,6 +139,7 @@ class ReactionsService:
             samples=(pb.EventEntry.FromString(encode_event(entry)) for entry in dry_run.samples),
             from_global_seq=dry_run.from_global_seq,
             to_global_seq=dry_run.to_global_seq,
+            gaps=map(to_gap, dry_run.gaps),
         )
 
 

@@ -226,7 +226,10 @@ def _refusal_message(refusal: RejectedReport) -> pb.TaskRefusal:
 
 
 def _report(request: pb.DispatchRequest | pb.SettleTasksRequest) -> TaskReport:
-    failed = [TaskFailure(failure.task_id, failure.error, failure.permanent) for failure in request.failed]
+    failed = [
+        TaskFailure(failure.task_id, failure.error, failure.permanent, failure.unavailable)
+        for failure in request.failed
+    ]
     return TaskReport(list(request.completed), failed, list(request.released))
 
 

@@ -17,7 +17,7 @@ from tape.model import subject
 from tape.model.entry import check_id
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.methods import Context, trace_of
+from tape.server.grpc.methods import Context, send_position, trace_of
 
 log = logging.getLogger(__name__)
 
@@ -72,16 +72,31 @@ class ValuesService:
         return pb.DeleteValueResponse(deleted=True, version=value.version)
 
     async def watch_value(self, request: pb.WatchValueRequest, context: Context) -> AsyncIterator[pb.ValueEvent]:
-        """Every version above `from_version` that the journal still has, in order, then each new one."""
+        """Every version above `from_version` that the journal still has, in order, then each new one.
+
+        A damaged entry is left out: `prev_version` of the next event shows it. If the database lost versions that the
+        watcher has, it gets the version that is current instead.
+        """
         values.check_address(request.namespace, request.key)
         changed = subject.value_changed(request.namespace, request.key)
         deleted = subject.value_deleted(request.namespace, request.key)
         selection = select_visible(current_principal(), changed.replace("/changed/", "/*/", 1))
-        oldest = (await self._database.read(read_head)).oldest
-        subscription = await self._hub.subscribe(selection, oldest - 1, ExactCursor((changed, deleted)))
+        head = await self._database.read(read_head)
+        after, cursor = head.oldest - 1, ExactCursor((changed, deleted))
+        subscription = await self._hub.subscribe(selection, after, cursor, skip_gaps=True)
+        from_version = sent = request.from_version
+        if head.epoch > 1 and (current := await self._current(request)).version < from_version:
+            from_version = sent = current.version - 1
         try:
+            await send_position(context, subscription.position)
             while True:
-                for entry in (await subscription.next()).entries:
+                batch = await subscription.next()
+                if any(gap.reason == "diverged" for gap in batch.gaps):
+                    current = await self._current(request)
+                    if current.version < sent:
+                        sent = current.version
+                        yield pb.ValueEvent(value=current)
+                for entry in batch.entries:
                     if not selection.matches(entry):
                         continue
                     try:
@@ -91,10 +106,18 @@ class ValuesService:
                         self._malformed.inc()
                         log.warning("skipped a malformed value entry at global_seq %d", entry.global_seq)
                         continue
-                    if event.value.version > request.from_version:
+                    if event.value.version > from_version:
+                        sent = event.value.version
                         yield event
         finally:
             subscription.close()
+
+    async def _current(self, request: pb.WatchValueRequest) -> pb.ValueRecord:
+        """The current value; one that was never written is a deleted one without a version."""
+        value = await self._database.read(lambda reader: values.get(reader, request.namespace, request.key))
+        if value is None:
+            return pb.ValueRecord(namespace=request.namespace, key=request.key, deleted=True)
+        return record(value)
 
 
 def record(value: values.Value) -> pb.ValueRecord:

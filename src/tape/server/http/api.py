@@ -8,6 +8,7 @@ from tape.journal.journal import Journal
 from tape.playbooks.document import read_playbook
 from tape.server.http.catalog import CatalogRoutes
 from tape.server.http.credentials import CredentialRoutes
+from tape.server.http.downstreams import DownstreamRoutes
 from tape.server.http.execute import ExecuteRoutes
 from tape.server.http.internal import InternalAccess
 from tape.server.http.keys import KeyRoutes
@@ -40,6 +41,7 @@ class ApiRoutes:
         self._credentials = CredentialRoutes(wallet, internal)
         self._listeners = ListenerRoutes(listeners, wallet)
         self._pools = PoolRoutes(journal.database)
+        self._downstreams = DownstreamRoutes(journal.database)
         self._subscriptions = SubscriptionRoutes(journal)
         self._offsets = OffsetRoutes(journal)
         self._keys = keys
@@ -68,6 +70,7 @@ class ApiRoutes:
         add("GET", "/api/subscriptions/", self._subscriptions.show)
         add("POST", "/api/subscriptions/{}/", self._subscriptions.act)
         add("POST", "/api/events", self._subscriptions.post_events)
+        add("POST", "/api/downstreams", self._downstreams.act)
         add("GET", "/api/keys", self._keys.list)
         add("POST", "/api/keys", self._keys.create)
         add("POST", "/api/keys/{}/", self._keys.act)

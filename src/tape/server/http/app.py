@@ -45,7 +45,7 @@ def build_app(readiness: Readiness, metrics: Metrics, endpoints: Endpoints, orig
     async def readyz(request: Request) -> Response:
         if problem := await readiness.problem():
             return _status(request, problem, 503)
-        return _status(request, "ready")
+        return _status(request, "; ".join(["ready", *readiness.warnings]))
 
     async def show_metrics(request: Request) -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)

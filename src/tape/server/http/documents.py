@@ -15,6 +15,7 @@ from tape.engine.executions.execute import ExecuteRequest
 from tape.model.event_types import EVENTS, EventType
 from tape.server.calls import VARIANTS
 from tape.server.http.catalog import ListDocumentsRequest, ReadDocumentRequest, RegisterDocumentRequest
+from tape.server.http.downstreams import DownstreamRequest
 from tape.server.http.info import InfoRequest
 from tape.server.http.keys import ChangeKeyRequest, CreateKeyRequest, RevokeTokenRequest
 from tape.server.http.operations import JSON, OPERATIONS, Content, Operation
@@ -35,6 +36,7 @@ _REQUESTS = (
     ReadDocumentRequest,
     RegisterDocumentRequest,
     RegisterSubscriptionRequest,
+    DownstreamRequest,
     RevokeTokenRequest,
 )
 _DESCRIPTION = """\

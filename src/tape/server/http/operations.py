@@ -279,6 +279,13 @@ _API: Mapping[str, Operation] = {
         {JSON: {"anyOf": [ref("EventBody"), array(ref("EventBody"))]}},
         errors=_CHANGES,
     ),
+    "POST /api/downstreams": Operation(
+        "downstreams.act",
+        "Outcomes of runs by downstream of a subscription; hold, probe or release one of them.",
+        _json("Downstreams"),
+        _json("DownstreamRequest"),
+        errors=_CHANGES,
+    ),
     "GET /api/keys": Operation(
         "keys.list",
         "Service keys by tenant and name, without secrets; `next` is the cursor of the next page.",

@@ -9,12 +9,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.fanout.hub import Hub
 from tape.engine.ledgers.counts import Count
 from tape.engine.ledgers.granted_counts import count_granted
 from tape.engine.ledgers.window import MS, Window
 from tape.engine.security.audit import Audit
 from tape.errors import InvalidRequest
-from tape.journal.history import History
 from tape.journal.identity_filter import IdentityFilter
 from tape.journal.pages import EntryQuery, list_history
 from tape.model.cloudevents import BATCHED
@@ -31,6 +31,8 @@ MAX_BUCKETS = 10_000
 MAX_WINDOW_NS = 100 * 366 * 86_400 * 1_000_000_000
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
+# Gaps that the header of a CloudEvents batch names.
+MAX_GAPS = 50
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Names = list[Annotated[str, msgspec.Meta(max_length=500, pattern="^[^\\x00]*$")]]
@@ -84,9 +86,10 @@ class ListRequest(msgspec.Struct, forbid_unknown_fields=True):
 class QueryRoutes:
     """Routes of both queries."""
 
-    def __init__(self, history: History, access: HttpAccess, audit: Audit) -> None:
-        self._history = history
-        self._database = history.database
+    def __init__(self, hub: Hub, access: HttpAccess, audit: Audit) -> None:
+        self._history = hub.history
+        self._database = hub.database
+        self._gaps = hub.gaps
         self._access = access
         self._audit = audit
 
@@ -133,13 +136,17 @@ class QueryRoutes:
             grants,
         )
         page = await list_history(self._history, question)
+        self._gaps.record(page.gaps)
         if BATCHED in request.headers.get("accept", ""):
-            cursor = {"Tape-Next-Cursor": str(page.next_cursor)}
-            return Response(to_batch(page.entries), media_type=BATCHED, headers=cursor)
+            headers = {"Tape-Next-Cursor": str(page.next_cursor)}
+            if page.gaps:
+                headers["Tape-Gaps"] = ", ".join(f"{gap.first}-{gap.last};{gap.reason}" for gap in page.gaps[:MAX_GAPS])
+            return Response(to_batch(page.entries), media_type=BATCHED, headers=headers)
         events = ",".join(event_json(entry) for entry in page.entries)
         more = "true" if page.next_cursor else "false"
         truncated = ',"truncated":true' if page.is_truncated else ""
-        body = f'{{"events":[{events}],"next_cursor":{page.next_cursor},"has_more":{more}{truncated}}}'
+        gaps = f',"gaps":{msgspec.json.encode(page.gaps).decode()}' if page.gaps else ""
+        body = f'{{"events":[{events}],"next_cursor":{page.next_cursor},"has_more":{more}{truncated}{gaps}}}'
         return _json(body.encode())
 
     async def _identity_filter(self, caller: Principal, asked: Filter, method: str) -> IdentityFilter:

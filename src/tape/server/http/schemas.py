@@ -72,9 +72,12 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Status": record({"status": TEXT}),
     "Event": EVENT,
+    "Gap": record(
+        {"first": NUMBER, "last": NUMBER, "reason": {"enum": ["damaged", "missing", "diverged"]}, "detail": TEXT}
+    ),
     "Page": record(
         {"events": array(ref("Event")), "next_cursor": NUMBER, "has_more": FLAG},
-        {"truncated": FLAG},
+        {"truncated": FLAG, "gaps": array(ref("Gap"))},
     ),
     "Aggregate": record(
         {
@@ -177,6 +180,22 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "OffsetRanges": record({"parts": {"type": "object", "additionalProperties": array(array({"type": "integer"}))}}),
     "Pool": record({"pool": TEXT, **dict.fromkeys(("waiting", "claimed", "dead", "oldest_ms"), NUMBER)}),
+    "Downstreams": record(
+        {
+            "downstreams": {
+                "type": "object",
+                "additionalProperties": record(
+                    {
+                        "failures": NUMBER,
+                        "successes": NUMBER,
+                        "is_failing": {"type": "boolean"},
+                        "held": {"type": "boolean"},
+                    }
+                ),
+            },
+            "resumed": array(record({"execution_id": ID, "message_id": TEXT})),
+        }
+    ),
     "Subscription": record(
         {
             "subscription_id": ID,

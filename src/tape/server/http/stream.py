@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from typing import cast
 
@@ -14,14 +15,18 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from tape.base.retry import is_retryable
 from tape.engine.fanout.audience import LiveScope
-from tape.engine.fanout.live import Broadcast, LiveSubscription
+from tape.engine.fanout.hub import Hub
+from tape.engine.fanout.live import Broadcast, LiveSubscription, encode_gap
 from tape.engine.security.audit import Audit
 from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
 from tape.journal.appender import Head, read_head
-from tape.journal.history import ArchiveCursor, EntryFilter, History
+from tape.journal.epochs import Holes
+from tape.journal.history import ArchiveCursor, EntryFilter
 from tape.journal.reader import Cursor, EntryIdentity, Slice, open_identity_cursor
 from tape.model.entry import check_id
+from tape.model.gap import JournalGap
 from tape.model.principal import Principal
 from tape.server.admission import TICKET
 from tape.server.http.access import HttpAccess, granted_to, require_widening
@@ -101,8 +106,9 @@ class EventStream:
             try:
                 await self._play(stream, subscription, head, cursor)
             except (StoreError, PipelineError) as error:
-                log.warning("stream replay failed: %s", error)
-                stream.send(comment(FAILED))
+                if not is_retryable(error):  # otherwise the stream or the server has ended while it waited
+                    log.warning("stream replay failed: %s", error)
+                    stream.send(comment(FAILED))
                 stream.end()  # the client reconnects with its Last-Event-ID and misses nothing
             await stream.ended
         finally:
@@ -113,22 +119,26 @@ class EventStream:
 
     async def _play(self, stream: _Stream, subscription: LiveSubscription, head: int, cursor: int | str | None) -> None:
         """Replay entries after the cursor from the journal, then attach to the live stream."""
-        history = self._broadcast.hub.history
+        hub, has_ended = self._broadcast.hub, stream.ended.done
+        history = hub.history
         position = head if cursor is None or isinstance(cursor, str) else cursor
         if isinstance(cursor, str):
             stream.send(comment(NOT_A_NUMBER))
         elif cursor is not None:
-            bounds = await history.database.read(read_head)
+            bounds = await hub.retry_read(lambda: history.database.read(read_head), has_ended)
             if cursor > bounds.global_seq:
                 stream.send(comment(BEYOND_HEAD))
                 position = bounds.global_seq
-            elif cursor < bounds.oldest - 1 and cursor < (oldest := await history.read_oldest()) - 1:
+            elif (
+                cursor < bounds.oldest - 1
+                and cursor < (oldest := await hub.retry_read(history.read_oldest, has_ended)) - 1
+            ):
                 stream.send(comment(TOO_OLD))
                 position = oldest - 1
-        replay = _Replay(subscription.scope, self._format, position, history)
-        while not stream.ended.done() and not subscription.attach(replay.position):
+        replay = _Replay(subscription.scope, self._format, position, hub)
+        while not has_ended() and not subscription.attach(replay.position):
             try:
-                data = await replay.next()
+                data = await hub.retry_read(replay.next, has_ended)
             except CursorExpired as error:  # pruned during the replay and not archived
                 stream.send(comment(TOO_OLD))
                 replay.position = error.oldest - 1
@@ -241,9 +251,11 @@ class _Stream:
 class _Replay:
     """Reads a scope from the journal in slices; the reading thread also encodes."""
 
-    def __init__(self, scope: LiveScope, format_: SseFormat, position: int, history: History) -> None:
+    def __init__(self, scope: LiveScope, format_: SseFormat, position: int, hub: Hub) -> None:
         self.position = position
-        self._history = history
+        self._history = hub.history
+        self._recorder = hub.gaps
+        self._gaps: tuple[JournalGap, ...] = ()
         self._scope = scope
         self._format = format_
         self._cursor: Cursor = open_identity_cursor(scope.identity, scope.run)
@@ -253,16 +265,19 @@ class _Replay:
     async def next(self) -> bytes:
         """The next slice as bytes; empty if nothing matched."""
         try:
-            return await self._history.database.read(
+            data = await self._history.database.read(
                 lambda reader: self._encoded(self._cursor.read(reader, self.position))
             )
         except CursorExpired as expired:
-            return await self._history.read_expired(expired, self._read_past)
+            data = await self._history.read_expired(expired, self._read_past)
+        if self._gaps:
+            self._recorder.record(self._gaps)
+        return data
 
-    def _read_past(self, head: Head) -> bytes:
+    def _read_past(self, head: Head, holes: Holes) -> bytes:
         if self._past is None:
             self._past = self._history.open_archive_cursor(_wanted(self._scope))
-        return self._encoded(self._past.read(self.position, head))
+        return self._encoded(self._past.read(self.position, head, holes))
 
     def _encoded(self, found: Slice) -> bytes:
         self.position = found.position
@@ -272,6 +287,10 @@ class _Replay:
         if wanted:
             self.last_id = wanted[-1].global_seq
         frames = [encode(entry) for entry in wanted]
+        self._gaps = found.gaps
+        for gap in reversed(found.gaps):
+            at = bisect_left(wanted, gap.first, key=lambda entry: entry.global_seq)
+            frames.insert(at, encode_gap(self._format, gap))
         return self._format.join(frames) if frames else b""
 
 

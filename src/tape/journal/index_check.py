@@ -1,0 +1,230 @@
+"""Comparison of the journal's indexes with its table, in both directions.
+
+Every entry is looked up through each index, as readers do, and each index must have as many entries as the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tape.journal.findings import Finding
+from tape.journal.salvage import UNAVAILABLE, describe, read_windows
+from tape.store import Database, Reader
+from tape.store.connection import Dialect
+
+# Entries in one statement, and blocks of 8 KiB where the table is read in the order of the file.
+WINDOW = 10_000
+BLOCKS = 500
+# After so many lookups that fail with an error, ranges are named without looking up each of their entries.
+MAX_FAILURES = 1_000
+REMEDY = "the table is not affected; rebuild it: tape verify --repair-indexes"
+
+
+class JournalIndex(msgspec.Struct, frozen=True):
+    """An index of the table of entries, its columns and the condition of a partial one."""
+
+    name: str
+    columns: tuple[str, ...]
+    condition: str = ""
+
+    @property
+    def detail(self) -> str:
+        """What a finding says about an entry that is not in the index."""
+        return f"is not in the index {self.name}; {REMEDY}"
+
+
+INDEXES = (
+    JournalIndex("tape_journal_run", ("run_id", "tenant", "seq")),
+    JournalIndex("tape_journal_subject", ("subject", "global_seq")),
+    JournalIndex("tape_journal_identity", ("tenant", '"user"', "session", "global_seq"), "session <> ''"),
+)
+_PRIMARY_KEY = JournalIndex("tape_journal_pkey", ("global_seq",))
+# How PostgreSQL is made to look up through indexes, and to count without them.
+_LOOKUP = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_incremental_sort": "off",
+    "enable_indexscan": "on",
+}
+_SCAN = {"enable_seqscan": "on", "enable_bitmapscan": "off", "enable_indexscan": "off", "enable_indexonlyscan": "off"}
+_SETTINGS = sorted({*_LOOKUP, *_SCAN})
+
+
+def indexes_of(dialect: Dialect) -> tuple[JournalIndex, ...]:
+    """The indexes that a dialect has beside the table: the table of SQLite is the tree of its primary key."""
+    return INDEXES if dialect == "sqlite" else (_PRIMARY_KEY, *INDEXES)
+
+
+def find_unindexed(reader: Reader, first: int, last: int) -> Iterator[Finding]:
+    """The entries of a range of numbers that cannot be found through an index, each once per index."""
+    try:
+        for index in indexes_of(reader.dialect):
+            lookup = _Lookup(index)
+            for low, high in read_windows(reader, first, last, WINDOW):
+                yield from lookup.find(reader, low, high)
+    finally:
+        _reset(reader)
+
+
+def check_indexes(reader: Reader, oldest: int, head: int, *, is_complete: bool) -> Iterator[Finding]:
+    """Everything that the indexes and the table do not agree on, for the whole journal.
+
+    What an index has in excess is named only if the table is complete: else it may be what the table has lost.
+    """
+    try:
+        is_sqlite = reader.dialect == "sqlite"
+        yield from find_unindexed(reader, oldest, head) if is_sqlite else _find_by_blocks(reader)
+        for index in indexes_of(reader.dialect) if is_complete else ():
+            yield from _compare_counts(reader, index)
+    finally:
+        _reset(reader)
+
+
+def rebuild_indexes(database: Database) -> None:
+    """Make all indexes of the journal anew from its table, under the write lock."""
+    connection = database.connect()
+    try:
+        connection.sort_on_disk()
+        connection.lift_time_limits()
+        connection.begin()
+        try:
+            connection.run_script(
+                "REINDEX tape_journal" if database.dialect == "sqlite" else "REINDEX TABLE tape_journal"
+            )
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+    finally:
+        connection.close()
+
+
+class _Lookup:
+    """Lookups of entries through one index; a range that fails with an error is halved."""
+
+    def __init__(self, index: JournalIndex) -> None:
+        self._index = index
+        self._failures = 0
+
+    def find(self, reader: Reader, first: int, last: int, unit: str = "global_seq") -> Iterator[Finding]:
+        """The entries from one number, or block of the file, to another that the index does not have."""
+        try:
+            _set(reader, _LOOKUP)
+            for (number,) in reader.query(_unindexed_sql(self._index, reader.dialect, first, last, unit)):
+                yield Finding(number, "index", self._index.detail)
+            return
+        except UNAVAILABLE:
+            raise
+        except Exception as error:
+            detail = f"cannot be found through the index {self._index.name}: {describe(error)}; {REMEDY}"
+        if unit == "block":
+            for low, high in _numbers_in_blocks(reader, first, last):
+                yield from self.find(reader, low, high)
+        elif first == last or self._failures >= MAX_FAILURES:
+            self._failures += 1
+            yield Finding(first, "index", detail, last)
+        else:
+            middle = (first + last) // 2
+            yield from self.find(reader, first, middle)
+            yield from self.find(reader, middle + 1, last)
+
+
+def _unindexed_sql(index: JournalIndex, dialect: Dialect, first: int, last: int, unit: str) -> str:
+    wanted = f"({index.condition.replace('session', 'a.session')}) AND " if index.condition else ""
+    if unit == "block":
+        where = f"a.ctid >= '({first},0)'::tid AND a.ctid < '({last + 1},0)'::tid"
+    else:
+        where = f"a.global_seq >= {first} AND a.global_seq <= {last}"
+    ours = ", ".join(f"a.{column}" for column in index.columns)
+    theirs = ", ".join(f"b.{column}" for column in index.columns)
+    extra = f" AND b.{index.condition}" if index.condition else ""
+    if dialect == "sqlite":
+        keys = " AND ".join(f"b.{column} = a.{column}" for column in (*index.columns, "global_seq"))
+        found = f"EXISTS (SELECT 1 FROM tape_journal AS b INDEXED BY {index.name} WHERE {keys}{extra})"
+        return f"SELECT a.global_seq FROM tape_journal AS a NOT INDEXED WHERE {where} AND {wanted}NOT {found}"
+    # The comparison and the order of rows leave the planner this index only. It must lead to this very row.
+    keys = f"({theirs}) >= ({ours}) AND ({theirs}) <= ({ours}){extra} ORDER BY {theirs}"
+    found = f"a.ctid = ANY(ARRAY(SELECT b.ctid FROM tape_journal AS b WHERE {keys}))"
+    return f"SELECT a.global_seq FROM tape_journal AS a WHERE {where} AND {wanted}NOT {found}"
+
+
+def _find_by_blocks(reader: Reader) -> Iterator[Finding]:
+    """Look up all entries in the order of the file, without the help of any index."""
+    row = reader.one("SELECT pg_relation_size('tape_journal') / current_setting('block_size')::bigint")
+    blocks = int(row[0]) if row else 0
+    for index in indexes_of(reader.dialect):
+        lookup = _Lookup(index)
+        for start in range(0, blocks, BLOCKS):
+            yield from lookup.find(reader, start, min(start + BLOCKS, blocks) - 1, "block")
+
+
+def _numbers_in_blocks(reader: Reader, first: int, last: int) -> list[tuple[int, int]]:
+    """The ranges of numbers in some blocks of the file; those of blocks that cannot be read are left out."""
+    try:
+        _set(reader, _SCAN)
+        rows = reader.query(
+            "SELECT global_seq FROM tape_journal"
+            f" WHERE ctid >= '({first},0)'::tid AND ctid < '({last + 1},0)'::tid ORDER BY global_seq"
+        )
+    except UNAVAILABLE:
+        raise
+    except Exception:
+        if first == last:
+            return []  # the walk over the chain names what cannot be read
+        middle = (first + last) // 2
+        return _numbers_in_blocks(reader, first, middle) + _numbers_in_blocks(reader, middle + 1, last)
+    ranges: list[tuple[int, int]] = []
+    for (number,) in rows:
+        if ranges and ranges[-1][1] + 1 == number:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return ranges
+
+
+def _compare_counts(reader: Reader, index: JournalIndex) -> Iterator[Finding]:
+    """Entries of an index that the table does not have."""
+    try:
+        surplus = _surplus(reader, index)
+    except UNAVAILABLE:
+        raise
+    except Exception as error:
+        yield Finding(0, "index", f"the index {index.name} cannot be read: {describe(error)}; {REMEDY}")
+        return
+    if surplus:
+        yield Finding(0, "index", f"the index {index.name} has {surplus} entries in excess; {REMEDY}")
+
+
+def _surplus(reader: Reader, index: JournalIndex) -> int:
+    where = f"WHERE {index.condition}" if index.condition else ""
+    if reader.dialect == "sqlite":
+        row = reader.one(
+            f"SELECT (SELECT count(*) FROM tape_journal INDEXED BY {index.name} {where}),"
+            f" (SELECT count(*) FROM tape_journal NOT INDEXED {where})"
+        )
+        return max(row[0] - row[1], 0) if row else 0
+    # Entries may be appended between two statements, so the table is counted after the index.
+    _set(reader, _LOOKUP | {"enable_indexonlyscan": "on"})
+    columns = ", ".join(index.columns)
+    # OFFSET 0 keeps the order, and with it the index.
+    in_index = reader.one(
+        f"SELECT count(*) FROM (SELECT {columns} FROM tape_journal {where} ORDER BY {columns} OFFSET 0) AS entries"
+    )
+    _set(reader, _SCAN)
+    in_table = reader.one(f"SELECT count(*) FROM tape_journal {where}")
+    return max(in_index[0] - in_table[0], 0) if in_index and in_table else 0
+
+
+def _set(reader: Reader, values: dict[str, str]) -> None:
+    """Plan the next statement so; a connection that was opened anew has forgotten it, so each window sets it."""
+    if reader.dialect == "postgres":
+        reader.query(f"SELECT {', '.join(f'set_config({name!r}, {value!r}, false)' for name, value in values.items())}")
+
+
+def _reset(reader: Reader) -> None:
+    if reader.dialect == "postgres":
+        names = ", ".join(map(repr, _SETTINGS))
+        reader.query(f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN ({names})")

@@ -1,0 +1,45 @@
+"""What the database has damaged beside the entries themselves: counted each time it is met, logged once per entry."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Literal
+
+from tape.base.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+# Findings that are remembered in order not to be logged again. Further ones are counted only.
+MAX_REMEMBERED = 10_000
+
+# What is damaged of an entry that can be delivered all the same.
+Part = Literal["checksum", "index"]
+
+
+class DamageLog:
+    """The findings of one process. Connections of all threads share it."""
+
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics
+        self._seen: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+
+    def record_recovered(self, part: Part, global_seq: int) -> None:
+        """Record an entry that was delivered although its checksum or its index entry is damaged."""
+        if self._metrics is not None:
+            self._metrics.recovered_entries.labels(part).inc()
+        if self._is_new(part, global_seq):
+            log.error("the %s of entry %d is damaged; the entry is whole. Run: tape verify", part, global_seq)
+
+    def record_error(self, error: Exception, first: int) -> None:
+        """Record what the database said about entries that it cannot read."""
+        if self._is_new("unreadable", first):
+            log.error("entry %d cannot be read: %s", first, error)
+
+    def _is_new(self, what: str, global_seq: int) -> bool:
+        with self._lock:
+            if (what, global_seq) in self._seen or len(self._seen) >= MAX_REMEMBERED:
+                return False
+            self._seen.add((what, global_seq))
+            return True

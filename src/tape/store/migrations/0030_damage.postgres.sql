@@ -1,0 +1,8 @@
+-- Ranges of the journal that are not what was written, as readers and the scrubber met them. Neighbouring ranges are one row.
+CREATE TABLE tape_damage (
+    first       BIGINT PRIMARY KEY,
+    last        BIGINT NOT NULL,
+    problem     TEXT   NOT NULL,
+    detail      TEXT   NOT NULL,
+    seen_ms     BIGINT NOT NULL
+);
