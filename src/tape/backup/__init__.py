@@ -1,0 +1,1 @@
+"""Backups: the journal in immutable parts, snapshots of every other table, and the way back into an empty store."""
