@@ -478,3 +478,34 @@ async def test_a_worker_finishes_its_runs_on_stop(server: Server, client: AsyncT
         worker.kill()
     assert (await client.get_run(first)).status == pb.RUN_STATUS_TERMINAL
     assert (await client.get_run(second)).status == pb.RUN_STATUS_RUNNABLE
+
+
+async def test_runs_of_one_ordering_key_take_turns_while_others_run_beside_them(client: AsyncTapeClient) -> None:
+    running: dict[str, int] = {}
+    ended: dict[str, list[int]] = {}
+    most_beside: list[int] = []
+
+    @tape.playbook("domain/turn")
+    async def turn(key: str, number: int) -> None:
+        running[key] = running.get(key, 0) + 1
+        assert running[key] == 1, "another run of the key is not over"
+        most_beside.append(sum(running.values()))
+        await asyncio.sleep(0.001 * ((number * 7) % 5))  # the later ones of a key would overtake the earlier ones
+        running[key] -= 1
+        ended.setdefault(key, []).append(number)
+
+    await announce_playbooks(client, "shared")
+    wanted = [
+        pb.Execution(
+            path="domain/turn",
+            payload_json=msgspec.json.encode({"key": f"k{n % 10}", "number": n}).decode(),
+            ordering_key=f"k{n % 10}",
+        )
+        for n in range(80)
+    ]
+    started = await client.execute_many(wanted)
+    async with working(client, concurrency=8):
+        for result in started.results:
+            assert (await end_of(client, result.execution_id)).status == pb.RUN_STATUS_TERMINAL
+    assert ended == {f"k{n}": list(range(n, 80, 10)) for n in range(10)}
+    assert max(most_beside) > 1

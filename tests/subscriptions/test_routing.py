@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -144,6 +145,22 @@ def test_trace_context_is_taken_over_only_when_asked_for() -> None:
     made = plan(*headers, trace={"propagate": "w3c", "baggage_allowlist": ["tenant"]})
     assert made.trace == TraceContext(PARENT, "v=1", {"tenant": "b"})
     assert made.changed_something
+
+
+@pytest.mark.parametrize(
+    ("ordering", "key", "expected"),
+    [
+        ("per_key", "k1", "key:k1"),
+        ("per_key", "", ""),
+        ("global", "k1", "all"),
+        ("global", "", "all"),
+        ("none", "k1", ""),
+        ("per_key", "k" * 600, "sha256:" + hashlib.sha256(b"key:" + b"k" * 600).hexdigest()),
+    ],
+)
+def test_the_ordering_says_which_runs_take_turns(ordering: str, key: str, expected: str) -> None:
+    plan = resolve(subscription(spool={"ordering": ordering}), receive("kafka", "1", b"{}", [], ordering_key=key))
+    assert plan.run_order == expected
 
 
 def test_a_lane_is_a_header_else_a_field_else_the_key_of_the_source() -> None:

@@ -13,6 +13,7 @@ import typer
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import print_json, state_of
 from tape.client import AsyncTapeClient
+from tape.client.aio import to_entry
 from tape.errors import InvalidInput
 from tape.proto import tape_pb2 as pb
 
@@ -29,6 +30,7 @@ def execute(
     pool: Annotated[str, typer.Option(help="Execution pool. [default: that of the playbook]")] = "",
     dedup_key: Annotated[str, typer.Option(help="Deduplication key: the same key returns the same execution.")] = "",
     dedup_window: Annotated[int, typer.Option(min=1, help="Seconds for which the deduplication key is kept.")] = 300,
+    ordering_key: Annotated[str, typer.Option(help="Ordering key: executions of one key take turns.")] = "",
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait until the execution ends, and print its output.")
     ] = False,
@@ -36,7 +38,12 @@ def execute(
     output: OutputOption = Output.text,
 ) -> None:
     """Start a playbook and print the execution id. With --wait, exits with 1 if the execution failed."""
-    wanted = {"pool": pool, "dedup_key": dedup_key, "dedup_window_secs": dedup_window if dedup_key else 0}
+    wanted = {
+        "pool": pool,
+        "dedup_key": dedup_key,
+        "dedup_window_secs": dedup_window if dedup_key else 0,
+        "ordering_key": ordering_key,
+    }
     result, ended = run(_execute(url, path, read_payload(payload), wanted, wait=wait))
     if ended is None:
         if output is Output.json:
@@ -80,7 +87,10 @@ async def _execute(
         result = await client.execute(path, payload, **wanted)
         if not wait:
             return result, None
-        async for entry in client.follow("/tape/run/**", run_id=result.execution_id):
-            if entry.type.removeprefix("run.") in _ENDS:
+        stream = client.follow_batches("/tape/run/**", run_id=result.execution_id, skip_gaps=True)
+        async for batch in stream:
+            if any(to_entry(event).type.removeprefix("run.") in _ENDS for event in batch.entries):
                 break
+            if batch.gaps and (run := await client.get_run(result.execution_id)).ended_at_ms:  # its end is damaged
+                return result, run
         return result, await client.get_run(result.execution_id)

@@ -52,6 +52,7 @@ class PlaybookStep(msgspec.Struct, frozen=True):
     retry: RetryPolicy = RetryPolicy(max_attempts=1)
     timeout_s: float = 0.0
     is_optional: bool = False
+    downstream: str = ""
     next: tuple[NextStep, ...] = ()
 
 
@@ -150,6 +151,7 @@ class _WorkflowReader:
             retry=_retry_policy(spec.retry),
             timeout_s=spec.timeout_s,
             is_optional=spec.on_error == "continue",
+            downstream=spec.downstream,
             next=self._next_steps(key_at(node, "next"), spec) if "next" in node.value else following,
         )
 

@@ -47,6 +47,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     priority: str = ""
     trace: dict[str, Any] = {}
     tenant: str = ""
+    # The downstream of its subscription that the run depends on.
+    downstream: str = ""
 
 
 class Host(Protocol):

@@ -11,13 +11,14 @@ import msgspec
 
 from tape.base.retry import retry_async
 from tape.cel.expression import Expression, VariableView
-from tape.errors import PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
+from tape.errors import DownstreamUnavailable, PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
 from tape.playbooks import functions
 from tape.playbooks.document import END, GIVEN, Playbook, PlaybookStep
 from tape.playbooks.host import Host, RunInfo, is_interruption
 from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.templates import evaluate
 from tape.playbooks.tools import TOOLS, ToolCall
+from tape.playbooks.unavailability import is_unavailable
 
 # Limit of steps in one run, for playbooks with loops.
 MAX_STEPS = 10_000
@@ -53,6 +54,8 @@ async def _run_function(playbook: Playbook, sent: dict[str, Any], run: RunInfo, 
         except Exception as error:
             if isinstance(error, StepFailed) or is_interruption(error):
                 raise
+            if run.downstream and is_unavailable(error):
+                raise DownstreamUnavailable(run.downstream, f"{playbook.path}: {error}") from error
             raise StepFailed(playbook.path, type(error).__name__, str(error)) from error
 
 
@@ -149,7 +152,13 @@ class _Run:
         call = ToolCall(config, self._run, step.name, key, self._host)
 
         async def act() -> Any:
-            return await _with_retry(step, lambda: tool.call(call))
+            try:
+                return await _with_retry(step, lambda: tool.call(call))
+            except Exception as error:
+                if self._run.downstream and not step.is_optional and is_unavailable(error):
+                    downstream = step.downstream or self._run.downstream
+                    raise DownstreamUnavailable(downstream, f"step {step.name}: {error}") from error
+                raise
 
         return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act, may_wait=True)
 

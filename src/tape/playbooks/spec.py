@@ -80,6 +80,9 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
     on_error: Annotated[
         Literal["fail", "continue"], Meta(description="`continue`: the result is the error, and the run goes on.")
     ] = "fail"
+    downstream: Annotated[
+        Text, Meta(description="The subscription's downstream that it depends on. Default: that of the message.")
+    ] = ""
     next: Annotated[
         StepName | tuple[StepName | NextSpec, ...],
         Meta(description="The next step, or a list of which the first whose condition holds is taken."),

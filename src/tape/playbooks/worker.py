@@ -74,6 +74,7 @@ class Command(msgspec.Struct, frozen=True):
     message_id: str = ""
     priority: str = ""
     trace: dict[str, Any] = {}
+    downstream: str = ""
 
 
 def run_worker(
@@ -211,6 +212,7 @@ class Worker:
             message_id=command.message_id,
             priority=command.priority,
             trace=command.trace,
+            downstream=command.downstream.rpartition("|")[2],
         )
         client, blocking = self._client.with_lease_owner(owner), self._blocking.with_lease_owner(owner)
         host = RemoteHost(run, owner, self._lease_ms, client, blocking, self._load)

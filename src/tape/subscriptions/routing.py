@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -64,6 +65,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_type: str = ""
     schema_hint: str = ""
     ordering_key: str = ""
+    # Runs with the same text take turns; runs without one do not wait for each other.
+    run_order: str = ""
+    # The downstream that the run depends on.
+    downstream: str = ""
     dedup: DedupKey | None = None
     trace: TraceContext | None = None
     applied: tuple[AppliedHeader, ...] = ()
@@ -113,6 +118,7 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
     if "content_type" in chosen:
         payload["content_type"] = content_type
     dedup = DedupKey(_storable(key or message.message_id), spec.dedup.window_secs) if spec.dedup.enabled else None
+    ordering_key = _ordering_key(message, payload, spec.spool.ordering_key)
     return Plan(
         subscription=subscription.path,
         source=spec.source,
@@ -126,7 +132,11 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
         idempotency_key=key,
         content_type=content_type,
         schema_hint=chosen.get("schema_hint", ""),
-        ordering_key=_ordering_key(message, payload, spec.spool.ordering_key),
+        ordering_key=ordering_key,
+        run_order=_run_order(spec.spool.ordering, ordering_key),
+        downstream=route_downstream(
+            [each.name for each in spec.spool.circuit.downstream], pool or spec.dispatch.execution_pool
+        ),
         dedup=dedup,
         trace=_trace(spec.headers.trace, message),
         applied=tuple(applied),
@@ -167,6 +177,23 @@ def _ordering_key(message: SourceMessage, payload: dict[str, Any], name: str) ->
     if isinstance(field, str | int) and not isinstance(field, bool):
         return str(field)
     return message.ordering_key
+
+
+def route_downstream(declared: Collection[str], pool: str) -> str:
+    """The downstream of runs on a pool: the one of that name, else `default`, else the first by name."""
+    if pool in declared:
+        return pool
+    return "default" if not declared or "default" in declared else min(declared)
+
+
+def _run_order(ordering: str, ordering_key: str) -> str:
+    match ordering:
+        case "global":
+            return "all"
+        case "per_key" if ordering_key:
+            return _storable(f"key:{ordering_key}")
+        case _:
+            return ""
 
 
 def _trace(rules: TraceSpec, message: SourceMessage) -> TraceContext | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tape.base.clock import now_ms
 from tape.documents.document import Document
 from tape.engine import catalog
 from tape.server.server import Server
@@ -240,6 +241,28 @@ async def test_leases_pass_on_when_their_holder_is_gone(server: Server) -> None:
     assert not await write(lambda tx: leases.claim(tx, "a", "three", 7_000, 9_000))
     await write(lambda tx: leases.release(tx, "a", "two"))
     assert await write(lambda tx: leases.claim(tx, "a", "three", 7_000, 9_000))
+
+
+async def test_a_restarted_server_takes_over_the_subscriptions_of_its_former_process(store_url: str) -> None:
+    settings = settings_for(store_url)
+    async with Server(settings) as former:
+        database, holder = former.database, former.hosting._holder
+        assert await database.write(lambda tx: leases.claim(tx, "a", holder, now_ms(), now_ms() + leases.LEASE_MS))
+        assert await database.write(lambda tx: leases.claim(tx, "b", "other", now_ms(), now_ms() + leases.LEASE_MS))
+    async with Server(settings) as server:  # the lease on `a` was not released, as after kill -9
+        database, new_holder = server.database, server.hosting._holder
+        assert new_holder.rpartition("#")[0] == holder.rpartition("#")[0]
+        assert new_holder != holder
+
+        async def claim(path: str) -> bool:
+            until = now_ms() + leases.LEASE_MS
+            return await database.write(lambda tx: leases.claim(tx, path, new_holder, now_ms(), until))
+
+        async with asyncio.timeout(leases.LEASE_MS / 2_000):
+            while not await claim("a"):
+                await asyncio.sleep(0.01)
+        assert not await claim("b")
+        assert await database.write(lambda tx: leases.renew(tx, ["a"], holder, 1)) == set()
 
 
 async def test_one_drain_at_a_time(server: Server) -> None:

@@ -18,6 +18,7 @@ from tape.engine.executions.dedup import Claims
 from tape.engine.executions.pools import command_subject, ensure_pool
 from tape.engine.ledgers.run_batches import RunOpening, find_taken_ids, open_runs
 from tape.engine.ledgers.runs import PLAYBOOKS, Run
+from tape.engine.reactions.downstreams import name_of
 from tape.errors import ExecutionSkipped, InvalidInput, PlaybookNotFound, TapeError
 from tape.journal.appender import append
 from tape.model import subject
@@ -72,6 +73,10 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     events: tuple[Attached, ...] = ()
     resource_kind: str = KIND
     lane: str = ""
+    # Runs of one key, within the scope of their dedup keys, take turns in their pool.
+    ordering_key: str = ""
+    # The downstream of the subscription that the run depends on: it waits while that is held.
+    downstream: str = ""
     # The tenant of the run and the prefix of the documents that it may use, whatever the request says.
     tenant: str = ""
     prefix: str = ""
@@ -83,7 +88,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def scope(self) -> str:
-        """The scope of its dedup key: its subscription, else its parent, within its tenant."""
+        """The scope of its dedup key and of its ordering key: its subscription, else its parent, within its tenant."""
         of_tenant = f"tenant:{self.tenant}:" if self.tenant else ""
         subscription = plain_name(self.subscription)
         return of_tenant + (f"subscription:{subscription}" if subscription else str(self.parent))
@@ -103,7 +108,7 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
         raise InvalidInput("Either 'path' or 'catalog_id' must be provided")
     _check_number("catalog_id", request.catalog_id)
     _check_number("parent_execution_id", request.parent_execution_id)
-    for name in ("path", "subscription", "message_id", "priority", "lane"):
+    for name in ("path", "subscription", "message_id", "priority", "lane", "ordering_key", "downstream"):
         check_id(name, getattr(request, name))
     if request.execution_pool and not is_pool(request.execution_pool):
         raise InvalidInput(f"execution_pool {request.execution_pool!r} {POOL_RULE}.")
@@ -232,6 +237,10 @@ class _Batch:
             about["subscription"] = plain_name(request.subscription)
         # The command has the qualified path: workers of several tenants share a pool.
         command = {"execution_id": run_id, **about, "path": resource.path, "payload": request.input}
+        if request.ordering_key:
+            command["ordering_key"] = f"{request.scope}:{request.ordering_key}"
+        if request.subscription and request.downstream:
+            command["downstream"] = name_of(request.subscription, request.downstream)
         run = Run(
             run_id=run_id,
             app_name=PLAYBOOKS,

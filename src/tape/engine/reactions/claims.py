@@ -12,6 +12,7 @@ from tape.base.clock import now_ms
 from tape.engine.reactions import registry, tasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import MAX_DEBOUNCE_MS, Reaction
+from tape.engine.reactions.task_order import WAITS_MS
 from tape.engine.reactions.tasks import CLAIMED, COLUMNS, PENDING, Task
 from tape.errors import InvalidInput
 from tape.model.principal import SYSTEM, acting_as, current_principal
@@ -59,7 +60,8 @@ def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimRe
         " AND lease_expires_at_ms > ? AND lease_expires_at_ms <= ?),"
         f" (SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
         f" (SELECT max(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
-        f" (SELECT max(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}),"
+        f" (SELECT max(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
+        f" AND next_attempt_at_ms < {WAITS_MS}),"
         f" {REACTION_COLUMNS} FROM tape_reactions WHERE reaction_id = ?",
         request.reaction_id,
         now,
@@ -215,7 +217,7 @@ def _select_void(tx: Transaction, reaction_id: str, latest: int, shard: int, lim
     narrowed, params = _narrow(shard)
     rows = tx.query(
         f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING} AND next_attempt_at_ms > ?"
-        f"{narrowed} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
+        f" AND next_attempt_at_ms < {WAITS_MS}{narrowed} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
         reaction_id,
         latest,
         *params,
@@ -227,7 +229,9 @@ def _select_void(tx: Transaction, reaction_id: str, latest: int, shard: int, lim
 def read_last_due(tx: Transaction, reaction_id: str) -> int:
     """The latest time at which a task of the reaction is due; 0 if it has none."""
     row = tx.one(
-        f"SELECT max(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}", reaction_id
+        f"SELECT max(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
+        f" AND next_attempt_at_ms < {WAITS_MS}",
+        reaction_id,
     )
     return row[0] if row is not None and row[0] is not None else 0
 
@@ -305,7 +309,7 @@ def find_ready(reader: Reader, reaction_ids: list[str], now: int) -> list[str]:
     for reaction_id in reaction_ids:
         row = reader.one(
             f"SELECT 1 WHERE EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
-            " AND (next_attempt_at_ms <= ? OR next_attempt_at_ms > ?))"
+            f" AND (next_attempt_at_ms <= ? OR (next_attempt_at_ms > ? AND next_attempt_at_ms < {WAITS_MS})))"
             f" OR EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
             " AND (lease_expires_at_ms <= ? OR lease_expires_at_ms > ?))",
             reaction_id,

@@ -31,6 +31,13 @@ def fail_run(tx: Transaction, task: Task) -> None:
         )
 
 
+def park_run(tx: Transaction, task: Task, waiting_on: str) -> None:
+    """Let the run of a command wait for a downstream. The next worker that leases the run resumes it."""
+    run = _run_of(tx, task)
+    if run is not None and run.status in (RunStatus.RUNNABLE, RunStatus.RUNNING):
+        runs.park(tx, run, waiting_on, task.last_error, trace=_trace(task))
+
+
 def reopen_run(tx: Transaction, task: Task) -> None:
     """Reopen a run that failed with its command. Raises IllegalTransition if the run is being compensated."""
     run = _run_of(tx, task)

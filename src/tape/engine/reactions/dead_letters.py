@@ -9,7 +9,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.engine.reactions import commands, tasks
-from tape.engine.reactions.enqueue import CHANNEL
+from tape.engine.reactions.task_order import CHANNEL, WAITS_MS, find_open_keys
 from tape.engine.reactions.tasks import CLAIMED, COLUMNS, DLQ, DONE, FAILED, PENDING, Task
 from tape.errors import IllegalTransition, InvalidInput
 from tape.model.ledger_states import parse
@@ -111,16 +111,34 @@ def redrive(
     now = now_ms()
     for task in chosen:
         commands.reopen_run(tx, task)
-    condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
-    tx.execute(
-        f"UPDATE tape_tasks SET status = {PENDING}, attempts = 0, next_attempt_at_ms = ?, completed_at_ms = 0,"
-        # A redriven task is not debounced again.
-        f" redriven = redriven + 1, debounced = 0 WHERE {condition}",
-        now,
-        ids,
-    )
+    held = _held_back(tx, chosen)
+    for due, some in ((WAITS_MS, held), (now, [task.task_id for task in chosen if task.task_id not in held])):
+        condition, ids = tx.is_any("task_id", list(some))
+        tx.execute(
+            f"UPDATE tape_tasks SET status = {PENDING}, attempts = 0, next_attempt_at_ms = ?, completed_at_ms = 0,"
+            # A redriven task is not debounced again.
+            f" redriven = redriven + 1, debounced = 0 WHERE {condition}",
+            due,
+            ids,
+        )
     tx.notify(CHANNEL)
     return MovedTasks(len(chosen), frozenset(task.reaction_id for task in chosen), more)
+
+
+def _held_back(tx: Transaction, chosen: Sequence[Task]) -> set[str]:
+    """The ids of those that wait: another task with the same ordering key is open, or comes before them."""
+    keys: dict[str, set[str]] = {}
+    for task in chosen:
+        if task.ordering_key:
+            keys.setdefault(task.reaction_id, set()).add(task.ordering_key)
+    busy = {(reaction_id, key) for reaction_id, some in keys.items() for key in find_open_keys(tx, reaction_id, some)}
+    held = set()
+    for task in sorted(chosen, key=lambda task: task.source_global_seq):
+        lane = (task.reaction_id, task.ordering_key)
+        if task.ordering_key and lane in busy:
+            held.add(task.task_id)
+        busy.add(lane)
+    return held
 
 
 def drop(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
 from tape.cel import compile_predicate
 from tape.engine.predicate_budget import QUERY, PredicateBudget
 from tape.errors import InvalidInput
-from tape.journal.appender import read_head
-from tape.journal.reader import SubjectCursor, checked_cursor, select_visible
+from tape.journal.reader import SubjectCursor, read_start, select_visible
 from tape.model.entry import Entry
+from tape.model.gap import JournalGap
 from tape.model.principal import current_principal
 from tape.store import Database
 
@@ -20,6 +21,7 @@ HOUR_MS = 3_600_000
 DEFAULT_SAMPLES = 5
 MAX_SAMPLES = 100
 MAX_BUCKETS = 10_000
+MAX_GAPS = 100
 
 
 class DryRun(msgspec.Struct):
@@ -32,11 +34,22 @@ class DryRun(msgspec.Struct):
     last_error: str = ""
     buckets: dict[int, int] = msgspec.field(default_factory=dict)
     samples: list[Entry] = msgspec.field(default_factory=list)
+    # The first gaps that were met, and how many numbers of the range all of them have.
+    gaps: list[JournalGap] = msgspec.field(default_factory=list)
+    missed: int = 0
 
     @property
     def examined(self) -> int:
-        """How many entries the range has."""
-        return self.to_global_seq - self.from_global_seq
+        """How many entries of the range can be read."""
+        return self.to_global_seq - self.from_global_seq - self.missed
+
+    def pass_gaps(self, gaps: Sequence[JournalGap]) -> None:
+        """Leave out the numbers of gaps."""
+        for gap in gaps:
+            first, last = max(gap.first, self.from_global_seq + 1), min(gap.last, self.to_global_seq)
+            if first <= last:
+                self.missed += last - first + 1
+                self.gaps += [gap] if len(self.gaps) < MAX_GAPS else []
 
 
 async def dry_run_reaction(
@@ -62,8 +75,7 @@ async def dry_run_reaction(
     width = bucket_ms or HOUR_MS
     predicate = await asyncio.to_thread(compile_predicate, predicate_cel)
     account = budget.open(QUERY, current_principal().tenant, f"dry run with predicate {predicate_cel[:200]!r}")
-    head = await database.read(read_head)
-    start = checked_cursor(from_global_seq, head)
+    head, start = await database.read(lambda reader: read_start(reader, from_global_seq))
     end = min(to_global_seq or head.global_seq, head.global_seq)
     if end < start:
         raise InvalidInput(f"to_global_seq {to_global_seq} lies before from_global_seq {from_global_seq}.")
@@ -77,6 +89,7 @@ async def dry_run_reaction(
         if not unevaluated:
             found = await database.read(lambda reader: cursor.read(reader, position))  # noqa: B023
             position = found.position
+            result.pass_gaps(found.gaps)
             unevaluated = [entry for entry in found.entries if entry.global_seq <= end]
         evaluations = budget.evaluations(QUERY)
         matching, done = await asyncio.to_thread(evaluations.filter, account, predicate, unevaluated)

@@ -7,15 +7,22 @@ from collections.abc import Sequence
 import msgspec
 
 from tape.base.ids import new_time_ordered_id
+from tape.engine.reactions.downstreams import find_held
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.simulation import SimulatedTask
+from tape.engine.reactions.task_order import (
+    CHANNEL,
+    UNCONDITIONAL,
+    WAITS_MS,
+    TaskConditions,
+    conditions_of,
+    find_open_keys,
+)
 from tape.engine.reactions.tasks import COLUMNS, PENDING, Task
 from tape.store import Transaction
 from tape.store.records import load_all
 
-# The channel on which servers notify each other of new tasks.
-CHANNEL = "tape_tasks"
 _NAMES = Task.__struct_fields__
 
 
@@ -23,14 +30,22 @@ def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
     """Create tasks for matches, in the order of the journal; the number of new tasks."""
     rows = []
     debounced: dict[str, list[Match]] = {}
-    for match in matches:
+    conditions = [conditions_of(match.compiled.reaction.reaction_id, match.entry) for match in matches]
+    busy = _find_busy_keys(tx, matches, conditions)
+    held = find_held(tx, {each.downstream for each in conditions if each.downstream})
+    for match, condition in zip(matches, conditions, strict=True):
         reaction = match.compiled.reaction
         if reaction.debounce_ms:
             debounced.setdefault(reaction.reaction_id, []).append(match)
         else:
             # A task is due from the time of its entry: the queue has the order of the journal, and new tasks
             # cannot starve a retried one.
-            rows.append(_row(match, min(match.entry.ts_ms, now), now))
+            due, lane = min(match.entry.ts_ms, now), (reaction.reaction_id, condition.ordering_key)
+            if condition.downstream in held or lane in busy:
+                due = WAITS_MS
+            if condition.ordering_key:
+                busy.add(lane)
+            rows.append(_row(match, due, now, conditions=condition))
     for group in debounced.values():
         rows += _coalesce(tx, group[0].compiled.reaction, group, now)
     if rows:
@@ -52,7 +67,14 @@ def enqueue_backfill(tx: Transaction, fired: Sequence[SimulatedTask[Match]], now
 
 
 def _row(
-    match: Match, due: int, now: int, first: int = 0, coalesced: int = 0, *, is_open: bool = True
+    match: Match,
+    due: int,
+    now: int,
+    first: int = 0,
+    coalesced: int = 0,
+    *,
+    is_open: bool = True,
+    conditions: TaskConditions = UNCONDITIONAL,
 ) -> tuple[object, ...]:
     """A row of tape_tasks; while it `is_open`, a newer entry of its subject replaces its entry."""
     entry, reaction = match.entry, match.compiled.reaction
@@ -83,7 +105,21 @@ def _row(
         entry.ts_ms,
         entry.schema_version,
         entry.tenant,
+        conditions.ordering_key,
+        conditions.downstream,
+        0,
     )
+
+
+def _find_busy_keys(
+    tx: Transaction, matches: Sequence[Match], conditions: Sequence[TaskConditions]
+) -> set[tuple[str, str]]:
+    """The reaction ids and ordering keys of matches that have open tasks already."""
+    keys: dict[str, set[str]] = {}
+    for match, condition in zip(matches, conditions, strict=True):
+        if condition.ordering_key:
+            keys.setdefault(match.compiled.reaction.reaction_id, set()).add(condition.ordering_key)
+    return {(reaction_id, key) for reaction_id, some in keys.items() for key in find_open_keys(tx, reaction_id, some)}
 
 
 def _coalesce(tx: Transaction, reaction: Reaction, matches: Sequence[Match], now: int) -> list[tuple[object, ...]]:

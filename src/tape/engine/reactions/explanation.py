@@ -9,10 +9,11 @@ from tape.cel import EntryView, Explanation, compile_predicate
 from tape.engine.reactions import agent_runs, registry, tasks
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.shards import shard_of
+from tape.engine.reactions.task_order import WAITS_MS
 from tape.engine.reactions.tasks import CLAIMED, Task
 from tape.engine.security.tenant_aliases import read_owners
 from tape.errors import NotFound
-from tape.model.entry import COLUMNS as ENTRY_COLUMNS
+from tape.journal.entries import read_entry
 from tape.model.entry import Entry
 from tape.model.pattern import ONE, REST, Pattern, split
 from tape.model.principal import current_principal
@@ -43,9 +44,8 @@ class ReactionExplanation(msgspec.Struct):
 def explain(reader: Reader, reaction_id: str, global_seq: int) -> ReactionExplanation:
     """Evaluate the reaction as registered now on an entry, and find the task or run of the match."""
     reaction = registry.get(reader, reaction_id)
-    row = reader.one(f"SELECT {','.join(ENTRY_COLUMNS)} FROM tape_journal WHERE global_seq = ?", global_seq)
-    principal = current_principal()
-    if row is None or not (principal.sees((entry := Entry(*row)).tenant) and principal.may_read(entry.subject)):
+    entry, principal = read_entry(reader, global_seq), current_principal()
+    if entry is None or not (principal.sees(entry.tenant) and principal.may_read(entry.subject)):
         raise NotFound(f"There is no entry {global_seq}: it was never written, or retention has removed it.")
     account = ReactionExplanation(reaction, entry, owner=read_owners(reader).get(entry.tenant, entry.tenant))
     _evaluate(account)
@@ -164,6 +164,8 @@ def _describe_status(reader: Reader, reaction: Reaction, task: Task) -> str:
 
 
 def _describe_pending(reader: Reader, reaction: Reaction, task: Task, now: int) -> str:
+    if task.next_attempt_at_ms == WAITS_MS:
+        return f"Waits for an earlier task with the ordering key {task.ordering_key!r} to be closed."
     wait = task.next_attempt_at_ms - now
     if task.next_attempt_at_ms > latest_attempt_ms(now, reaction.debounce_ms):
         wait = 0  # the clock was ahead when the time was written

@@ -38,6 +38,7 @@ from tape.engine.reactions.task_broker import TaskBroker, run_claim_round
 from tape.errors import CursorBeyondHead, CursorExpired, TapeError
 from tape.journal.reader import EVERYTHING
 from tape.model.entry import Entry
+from tape.model.gap import JournalGap
 from tape.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,9 @@ class _StaleState(Exception):
 class Matcher:
     """One per server. `start()` it after the hub, `close()` it before."""
 
-    def __init__(self, hub: Hub, task_broker: TaskBroker) -> None:
-        self.owner = new_owner()
+    def __init__(self, hub: Hub, task_broker: TaskBroker, owner: str = "") -> None:
+        self.owner = owner or new_owner()
+        self._has_taken_over = False
         self._backoff = Backoff(WHILE_UNAVAILABLE)
         self.index = ReactionIndex()
         self._hub = hub
@@ -72,6 +74,7 @@ class Matcher:
         self._metrics = hub.metrics
         self._task_broker = task_broker
         self._woken = asyncio.Event()
+        self._is_rolled_back = False
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -87,6 +90,7 @@ class Matcher:
         """Start to follow the journal."""
         self._is_closing = False
         self._database.on_notice(registry.CHANNEL, self.wake)
+        self._database.on_rollback(self._roll_back)
         supervise = self._metrics.background.supervise
         self._task = asyncio.create_task(supervise("matcher", self._run))
         self._listening = asyncio.create_task(supervise("reaction notifications", self._listen))
@@ -114,6 +118,11 @@ class Matcher:
         self._woken.set()
         if self._subscription is not None:
             self._subscription.wake()
+
+    def _roll_back(self) -> None:
+        """Read the registry and the positions anew: the database is in an older state."""
+        self._is_rolled_back = True
+        self.wake()
 
     @property
     def position(self) -> int:
@@ -166,6 +175,10 @@ class Matcher:
     async def _acquire_partitions(self) -> None:
         """Wait until there are reactions, then lease matcher partitions and load their positions."""
         self._woken.clear()
+        if self._is_rolled_back:
+            self._is_rolled_back = False
+            self.index = ReactionIndex()
+            self._partitions = {}
         await self.refresh_index()
         while not self.index.reactions and not self._is_closing:
             self._partitions = {}
@@ -175,6 +188,8 @@ class Matcher:
             await self.refresh_index()
         if self._is_closing:  # possibly while the first reaction was registered
             raise _StaleState
+        if not self._has_taken_over:
+            await self._take_over()
         before = set(self._partitions)
         leased = await self._database.write(lambda tx: matcher_partitions.lease_partitions(tx, self.owner))
         self._leased_at = time.monotonic()
@@ -191,6 +206,13 @@ class Matcher:
         self._launch_at = time.monotonic() if any(self._delayed_agent_reactions()) else None
         self._metrics.reactions.set(len(self.index))
         self._metrics.lanes.set(len(self._partitions))
+
+    async def _take_over(self) -> None:
+        """Release the partitions of this server's former process, which was killed. Once, before the first lease."""
+        count = await self._database.write(lambda tx: matcher_partitions.release_former_partitions(tx, self.owner))
+        self._has_taken_over = True
+        if count:
+            log.info("%d matcher partitions of the former process of this server taken over by %s", count, self.owner)
 
     async def refresh_index(self) -> None:
         """Apply the changes of the registry to the index."""
@@ -219,7 +241,7 @@ class Matcher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), LEASE_RENEWAL_S)
             return
-        self._subscription = subscription = await self._hub.subscribe(EVERYTHING, self._position)
+        self._subscription = subscription = await self._hub.subscribe(EVERYTHING, self._position, skip_gaps=True)
         if subscription.position > self._position:  # the oldest entries were pruned
             self._skip_to(subscription.position)
         try:
@@ -229,6 +251,7 @@ class Matcher:
                     raise _StaleState
                 if batch.entries:
                     await self._process_batch(batch.entries)
+                self._count_unmatched(batch.gaps)
                 self._position = max(self._position, batch.position)
                 self._metrics.reaction_lag.set(max(self._hub.head - self._position, 0))
                 await self._launch_due_runs()
@@ -391,6 +414,8 @@ class Matcher:
             )
             await self._write_catch_up(catch_up, MatchResult([], {}), error.oldest - 1)
             return
+        self._hub.gaps.record(found.gaps)
+        self._count_unmatched(found.gaps)
         # A shard that joins its partition must not miss entries that are matched but not flushed.
         if found.position >= min(self._partitions.values()):
             await self._flush()
@@ -439,6 +464,13 @@ class Matcher:
         await self._flush()
         positions = dict(self._partitions)
         await self._database.write(lambda tx: matcher_partitions.advance_idle_cursors(tx, positions))
+
+    def _count_unmatched(self, gaps: Sequence[JournalGap]) -> None:
+        """Report damaged entries: no reaction was matched on them. The hub has recorded them."""
+        for gap in gaps:
+            if gap.reason != "diverged":
+                self._metrics.reaction_missed.inc(gap.last - gap.first + 1)
+                log.warning("reactions were not matched on entries %d to %d: %s", gap.first, gap.last, gap.detail)
 
     async def _skip_pruned(self, position: int) -> None:
         self._skip_to(position)

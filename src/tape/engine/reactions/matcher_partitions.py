@@ -14,7 +14,7 @@ from tape.base.clock import now_ms
 from tape.engine.reactions.registry import read_version
 from tape.engine.reactions.shards import PARTITIONS
 from tape.store import Transaction
-from tape.store.lease import Lease, LeaseTable, latest_expiry_ms
+from tape.store.lease import Lease, LeaseTable, former_owners, latest_expiry_ms
 
 LEASE_MS = 10_000
 _LEASES = LeaseTable("tape_reaction_lanes", "owner", "expires_at_ms")
@@ -51,6 +51,16 @@ def lease_partitions(tx: Transaction, owner: str, lease_ms: int = LEASE_MS) -> L
         numbers = ", ".join(map(str, kept))
         _LEASES.grant(tx, Lease(owner, expires), f"lane IN ({numbers})")
     return read_leased(tx, owner)
+
+
+def release_former_partitions(tx: Transaction, owner: str) -> int:
+    """Release the partitions of former processes of this server, before its first lease; returns their number.
+
+    A former process that is still alive is rejected when it writes a step, and leases its share as any other server.
+    """
+    is_former, parameters = former_owners("owner", owner)
+    tx.execute(f"DELETE FROM tape_matchers WHERE {is_former}", *parameters)
+    return _LEASES.release_former(tx, owner)
 
 
 def release_partitions(tx: Transaction, owner: str) -> None:

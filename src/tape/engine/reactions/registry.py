@@ -16,6 +16,7 @@ from tape.engine.reactions.reaction import COLUMNS, MAX_ID_BYTES, Reaction, chec
 from tape.engine.reactions.shards import partition_of
 from tape.errors import InvalidInput, InvalidReaction, NotFound, ScopeRequired, ShardsApart, SubjectNotGranted
 from tape.journal.appender import Appender, read_head
+from tape.journal.epochs import read_holes
 from tape.journal.reader import checked_cursor
 from tape.model.grants import Grants
 from tape.model.pattern import Pattern
@@ -314,7 +315,9 @@ def _start(tx: Transaction, from_global_seq: int, backfill: bool) -> int:
         raise InvalidReaction(f"backfill and from_global_seq {from_global_seq} both say where to begin; give one.")
     if from_global_seq < 0:
         raise InvalidReaction(f"from_global_seq {from_global_seq} must not be negative.")
-    return checked_cursor(from_global_seq, head) if backfill or from_global_seq else head.global_seq
+    return (
+        checked_cursor(from_global_seq, head, read_holes(tx, head)) if backfill or from_global_seq else head.global_seq
+    )
 
 
 def _insert_cursors(tx: Transaction, reaction: Reaction, start: int, began: int) -> None:

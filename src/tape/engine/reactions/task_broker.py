@@ -19,7 +19,7 @@ from tape.base.clock import now_ms
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.reactions import claims, tasks
 from tape.engine.reactions.claims import ANY_SHARD, MAX_AT_ONCE, ClaimRequest, ClaimResult
-from tape.engine.reactions.enqueue import CHANNEL
+from tape.engine.reactions.task_order import CHANNEL
 from tape.engine.reactions.tasks import Settlement, Task, TaskReport
 from tape.errors import InvalidInput, NotFound, ServerStopping, TapeError
 from tape.model.principal import acting_as, current_principal

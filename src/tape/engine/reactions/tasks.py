@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.engine.reactions import commands
+from tape.engine.reactions import commands, downstreams, task_order
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import Reaction
 from tape.errors import InvalidInput, NotFound, TapeError, TaskNotHeld
@@ -21,6 +21,8 @@ from tape.store.records import Record, columns, load, load_all
 DEFAULT_LEASE_MS = 60_000
 MAX_LEASE_MS = MAX_TTL_MS
 MAX_ERROR_CHARS = 4_000
+# A task whose downstream is unavailable is tried again after this, while the downstream is not held.
+RETRY_UNAVAILABLE_MS = 1_000
 
 PENDING, CLAIMED, DONE, FAILED, DLQ = TaskStatus
 
@@ -55,6 +57,9 @@ class Task(Record, frozen=True):
     schema_version: int
     # That of the source entry; empty for tasks from before tasks had one.
     tenant: str = ""
+    ordering_key: str = ""
+    downstream: str = ""
+    unavailable_ms: int = 0
 
 
 COLUMNS = columns(Task)
@@ -63,11 +68,15 @@ LIGHT_COLUMNS = COLUMNS.replace("payload_json", "'' AS payload_json")
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """A failed attempt of a task; a permanent failure is not retried."""
+    """A failed attempt of a task; a permanent failure is not retried.
+
+    `unavailable` names the downstream that was not available, as the subscription's document does.
+    """
 
     task_id: str
     error: str = ""
     permanent: bool = False
+    unavailable: str = ""
 
 
 class TaskReport(msgspec.Struct, frozen=True):
@@ -90,6 +99,8 @@ class CompletedTask(msgspec.Struct, frozen=True, gc=False):
 
     task_id: str
     reaction_id: str
+    ordering_key: str = ""
+    downstream: str = ""
 
 
 class Settlement(msgspec.Struct):
@@ -172,6 +183,13 @@ def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, 
         _fail(tx, owner, found, failures.values(), settled, now)
     for task_id in released:
         _release(tx, owner, found.get(task_id), task_id, settled)
+    closed = [(task.reaction_id, task.ordering_key) for task in settled.tasks if task.status in (DONE, DLQ)]
+    closed += [(task.reaction_id, task.ordering_key) for task in settled.done]
+    task_order.release_next(tx, closed, now)
+    answered = {task.downstream for task in settled.done} | {
+        task.downstream for task in settled.tasks if task.task_id in finished
+    }
+    downstreams.record_successes(tx, answered - {""}, now)
     return settled
 
 
@@ -182,7 +200,7 @@ def _complete(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) ->
     rows = tx.query(
         f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}"
         f" AND status = {CLAIMED} AND lease_owner = ?{visible}"
-        " RETURNING task_id, reaction_id",
+        " RETURNING task_id, reaction_id, ordering_key, downstream",
         now,
         ids,
         owner,
@@ -216,6 +234,9 @@ def _fail(
         assert task is not None
         reaction = policies[task.reaction_id]
         error = failure.error[:MAX_ERROR_CHARS].replace("\0", "\\u0000")
+        if failure.unavailable and task.downstream and (parked := _park(tx, task, failure.unavailable, error, now)):
+            settled.tasks.append(parked)
+            continue
         is_dead = failure.permanent or task.attempts >= reaction.max_attempts
         task = msgspec.structs.replace(
             task,
@@ -232,6 +253,40 @@ def _fail(
         settled.tasks.append(task)
 
 
+def _park(tx: Transaction, task: Task, downstream: str, error: str, now: int) -> Task | None:
+    """Let a task wait for its downstream, without counting the attempt.
+
+    None if the attempt counts: another run has succeeded there since this task failed for the same reason, so it is the
+    message and not the downstream.
+    """
+    name = downstreams.name_of(task.downstream.rpartition(downstreams.SEPARATOR)[0], downstream)
+    before = downstreams.record_failure(tx, name, error, now)
+    if 0 < task.unavailable_ms < before.last_success_ms:
+        tx.execute("UPDATE tape_tasks SET unavailable_ms = ? WHERE task_id = ?", now, task.task_id)
+        return None
+    task = msgspec.structs.replace(
+        task,
+        status=PENDING,
+        attempts=task.attempts - 1,
+        next_attempt_at_ms=task_order.WAITS_MS if before.held else now + RETRY_UNAVAILABLE_MS,
+        lease_owner="",
+        lease_expires_at_ms=0,
+        last_error=error,
+        downstream=name,
+        unavailable_ms=now,
+    )
+    _store_state(tx, task)
+    tx.execute(
+        "UPDATE tape_tasks SET attempts = ?, downstream = ?, unavailable_ms = ? WHERE task_id = ?",
+        task.attempts,
+        name,
+        now,
+        task.task_id,
+    )
+    commands.park_run(tx, task, f"downstream/{downstream}")
+    return task
+
+
 def dead_letter(tx: Transaction, task: Task, error: str, now: int) -> None:
     """Dead-letter a task whose last allowed attempt was not reported."""
     task = msgspec.structs.replace(
@@ -244,6 +299,7 @@ def dead_letter(tx: Transaction, task: Task, error: str, now: int) -> None:
         completed_at_ms=now,
     )
     _store_state(tx, task)
+    task_order.release_next(tx, [(task.reaction_id, task.ordering_key)], now)
     commands.fail_run(tx, task)
 
 

@@ -9,6 +9,7 @@ from tape.base.clock import steady_ms
 from tape.base.telemetry.metrics import Metrics
 from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.dispatch.ordered import Dispatch
+from tape.subscriptions.dispatch.outcomes import Downstreams
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.spool.backend import SpoolBackend
@@ -29,6 +30,7 @@ def forwarder_of(
     credential: Any = None,
     reveal: Callable[[str, Sequence[str]], Awaitable[Any]] | None = None,
     redelivers: bool = True,
+    downstreams: Downstreams | None = None,
 ) -> Forwarder:
     """The forwarder of a subscription, with a spool on its configured backend unless `spool.mode` is off.
 
@@ -43,7 +45,16 @@ def forwarder_of(
             await emit(to_emit)
 
         clock = steady_ms()
-        return Forwarder(subscription, ref, dispatch, spool=None, emit=counted, redelivers=redelivers, now_ms=clock)
+        return Forwarder(
+            subscription,
+            ref,
+            dispatch,
+            spool=None,
+            emit=counted,
+            redelivers=redelivers,
+            now_ms=clock,
+            downstreams=downstreams,
+        )
     fields = fields_of(spec.credential, credential) if credential is not None else None
     backend: SpoolBackend
     if reveal is not None and spec.credential:
@@ -62,6 +73,7 @@ def forwarder_of(
         emit=pending,
         redelivers=redelivers,
         now_ms=clock,
+        downstreams=downstreams,
         closed=counting.forget,
     )
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tape.subscriptions.routing import route_downstream
+
 
 class CircuitPhase(StrEnum):
     """Closed passes every message, open none, half open a single probe."""
@@ -108,6 +110,13 @@ class Circuit:
         self._move(CircuitPhase.OPEN, now_ms)
         return True
 
+    def reopen(self, now_ms: int) -> None:
+        """Open a circuit that was open when an earlier process ended; its probe is due at once."""
+        if self.state.phase is CircuitPhase.CLOSED:
+            self.state.opened_at_ms = now_ms - self.probe_after_ms
+            self.state.down_since_ms = now_ms
+            self._move(CircuitPhase.OPEN, now_ms)
+
     def abandon_probe(self, now_ms: int) -> None:
         """The probe has no outcome (restart, stop): the next message may probe."""
         if self.state.phase is CircuitPhase.HALF_OPEN:
@@ -150,11 +159,9 @@ class Circuits:
         """Whether every circuit is closed."""
         return all(circuit.phase is CircuitPhase.CLOSED for circuit in self._circuits.values())
 
-    def route(self, target: str | None) -> str:
-        """The downstream of a target: the one of that name, else `default`, else the first by name."""
-        if target in self._circuits:
-            return str(target)
-        return "default" if "default" in self._circuits else min(self._circuits)
+    def route(self, pool: str | None) -> str:
+        """The downstream of runs on a pool."""
+        return route_downstream(self._circuits, pool or "")
 
     def decide(self, downstream: str, now_ms: int) -> CircuitDecision:
         """What to do with the next message for a downstream."""

@@ -11,12 +11,13 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.brokers.source import UNLIMITED_REDELIVERY, RedeliveryLimits
-from tape.errors import SpoolFull, SpoolUnavailable
+from tape.errors import ApiRefused, SpoolFull, SpoolUnavailable, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.dispatch import probes
 from tape.subscriptions.dispatch.circuit import CircuitDecision, CircuitPhase, Circuits, CircuitTransition
 from tape.subscriptions.dispatch.ordered import Dispatch, OrderedDispatch
+from tape.subscriptions.dispatch.outcomes import RELEASED_AT_ONCE, Downstreams, OutcomeFeed, ResumedRun
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.message import SourceMessage
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _CIRCUITS = "circuit-state"
 _CHECK_S = 30.0
+# How often the outcomes of runs are looked at while there are runs: for so long after the last dispatch.
+_LOOK_S = 0.25
+_ACTIVE_S = 60.0
 
 
 class Forwarder:
@@ -49,6 +53,7 @@ class Forwarder:
         emit: EmitEvents | PendingEvents,
         redelivers: bool = True,
         now_ms: Callable[[], int] = now_ms,
+        downstreams: Downstreams | None = None,
         closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = subscription.spec.spool
@@ -62,6 +67,7 @@ class Forwarder:
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._probed_at = 0.0
+        self._dispatched_at = float("-inf")
         self._checked_at = time.monotonic()
         self._held_until_ms: int | None = None  # when the first held message expires at its source
         self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
@@ -72,8 +78,23 @@ class Forwarder:
             probe_after_ms=declared.probe_after_ms,
             changed=self._changed,
         )
+        # Without a server that counts outcomes, the dispatch itself knows them.
+        self._feed: OutcomeFeed | None = None
+        if downstreams is not None:
+            self._feed = OutcomeFeed(
+                downstreams,
+                self.circuits,
+                probe_timeout_ms=declared.probe_timeout_ms,
+                now_ms=now_ms,
+                resumed=self._note_resumed,
+            )
         self._ordered = OrderedDispatch(
-            dispatch, self.circuits, spool.rules if spool else None, now_ms, self._probing.discard
+            dispatch,
+            self.circuits,
+            spool.rules if spool else None,
+            now_ms,
+            self._note_dispatched,
+            is_answer=self._is_answer,
         )
 
     async def start(self) -> None:
@@ -307,6 +328,7 @@ class Forwarder:
 
     async def _maintain(self) -> None:
         await self._probe()
+        await self._look_at_outcomes()
         if isinstance(self._emit, PendingEvents):
             await self._emit.catch_up()
         if self._spool is not None:
@@ -334,6 +356,32 @@ class Forwarder:
             self.circuits.record(each.name, succeeded=is_up, now_ms=self._now_ms())
         await self._emit_changes()
 
+    async def _look_at_outcomes(self) -> None:
+        if self._feed is None:
+            return
+        rate = self._spec.drain.rate_per_sec
+        try:
+            await self._feed.step(RELEASED_AT_ONCE if rate is None else max(int(rate * _LOOK_S), 1))
+        except TapeError as error:
+            if not error.retryable and not isinstance(error, ApiRefused):
+                raise
+            log.warning("%s: outcomes of runs cannot be read, retrying: %s", self._ref.path, error)
+        await self._emit_changes()
+
+    def _note_dispatched(self, downstream: str) -> None:
+        self._probing.discard(downstream)
+        if self._feed is not None:
+            self._feed.await_probe(downstream)
+            if time.monotonic() - self._dispatched_at > _ACTIVE_S:
+                self._wake.set()
+            self._dispatched_at = time.monotonic()
+
+    def _is_answer(self, downstream: str) -> bool:
+        return self._feed is None or not self._feed.is_failing(downstream)
+
+    def _note_resumed(self, run: ResumedRun) -> None:
+        self._pending.append(events.replayed(self._ref, run.message_id, 0, "", run.execution_id))
+
     def _may_pass(self, downstream: str) -> bool:
         decision = self.circuits.decide(downstream, self._now_ms())
         if decision is CircuitDecision.PROBE:
@@ -355,6 +403,8 @@ class Forwarder:
     def _pause(self) -> float:
         """Seconds until the next probe or the next retry of a stalled lane."""
         declared = self._spec.circuit
+        if self._feed is not None and (self._feed.is_busy or time.monotonic() - self._dispatched_at < _ACTIVE_S):
+            return _LOOK_S
         if self._has_backlog or not self.circuits.are_closed:
             return min(declared.probe_interval_ms, max(declared.probe_after_ms, 50)) / 1000
         return declared.probe_interval_ms / 1000

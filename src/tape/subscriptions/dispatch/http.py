@@ -11,6 +11,7 @@ import msgspec
 from tape.errors import ApiRefused, ServerUnreachable
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.outcomes import DownstreamCounts, ResumedRun
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
@@ -23,6 +24,40 @@ REPLAYED_AT_ONCE = 500
 CONCURRENCY = 16
 # Statuses of permanent errors: a retry cannot succeed.
 REFUSALS = frozenset({400, 404, 409, 413, 422})
+
+
+class ServerDownstreams:
+    """The downstreams of a subscription, through `POST /api/downstreams` of a server."""
+
+    def __init__(self, control: Control, path: str) -> None:
+        self._control = control
+        self._path = path
+
+    async def read(self) -> dict[str, DownstreamCounts]:
+        """The counts by name."""
+        found = (await self._ask("read"))["downstreams"]
+        return {name: DownstreamCounts(**counts) for name, counts in found.items()}
+
+    async def hold(self, name: str) -> None:
+        """Let the tasks of a downstream wait."""
+        await self._ask("hold", name=name)
+
+    async def probe(self, name: str) -> ResumedRun | None:
+        """Let one waiting task of a held downstream go."""
+        runs = _resumed(await self._ask("probe", name=name))
+        return runs[0] if runs else None
+
+    async def release(self, name: str, limit: int) -> list[ResumedRun]:
+        """Hold a downstream no longer, and let its waiting tasks go."""
+        return _resumed(await self._ask("release", name=name, limit=limit))
+
+    async def _ask(self, action: str, **more: Any) -> dict[str, Any]:
+        body = {"subscription": self._path, "action": action, **more}
+        return dict(await self._control.ask("POST", "/api/downstreams", body))
+
+
+def _resumed(answer: dict[str, Any]) -> list[ResumedRun]:
+    return [ResumedRun(int(each["execution_id"]), each["message_id"]) for each in answer["resumed"]]
 
 
 class ServerDispatch:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tape.errors import InvalidInput, PlaybookError, PlaybookNotFound, StepFailed, TapeError
+from tape.errors import DownstreamUnavailable, InvalidInput, PlaybookError, PlaybookNotFound, StepFailed, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.model.execution_ids import new_id
 from tape.playbooks.document import Playbook
@@ -61,6 +62,8 @@ class InProcessDispatch:
         self._ref = ref
         self._trail = trail
         self._slots = asyncio.Semaphore(concurrency)
+        # One for each ordering key that has runs now.
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
         self._claims: dict[str, tuple[int, float]] = {}
         self._expiring: list[tuple[float, str]] = []
         self._host = LocalHost(playbooks.find, self._publish)
@@ -70,7 +73,7 @@ class InProcessDispatch:
         return list(await asyncio.gather(*map(self._run, plans)))
 
     async def _run(self, plan: Plan) -> RunDispatchResult:
-        async with self._slots:
+        async with self._turn(plan.run_order), self._slots:
             if (holder := self._claimed_run(plan)) is not None:
                 assert plan.dedup is not None
                 await self._trail.write([events.deduplicated(self._ref, plan.dedup.key, holder)])
@@ -85,8 +88,29 @@ class InProcessDispatch:
                 self._claims[plan.dedup.key] = (execution_id, until)
                 heapq.heappush(self._expiring, (until, plan.dedup.key))
             await self._trail.write(started_events(self._ref, plan, execution_id))
-            self.failed += bool(await self._perform(playbook, plan, execution_id))
+            try:
+                self.failed += bool(await self._perform(playbook, plan, execution_id))
+            except DownstreamUnavailable as error:
+                if plan.dedup is not None:
+                    self._claims.pop(plan.dedup.key, None)
+                return RunDispatchResult("unavailable", error=str(error))
             return RunDispatchResult("started", execution_id)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        """Wait until the runs before this one with the same key have ended."""
+        if not key:
+            yield
+            return
+        lock, waiting = self._turns.get(key, (asyncio.Lock(), 0))
+        self._turns[key] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._turns.pop(key)
+            if waiting > 1:
+                self._turns[key] = (lock, waiting - 1)
 
     async def _perform(self, playbook: Playbook, plan: Plan, execution_id: int) -> str:
         """Run a playbook. Returns its error, or an empty text."""
@@ -100,10 +124,15 @@ class InProcessDispatch:
             message_id=plan.message_id,
             priority=plan.priority,
             trace=trace,
+            downstream=plan.downstream,
         )
         context: dict[str, Any] = {"subscription": self._ref.path, "message_id": plan.message_id}
         try:
             output = await run_playbook(playbook, plan.payload, run, self._host)
+        except DownstreamUnavailable as error:
+            waiting = self._event("playbook.waiting", "WAITING", execution_id, {**context, "error": str(error)}, plan)
+            await self._trail.write([waiting])
+            raise
         except (StepFailed, PlaybookError, InvalidInput, TapeError) as error:
             failed = self._event("playbook.failed", "FAILED", execution_id, {**context, "error": str(error)}, plan)
             await self._trail.write([failed])
@@ -127,7 +156,7 @@ class InProcessDispatch:
         now = time.monotonic()
         while self._expiring and self._expiring[0][0] <= now:
             until, key = heapq.heappop(self._expiring)
-            if self._claims[key][1] == until:
+            if key in self._claims and self._claims[key][1] == until:
                 del self._claims[key]
         claim = self._claims.get(plan.dedup.key)
         return None if claim is None else claim[0]

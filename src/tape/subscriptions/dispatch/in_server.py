@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.engine.executions.execute import ExecuteRequest, checked_request, execute_batch
+from tape.engine.reactions import downstreams
+from tape.engine.reactions.downstreams import Downstream
 from tape.errors import ExecutionSkipped, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.store import Database
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER, REPLAYED_AT_ONCE
+from tape.subscriptions.dispatch.outcomes import DownstreamCounts, ResumedRun
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.routing import Plan
@@ -103,6 +107,41 @@ class WriterDispatch:
         except TapeError as error:
             return [_failed(error)] * len(some)
         return [_answer(result) for result in results]
+
+
+class WriterDownstreams:
+    """The downstreams of a subscription, in the database of this process."""
+
+    def __init__(self, database: Database, path: str) -> None:
+        self._database = database
+        self._path = path
+
+    async def read(self) -> dict[str, DownstreamCounts]:
+        """The counts by name."""
+        rows = await self._database.read(lambda reader: downstreams.read_downstreams(reader, self._path))
+        return {row.name.removeprefix(f"{self._path}{downstreams.SEPARATOR}"): _counts(row) for row in rows}
+
+    async def hold(self, name: str) -> None:
+        """Let the tasks of a downstream wait."""
+        await self._database.write(lambda tx: downstreams.hold(tx, self._name(name)))
+
+    async def probe(self, name: str) -> ResumedRun | None:
+        """Let one waiting task of a held downstream go."""
+        found = await self._database.write(lambda tx: downstreams.release_probe(tx, self._name(name), now_ms()))
+        return None if found is None else ResumedRun(int(found.run_id), found.message_id)
+
+    async def release(self, name: str, limit: int) -> list[ResumedRun]:
+        """Hold a downstream no longer, and let its waiting tasks go."""
+        found = await self._database.write(lambda tx: downstreams.release(tx, self._name(name), now_ms(), limit))
+        return [ResumedRun(int(each.run_id), each.message_id) for each in found]
+
+    def _name(self, name: str) -> str:
+        return downstreams.name_of(self._path, name)
+
+
+def _counts(row: Downstream) -> DownstreamCounts:
+    is_failing = row.failures > 0 and row.last_failure_ms >= row.last_success_ms
+    return DownstreamCounts(row.failures, row.successes, is_failing, bool(row.held))
 
 
 def _answer(result: Any) -> RunDispatchResult:

@@ -20,7 +20,11 @@ Dispatch = Callable[[Sequence[Plan]], Awaitable[list[RunDispatchResult]]]
 
 
 class OrderedDispatch:
-    """Dispatches live and replayed plans. Calls `recorded` with the downstream of each outcome."""
+    """Dispatches live and replayed plans. Calls `recorded` with the downstream of each outcome.
+
+    `is_answer` says whether an accepted dispatch counts as an answer of its downstream: always if the dispatch carries
+    its runs out itself.
+    """
 
     def __init__(
         self,
@@ -29,12 +33,15 @@ class OrderedDispatch:
         rules: SpoolRules | None,
         now_ms: Callable[[], int],
         recorded: Callable[[str], None],
+        *,
+        is_answer: Callable[[str], bool] = lambda downstream: True,
     ) -> None:
         self._dispatch = dispatch
         self._circuits = circuits
         self._rules = rules
         self._now_ms = now_ms
         self._recorded = recorded
+        self._is_answer = is_answer
 
     async def send(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Start the runs in order. A rejected plan does not block the plans after it."""
@@ -82,10 +89,11 @@ class OrderedDispatch:
                 self._record(plan, answer)
 
     def _record(self, plan: Plan, answer: RunDispatchResult) -> None:
-        # A rejection is a permanent error of that message and does not trip the breaker: the downstream answered.
         downstream = self._circuits.route(plan.pool or None)
         self._recorded(downstream)
-        self._circuits.record(downstream, succeeded=answer.outcome != "unavailable", now_ms=self._now_ms())
+        # Whether the downstream of an accepted run answers is known when the run has ended.
+        if answer.outcome == "unavailable" or self._is_answer(downstream):
+            self._circuits.record(downstream, succeeded=answer.outcome != "unavailable", now_ms=self._now_ms())
 
 
 def _replay_plan(item: SpoolItem, now_ms: int) -> Plan:

@@ -25,6 +25,10 @@ def request_of(ref: SubscriptionRef, plan: Plan, emitter: str, worker_id: str = 
         request["execution_pool"] = plan.pool
     if plan.priority:
         request["priority"] = plan.priority
+    if plan.run_order:
+        request["ordering_key"] = plan.run_order
+    if plan.downstream:
+        request["downstream"] = plan.downstream
     if plan.trace is not None:
         request["trace"] = msgspec.to_builtins(plan.trace)
     if plan.dedup is not None:

@@ -23,7 +23,7 @@ class DownstreamSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     name: Annotated[Text, Meta(description="Name; the runs of a pool with this name depend on it.")]
     type: Annotated[
         Literal["http", "tcp", "nats", "passive"],
-        Meta(description="Kind of probe; `passive` uses the outcome of dispatches.", extra={"alias": "probe"}),
+        Meta(description="Kind of probe; `passive` uses the outcomes of runs only.", extra={"alias": "probe"}),
     ] = "http"
     target: Annotated[Text, Meta(description="URL or host:port to probe.")] = ""
 
@@ -34,6 +34,9 @@ class CircuitSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     trip_after: Annotated[Count, Meta(description="Failures in a row that open it.")] = 5
     probe_after_ms: Annotated[
         int, Meta(ge=0, description="How long it stays open before one message is sent as a probe.")
+    ] = 30_000
+    probe_timeout_ms: Annotated[
+        Count, Meta(description="How long the outcome of a probe is waited for before another message is tried.")
     ] = 30_000
     probe_interval_ms: Annotated[Count, Meta(description="Time between active probes.")] = 5_000
     downstream: Annotated[
@@ -80,9 +83,10 @@ class SpoolSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = ""
     path: Annotated[Text, Meta(description="Folder, for local_disk.")] = ""
     credential: Annotated[Text, Meta(description="Alias of the bucket's credential.", extra={"alias": "auth"})] = ""
-    ordering: Annotated[Literal["global", "per_key", "none"], Meta(description="The order that a replay keeps.")] = (
-        "per_key"
-    )
+    ordering: Annotated[
+        Literal["global", "per_key", "none"],
+        Meta(description="Which runs take turns, live and in a replay: all, those of one ordering key, or none."),
+    ] = "per_key"
     ordering_key: Annotated[
         Text, Meta(description="Header or field of the message that is the ordering key. Default: the source's key.")
     ] = ""

@@ -40,6 +40,13 @@ class CatalogListeners:
         self._parsed: dict[int, Subscription | None] = {}
         self._by_name: dict[str, list[Subscription]] = {}
         self._opened: dict[str, _Opened] = {}
+        database.on_rollback(self._forget)
+
+    def _forget(self) -> None:
+        """Read everything again: the database is in an older state, and gives its numbers to other documents."""
+        self._newest = -1
+        self._parsed.clear()
+        self._opened.clear()
 
     async def names(self) -> frozenset[str]:
         """The names of all listeners whose subscription was activated."""

@@ -14,6 +14,7 @@ from tape.errors import ApiRefused, SpoolFull, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.forwarder import Forwarder
+from tape.subscriptions.dispatch.outcomes import Downstreams
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.ingress.ingress import AdmittedMessage, IngressDispatch
 from tape.subscriptions.ingress.listeners import Listener, ListenerSource
@@ -61,13 +62,20 @@ class SpoolingDispatch:
     """Wraps another dispatch: spools what it cannot dispatch, if the subscription has a spool."""
 
     def __init__(
-        self, dispatch: IngressDispatch, replays: Replays, emit: EmitEvents, reveal: Reveal, metrics: Metrics
+        self,
+        dispatch: IngressDispatch,
+        replays: Replays,
+        emit: EmitEvents,
+        reveal: Reveal,
+        metrics: Metrics,
+        downstreams: Callable[[str], Downstreams] | None = None,
     ) -> None:
         self._dispatch = dispatch
         self._replays = replays
         self._emit = emit
         self._reveal = reveal
         self._metrics = metrics
+        self._downstreams = downstreams
         self._open: dict[str, _OpenForwarder] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._closed_until: dict[str, float] = {}
@@ -131,6 +139,7 @@ class SpoolingDispatch:
             credential=credential,
             reveal=reveal,
             redelivers=False,
+            downstreams=self._downstreams(listener.subscription.path) if self._downstreams is not None else None,
         )
         await forwarder.start()
         return _OpenForwarder(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))

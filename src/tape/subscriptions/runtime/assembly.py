@@ -14,6 +14,7 @@ from tape.brokers.settings import source_hosts
 from tape.errors import ApiRefused, SecretNotBound, SecretNotFound
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.ordered import Dispatch
+from tape.subscriptions.dispatch.outcomes import Downstreams
 from tape.subscriptions.document.spec import CONNECTION_KEYS, Subscription, SubscriptionSpec
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionRef
@@ -30,6 +31,7 @@ async def assemble(
     reveal: Reveal,
     reporter: EventReporter,
     metrics: Metrics,
+    downstreams: Downstreams | None = None,
     **more: Any,
 ) -> Runtime:
     """A runtime that is not started. `reveal` reads the secret of an alias; `more` are arguments of Runtime."""
@@ -47,6 +49,7 @@ async def assemble(
         metrics=metrics,
         credential=credential,
         reveal=reveal,
+        downstreams=downstreams,
     )
     return Runtime(subscription, ref, source, forwarder, reporter=reporter, metrics=metrics, **more)
 

@@ -55,6 +55,11 @@ def release(tx: Transaction, path: str, holder: str) -> None:
     _LEASES.release(tx, holder, "path = ?", path)
 
 
+def release_former(tx: Transaction, holder: str) -> int:
+    """Release the leases of former processes of this server, before its first claim; returns their number."""
+    return _LEASES.release_former(tx, holder)
+
+
 def _row(tx: Transaction, path: str) -> tuple[str, int, int] | None:
     row = tx.one("SELECT holder, until_ms, due_ms FROM tape_subscription_runtimes WHERE path = ?", path)
     return None if row is None else (row[0], row[1], row[2])

@@ -11,7 +11,7 @@ from tape.base.retry import UNLIMITED, RetryPolicy, retry_async
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import ApiRefused, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
 from tape.subscriptions.api_client import Control
-from tape.subscriptions.dispatch.http import ServerDispatch
+from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
@@ -81,6 +81,7 @@ class RemoteRuntime:
             reveal=reveal_within(self.path, self._reveal),
             reporter=EventReporter(self._write, self._worker_id),
             metrics=self.metrics,
+            downstreams=ServerDownstreams(self._control, self.path),
             state=lambda: self._state,
         )
         watching = asyncio.create_task(self._watch(subscription_id), name="tape-state")

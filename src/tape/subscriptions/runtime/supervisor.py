@@ -1,6 +1,7 @@
 """The runtime supervisor of a server: runs continuous subscriptions with `runtime.target: local`, and scheduled drains.
 
-Of several servers on one database, one runs a subscription; if it dies, another takes over when its lease expires.
+Of several servers on one database, one runs a subscription; if it dies, another takes over when its lease expires, and
+the same server takes over when it is started again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tape.errors import InvalidDocument, TapeError
 from tape.journal.journal import Journal
 from tape.store import Reader, Transaction
 from tape.subscriptions import events, lifecycle
-from tape.subscriptions.dispatch.in_server import WriterDispatch
+from tape.subscriptions.dispatch.in_server import WriterDispatch, WriterDownstreams
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
@@ -70,6 +71,7 @@ class RuntimeSupervisor:
         self._database = journal.database
         self._reveal = reveal
         self._holder = holder
+        self._has_taken_over = False
         self._documents: dict[int, Subscription | None] = {}
         self._states: dict[int, str] = {}
         self._running: dict[str, _Running] = {}
@@ -104,6 +106,11 @@ class RuntimeSupervisor:
             await asyncio.sleep(LOOK_S)
 
     async def _poll_once(self) -> None:
+        if not self._has_taken_over:
+            count = await self._database.write(lambda tx: leases.release_former(tx, self._holder))
+            self._has_taken_over = True
+            if count:
+                log.info("leases on %d subscriptions of the former process of this server released", count)
         found = await self._database.read(_live_registrations)
         await self._load_documents(found)
         self._states = {live.subscription_id: live.state for live in found}
@@ -165,6 +172,7 @@ class RuntimeSupervisor:
                 reveal=reveal_within(live.path, partial(self._reveal, to=f"the runtime of {live.path} in this server")),
                 reporter=reporter,
                 metrics=self._database.metrics,
+                downstreams=WriterDownstreams(self._database, live.path),
                 state=lambda: self._states.get(live.subscription_id, "DEACTIVATED"),
                 until_empty=is_scheduled,
             )

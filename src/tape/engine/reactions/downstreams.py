@@ -1,0 +1,162 @@
+"""Downstreams: what became of the runs that depend on one, and which of their tasks wait until it is available.
+
+A downstream belongs to a subscription: its name is `<path of the subscription>|<name in the document>`. Runtimes read
+the counts to feed their circuits. While a circuit is open the downstream is *held*: the pool starts none of its tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from tape.engine.reactions.task_order import CHANNEL as TASKS
+from tape.engine.reactions.task_order import WAITS_MS
+from tape.model.reaction_states import TaskStatus
+from tape.store import Reader, Transaction
+from tape.store.records import Record, columns, load_all
+
+# The channel on which runtimes are notified of outcomes.
+CHANNEL = "tape_downstreams"
+MAX_ERROR_CHARS = 500
+SEPARATOR = "|"
+
+
+class Downstream(Record, frozen=True):
+    """A row of tape_downstreams. `failures` and `successes` only grow."""
+
+    name: str
+    failures: int = 0
+    successes: int = 0
+    last_success_ms: int = 0
+    last_failure_ms: int = 0
+    last_error: str = ""
+    held: bool = False
+    probe_task_id: str = ""
+
+
+class WaitingRun(msgspec.Struct, frozen=True):
+    """A run whose task waits for its downstream."""
+
+    task_id: str
+    run_id: str
+    message_id: str
+
+
+_COLUMNS = columns(Downstream)
+# A waiting task that is the first of its ordering key, if it has one.
+_IS_FIRST = (
+    f"status = {TaskStatus.PENDING} AND next_attempt_at_ms = {WAITS_MS}"
+    " AND NOT EXISTS (SELECT 1 FROM tape_tasks AS earlier WHERE waiting.ordering_key <> ''"
+    " AND earlier.ordering_key = waiting.ordering_key AND earlier.reaction_id = waiting.reaction_id"
+    f" AND earlier.ordering_key <> '' AND earlier.status IN ({TaskStatus.PENDING}, {TaskStatus.CLAIMED})"
+    " AND earlier.source_global_seq < waiting.source_global_seq)"
+)
+
+
+def name_of(subscription: str, downstream: str) -> str:
+    """The name of a downstream in the store."""
+    return f"{subscription}{SEPARATOR}{downstream}"
+
+
+def read_downstreams(reader: Reader | Transaction, subscription: str) -> list[Downstream]:
+    """The downstreams of a subscription that had an outcome or are held."""
+    rows = reader.query(
+        f"SELECT {_COLUMNS} FROM tape_downstreams WHERE name >= ? AND name < ?",
+        subscription + SEPARATOR,
+        subscription + chr(ord(SEPARATOR) + 1),
+    )
+    return load_all(Downstream, rows)
+
+
+def find_held(tx: Transaction, names: Collection[str]) -> set[str]:
+    """Those of the downstreams that are held."""
+    if not names:
+        return set()
+    condition, values = tx.is_any("name", list(names))
+    return {row[0] for row in tx.query(f"SELECT name FROM tape_downstreams WHERE held = 1 AND {condition}", values)}
+
+
+def record_successes(tx: Transaction, names: Collection[str], now: int) -> None:
+    """Record that runs got an answer of these downstreams. One that never failed has no row and needs none."""
+    if not names:
+        return
+    condition, values = tx.is_any("name", list(names))
+    changed = tx.execute(
+        f"UPDATE tape_downstreams SET successes = successes + 1, last_success_ms = ? WHERE {condition}", now, values
+    )
+    if changed:
+        tx.notify(CHANNEL)
+
+
+def record_failure(tx: Transaction, name: str, error: str, now: int) -> Downstream:
+    """Record that a run found a downstream unavailable; its counts before that."""
+    rows = tx.query(f"SELECT {_COLUMNS} FROM tape_downstreams WHERE name = ?", name)
+    before = load_all(Downstream, rows)[0] if rows else Downstream(name)
+    tx.upsert(
+        "tape_downstreams",
+        ["name"],
+        ["name", "failures", "last_failure_ms", "last_error"],
+        [(name, before.failures + 1, now, error[:MAX_ERROR_CHARS])],
+    )
+    tx.notify(CHANNEL)
+    return before
+
+
+def hold(tx: Transaction, name: str) -> int:
+    """Hold a downstream: its tasks that are due, or will be, wait. How many there are."""
+    tx.upsert("tape_downstreams", ["name"], ["name", "held"], [(name, 1)])
+    return tx.execute(
+        f"UPDATE tape_tasks SET next_attempt_at_ms = {WAITS_MS} WHERE downstream = ? AND downstream <> ''"
+        f" AND status = {TaskStatus.PENDING} AND next_attempt_at_ms < {WAITS_MS}",
+        name,
+    )
+
+
+def release_probe(tx: Transaction, name: str, now: int) -> WaitingRun | None:
+    """Make one task of a held downstream due, if it can another one than the last time; None if none waits."""
+    waiting = _find_waiting(tx, name, 2)
+    if not waiting:
+        return None
+    row = tx.one("SELECT probe_task_id FROM tape_downstreams WHERE name = ?", name)
+    chosen = waiting[-1] if row is not None and row[0] == waiting[0].task_id else waiting[0]
+    tx.execute("UPDATE tape_downstreams SET probe_task_id = ? WHERE name = ?", chosen.task_id, name)
+    _make_due(tx, [chosen.task_id], now)
+    return chosen
+
+
+def release(tx: Transaction, name: str, now: int, limit: int) -> list[WaitingRun]:
+    """Hold a downstream no longer, and make up to `limit` of its waiting tasks due, the oldest first; their runs."""
+    tx.execute("UPDATE tape_downstreams SET held = 0, probe_task_id = '' WHERE name = ?", name)
+    waiting = _find_waiting(tx, name, limit)
+    _make_due(tx, [each.task_id for each in waiting], now)
+    return waiting
+
+
+def _find_waiting(tx: Transaction, name: str, limit: int) -> list[WaitingRun]:
+    rows = tx.query(
+        "SELECT task_id, source_run_id, (SELECT labels_json FROM tape_runs WHERE run_id = source_run_id)"
+        f" FROM tape_tasks AS waiting WHERE downstream = ? AND downstream <> '' AND {_IS_FIRST}"
+        " ORDER BY source_global_seq LIMIT ?",
+        name,
+        limit,
+    )
+    return [WaitingRun(task_id, run_id, _message_id(labels or "{}")) for task_id, run_id, labels in rows]
+
+
+def _message_id(labels_json: str) -> str:
+    return str(msgspec.json.decode(labels_json, type=dict[str, str]).get("tape.message_id", ""))
+
+
+def _make_due(tx: Transaction, task_ids: Sequence[str], now: int) -> None:
+    if not task_ids:
+        return
+    condition, values = tx.is_any("task_id", task_ids)
+    tx.execute(
+        "UPDATE tape_tasks SET next_attempt_at_ms = CASE WHEN source_ts_ms < ? THEN source_ts_ms ELSE ? END"
+        f" WHERE {condition}",
+        now,
+        now,
+        values,
+    )
+    tx.notify(TASKS)
