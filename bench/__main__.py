@@ -18,6 +18,7 @@ from bench.table import Table
 QUESTIONS = (
     "append",
     "tls",
+    "witness",
     "latency",
     "ledgers",
     "reactions",
@@ -32,6 +33,8 @@ QUESTIONS = (
     "ingress",
     "spool",
     "outage",
+    "checks",
+    "damage",
     "verify",
     "pipeline",
     "scale",

@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 import time
 
+import msgspec
+
+from tape.model.chain import GENESIS, TEXTS, canonical, link
+from tape.model.checksum import checksum
+from tape.model.entry import COLUMNS, Entry
 from tape.store import Database
 from tape.store.connection import DatabaseConnection
 
 NAMESPACE = "bench"
 APP = "treasury"
 CHUNK = 100_000
+SEALED_AT_ONCE = 5_000
 FIRST_NUMBER = 1_000_000_000  # numbers in keys have the same length, and so the order of numbers
 
 NUMBERS = (
@@ -53,10 +59,12 @@ def fill(database: Database, rows: int) -> None:
     database.migrate()
     connection = database.connect()
     began_ms = time.time_ns() // 1_000_000 - rows
+    chain = GENESIS
     try:
         for start in range(0, rows, CHUNK):
             connection.begin()
             _fill_chunk(connection, start, min(start + CHUNK, rows), _step(rows), began_ms)
+            chain = _seal(connection, start + 1, min(start + CHUNK, rows), chain)
             connection.commit()
         # What a database that has grown this far has long done by itself.
         if connection.dialect == "postgres":
@@ -66,6 +74,27 @@ def fill(database: Database, rows: int) -> None:
     finally:
         connection.close()
     os.sync()  # gigabytes on their way to the disk would stand in front of every commit that is measured
+
+
+def _seal(connection: DatabaseConnection, first: int, last: int, chain: bytes) -> bytes:
+    """Give entries their chain values and checksums, so that readers find them whole; the last chain value."""
+    for start in range(first, last + 1, SEALED_AT_ONCE):
+        rows = connection.query(
+            f"SELECT {', '.join(COLUMNS)} FROM tape_journal WHERE global_seq >= ? AND global_seq <= ?"
+            " ORDER BY global_seq",
+            start,
+            min(start + SEALED_AT_ONCE - 1, last),
+        )
+        sealed = []
+        for row in rows:
+            entry = Entry(*row)
+            texts = [getattr(entry, name) for name in TEXTS]
+            chain = link(chain, canonical(entry.global_seq, entry.seq, entry.ts_ms, entry.schema_version, texts))
+            fields = msgspec.structs.astuple(msgspec.structs.replace(entry, chain=chain))
+            sealed.append((entry.global_seq, chain, checksum(fields)))
+        connection.update("tape_journal", ("global_seq",), ("global_seq", "chain", "checksum"), sealed)
+    connection.execute("UPDATE tape_head SET chain = ? WHERE id = 1", chain)
+    return chain
 
 
 def _step(rows: int) -> int:

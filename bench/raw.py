@@ -12,7 +12,6 @@ import apsw
 from bench.load import Outcome, summarize
 from tape.model.entry import COLUMNS
 from tape.store import open_database
-from tape.store.sqlite import CHECKPOINT_PAGES
 
 Row = tuple[Any, ...]
 RUN_ID, TENANT, SEQ = (COLUMNS.index(name) for name in ("run_id", "tenant", "seq"))
@@ -57,7 +56,7 @@ class Sqlite(Driver):
         self._db = apsw.Connection(store.removeprefix("sqlite:"))
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "temp_store=MEMORY"):
             self._db.execute(f"PRAGMA {pragma}")
-        self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        self._db.execute("PRAGMA wal_autocheckpoint=8000")
         self._insert = f"INSERT INTO tape_journal ({_NAMES}) VALUES ({','.join('?' * len(COLUMNS))})"
 
     def select(self, after: int) -> Iterator[Row]:

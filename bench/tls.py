@@ -57,8 +57,8 @@ def run(options: Options) -> list[Table]:
                 options.report(f"{TITLE}: {NAMES[kind]}, {load.name}")
                 with TapeServer(options.lab.fresh_store(kind)) as plain:
                     with TapeServer(options.lab.fresh_store(kind), *flags) as secure:
-                        turns = options.lab.run(_alternate(options, plain, secure, load))
-                rows += _rows(f"{NAMES[kind]}: {load.name}", *turns)
+                        turns = options.lab.run(alternate(options, plain, secure, load))
+                rows += compare(f"{NAMES[kind]}: {load.name}", ("plain text", "TLS 1.3"), *turns)
     notes = [
         "both connections are open and warm before the clock starts: no handshake is counted",
         "TLS ÷ plain text is the median of the ratios of neighbouring turns, each of half a second",
@@ -68,7 +68,7 @@ def run(options: Options) -> list[Table]:
     return [Table(TITLE, columns, rows, notes)]
 
 
-async def _alternate(
+async def alternate(
     options: Options, plain: TapeServer, secure: TapeServer, load: Load
 ) -> tuple[list[Turn], list[Turn]]:
     """What each turn on each server measured, in order."""
@@ -97,13 +97,14 @@ def _appending(client: AsyncTapeClient, load: Load) -> Callable[[int], Awaitable
     return append
 
 
-def _rows(name: str, plain: list[Turn], secure: list[Turn]) -> list[list[str]]:
+def compare(name: str, sides: tuple[str, str], plain: list[Turn], secure: list[Turn]) -> list[list[str]]:
+    """A row for each side; the second one has its ratios to the first."""
     share = median(one.outcome.rate / other.outcome.rate for one, other in zip(secure, plain, strict=True))
     costs = [_cost_us(turns) for turns in (plain, secure)]
     cpu_share = f"{costs[1] / costs[0]:.2f}×" if costs[0] else NOTHING
     return [
-        _row(f"{name}, plain text", plain, NOTHING, costs[0], NOTHING),
-        _row(f"{name}, TLS 1.3", secure, f"{share:.2f}×", costs[1], cpu_share),
+        _row(f"{name}, {sides[0]}", plain, NOTHING, costs[0], NOTHING),
+        _row(f"{name}, {sides[1]}", secure, f"{share:.2f}×", costs[1], cpu_share),
     ]
 
 

@@ -22,6 +22,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     page = tmp_path_factory.mktemp("bench") / "performance.md"
     done = run_bench(
         "tls",
+        "witness",
         "latency",
         "ledgers",
         "reactions",
@@ -35,6 +36,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "relay",
         "ingress",
         "verify",
+        "damage",
         "routing",
         "pools",
         "beside",
@@ -52,6 +54,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "SQLite: 64 callers, one entry a call",
         "SQLite: 20 Follows with a hostile predicate",
         "SQLite: 64 callers, 200 bytes, TLS 1.3",
+        "SQLite: 1 caller, 200 bytes, with a witness",
         "SQLite: a flood on pool iot, its worker at full speed",
         "SQLite: INSERT, COMMIT",
         "SQLite: BeginEffect, CompleteEffect, 1 caller",
@@ -69,6 +72,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "the tape, JsonlBackend",
         "NATS JetStream, 64 runs at once",
         "well under 60 s",
+        "bare SQLite",
         "proof of a bearer token",
         "SQLite: POST /ingress, HMAC and directives",
     ],
