@@ -11,48 +11,36 @@ from tape.store import Database
 from tape.store.connection import DatabaseConnection, Row
 
 Statement = tuple[str, tuple[Any, ...]]
+# The calls of a connection that are statements of a transaction.
+RECORDED = {
+    *("query", "lookup", "execute", "insert", "upsert", "update", "notify"),
+    *("savepoint", "release", "rollback_to_savepoint"),
+}
 
 
-class Recorder(DatabaseConnection):
-    """A connection that remembers the transactions made through it."""
+class Recorder:
+    """A connection that remembers the transactions made through it, and passes every other call on."""
 
     def __init__(self, inner: DatabaseConnection) -> None:
-        super().__init__()
         self._inner = inner
-        self.dialect = inner.dialect
         self.transactions: list[Script] = []
         self._script = Script([], [])
         self._statements = self._script.statements
 
-    def query(self, sql: str, *params: Any) -> list[Row]:
-        self._statements.append(("query", (sql, *params)))
-        return self._inner.query(sql, *params)
+    def __getattr__(self, name: str) -> Any:
+        passed_on = getattr(self._inner, name)
+        if name not in RECORDED:
+            return passed_on
 
-    def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
-        return self._inner.is_any(column, values)
+        def recorded(*arguments: Any) -> Any:
+            self._statements.append((name, arguments))
+            return passed_on(*arguments)
 
-    def pairs(self, values: Sequence[tuple[int, int]]) -> tuple[str, Any]:
-        return self._inner.pairs(values)
+        return recorded
 
-    def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
-        self._statements.append(("lookup", (table, columns, keys, wanted)))
-        return self._inner.lookup(table, columns, keys, wanted)
-
-    def execute(self, sql: str, *params: Any) -> int:
-        self._statements.append(("execute", (sql, *params)))
-        return self._inner.execute(sql, *params)
-
-    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        self._statements.append(("insert", (table, columns, rows)))
-        self._inner.insert(table, columns, rows)
-
-    def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
-        self._statements.append(("upsert", (table, keys, columns, rows)))
-        self._inner.upsert(table, keys, columns, rows)
-
-    def update(self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
-        self._statements.append(("update", (table, keys, columns, rows)))
-        self._inner.update(table, keys, columns, rows)
+    def one(self, sql: str, *params: Any) -> Row | None:
+        rows = self.query(sql, *params)
+        return rows[0] if rows else None
 
     def begin(self) -> None:
         self._script = Script([], [])
@@ -66,34 +54,6 @@ class Recorder(DatabaseConnection):
 
         self._inner.commit(recorded)
         self.transactions.append(self._script)
-
-    def rollback(self) -> None:
-        self._inner.rollback()
-
-    def savepoint(self) -> None:
-        self._statements.append(("savepoint", ()))
-        self._inner.savepoint()
-
-    def release(self) -> None:
-        self._statements.append(("release", ()))
-        self._inner.release()
-
-    def rollback_to_savepoint(self) -> None:
-        self._statements.append(("rollback_to_savepoint", ()))
-        self._inner.rollback_to_savepoint()
-
-    @property
-    def in_transaction(self) -> bool:
-        return self._inner.in_transaction
-
-    def run_script(self, sql: str) -> None:
-        self._inner.run_script(sql)
-
-    def has_table(self, name: str) -> bool:
-        return self._inner.has_table(name)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Script:
@@ -120,7 +80,7 @@ def record(database: Database) -> list[Recorder]:
     recorders: list[Recorder] = []
     connect = database.connect
 
-    def recording(*, read_only: bool = False) -> DatabaseConnection:
+    def recording(*, read_only: bool = False) -> Any:
         if read_only:
             return connect(read_only=True)
         recorders.append(Recorder(connect()))

@@ -66,9 +66,16 @@ class NatsServer:
         self.address = re.findall(r"Listening for client connections on (\S+)", log.read_text())[0]
 
     def kill(self) -> None:
-        """kill -9."""
+        """kill -9; acknowledgements of the last moments may not be on disk, as NATS writes them in the background."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Shut it down; what was acknowledged is on disk."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, sent: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.send_signal(sent)
             self._process.wait()
             self._process = None
 

@@ -159,7 +159,7 @@ async def test_nats_reports_an_outage_and_resumes_from_its_position() -> None:
         await rig.feed(b"one", b"two")
         first, second = await source.poll(2, 10)
         await source.ack([first.receipt])
-        server.kill()
+        server.stop()
         with pytest.raises(SourceUnavailable, match="NATS at 127"):
             await source.poll(1, 10)
         with pytest.raises(SourceUnavailable):
