@@ -29,8 +29,8 @@ from tape.engine.ledgers.counts import fold
 from tape.engine.predicate_budget import PredicateBudget
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.retention import purge_tasks
+from tape.engine.reactions.stranded_tasks import release_stranded
 from tape.engine.reactions.task_broker import TaskBroker
-from tape.engine.reactions.task_order import find_stranded, release_next
 from tape.engine.scrubber import Scrubber
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
@@ -398,16 +398,11 @@ class Server:
                 await self.database.write(lambda tx: forget_claims(tx, now_ms()))
                 await self.database.write(lambda tx: delete_ended(tx, now_ms()))
                 await self.database.write(lambda tx: delete_expired(tx, now_ms()))
-                await self._release_stranded()
+                await release_stranded(self.database)
                 await self.hub.gaps.refresh()
             except TapeError as error:
                 log.warning("housekeeping failed, retrying in %.0f s: %s", HOUSEKEEPING_S, error)
             await asyncio.sleep(HOUSEKEEPING_S)
-
-    async def _release_stranded(self) -> None:
-        if stranded := await self.database.read(find_stranded):
-            log.error("tasks of %d ordering keys waited for no other task; they are due now", len(set(stranded)))
-            await self.database.write(lambda tx: release_next(tx, stranded, now_ms()))
 
     async def _run_counter(self) -> None:
         while True:

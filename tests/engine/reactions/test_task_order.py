@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from tape.base.clock import now_ms
 from tape.client import AsyncTapeClient
-from tape.engine.reactions.task_order import WAITS_MS, find_stranded, release_next
+from tape.engine.reactions.stranded_tasks import release_stranded
+from tape.engine.reactions.task_order import WAITS_MS
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
 from tests.engine.reactions.helpers import DLQ, PENDING, claim, matched, tasks
@@ -87,11 +87,9 @@ async def test_a_task_that_waits_for_nothing_is_found_and_released(server: Serve
     ids = await start(client, "a", "a", "a")
     await server.database.write(lambda tx: tx.execute("DELETE FROM tape_tasks WHERE source_run_id = ?", ids[0]))
     assert await runs_claimed(client) == {}
-    stranded = await server.database.read(find_stranded)
-    assert set(stranded) == {(POOL, "0:a")}
-    await server.database.write(lambda tx: release_next(tx, stranded, now_ms()))
+    assert await release_stranded(server.database) == 1
     assert list(await runs_claimed(client)) == [ids[1]]
-    assert await server.database.read(find_stranded) == []
+    assert await release_stranded(server.database) == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -114,6 +114,7 @@ class Metrics:
         self.tasks_claimed = counter("tasks_claimed", "Tasks handed out by this server")
         self.tasks_settled = counter("tasks_settled", "Reports on tasks, by resulting status", "status")
         self.tasks_refused = counter("tasks_refused", "Rejected reports on tasks: the worker's lease had expired")
+        self.tasks_stranded = counter("tasks_stranded", "Tasks that waited for nothing and were made due")
         self.tasks_purged = counter("tasks_purged", "Done and dropped tasks removed after their time")
         self.dispatchers = gauge("dispatchers", "Open task streams")
 

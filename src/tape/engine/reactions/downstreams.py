@@ -2,6 +2,7 @@
 
 A downstream belongs to a subscription: its name is `<path of the subscription>|<name in the document>`. Runtimes read
 the counts to feed their circuits. While a circuit is open the downstream is *held*: the pool starts none of its tasks.
+A hold is renewed by the runtime and lapses without it, so that no run waits for a runtime that has ended.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tape.store.records import Record, columns, load_all
 CHANNEL = "tape_downstreams"
 MAX_ERROR_CHARS = 500
 SEPARATOR = "|"
+# A hold that was not renewed for so long lapses.
+HOLD_MS = 600_000
 
 
 class Downstream(Record, frozen=True):
@@ -32,6 +35,7 @@ class Downstream(Record, frozen=True):
     last_failure_ms: int = 0
     last_error: str = ""
     held: bool = False
+    held_until_ms: int = 0
     probe_task_id: str = ""
 
 
@@ -103,9 +107,9 @@ def record_failure(tx: Transaction, name: str, error: str, now: int) -> Downstre
     return before
 
 
-def hold(tx: Transaction, name: str) -> int:
-    """Hold a downstream: its tasks that are due, or will be, wait. How many there are."""
-    tx.upsert("tape_downstreams", ["name"], ["name", "held"], [(name, 1)])
+def hold(tx: Transaction, name: str, now: int) -> int:
+    """Hold a downstream, or renew its hold: its tasks that are due, or will be, wait. How many there are."""
+    tx.upsert("tape_downstreams", ["name"], ["name", "held", "held_until_ms"], [(name, 1, now + HOLD_MS)])
     return tx.execute(
         f"UPDATE tape_tasks SET next_attempt_at_ms = {WAITS_MS} WHERE downstream = ? AND downstream <> ''"
         f" AND status = {TaskStatus.PENDING} AND next_attempt_at_ms < {WAITS_MS}",
@@ -131,6 +135,15 @@ def release(tx: Transaction, name: str, now: int, limit: int) -> list[WaitingRun
     waiting = _find_waiting(tx, name, limit)
     _make_due(tx, [each.task_id for each in waiting], now)
     return waiting
+
+
+def release_lapsed(tx: Transaction, now: int) -> list[str]:
+    """Hold no longer the downstreams whose hold was not renewed; their names. Their tasks are stranded then."""
+    rows = tx.query(
+        "UPDATE tape_downstreams SET held = 0, probe_task_id = '' WHERE held = 1 AND held_until_ms < ? RETURNING name",
+        now,
+    )
+    return [name for (name,) in rows]
 
 
 def _find_waiting(tx: Transaction, name: str, limit: int) -> list[WaitingRun]:

@@ -13,14 +13,14 @@ import msgspec
 from tape.base.structs import resolve
 from tape.model.entry import Entry
 from tape.model.reaction_states import POOL, TaskStatus
-from tape.store import Reader, Transaction
+from tape.store import Transaction
 
 # The due time of a task that waits for an earlier one: the largest integer that every client can read.
 WAITS_MS = 2**53 - 1
 # The channel on which servers notify each other of tasks that are due.
 CHANNEL = "tape_tasks"
 
-_OPEN = f"ordering_key <> '' AND status IN ({TaskStatus.PENDING}, {TaskStatus.CLAIMED})"
+OPEN = f"ordering_key <> '' AND status IN ({TaskStatus.PENDING}, {TaskStatus.CLAIMED})"
 
 
 class TaskConditions(msgspec.Struct, frozen=True):
@@ -50,26 +50,27 @@ def find_open_keys(tx: Transaction, reaction_id: str, keys: Collection[str]) -> 
     source, values = tx.texts(sorted(keys))
     rows = tx.query(
         f"SELECT value FROM {source} WHERE EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = ?"
-        f" AND ordering_key = value AND {_OPEN})",
+        f" AND ordering_key = value AND {OPEN})",
         values,
         reaction_id,
     )
     return {row[0] for row in rows}
 
 
-def release_next(tx: Transaction, closed: Iterable[tuple[str, str]], now: int) -> None:
-    """Make the next task due for each reaction id and ordering key of which a task was closed."""
+def release_next(tx: Transaction, closed: Iterable[tuple[str, str]], now: int) -> int:
+    """Make the next task due for each reaction id and ordering key of which a task was closed; how many waited."""
     keys: dict[str, set[str]] = {}
     for reaction_id, key in closed:
         if key:
             keys.setdefault(reaction_id, set()).add(key)
+    total = 0
     for reaction_id, some in keys.items():
         source, values = tx.texts(sorted(some))
         released = tx.execute(
             "UPDATE tape_tasks SET next_attempt_at_ms = CASE WHEN source_ts_ms < ? THEN source_ts_ms ELSE ? END"
             f" WHERE status = {TaskStatus.PENDING} AND next_attempt_at_ms = {WAITS_MS} AND task_id IN ("
             " SELECT (SELECT task_id FROM tape_tasks WHERE reaction_id = ? AND ordering_key = value"
-            f" AND {_OPEN} ORDER BY source_global_seq LIMIT 1) FROM {source})"
+            f" AND {OPEN} ORDER BY source_global_seq LIMIT 1) FROM {source})"
             " AND NOT EXISTS (SELECT 1 FROM tape_downstreams WHERE name = tape_tasks.downstream AND held = 1)",
             now,
             now,
@@ -78,16 +79,5 @@ def release_next(tx: Transaction, closed: Iterable[tuple[str, str]], now: int) -
         )
         if released:
             tx.notify(CHANNEL)
-
-
-def find_stranded(reader: Reader, limit: int = 1_000) -> list[tuple[str, str]]:
-    """Reaction ids and ordering keys of tasks that wait although no task before them is open: none, normally."""
-    rows = reader.query(
-        "SELECT reaction_id, ordering_key FROM tape_tasks AS waiting"
-        f" WHERE ordering_key <> '' AND status = {TaskStatus.PENDING} AND next_attempt_at_ms = {WAITS_MS}"
-        " AND NOT EXISTS (SELECT 1 FROM tape_tasks WHERE reaction_id = waiting.reaction_id"
-        f" AND ordering_key = waiting.ordering_key AND {_OPEN} AND next_attempt_at_ms < {WAITS_MS})"
-        " AND NOT EXISTS (SELECT 1 FROM tape_downstreams WHERE name = waiting.downstream AND held = 1) LIMIT ?",
-        limit,
-    )
-    return [(reaction_id, key) for reaction_id, key in rows]
+            total += released
+    return total

@@ -21,8 +21,9 @@ from tape.store.records import Record, columns, load, load_all
 DEFAULT_LEASE_MS = 60_000
 MAX_LEASE_MS = MAX_TTL_MS
 MAX_ERROR_CHARS = 4_000
-# A task whose downstream is unavailable is tried again after this, while the downstream is not held.
-RETRY_UNAVAILABLE_MS = 1_000
+# A task whose downstream is unavailable is tried again after a tenth of its age, within these bounds, while the
+# downstream is not held.
+RETRY_UNAVAILABLE_MS = (1_000, 60_000)
 
 PENDING, CLAIMED, DONE, FAILED, DLQ = TaskStatus
 
@@ -268,7 +269,7 @@ def _park(tx: Transaction, task: Task, downstream: str, error: str, now: int) ->
         task,
         status=PENDING,
         attempts=task.attempts - 1,
-        next_attempt_at_ms=task_order.WAITS_MS if before.held else now + RETRY_UNAVAILABLE_MS,
+        next_attempt_at_ms=task_order.WAITS_MS if before.held else now + _unavailable_retry_ms(task, now),
         lease_owner="",
         lease_expires_at_ms=0,
         last_error=error,
@@ -285,6 +286,11 @@ def _park(tx: Transaction, task: Task, downstream: str, error: str, now: int) ->
     )
     commands.park_run(tx, task, f"downstream/{downstream}")
     return task
+
+
+def _unavailable_retry_ms(task: Task, now: int) -> int:
+    least, most = RETRY_UNAVAILABLE_MS
+    return min(max((now - task.source_ts_ms) // 10, least), most)
 
 
 def dead_letter(tx: Transaction, task: Task, error: str, now: int) -> None:

@@ -122,8 +122,8 @@ class WriterDownstreams:
         return {row.name.removeprefix(f"{self._path}{downstreams.SEPARATOR}"): _counts(row) for row in rows}
 
     async def hold(self, name: str) -> None:
-        """Let the tasks of a downstream wait."""
-        await self._database.write(lambda tx: downstreams.hold(tx, self._name(name)))
+        """Let the tasks of a downstream wait; called again, it renews the hold."""
+        await self._database.write(lambda tx: downstreams.hold(tx, self._name(name), now_ms()))
 
     async def probe(self, name: str) -> ResumedRun | None:
         """Let one waiting task of a held downstream go."""

@@ -13,6 +13,8 @@ from tape.subscriptions.dispatch.circuit import CircuitPhase, Circuits
 
 # Waiting runs that are let go at once after a circuit has closed, unless a rate is set.
 RELEASED_AT_ONCE = 500
+# How often a hold is renewed; the server lets it lapse after 10 minutes.
+RENEW_HOLD_MS = 60_000
 
 
 class DownstreamCounts(NamedTuple):
@@ -39,7 +41,7 @@ class Downstreams(Protocol):
         """The counts by name; a downstream without any outcome is left out."""
 
     async def hold(self, name: str) -> None:
-        """Let the tasks of a downstream wait."""
+        """Let the tasks of a downstream wait; called again, it renews the hold, which lapses after 10 minutes."""
 
     async def probe(self, name: str) -> ResumedRun | None:
         """Let one waiting task of a held downstream go; None if none waits."""
@@ -68,7 +70,9 @@ class OutcomeFeed:
         self._known: dict[str, DownstreamCounts] | None = None
         self._probe_until_ms: dict[str, int] = {}
         self._probes: dict[str, ResumedRun] = {}
-        self._releasing: set[str] = set()
+        self._held_at_ms: dict[str, int] = {}
+        # At first all: the runtime before this one may have ended before it had released every task.
+        self._releasing: set[str] = {name for name, _ in circuits}
 
     def await_probe(self, name: str) -> None:
         """A message was accepted as the probe of a circuit: its outcome is awaited."""
@@ -93,8 +97,7 @@ class OutcomeFeed:
                 continue
             if not (counts.is_failing or counts.held):
                 continue  # no server took the dispatches: the runs that it has need not wait
-            if not counts.held:
-                await self._downstreams.hold(name)
+            await self._hold(name, is_held=counts.held)
             if circuit.is_probe_due(self._now_ms()) and await self._send_probe(name):
                 circuit.decide(self._now_ms())
                 self.await_probe(name)
@@ -142,6 +145,12 @@ class OutcomeFeed:
             self._circuits[name].abandon_probe(self._now_ms())
         elif until_ms is not None and name not in self._probes:
             await self._send_probe(name)
+
+    async def _hold(self, name: str, *, is_held: bool) -> None:
+        now_ms = self._now_ms()
+        if not is_held or now_ms - self._held_at_ms.get(name, 0) >= RENEW_HOLD_MS:
+            await self._downstreams.hold(name)
+            self._held_at_ms[name] = now_ms
 
     async def _release(self, name: str, limit: int, *, is_held: bool) -> None:
         if not is_held and name not in self._releasing:
