@@ -134,10 +134,14 @@ async def test_an_entry_in_excess_of_an_index_is_named(sqlite_url: str) -> None:
     assert any("1 entries in excess" in finding.detail for finding in report.findings)
 
 
-async def test_lookups_in_postgres_use_the_index_that_they_are_for(postgres: Postgres) -> None:
+@pytest.mark.parametrize("sessions", [299, 10])
+async def test_lookups_in_postgres_use_the_index_that_they_are_for(postgres: Postgres, sessions: int) -> None:
     with postgres.migrated_database() as url:
         async with open_database(url) as database:
-            await fill(Journal(database))
+            await fill(Journal(database), sessions)
+            await Journal(database).append([Draft(subject="/tape/x", payload_json="{}")] * (300 - sessions))
+            with psycopg.connect(url, autocommit=True) as admin:
+                admin.execute("VACUUM ANALYZE tape_journal")
             connection = database.connect(read_only=True)
             _set(connection, _LOOKUP)
             for index in indexes_of("postgres"):

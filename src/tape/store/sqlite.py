@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import wraps
 from itertools import islice
@@ -21,7 +20,6 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import msgspec
 
 from tape.base.private_files import create_private
-from tape.base.retry import Backoff
 from tape.base.store_url import describe_source
 from tape.base.telemetry.metrics import Metrics
 from tape.base.url_mask import mask_urls
@@ -38,10 +36,13 @@ from tape.errors import (
 from tape.store.connection import STREAM_ROWS, Column, ColumnKind, DatabaseConnection, Row, placeholders, upsert_sql
 from tape.store.database import JOURNAL, Database
 from tape.store.sqlite_limits import SqliteLimits
-from tape.store.wal import STARVED, WalMonitor
+from tape.store.wal import WalMonitor
 
 try:
     import apsw
+
+    from tape.store.checkpointer import BUSY_TIMEOUT_MS, Checkpointer
+    from tape.store.read_gate import ReadGate
 except ImportError as missing:  # pragma: no cover - the extra is installed where this is tested
     raise MissingExtra("A SQLite store", "server") from missing
 
@@ -53,8 +54,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEFAULT_LIMITS = SqliteLimits()
-RESTART_TIMEOUT_MS = 100
-BUSY_TIMEOUT_MS = 5_000
 POLL_S = 0.1
 # Below this much free space an I/O error is taken for a full disk.
 MIN_FREE_BYTES = 1 << 20
@@ -102,47 +101,6 @@ def _translated(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class Checkpointer:
-    """Copies the write-ahead log into the file after a commit, when the log has grown to half of its limit.
-
-    That copies what no reader needs. If readers overlap all the time, some are always needed and the log grows: at
-    five eighths of the limit a commit waits for the readers that are running, up to 100 ms, and the next one begins
-    the log anew. A reader that stays longer is waited for again later, and ever less often.
-    """
-
-    def __init__(self, limits: SqliteLimits, metrics: Metrics | None) -> None:
-        self._limits = limits
-        self._metrics = metrics
-        self._backoff = Backoff(STARVED)
-        self._due_at = 0.0
-
-    def __call__(self, connection: apsw.Connection, name: str, pages: int) -> int:
-        """Called by SQLite after each commit. An error must not reach it: the transaction is committed."""
-        try:
-            if pages >= self._limits.restart_pages and time.monotonic() >= self._due_at:
-                self._restart(connection, name)
-            elif pages >= self._limits.checkpoint_pages:
-                connection.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except apsw.Error as error:
-            log.info("the write-ahead log was not copied into the file, the next commit tries again: %s", error)
-        return apsw.SQLITE_OK
-
-    def _restart(self, connection: apsw.Connection, name: str) -> None:
-        connection.set_busy_timeout(RESTART_TIMEOUT_MS)
-        try:
-            connection.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_RESTART)
-        except apsw.BusyError:
-            self._due_at = time.monotonic() + self._backoff.next_delay()
-            outcome = "starved"
-        else:
-            self._backoff.reset()
-            outcome = "done"
-        finally:
-            connection.set_busy_timeout(BUSY_TIMEOUT_MS)
-        if self._metrics is not None:
-            self._metrics.wal_restarts.labels(outcome).inc()
-
-
 class SqliteConnection(DatabaseConnection):
     """One apsw connection."""
 
@@ -157,10 +115,13 @@ class SqliteConnection(DatabaseConnection):
         create: bool = True,
         limits: SqliteLimits = DEFAULT_LIMITS,
         readers: int = 1,
+        gate: ReadGate | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         super().__init__()
         self.path = path
+        gate = gate or ReadGate(metrics)
+        self._gate = gate if read_only else None
         self._file: tuple[int, int] | None = None
         if create and not read_only:  # what reads never creates a database
             create_private(path)  # SQLite gives the files beside it the same mode
@@ -176,7 +137,7 @@ class SqliteConnection(DatabaseConnection):
                 self._run("PRAGMA fullfsync=1")
             self._run(f"PRAGMA cache_size=-{limits.cache_kib(readers=readers, read_only=read_only)}")
             self._run("PRAGMA temp_store=MEMORY")
-            self._db.set_wal_hook(Checkpointer(limits, metrics))  # in place of PRAGMA wal_autocheckpoint
+            self._db.set_wal_hook(Checkpointer(limits, metrics, gate))  # in place of PRAGMA wal_autocheckpoint
             self._run(f"PRAGMA journal_size_limit={limits.wal_bytes}")
             if read_only:
                 self._run("PRAGMA query_only=1")
@@ -186,7 +147,12 @@ class SqliteConnection(DatabaseConnection):
 
     @_translated
     def query(self, sql: str, *params: Any) -> list[Row]:
-        return self._run(sql, params).fetchall()
+        return self._read(lambda: self._run(sql, params).fetchall())
+
+    def _read(self, statement: Callable[[], T]) -> T:
+        if self._gate is None or self._db.in_transaction:
+            return statement()
+        return self._gate.run(self._db, statement)
 
     def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
         return f"{column} IN (SELECT value FROM json_each(?))", msgspec.json.encode(values).decode()
@@ -201,7 +167,8 @@ class SqliteConnection(DatabaseConnection):
     @_translated
     def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
         condition = " AND ".join(f"{key} = ?" for key in keys)
-        return self._db.executemany(f"SELECT {columns} FROM {table} WHERE {condition}", wanted).fetchall()
+        sql = f"SELECT {columns} FROM {table} WHERE {condition}"
+        return self._read(lambda: self._db.executemany(sql, wanted).fetchall())
 
     @_translated
     def execute(self, sql: str, *params: Any) -> int:
@@ -329,6 +296,7 @@ class SqliteDatabase(Database):
         self.path = path
         self._sqlite_limits = sqlite_limits
         super().__init__(url, **options)
+        self._gate = ReadGate(self.metrics)
 
     @property
     def _default_witness(self) -> Path | None:
@@ -353,6 +321,7 @@ class SqliteDatabase(Database):
             create=self._creates,
             limits=self._sqlite_limits,
             readers=self._reader_count,
+            gate=self._gate,
             metrics=self.metrics,
         )
 

@@ -37,6 +37,9 @@ class Metrics:
         self.wal_restarts = counter(
             "wal_restarts", "Waits for readers to empty the write-ahead log, by done or starved", "outcome"
         )
+        self.wal_interrupted_reads = counter(
+            "wal_interrupted_reads", "Statements executed again because a full write-ahead log interrupted them"
+        )
         self.dead_connections = counter(
             "store_dead_connections", "Connections closed because PostgreSQL did not answer on them"
         )
