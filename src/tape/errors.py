@@ -1364,3 +1364,17 @@ class OrderNotKept(TapeError):
 
     code = "TAPE-2272"
     status = "FAILED_PRECONDITION"
+
+
+class DrainedByServer(TapeError):
+    """A scheduled subscription is active: the server drains it, and a second process must not."""
+
+    code = "TAPE-2273"
+    status = "FAILED_PRECONDITION"
+
+
+class NotDeployable(TapeError):
+    """A subscription cannot run on the platform that manifests were asked for."""
+
+    code = "TAPE-2274"
+    status = "FAILED_PRECONDITION"

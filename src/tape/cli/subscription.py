@@ -13,7 +13,6 @@ from tape.cli.options import (
     DEFAULT_SERVER,
     HttpAllowOption,
     LogLevelOption,
-    MetricsOption,
     ServerOption,
     read_secret_file,
     warn_of_secret,
@@ -58,7 +57,15 @@ def run(
         bool,
         typer.Option("--keep-active", help="Leave the subscription active on stop, because other runtimes run it too."),
     ] = False,
-    metrics_listen: MetricsOption = "",
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the source is empty; also runs a scheduled subscription.")
+    ] = False,
+    metrics_listen: Annotated[
+        str,
+        typer.Option(
+            "--metrics-listen", help="Serve /livez, /readyz, /backlog and /metrics on this address: 127.0.0.1:9464."
+        ),
+    ] = "",
     http_allow: HttpAllowOption = None,
     log_level: LogLevelOption = "warning",
 ) -> None:
@@ -66,7 +73,8 @@ def run(
 
     Needs no database, only the address and the internal token of the server. On SIGTERM or Ctrl-C it finishes fetched
     messages and deactivates the subscription; the next start activates it again. A second signal stops at once;
-    messages that were not acknowledged are redelivered.
+    messages that were not acknowledged are redelivered. With --metrics-listen, /readyz is 200 while source, server and
+    spool can be used, else 503 with the reasons.
     """
     set_logging(log_level)
     warn_of_secret(context, "token", "set TAPE_TOKEN or use --token-file")
@@ -75,16 +83,23 @@ def run(
     import_modules(modules or [])
     name = worker_id or process_name()
     control = Control(server, token, connections=MAX_REQUESTS)
-    counts = run_loop(_run(path, control, name, metrics_listen, keep_active))
+    counts = run_loop(_run(path, control, name, metrics_listen, keep_active, once))
     typer.echo(summary(counts))
 
 
-async def _run(path: str, control: Control, name: str, metrics_listen: str, keep_active: bool) -> Counts:
+async def _run(path: str, control: Control, name: str, metrics_listen: str, keep_active: bool, once: bool) -> Counts:
     from tape.subscriptions.runtime.remote import RemoteRuntime
 
-    runtime = RemoteRuntime(path, control, name, keeps_active=keep_active)
+    runtime = RemoteRuntime(path, control, name, keeps_active=keep_active, once=once)
+    health = runtime.health
     if metrics_listen:
-        serve_metrics(runtime.metrics.registry, metrics_listen)
+        serve_metrics(
+            runtime.metrics.registry,
+            metrics_listen,
+            not_ready=health.not_ready,
+            not_alive=health.not_alive,
+            backlog=health.backlog,
+        )
     typer.echo(f"{path} from {control.url}. Ctrl-C stops it.", err=True)
     with stop_on_signal(runtime.stop):
         return await runtime.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -69,6 +70,8 @@ class Forwarder:
         self._probed_at = 0.0
         self._dispatched_at = float("-inf")
         self._checked_at = time.monotonic()
+        # Why the spool cannot be used now; empty while it can.
+        self.spool_problem = ""
         self._held_until_ms: int | None = None  # when the first held message expires at its source
         self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
         declared = self._spec.circuit
@@ -178,6 +181,7 @@ class Forwarder:
             try:
                 await self._maintain()
             except SpoolUnavailable as error:
+                self.spool_problem = str(error)
                 log.warning("%s", error)
             except Exception:
                 # An unexpected error must not end the maintenance of the spool.
@@ -283,6 +287,7 @@ class Forwarder:
         try:
             kept = await self._spool.append(arrivals)
         except SpoolUnavailable as error:
+            self.spool_problem = str(error)
             log.warning("%s", error)
             return self._hold(messages, redelivery, str(error))
         if any(self.circuits[arrival.downstream].phase is CircuitPhase.CLOSED for arrival in arrivals):
@@ -339,12 +344,23 @@ class Forwarder:
                 report = await self.drain()
 
     async def _check_backend(self, spool: Spool) -> None:
-        """Look every 30 s for items that other processes wrote to an empty spool: a requeue, or a process that died."""
+        """Look every 30 s, and in each round of an outage, whether the backend can be used.
+
+        An empty spool is read again: other processes may have written to it, a requeue or a process that died.
+        """
         now = time.monotonic()
-        if not spool.items and now - self._checked_at >= _CHECK_S:
-            self._checked_at = now
-            if await spool.open():
-                await spool.emit_last_batch()
+        if not self.spool_problem and now - self._checked_at < _CHECK_S:
+            return
+        self._checked_at = now
+        if self._spec.backend == "local_disk":  # a disk can be full or read-only although it is readable
+            key = f"check-{os.getpid()}-{id(self)}"
+            await spool.backend.put(Area.CONTROL, [(key, b"{}")])
+            await spool.backend.delete(Area.CONTROL, [key])
+        else:
+            await spool.backend.get(Area.CONTROL, _CIRCUITS)
+        self.spool_problem = ""
+        if not spool.items and await spool.open():
+            await spool.emit_last_batch()
 
     async def _probe(self) -> None:
         declared = [each for each in self._spec.circuit.downstream if each.type != "passive"]

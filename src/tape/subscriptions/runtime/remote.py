@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tape.base.retry import UNLIMITED, RetryPolicy, retry_async
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import ApiRefused, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
+from tape.errors import ApiRefused, DrainedByServer, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams
 from tape.subscriptions.document.spec import Subscription
@@ -17,6 +17,7 @@ from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, subscription_ref
 from tape.subscriptions.runtime.assembly import assemble
+from tape.subscriptions.runtime.health import RuntimeHealth
 from tape.subscriptions.runtime.runtime import Counts, Runtime
 from tape.subscriptions.secrets import reveal_within
 
@@ -36,14 +37,26 @@ class RemoteRuntime:
     On stop it finishes the fetched messages, then drains and deactivates the subscription; the next start activates it.
     With `keeps_active` the subscription stays active for other processes. A paused subscription stays paused; one that
     an operator set to drain is deactivated at the end.
+
+    With `once` it ends when its source is empty. A scheduled subscription runs only so, and without being activated:
+    an active one is drained by the server on its cadence.
     """
 
     def __init__(
-        self, path: str, control: Control, worker_id: str, *, metrics: Metrics | None = None, keeps_active: bool = False
+        self,
+        path: str,
+        control: Control,
+        worker_id: str,
+        *,
+        metrics: Metrics | None = None,
+        keeps_active: bool = False,
+        once: bool = False,
     ) -> None:
         self.path = path
         self.metrics = metrics or Metrics()
+        self.health = RuntimeHealth()
         self.runtime: Runtime | None = None
+        self._once = once
         self._control = control
         self._worker_id = worker_id
         self._keeps_active = keeps_active
@@ -53,19 +66,37 @@ class RemoteRuntime:
     def stop(self) -> None:
         """Finish the fetched messages, then end."""
         self._stopping.set()
+        self.health.is_stopping = True
         if self.runtime is not None:
             self.runtime.stop()
 
     async def run(self) -> Counts:
-        """Run until `stop`. Returns the counts."""
+        """Run until `stop`, or with `once` until the source is empty. Returns the counts."""
+        beating = asyncio.create_task(self.health.beat(), name="tape-heartbeat")
+        try:
+            return await self._run()
+        finally:
+            beating.cancel()
+
+    async def _run(self) -> Counts:
         subscription = await self._load()
         if subscription is None:
             return Counts()
+        is_scheduled = subscription.spec.activation == "scheduled"
         status = await self._call_until_reachable(lambda: self._control.register(self.path))
         subscription_id = int(status["subscription_id"])
-        if status["state"] == "REGISTERED":
+        if is_scheduled and status["state"] == "ACTIVE":
+            raise DrainedByServer(
+                f"{self.path} is scheduled and active: the server drains it on its cadence. To drain it here instead,"
+                f" end that with `tape subscriptions deactivate {self.path}`; the next start with --once registers it"
+                " again and does not activate it."
+            )
+        if status["state"] == "REGISTERED" and not is_scheduled:
             status = await self._call_until_reachable(lambda: self._control.act(subscription_id, "activate"))
         self._state = status["state"]
+        if self._once and self._state == "PAUSED":
+            log.warning("%s is paused: nothing is drained", self.path)
+            return Counts()
         ref, spec = subscription_ref(self.path, subscription_id), subscription.spec
         dispatch = ServerDispatch(
             self._control,
@@ -83,7 +114,9 @@ class RemoteRuntime:
             metrics=self.metrics,
             downstreams=ServerDownstreams(self._control, self.path),
             state=lambda: self._state,
+            until_empty=self._once,
         )
+        self.health.runtime = self.runtime
         watching = asyncio.create_task(self._watch(subscription_id), name="tape-state")
         try:
             if self._stopping.is_set():
@@ -104,8 +137,11 @@ class RemoteRuntime:
             raise InvalidConfig(
                 f"{self.path} is a push subscription; the server or a `tape gateway` receives its deliveries."
             )
-        if subscription.spec.activation == "scheduled":
-            raise InvalidConfig(f"{self.path} is scheduled: the server drains it on its cadence, once it is activated.")
+        if subscription.spec.activation == "scheduled" and not self._once:
+            raise InvalidConfig(
+                f"{self.path} is scheduled: the server drains it on its cadence, once it is activated. To let another"
+                " scheduler do that, start it with --once."
+            )
         if subscription.spec.runtime.target == "spark":
             raise InvalidConfig(
                 f"{self.path} runs on Spark, where its source is read by offset. Start it with: tape pipeline run"
@@ -119,8 +155,10 @@ class RemoteRuntime:
             try:
                 status = await asyncio.to_thread(self._control.status, subscription_id)
             except TapeError as error:
+                self.health.server_failed(error)
                 log.warning("%s: state cannot be read, continuing: %s", self.path, error)
                 continue
+            self.health.server_answered()
             if status["state"] != self._state:
                 log.info("%s is %s", self.path, status["state"])
             self._state = status["state"]
@@ -149,6 +187,11 @@ class RemoteRuntime:
         """Return what a call returns, retried while the server is unreachable and until `stop` is called."""
 
         def log_retry(error: Exception, attempt: int, delay_s: float) -> None:
+            self.health.server_failed(error)
             log.warning("%s: server unreachable, retrying in %.1f s: %s", self.path, delay_s, error)
 
-        return await retry_async(lambda: asyncio.to_thread(call), SERVER_RETRY, stop=self._stopping, on_retry=log_retry)
+        answer = await retry_async(
+            lambda: asyncio.to_thread(call), SERVER_RETRY, stop=self._stopping, on_retry=log_retry
+        )
+        self.health.server_answered()
+        return answer

@@ -98,7 +98,11 @@ class Runtime:
         self.ref = ref
         self.counts = Counts()
         self.is_connected = False
+        # Why the source cannot be read now; empty while it is connected.
+        self.source_problem = "not connected yet"
+        self.source_lag: int | None = None
         self._was_connected = False
+        self._is_spool_open = False
         self._source = source
         self._forwarder = forwarder
         self._reporter = reporter
@@ -129,6 +133,13 @@ class Runtime:
     def waiting(self) -> int:
         """Messages in the spool."""
         return 0 if self._forwarder.spool is None else self._forwarder.spool.items
+
+    @property
+    def spool_problem(self) -> str:
+        """Why the spool cannot be used now; empty while it can, and without a spool."""
+        if self._forwarder.spool is None:
+            return ""
+        return self._forwarder.spool_problem or ("" if self._is_spool_open else "not opened yet")
 
     async def run(self) -> Counts:
         """Run until `stop`. Waits for the end of outages. Raises permanent errors: a wrong setting, or, at the start,
@@ -167,8 +178,10 @@ class Runtime:
         while not self._is_ending:
             try:
                 await self._forwarder.start()
+                self._is_spool_open, self._forwarder.spool_problem = True, ""
                 return True
             except SpoolUnavailable as error:
+                self._forwarder.spool_problem = str(error)
                 log.warning("%s: spool unavailable, retrying: %s", self.subscription.path, error)
                 await backoff.wait_async(stop=self._stopping)
         return False
@@ -259,6 +272,7 @@ class Runtime:
         self.is_connected = False
         while not self._is_ending:
             if error is not None:
+                self.source_problem = str(error)
                 delay = backoff.next_delay(error)
                 log.warning("%s: %s", self.subscription.path, error)
                 if backoff.failures == 1:
@@ -278,6 +292,7 @@ class Runtime:
                 error = problem
                 continue
             self.is_connected = self._was_connected = True
+            self.source_problem = ""
             await self._settle_delayed()
             if error is not None:
                 self.counts.reconnects += 1
@@ -298,6 +313,7 @@ class Runtime:
             return
         self._asked_lag_at = now
         if (lag := await self._source.lag()) is not None:
+            self.source_lag = lag
             self._metrics.source_lag.labels(self.subscription.path).set(lag)
 
     # ── dispatching ──────────────────────────────────────────────────────────────────────────────
