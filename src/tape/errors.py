@@ -994,9 +994,13 @@ class StepTimedOut(PlaybookError):
 
 
 class StepRefused(PlaybookError):
-    """A tool cannot do what the step asks for, and trying again would not help."""
+    """A tool cannot do what the step asks for, and trying again would not help.
+
+    `is_answer`: the service was reached and refused the request.
+    """
 
     code = "TAPE-2114"
+    is_answer = False
 
 
 class ToolFailed(PlaybookError):
@@ -1142,6 +1146,18 @@ class ApiRefused(HttpFailed):
 
     def __init__(self, message: str, http_status: int = 0) -> None:
         self.http_status = http_status
+        super().__init__(message)
+
+
+class CircuitOpen(TapeError):
+    """A delivery is not accepted: its downstream is unavailable, and the subscription has no spool."""
+
+    code = "TAPE-2156"
+    status = "UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        self.retry_after_s = retry_after_s
         super().__init__(message)
 
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from tape.errors import StepRefused, ToolFailed
+from tape.playbooks.answers import recording_answers
 from tape.playbooks.host import LocalHost, RunInfo
+from tape.playbooks.library import known_playbook
+from tape.playbooks.runner import run_playbook
 from tape.playbooks.tools import TOOLS, ToolCall
 
 pytestmark = pytest.mark.usefixtures("loopback_allowed")
@@ -99,3 +102,23 @@ async def test_an_address_outside_the_public_internet_is_refused_and_the_setting
     monkeypatch.delenv("TAPE_HTTP_ALLOW")
     with pytest.raises(StepRefused, match="TAPE_HTTP_ALLOW="):
         await send(url=url.format(site=site))
+
+
+@pytest.mark.parametrize(
+    ("step", "answered"),
+    [
+        ({"tool": {"kind": "http", "url": "{site}/status/200"}}, {"orders"}),
+        ({"tool": {"kind": "http", "url": "{site}/status/404"}, "on_error": "continue"}, {"orders"}),
+        ({"tool": {"kind": "http", "url": "{site}/status/503"}, "on_error": "continue"}, set()),
+        ({"tool": {"kind": "http", "url": "{site}/x"}, "downstream": "payments"}, {"payments"}),
+        ({"tool": {"kind": "value", "value": 1}}, set()),
+        ({"tool": {"kind": "value", "value": 1}, "downstream": "payments"}, {"payments"}),
+    ],
+)
+async def test_a_step_reports_which_downstream_answered_it(site: str, step: dict[str, Any], answered: set[str]) -> None:
+    text = json.dumps({"kind": "Playbook", "metadata": {"path": "x"}, "workflow": [{"step": "a", **step}]})
+    playbook = known_playbook(text.replace("{site}", site)).playbook
+    found: set[str] = set()
+    with recording_answers(found.add):
+        await run_playbook(playbook, {}, RunInfo(id="7", path="x", downstream="orders"), LocalHost())
+    assert found == answered

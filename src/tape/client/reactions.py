@@ -150,9 +150,15 @@ class ReactionCalls(ChannelCalls):
         completed: Sequence[str] = (),
         failed: Iterable[pb.TaskFailure] = (),
         released: Sequence[str] = (),
+        answered: Iterable[pb.TaskAnswers] = (),
     ) -> pb.SettleTasksResponse:
-        """Complete, nack and release many tasks in one step; tasks that the owner has not leased are rejected."""
-        request = pb.SettleTasksRequest(owner=owner, completed=completed, failed=failed, released=released)
+        """Complete, nack and release many tasks in one step; tasks that the owner has not leased are rejected.
+
+        `answered` names the downstreams that answered tasks.
+        """
+        request = pb.SettleTasksRequest(
+            owner=owner, completed=completed, failed=failed, released=released, answered=answered
+        )
         return await self._channel.call(rpcs.SETTLE_TASKS, request)
 
     async def list_tasks(

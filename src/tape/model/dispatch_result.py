@@ -14,12 +14,17 @@ class RunDispatchResult(NamedTuple):
     the spool. `rejected`: a permanent error of this message, the same on every retry. `unavailable`: the downstream did
     not answer. `skipped`: not tried, because an earlier message of its lane failed. `held`: not acknowledged, so that
     its source redelivers it.
+
+    `downstream` is the one that was not available, if it is known. `answered` are the downstreams that answered, if the
+    dispatch has carried the run out; None if it has not.
     """
 
     outcome: DispatchOutcome
     execution_id: int = 0
     error: str = ""
     spool_ref: str = ""
+    downstream: str = ""
+    answered: tuple[str, ...] | None = None
 
     @property
     def has_run(self) -> bool:

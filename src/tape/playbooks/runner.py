@@ -13,6 +13,7 @@ from tape.base.retry import retry_async
 from tape.cel.expression import Expression, VariableView
 from tape.errors import DownstreamUnavailable, PlaybookError, RunInterrupted, StepFailed, StepRefused, StepTimedOut
 from tape.playbooks import functions
+from tape.playbooks.answers import note_answer
 from tape.playbooks.document import END, GIVEN, Playbook, PlaybookStep
 from tape.playbooks.host import Host, RunInfo, is_interruption
 from tape.playbooks.inputs import bind_inputs
@@ -23,6 +24,8 @@ from tape.playbooks.unavailability import is_unavailable
 # Limit of steps in one run, for playbooks with loops.
 MAX_STEPS = 10_000
 MAX_DEPTH = 16
+# Tools that call no service: unless their step names a downstream, their success says nothing about one.
+_WITHOUT_SERVICE = frozenset({"playbook", "publish", "value"})
 
 
 async def run_playbook(
@@ -50,7 +53,9 @@ async def _run_function(playbook: Playbook, sent: dict[str, Any], run: RunInfo, 
     with host.within(f"{run.id}/{prefix}".rstrip("/") if prefix else "", playbook.path) as context:
         arguments = functions.bind(declared.function, sent, run, context)
         try:
-            return await functions.call(declared.function, arguments)
+            output = await functions.call(declared.function, arguments)
+            note_answer(run.downstream)
+            return output
         except Exception as error:
             if isinstance(error, StepFailed) or is_interruption(error):
                 raise
@@ -151,14 +156,20 @@ class _Run:
         tool = TOOLS[step.kind]
         call = ToolCall(config, self._run, step.name, key, self._host)
 
+        needs = step.downstream or ("" if step.kind in _WITHOUT_SERVICE else self._run.downstream)
+
         async def act() -> Any:
             try:
-                return await _with_retry(step, lambda: tool.call(call))
+                result = await _with_retry(step, lambda: tool.call(call))
             except Exception as error:
                 if self._run.downstream and not step.is_optional and is_unavailable(error):
                     downstream = step.downstream or self._run.downstream
                     raise DownstreamUnavailable(downstream, f"step {step.name}: {error}") from error
+                if isinstance(error, StepRefused) and error.is_answer:
+                    note_answer(needs)
                 raise
+            note_answer(needs)
+            return result
 
         return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act, may_wait=True)
 

@@ -34,6 +34,7 @@ from tape.errors import (
 )
 from tape.model.payload import to_json
 from tape.model.tenant_names import plain_name, split_name
+from tape.playbooks.answers import recording_answers
 from tape.playbooks.document import Playbook
 from tape.playbooks.functions import declared_playbooks
 from tape.playbooks.host import RunInfo, is_interruption
@@ -47,7 +48,7 @@ from tape.reactions.consumer import ReleaseTask
 from tape.reactions.counters import Tally
 from tape.reactions.dispatcher import DRAIN_S, Dispatcher
 from tape.reactions.envelope import Envelope
-from tape.reactions.slots import acquire_slot, release_slot
+from tape.reactions.slots import acquire_slot, release_slot, report_answer
 
 __all__ = ["run_worker", "work"]
 
@@ -217,7 +218,7 @@ class Worker:
         client, blocking = self._client.with_lease_owner(owner), self._blocking.with_lease_owner(owner)
         host = RemoteHost(run, owner, self._lease_ms, client, blocking, self._load)
         try:
-            with self.leases.keep((run.id, owner)):
+            with self.leases.keep((run.id, owner)), recording_answers(report_answer):
                 await self._run(command, run, host)
         except RunCancelled as error:
             log.info("run %s was cancelled: %s", run.id, error)

@@ -1591,7 +1591,7 @@ class ListRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
 
 class DispatchRequest(_message.Message):
-    __slots__ = ("owner", "reaction_ids", "lease_ms", "window", "completed", "failed", "renew", "shard", "is_one_shard", "released")
+    __slots__ = ("owner", "reaction_ids", "lease_ms", "window", "completed", "failed", "renew", "shard", "is_one_shard", "released", "answered")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REACTION_IDS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1602,6 +1602,7 @@ class DispatchRequest(_message.Message):
     SHARD_FIELD_NUMBER: _ClassVar[int]
     IS_ONE_SHARD_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     owner: str
     reaction_ids: _containers.RepeatedScalarFieldContainer[str]
     lease_ms: int
@@ -1612,7 +1613,16 @@ class DispatchRequest(_message.Message):
     shard: int
     is_one_shard: bool
     released: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, owner: _Optional[str] = ..., reaction_ids: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., window: _Optional[int] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., renew: _Optional[_Iterable[str]] = ..., shard: _Optional[int] = ..., is_one_shard: bool = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
+    answered: _containers.RepeatedCompositeFieldContainer[TaskAnswers]
+    def __init__(self, owner: _Optional[str] = ..., reaction_ids: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., window: _Optional[int] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., renew: _Optional[_Iterable[str]] = ..., shard: _Optional[int] = ..., is_one_shard: bool = ..., released: _Optional[_Iterable[str]] = ..., answered: _Optional[_Iterable[_Union[TaskAnswers, _Mapping]]] = ...) -> None: ...
+
+class TaskAnswers(_message.Message):
+    __slots__ = ("downstream", "task_ids")
+    DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    downstream: str
+    task_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, downstream: _Optional[str] = ..., task_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TaskFailure(_message.Message):
     __slots__ = ("task_id", "error", "permanent", "unavailable")
@@ -1649,16 +1659,18 @@ class TaskRefusal(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class SettleTasksRequest(_message.Message):
-    __slots__ = ("owner", "completed", "failed", "released")
+    __slots__ = ("owner", "completed", "failed", "released", "answered")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     owner: str
     completed: _containers.RepeatedScalarFieldContainer[str]
     failed: _containers.RepeatedCompositeFieldContainer[TaskFailure]
     released: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, owner: _Optional[str] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
+    answered: _containers.RepeatedCompositeFieldContainer[TaskAnswers]
+    def __init__(self, owner: _Optional[str] = ..., completed: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ..., answered: _Optional[_Iterable[_Union[TaskAnswers, _Mapping]]] = ...) -> None: ...
 
 class SettleTasksResponse(_message.Message):
     __slots__ = ("settled", "refused")

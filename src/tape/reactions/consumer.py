@@ -64,6 +64,7 @@ class PendingReports(NamedTuple):
     failed: list[pb.TaskFailure]
     released: list[str]
     renew: list[str]
+    answered: list[pb.TaskAnswers]
 
 
 class TaskConsumer:
@@ -92,6 +93,7 @@ class TaskConsumer:
         self.unsettled: dict[str, TaskReport] = {}  # reported, not yet confirmed by the server
         self.fresh: list[str] = []  # reported, not yet sent
         self.renewals: list[str] = []
+        self.answers: dict[str, set[str]] = {}  # downstreams that answered a task, by its id
         self.changed = asyncio.Event()  # there are reports to send, or capacity for more tasks
         self._invoke = invoke
         self._tally = tally
@@ -143,6 +145,7 @@ class TaskConsumer:
             report = self.unsettled.pop(task.task_id, None)
             if report is None:
                 continue  # confirmed already, before a connection was lost
+            self.answers.pop(task.task_id, None)
             if report is Outcome.DONE:
                 self._tally.done += 1
             elif report is Outcome.RELEASED:
@@ -160,6 +163,7 @@ class TaskConsumer:
             del self.unsettled[task_id]
         elif task_id not in self.in_flight:
             return
+        self.answers.pop(task_id, None)
         self._tally.lost += 1
         log.warning("lost the lease of task %s of %s: %s", task_id, self.reaction_id, reason)
         item = self.in_flight.get(task_id)
@@ -173,7 +177,8 @@ class TaskConsumer:
         """Take the reports that were not sent yet."""
         fresh, self.fresh = self.fresh, []
         renewals, self.renewals = self.renewals, []
-        reports = PendingReports([], [], [], [task_id for task_id in renewals if task_id in self.in_flight])
+        renewals = [task_id for task_id in renewals if task_id in self.in_flight]
+        reports = PendingReports([], [], [], renewals, self._answered([*fresh, *renewals]))
         for task_id in fresh:
             match self.unsettled.get(task_id):
                 case Outcome.DONE:
@@ -183,6 +188,14 @@ class TaskConsumer:
                 case pb.TaskFailure() as failure:
                     reports.failed.append(failure)
         return reports
+
+    def _answered(self, task_ids: Iterable[str]) -> list[pb.TaskAnswers]:
+        """The answers to some tasks. A task that goes on reports its answers with each renewal of its lease."""
+        by_name: dict[str, list[str]] = {}
+        for task_id in task_ids if self.answers else ():
+            for name in self.answers.get(task_id, ()):
+                by_name.setdefault(name, []).append(task_id)
+        return [pb.TaskAnswers(downstream=name, task_ids=ids) for name, ids in by_name.items()]
 
     def resend(self) -> None:
         """Send everything that is not confirmed again, after a lost connection."""
@@ -304,6 +317,7 @@ class TaskConsumer:
 
     def _lose(self, item: InFlightTask) -> None:
         item.is_lost = True
+        self.answers.pop(item.task.task_id, None)
         self.in_flight.pop(item.task.task_id, None)
         if self._invoke.is_async or not item.is_running:
             self._cancel(item)  # a thread cannot be cancelled: its result is ignored, and it keeps its slot

@@ -84,6 +84,7 @@ async def _requests(feed: Feed, consumer: TaskConsumer) -> AsyncIterator[pb.Disp
         completed=reports.completed,
         failed=reports.failed,
         released=reports.released,
+        answered=reports.answered,
         renew=list(consumer.in_flight),  # delivered by an earlier stream
     )
     while not (consumer.is_stopping and consumer.is_idle):
@@ -142,7 +143,11 @@ async def _send_reports(feed: Feed, consumer: TaskConsumer) -> None:
     if any(reports[:3]):
         try:
             answer = await feed.client.settle_tasks(
-                owner=feed.owner, completed=reports.completed, failed=reports.failed, released=reports.released
+                owner=feed.owner,
+                completed=reports.completed,
+                failed=reports.failed,
+                released=reports.released,
+                answered=reports.answered,
             )
         except NotServed:
             await _settle_one_by_one(feed, consumer, reports)

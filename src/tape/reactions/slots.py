@@ -46,6 +46,10 @@ class Slot:
             self._consumer.slots.release()
             self._consumer.record_duration(time.monotonic() - self._acquired_at)
 
+    def report_answer(self, downstream: str) -> None:
+        """Report with the task that a downstream answered it."""
+        self._consumer.answers.setdefault(self._task.task.task_id, set()).add(downstream)
+
     def detach(self) -> None:
         """Make `release` do nothing; the owner of the slot releases it in the consumer."""
         self._is_acquired = False
@@ -66,3 +70,10 @@ def release_slot() -> None:
     slot = current_slot.get()
     if slot is not None:
         slot.release()
+
+
+def report_answer(downstream: str) -> None:
+    """Report with this task that a downstream answered it."""
+    slot = current_slot.get()
+    if slot is not None:
+        slot.report_answer(downstream)

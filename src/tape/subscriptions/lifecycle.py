@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.engine import catalog
+from tape.engine.reactions.downstreams import release_all
 from tape.errors import IllegalAction, NotASubscription, UnknownSubscription
 from tape.journal.appender import append
 from tape.model.entry import checked
@@ -115,6 +117,8 @@ def act(tx: Transaction, subscription_id: int, action: str) -> Registration:
                 f"Cannot '{action}' subscription {subscription_id}: '{display(before.path)}' is registered anew as"
                 f" {successor.subscription_id}; act on that one"
             )
+    if wanted.state == SubscriptionState.DEACTIVATED:
+        release_all(tx, before.path, now_ms())
     return _write(tx, subscription_id, before.path, before.catalog_id, wanted.verb, wanted.state)
 
 

@@ -185,7 +185,7 @@ async def test_a_downstream_that_is_away_makes_no_poison() -> None:
 async def test_messages_of_a_downstream_that_is_still_away_wait_alone() -> None:
     desk, downstream = Desk(ordering="per_key"), Downstream()
     await desk.spool.append([arrival(f"m{n}", downstream="db" if n % 2 else "queue") for n in range(6)])
-    report = await drain(desk.spool, downstream, may_pass=lambda name: name == "db")
+    report = await drain(desk.spool, downstream, may_pass=lambda name, lane: name == "db")
     assert (downstream.runs, report.remaining) == (["m1", "m3", "m5"], 3)
 
 

@@ -23,6 +23,8 @@ MAX_ERROR_CHARS = 500
 SEPARATOR = "|"
 # A hold that was not renewed for so long lapses.
 HOLD_MS = 600_000
+RECORD_MS = 1_000
+RELEASE_PAGE = 1_000
 
 
 class Downstream(Record, frozen=True):
@@ -37,6 +39,22 @@ class Downstream(Record, frozen=True):
     held: bool = False
     held_until_ms: int = 0
     probe_task_id: str = ""
+
+
+class DownstreamState(Record, frozen=True):
+    """A downstream, whether tasks wait for it, and whether the task that was let go as its probe is still open."""
+
+    name: str
+    failures: int
+    successes: int
+    last_success_ms: int
+    last_failure_ms: int
+    last_error: str
+    held: bool
+    held_until_ms: int
+    probe_task_id: str
+    has_waiting: bool
+    is_probe_open: bool
 
 
 class WaitingRun(msgspec.Struct, frozen=True):
@@ -63,14 +81,21 @@ def name_of(subscription: str, downstream: str) -> str:
     return f"{subscription}{SEPARATOR}{downstream}"
 
 
-def read_downstreams(reader: Reader | Transaction, subscription: str) -> list[Downstream]:
+def read_downstreams(reader: Reader | Transaction, subscription: str) -> list[DownstreamState]:
     """The downstreams of a subscription that had an outcome or are held."""
     rows = reader.query(
-        f"SELECT {_COLUMNS} FROM tape_downstreams WHERE name >= ? AND name < ?",
-        subscription + SEPARATOR,
-        subscription + chr(ord(SEPARATOR) + 1),
+        f"SELECT {_COLUMNS}, CASE WHEN EXISTS (SELECT 1 FROM tape_tasks WHERE downstream = name AND downstream <> ''"
+        f" AND status = {TaskStatus.PENDING} AND next_attempt_at_ms = {WAITS_MS}) THEN 1 ELSE 0 END,"
+        " CASE WHEN probe_task_id <> '' AND EXISTS (SELECT 1 FROM tape_tasks WHERE task_id = probe_task_id"
+        f" AND status IN ({TaskStatus.PENDING}, {TaskStatus.CLAIMED})) THEN 1 ELSE 0 END"
+        " FROM tape_downstreams WHERE name >= ? AND name < ?",
+        *_range_of(subscription),
     )
-    return load_all(Downstream, rows)
+    return load_all(DownstreamState, rows)
+
+
+def _range_of(subscription: str) -> tuple[str, str]:
+    return subscription + SEPARATOR, subscription + chr(ord(SEPARATOR) + 1)
 
 
 def find_held(tx: Transaction, names: Collection[str]) -> set[str]:
@@ -86,8 +111,14 @@ def record_successes(tx: Transaction, names: Collection[str], now: int) -> None:
     if not names:
         return
     condition, values = tx.is_any("name", list(names))
+    # The first success after a failure is recorded at once, further ones once a second: the row is one for all runs.
     changed = tx.execute(
-        f"UPDATE tape_downstreams SET successes = successes + 1, last_success_ms = ? WHERE {condition}", now, values
+        f"UPDATE tape_downstreams SET successes = successes + 1, last_success_ms = ? WHERE {condition}"
+        " AND (last_success_ms <= last_failure_ms OR last_success_ms < ? OR last_success_ms > ?)",
+        now,
+        values,
+        now - RECORD_MS,
+        now,
     )
     if changed:
         tx.notify(CHANNEL)
@@ -108,22 +139,31 @@ def record_failure(tx: Transaction, name: str, error: str, now: int) -> Downstre
 
 
 def hold(tx: Transaction, name: str, now: int) -> int:
-    """Hold a downstream, or renew its hold: its tasks that are due, or will be, wait. How many there are."""
+    """Hold a downstream, or renew its hold: its tasks that are due, or will be, wait, but for the probe. How many."""
     tx.upsert("tape_downstreams", ["name"], ["name", "held", "held_until_ms"], [(name, 1, now + HOLD_MS)])
     return tx.execute(
         f"UPDATE tape_tasks SET next_attempt_at_ms = {WAITS_MS} WHERE downstream = ? AND downstream <> ''"
-        f" AND status = {TaskStatus.PENDING} AND next_attempt_at_ms < {WAITS_MS}",
+        f" AND status = {TaskStatus.PENDING} AND next_attempt_at_ms < {WAITS_MS}"
+        " AND task_id <> (SELECT probe_task_id FROM tape_downstreams WHERE name = tape_tasks.downstream)",
         name,
     )
 
 
-def release_probe(tx: Transaction, name: str, now: int) -> WaitingRun | None:
-    """Make one task of a held downstream due, if it can another one than the last time; None if none waits."""
-    waiting = _find_waiting(tx, name, 2)
-    if not waiting:
+def release_probe(tx: Transaction, name: str, now: int, *, may_repeat: bool = True) -> WaitingRun | None:
+    """Make one waiting task of a held downstream due: the one after the last probe, in the order of the journal.
+
+    None if none waits, or only the last probe, which with `may_repeat` is tried again.
+    """
+    row = tx.one(
+        "SELECT probe_task_id, (SELECT source_global_seq FROM tape_tasks WHERE task_id = probe_task_id)"
+        " FROM tape_downstreams WHERE name = ?",
+        name,
+    )
+    last, last_seq = (row[0], row[1] or 0) if row is not None else ("", 0)
+    waiting = _find_waiting(tx, name, 1, after=last_seq) or _find_waiting(tx, name, 1)
+    if not waiting or (waiting[0].task_id == last and not may_repeat):
         return None
-    row = tx.one("SELECT probe_task_id FROM tape_downstreams WHERE name = ?", name)
-    chosen = waiting[-1] if row is not None and row[0] == waiting[0].task_id else waiting[0]
+    chosen = waiting[0]
     tx.execute("UPDATE tape_downstreams SET probe_task_id = ? WHERE name = ?", chosen.task_id, name)
     _make_due(tx, [chosen.task_id], now)
     return chosen
@@ -146,12 +186,21 @@ def release_lapsed(tx: Transaction, now: int) -> list[str]:
     return [name for (name,) in rows]
 
 
-def _find_waiting(tx: Transaction, name: str, limit: int) -> list[WaitingRun]:
+def release_all(tx: Transaction, subscription: str, now: int) -> None:
+    """Hold no downstream of a subscription that no process watches any more; its waiting tasks are tried again."""
+    for row in read_downstreams(tx, subscription):
+        if row.held:
+            while release(tx, row.name, now, RELEASE_PAGE):
+                pass
+
+
+def _find_waiting(tx: Transaction, name: str, limit: int, *, after: int = 0) -> list[WaitingRun]:
     rows = tx.query(
         "SELECT task_id, source_run_id, (SELECT labels_json FROM tape_runs WHERE run_id = source_run_id)"
         f" FROM tape_tasks AS waiting WHERE downstream = ? AND downstream <> '' AND {_IS_FIRST}"
-        " ORDER BY source_global_seq LIMIT ?",
+        " AND source_global_seq > ? ORDER BY source_global_seq LIMIT ?",
         name,
+        after,
         limit,
     )
     return [WaitingRun(task_id, run_id, _message_id(labels or "{}")) for task_id, run_id, labels in rows]

@@ -395,7 +395,16 @@ def _join_reports(reports: list[TaskReport]) -> TaskReport:
         [task_id for report in reports for task_id in report.completed],
         [failure for report in reports for failure in report.failed],
         [task_id for report in reports for task_id in report.released],
+        _join_answers(reports),
     )
+
+
+def _join_answers(reports: list[TaskReport]) -> dict[str, list[str]]:
+    joined: dict[str, list[str]] = {}
+    for report in reports:
+        for name, task_ids in report.answered.items():
+            joined.setdefault(name, []).extend(task_ids)
+    return joined
 
 
 def _claim(tx: Transaction, request: ClaimRequest, now: int) -> ClaimResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -81,11 +81,15 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
 
 class TaskReport(msgspec.Struct, frozen=True):
-    """A report of a lease owner on its tasks: completed, failed, or released before the attempt began."""
+    """A report of a lease owner on its tasks: completed, failed, or released before the attempt began.
+
+    `answered` has the ids of tasks that a downstream answered, by its name in the subscription's document.
+    """
 
     completed: Sequence[str] = ()
     failed: Sequence[TaskFailure] = ()
     released: Sequence[str] = ()
+    answered: Mapping[str, Sequence[str]] = {}
 
 
 class RejectedReport(msgspec.Struct, frozen=True):
@@ -180,18 +184,38 @@ def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, 
     if finished:
         condition, ids = tx.is_any("task_id", finished)
         tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
+    if report.answered:
+        _record_answers(tx, report.answered, found, settled, now)
     if failures:
-        _fail(tx, owner, found, failures.values(), settled, now)
+        _fail(tx, owner, found, failures.values(), settled, now, report.answered)
     for task_id in released:
         _release(tx, owner, found.get(task_id), task_id, settled)
     closed = [(task.reaction_id, task.ordering_key) for task in settled.tasks if task.status in (DONE, DLQ)]
     closed += [(task.reaction_id, task.ordering_key) for task in settled.done]
     task_order.release_next(tx, closed, now)
-    answered = {task.downstream for task in settled.done} | {
-        task.downstream for task in settled.tasks if task.task_id in finished
-    }
-    downstreams.record_successes(tx, answered - {""}, now)
     return settled
+
+
+def _record_answers(
+    tx: Transaction, answered: Mapping[str, Sequence[str]], found: Mapping[str, Task], settled: Settlement, now: int
+) -> None:
+    """Record which downstreams answered. A task belongs to a subscription, whose downstreams the names are."""
+    known = {task.task_id: task.downstream for task in found.values()}
+    known |= {task.task_id: task.downstream for task in settled.done}
+    running = [task_id for task_ids in answered.values() for task_id in task_ids if task_id not in known]
+    known |= {task.task_id: task.downstream for task in _load(tx, LIGHT_COLUMNS, running).values()}
+    names = {
+        _sibling(known[task_id], downstream)
+        for downstream, task_ids in answered.items()
+        for task_id in task_ids
+        if known.get(task_id)
+    }
+    downstreams.record_successes(tx, names, now)
+
+
+def _sibling(qualified: str, downstream: str) -> str:
+    """The qualified name of another downstream of the same subscription."""
+    return downstreams.name_of(qualified.rpartition(downstreams.SEPARATOR)[0], downstream)
 
 
 def _complete(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[CompletedTask]:
@@ -224,7 +248,13 @@ def _release(tx: Transaction, owner: str, task: Task | None, task_id: str, settl
 
 
 def _fail(
-    tx: Transaction, owner: str, found: dict[str, Task], failures: Iterable[TaskFailure], settled: Settlement, now: int
+    tx: Transaction,
+    owner: str,
+    found: dict[str, Task],
+    failures: Iterable[TaskFailure],
+    settled: Settlement,
+    now: int,
+    answered: Mapping[str, Sequence[str]],
 ) -> None:
     policies = _reactions(tx, {task.reaction_id for task in found.values()})
     for failure in failures:
@@ -235,14 +265,18 @@ def _fail(
         assert task is not None
         reaction = policies[task.reaction_id]
         error = failure.error[:MAX_ERROR_CHARS].replace("\0", "\\u0000")
-        if failure.unavailable and task.downstream and (parked := _park(tx, task, failure.unavailable, error, now)):
-            settled.tasks.append(parked)
-            continue
+        if failure.unavailable and task.downstream:
+            has_progressed = task.task_id in answered.get(failure.unavailable, ())
+            if parked := _park(tx, task, failure.unavailable, error, now, has_progressed=has_progressed):
+                settled.tasks.append(parked)
+                continue
         is_dead = failure.permanent or task.attempts >= reaction.max_attempts
+        is_held = bool(task.downstream and not is_dead and downstreams.find_held(tx, [task.downstream]))
+        due = task_order.WAITS_MS if is_held else now + backoff_ms(reaction.retry_backoff_ms, task.attempts)
         task = msgspec.structs.replace(
             task,
             status=DLQ if is_dead else PENDING,
-            next_attempt_at_ms=0 if is_dead else now + backoff_ms(reaction.retry_backoff_ms, task.attempts),
+            next_attempt_at_ms=0 if is_dead else due,
             lease_owner="",
             lease_expires_at_ms=0,
             last_error=error,
@@ -254,15 +288,15 @@ def _fail(
         settled.tasks.append(task)
 
 
-def _park(tx: Transaction, task: Task, downstream: str, error: str, now: int) -> Task | None:
+def _park(tx: Transaction, task: Task, downstream: str, error: str, now: int, *, has_progressed: bool) -> Task | None:
     """Let a task wait for its downstream, without counting the attempt.
 
     None if the attempt counts: another run has succeeded there since this task failed for the same reason, so it is the
-    message and not the downstream.
+    message and not the downstream. An attempt in which the downstream answered an earlier step does not count.
     """
-    name = downstreams.name_of(task.downstream.rpartition(downstreams.SEPARATOR)[0], downstream)
+    name = _sibling(task.downstream, downstream)
     before = downstreams.record_failure(tx, name, error, now)
-    if 0 < task.unavailable_ms < before.last_success_ms:
+    if 0 < task.unavailable_ms < before.last_success_ms and not has_progressed:
         tx.execute("UPDATE tape_tasks SET unavailable_ms = ? WHERE task_id = ?", now, task.task_id)
         return None
     task = msgspec.structs.replace(

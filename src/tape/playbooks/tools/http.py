@@ -80,8 +80,12 @@ class HttpTool:
         except (HttpRequestFailed, InvalidHttpRequest) as error:
             raise StepRefused(f"{method} {url}: {error}") from error
         if response.status >= 400 and response.status not in (call.config.get("expect") or ()):
-            kind = ToolFailed if response.status in RETRYABLE_STATUSES else StepRefused
-            raise kind(f"{method} {url}: status {response.status}: {response.text[:MAX_SHOWN]}")
+            text = f"{method} {url}: status {response.status}: {response.text[:MAX_SHOWN]}"
+            if response.status in RETRYABLE_STATUSES:
+                raise ToolFailed(text)
+            refused = StepRefused(text)
+            refused.is_answer = True
+            raise refused
         return {"status": response.status, "headers": dict(response.headers), "body": _parsed(response)}
 
 

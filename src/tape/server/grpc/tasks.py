@@ -17,6 +17,7 @@ from tape.engine.reactions.task_broker import DispatcherDelivery, DispatcherSess
 from tape.engine.reactions.tasks import RejectedReport, Settlement, Task, TaskFailure, TaskReport
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
+from tape.model.entry import check_id
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_time
@@ -230,7 +231,10 @@ def _report(request: pb.DispatchRequest | pb.SettleTasksRequest) -> TaskReport:
         TaskFailure(failure.task_id, failure.error, failure.permanent, failure.unavailable)
         for failure in request.failed
     ]
-    return TaskReport(list(request.completed), failed, list(request.released))
+    answered = {each.downstream: list(each.task_ids) for each in request.answered}
+    for name in answered:
+        check_id("answered.downstream", name)
+    return TaskReport(list(request.completed), failed, list(request.released), answered)
 
 
 def _filter(on_wire: pb.TaskFilter) -> DeadLetterFilter:

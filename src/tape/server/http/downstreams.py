@@ -18,12 +18,15 @@ from tape.subscriptions.dispatch.outcomes import RELEASED_AT_ONCE, ResumedRun
 
 
 class DownstreamRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What to do with a downstream of a subscription. `read` needs no name; `limit` is for `release`."""
+    """What to do with a downstream of a subscription. `read` needs no name; `limit` is for `release`.
+
+    `may_repeat` is for `probe`: whether the task that was the last probe may be the next one."""
 
     subscription: str
     action: Literal["read", "hold", "probe", "release"] = "read"
     name: str = ""
     limit: int = RELEASED_AT_ONCE
+    may_repeat: bool = True
 
 
 class DownstreamRoutes:
@@ -49,7 +52,7 @@ class DownstreamRoutes:
             case "hold":
                 await downstreams.hold(wanted.name)
             case "probe":
-                if (run := await downstreams.probe(wanted.name)) is not None:
+                if (run := await downstreams.probe(wanted.name, may_repeat=wanted.may_repeat)) is not None:
                     resumed = [run]
             case "release":
                 resumed = await downstreams.release(wanted.name, wanted.limit)

@@ -146,6 +146,7 @@ class Circuits:
     ) -> None:
         self._make = partial(Circuit, trip_after=trip_after, probe_after_ms=probe_after_ms)
         self._circuits = {name: self._make() for name in downstreams} or {"default": self._make()}
+        self._declared = tuple(self._circuits)
         self._changed = changed
 
     def __iter__(self) -> Iterator[tuple[str, Circuit]]:
@@ -161,7 +162,11 @@ class Circuits:
 
     def route(self, pool: str | None) -> str:
         """The downstream of runs on a pool."""
-        return route_downstream(self._circuits, pool or "")
+        return route_downstream(self._declared, pool or "")
+
+    def add(self, downstream: str) -> None:
+        """Add the circuit of a downstream that a step names and the document does not declare."""
+        self._circuits.setdefault(downstream, self._make())
 
     def decide(self, downstream: str, now_ms: int) -> CircuitDecision:
         """What to do with the next message for a downstream."""

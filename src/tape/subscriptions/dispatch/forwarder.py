@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.drain import DrainReport, drain
 from tape.subscriptions.spool.pending_events import PendingEvents
-from tape.subscriptions.spool.spool import Arrival, EmitEvents, Spool
+from tape.subscriptions.spool.spool import Arrival, EmitEvents, Lane, Spool
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class Forwarder:
         self.spool_problem = ""
         self._held_until_ms: int | None = None  # when the first held message expires at its source
         self._probing: set[str] = set()  # downstreams whose probe is a message of the drain
+        self._probed_lanes: set[Lane] = set()  # lanes of the spool that have sent a probe in this round of probes
+        self._has_probed = False
         declared = self._spec.circuit
         self.circuits = Circuits(
             [each.name for each in declared.downstream],
@@ -90,6 +93,7 @@ class Forwarder:
                 probe_timeout_ms=declared.probe_timeout_ms,
                 now_ms=now_ms,
                 resumed=self._note_resumed,
+                keeps=redelivers,
             )
         self._ordered = OrderedDispatch(
             dispatch,
@@ -97,7 +101,7 @@ class Forwarder:
             spool.rules if spool else None,
             now_ms,
             self._note_dispatched,
-            is_answer=self._is_answer,
+            outcomes=self._feed,
         )
 
     async def start(self) -> None:
@@ -170,7 +174,8 @@ class Forwarder:
             [messages[index] for index in waiting], [redelivery[index] for index in waiting]
         )
         for index, answer in zip(waiting, kept, strict=True):
-            answers[index] = answer
+            if answer.is_durable or answers[index] is None:
+                answers[index] = answer
         self._note_held(answers, redelivery)
         await self._emit_changes()
         return [answer or RunDispatchResult("held") for answer in answers]
@@ -215,12 +220,15 @@ class Forwarder:
             return DrainReport()
         if not any(circuit.phase is CircuitPhase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
             return DrainReport(remaining=self._spool.items)  # every circuit is open
+        self._has_probed = False
         try:
             report = await drain(
                 self._spool, self._ordered.replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping
             )
         finally:
             self._abandon_probes()
+            if self.circuits.are_closed or not self._has_probed:
+                self._probed_lanes.clear()  # every lane that waits was tried
         await self._emit_changes()
         return report
 
@@ -369,6 +377,8 @@ class Forwarder:
             return
         self._probed_at = now
         for each, is_up in zip(declared, await asyncio.gather(*map(probes.is_up, declared)), strict=True):
+            if self._feed is not None:
+                self._feed.note_probe(each.name, is_up=is_up)
             self.circuits.record(each.name, succeeded=is_up, now_ms=self._now_ms())
         await self._emit_changes()
 
@@ -376,6 +386,7 @@ class Forwarder:
         if self._feed is None:
             return
         rate = self._spec.drain.rate_per_sec
+        self._feed.keeps |= self._has_backlog
         try:
             await self._feed.step(RELEASED_AT_ONCE if rate is None else max(int(rate * _LOOK_S), 1))
         except TapeError as error:
@@ -387,21 +398,22 @@ class Forwarder:
     def _note_dispatched(self, downstream: str) -> None:
         self._probing.discard(downstream)
         if self._feed is not None:
-            self._feed.await_probe(downstream)
+            self._feed.keeps = True
             if time.monotonic() - self._dispatched_at > _ACTIVE_S:
                 self._wake.set()
             self._dispatched_at = time.monotonic()
 
-    def _is_answer(self, downstream: str) -> bool:
-        return self._feed is None or not self._feed.is_failing(downstream)
-
     def _note_resumed(self, run: ResumedRun) -> None:
         self._pending.append(events.replayed(self._ref, run.message_id, 0, "", run.execution_id))
 
-    def _may_pass(self, downstream: str) -> bool:
+    def _may_pass(self, downstream: str, lane: Lane) -> bool:
+        if lane in self._probed_lanes and self._is_probe_due(downstream):
+            return False  # another lane is tried first
         decision = self.circuits.decide(downstream, self._now_ms())
         if decision is CircuitDecision.PROBE:
             self._probing.add(downstream)
+            self._probed_lanes.add(lane)
+            self._has_probed = True
         return decision is not CircuitDecision.SPOOL
 
     def _abandon_probes(self) -> None:
@@ -412,6 +424,14 @@ class Forwarder:
 
     def _is_probe_due(self, downstream: str) -> bool:
         return self.circuits[downstream].is_probe_due(self._now_ms())
+
+    def retry_after_s(self, plan: Plan) -> int:
+        """Seconds until the circuit of a message may send it as a probe, at least 1; 0 if it is closed."""
+        circuit = self.circuits[self.circuits.route(plan.pool or None)]
+        if circuit.phase is CircuitPhase.CLOSED:
+            return 0
+        since_ms = self._now_ms() - (circuit.state.opened_at_ms or 0)
+        return max(1, math.ceil((circuit.probe_after_ms - since_ms) / 1_000))
 
     def _circuit_of(self, plan: Plan) -> CircuitPhase:
         return self.circuits[self.circuits.route(plan.pool or None)].phase

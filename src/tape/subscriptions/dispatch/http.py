@@ -42,9 +42,9 @@ class ServerDownstreams:
         """Let the tasks of a downstream wait."""
         await self._ask("hold", name=name)
 
-    async def probe(self, name: str) -> ResumedRun | None:
+    async def probe(self, name: str, *, may_repeat: bool) -> ResumedRun | None:
         """Let one waiting task of a held downstream go."""
-        runs = _resumed(await self._ask("probe", name=name))
+        runs = _resumed(await self._ask("probe", name=name, may_repeat=may_repeat))
         return runs[0] if runs else None
 
     async def release(self, name: str, limit: int) -> list[ResumedRun]:

@@ -15,6 +15,7 @@ import msgspec
 from tape.errors import DownstreamUnavailable, InvalidInput, PlaybookError, PlaybookNotFound, StepFailed, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.model.execution_ids import new_id
+from tape.playbooks.answers import recording_answers
 from tape.playbooks.document import Playbook
 from tape.playbooks.files import from_folder, load_file
 from tape.playbooks.host import LocalHost, RunInfo
@@ -88,13 +89,15 @@ class InProcessDispatch:
                 self._claims[plan.dedup.key] = (execution_id, until)
                 heapq.heappush(self._expiring, (until, plan.dedup.key))
             await self._trail.write(started_events(self._ref, plan, execution_id))
+            answered: dict[str, None] = {}
             try:
-                self.failed += bool(await self._perform(playbook, plan, execution_id))
+                with recording_answers(lambda name: answered.setdefault(name)):
+                    self.failed += bool(await self._perform(playbook, plan, execution_id))
             except DownstreamUnavailable as error:
                 if plan.dedup is not None:
                     self._claims.pop(plan.dedup.key, None)
-                return RunDispatchResult("unavailable", error=str(error))
-            return RunDispatchResult("started", execution_id)
+                return RunDispatchResult("unavailable", error=str(error), downstream=error.downstream)
+            return RunDispatchResult("started", execution_id, answered=tuple(answered))
 
     @contextlib.asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:

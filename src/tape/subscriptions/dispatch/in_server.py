@@ -11,7 +11,7 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.engine.executions.execute import ExecuteRequest, checked_request, execute_batch
 from tape.engine.reactions import downstreams
-from tape.engine.reactions.downstreams import Downstream
+from tape.engine.reactions.downstreams import DownstreamState
 from tape.errors import ExecutionSkipped, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.store import Database
@@ -125,9 +125,11 @@ class WriterDownstreams:
         """Let the tasks of a downstream wait; called again, it renews the hold."""
         await self._database.write(lambda tx: downstreams.hold(tx, self._name(name), now_ms()))
 
-    async def probe(self, name: str) -> ResumedRun | None:
+    async def probe(self, name: str, *, may_repeat: bool) -> ResumedRun | None:
         """Let one waiting task of a held downstream go."""
-        found = await self._database.write(lambda tx: downstreams.release_probe(tx, self._name(name), now_ms()))
+        found = await self._database.write(
+            lambda tx: downstreams.release_probe(tx, self._name(name), now_ms(), may_repeat=may_repeat)
+        )
         return None if found is None else ResumedRun(int(found.run_id), found.message_id)
 
     async def release(self, name: str, limit: int) -> list[ResumedRun]:
@@ -139,9 +141,11 @@ class WriterDownstreams:
         return downstreams.name_of(self._path, name)
 
 
-def _counts(row: Downstream) -> DownstreamCounts:
+def _counts(row: DownstreamState) -> DownstreamCounts:
     is_failing = row.failures > 0 and row.last_failure_ms >= row.last_success_ms
-    return DownstreamCounts(row.failures, row.successes, is_failing, bool(row.held))
+    return DownstreamCounts(
+        row.failures, row.successes, is_failing, bool(row.held), bool(row.has_waiting), bool(row.is_probe_open)
+    )
 
 
 def _answer(result: Any) -> RunDispatchResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -19,11 +20,24 @@ _REPLAY_WINDOW_S = 7 * 24 * 3600
 Dispatch = Callable[[Sequence[Plan]], Awaitable[list[RunDispatchResult]]]
 
 
+class OutcomeRecorder(Protocol):
+    """Follows the outcomes of dispatches to a server, which learns later what became of the runs."""
+
+    def is_answer(self, name: str) -> bool:
+        """Whether an accepted dispatch counts as an answer of its downstream."""
+
+    def await_probe(self, name: str) -> None:
+        """A message was accepted."""
+
+    def abandon_probe(self, name: str) -> None:
+        """A message got no run of its own."""
+
+
 class OrderedDispatch:
     """Dispatches live and replayed plans. Calls `recorded` with the downstream of each outcome.
 
-    `is_answer` says whether an accepted dispatch counts as an answer of its downstream: always if the dispatch carries
-    its runs out itself.
+    Without an `outcomes` recorder the dispatch carries its runs out itself, and its results name the downstreams that
+    answered.
     """
 
     def __init__(
@@ -34,14 +48,14 @@ class OrderedDispatch:
         now_ms: Callable[[], int],
         recorded: Callable[[str], None],
         *,
-        is_answer: Callable[[str], bool] = lambda downstream: True,
+        outcomes: OutcomeRecorder | None = None,
     ) -> None:
         self._dispatch = dispatch
         self._circuits = circuits
         self._rules = rules
         self._now_ms = now_ms
         self._recorded = recorded
-        self._is_answer = is_answer
+        self._outcomes = outcomes
 
     async def send(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Start the runs in order. A rejected plan does not block the plans after it."""
@@ -89,11 +103,30 @@ class OrderedDispatch:
                 self._record(plan, answer)
 
     def _record(self, plan: Plan, answer: RunDispatchResult) -> None:
-        downstream = self._circuits.route(plan.pool or None)
+        downstream, now_ms = self._circuits.route(plan.pool or None), self._now_ms()
         self._recorded(downstream)
-        # Whether the downstream of an accepted run answers is known when the run has ended.
-        if answer.outcome == "unavailable" or self._is_answer(downstream):
-            self._circuits.record(downstream, succeeded=answer.outcome != "unavailable", now_ms=self._now_ms())
+        if answer.outcome == "unavailable":
+            name = answer.downstream or downstream
+            self._circuits.add(name)
+            self._circuits.record(name, succeeded=False, now_ms=now_ms)
+        elif self._outcomes is None:
+            self._record_answers(downstream, answer, now_ms)
+        elif self._outcomes.is_answer(downstream):
+            self._circuits.record(downstream, succeeded=True, now_ms=now_ms)
+        elif answer.outcome == "started":
+            # Whether the downstream of an accepted run answers is known when the run has ended.
+            self._outcomes.await_probe(downstream)
+        else:
+            self._outcomes.abandon_probe(downstream)
+
+    def _record_answers(self, downstream: str, answer: RunDispatchResult, now_ms: int) -> None:
+        """A run that has ended names the downstreams that answered it; another one does not count."""
+        names = (downstream,) if answer.answered is None else answer.answered
+        for name in names:
+            self._circuits.add(name)
+            self._circuits.record(name, succeeded=True, now_ms=now_ms)
+        if downstream not in names:
+            self._circuits[downstream].abandon_probe(now_ms)
 
 
 def _replay_plan(item: SpoolItem, now_ms: int) -> Plan:

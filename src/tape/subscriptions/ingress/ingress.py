@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import InvalidConfig, PayloadTooLarge, TapeError
+from tape.errors import CircuitOpen, InvalidConfig, PayloadTooLarge, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.ingress.listeners import Listener, Listeners
@@ -43,6 +43,7 @@ _DETAILS = {
     "config_error": "could not resolve ingress config",
     "jwks_error": "could not fetch OIDC keys",
     "dispatch_error": "verified but could not dispatch execution",
+    "downstream_unavailable": "verified, but the downstream is unavailable and spool.mode is off",
     "paused": "the subscription is paused",
     "draining": "the subscription accepts no more deliveries",
     "body_too_large": "the body is larger than this listener accepts",
@@ -187,6 +188,9 @@ class Ingress:
         except PayloadTooLarge as error:
             log.warning("%s: %s", listener.subscription.path, error)
             return self._reject(listener, 413, "payload_too_large")
+        except CircuitOpen as error:
+            log.warning("%s", error)
+            return self._reject(listener, 503, "downstream_unavailable", retry_after_s=error.retry_after_s)
         except TapeError as error:
             log.warning("%s: a delivery could not be dispatched: %s", listener.subscription.path, error)
             return self._reject(listener, 502, "dispatch_error")

@@ -1,4 +1,8 @@
-"""Push dispatch with a spool: a delivery whose run cannot start now is spooled and accepted."""
+"""Push dispatch with circuits and a spool: a delivery whose run cannot start now is spooled and accepted.
+
+Without a spool (`mode: off`) it is refused while the circuit of its downstream is open. The circuits of a subscription
+are kept from its activation on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import ApiRefused, SpoolFull, TapeError
+from tape.errors import ApiRefused, CircuitOpen, PayloadTooLarge, SpoolFull, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.forwarder import Forwarder
@@ -53,13 +57,15 @@ class _DeliveryDispatch:
         message = SourceMessage(message_id=plan.message_id, source=plan.source, body=None)  # the plan has everything
         try:
             return await self._dispatch(self._listener, AdmittedMessage(message, plan))
+        except PayloadTooLarge:
+            raise
         except TapeError as error:
             is_unavailable = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
             return RunDispatchResult("unavailable" if is_unavailable else "rejected", error=str(error))
 
 
 class SpoolingDispatch:
-    """Wraps another dispatch: spools what it cannot dispatch, if the subscription has a spool."""
+    """Wraps another dispatch: spools what it cannot dispatch, or refuses it if the subscription has no spool."""
 
     def __init__(
         self,
@@ -82,13 +88,11 @@ class SpoolingDispatch:
         self._recovering: asyncio.Task[None] | None = None
 
     def recover(self, listeners: ListenerSource) -> None:
-        """Replay the spools that an earlier process left, without waiting for the next delivery."""
+        """Keep the circuits of active subscriptions, and replay what an earlier process left, before any delivery."""
         self._recovering = asyncio.create_task(self._recover(listeners), name="tape-spools")
 
     async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         """Start the run of a message, or spool it. Raises if neither is possible."""
-        if listener.subscription.spec.spool.mode == "off":
-            return await self._dispatch(listener, admitted)
         if self._closed_until.get(listener.name, 0.0) > time.monotonic():
             return await self._dispatch(listener, admitted)
         try:
@@ -103,6 +107,12 @@ class SpoolingDispatch:
             return result
         if result.outcome == "rejected":
             raise ApiRefused(result.error, 422)
+        if forwarder.spool is None and (wait_s := forwarder.retry_after_s(admitted.plan)):
+            raise CircuitOpen(
+                f"{listener.subscription.path} accepts no deliveries: its downstream {admitted.plan.downstream!r} is"
+                " unavailable, and spool.mode is off. Send the delivery again later, or set spool.mode.",
+                wait_s,
+            )
         raise SpoolFull(result.error)
 
     async def close(self) -> None:
@@ -145,7 +155,6 @@ class SpoolingDispatch:
         return _OpenForwarder(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))
 
     async def _recover(self, listeners: ListenerSource) -> None:
-        left: set[str] | None = None
         warned: set[tuple[str, str]] = set()  # log each error once
 
         def warn(what: str, error: TapeError) -> None:
@@ -153,23 +162,20 @@ class SpoolingDispatch:
                 warned.add((what, str(error)))
                 log.warning("%s cannot be opened yet, retrying: %s", what, error)
 
-        while left is None or left:
+        while True:
             try:
-                left = set(await listeners.names()) if left is None else left
+                names = await listeners.names()
             except TapeError as error:
                 warn("The spools of push subscriptions", error)
-            for name in sorted(left or ()):
+                names = frozenset()
+            for name in sorted(names - self._open.keys()):
                 try:
                     listener = await listeners.fetch(name)
-                    if listener is not None and listener.subscription.spec.spool.mode != "off":
+                    if listener is not None and listener.state in ("ACTIVE", "PAUSED", "DRAINING"):
                         await self._forwarder(listener)
                 except TapeError as error:
                     warn(f"The spool of {name}", error)
-                else:
-                    assert left is not None
-                    left.discard(name)
-            if left is None or left:
-                await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
 
     async def _close_forwarder(self, each: _OpenForwarder) -> None:
         each.forwarder.stop()

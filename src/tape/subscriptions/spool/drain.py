@@ -44,7 +44,7 @@ async def drain(
     spool: Spool,
     replay: Replay,
     *,
-    may_pass: Callable[[str], bool] = lambda downstream: True,
+    may_pass: Callable[[str, Lane], bool] = lambda downstream, lane: True,
     stopping: Callable[[], bool] = lambda: False,
 ) -> DrainReport:
     """Replay the spool in order. A lane whose first message fails is left for the next pass."""
@@ -74,7 +74,7 @@ class _DrainPass:
         self,
         spool: Spool,
         replay: Replay,
-        may_pass: Callable[[str], bool],
+        may_pass: Callable[[str, Lane], bool],
         stopping: Callable[[], bool],
         report: DrainReport,
     ) -> None:
@@ -165,7 +165,7 @@ class _DrainPass:
             if (
                 self.spool.is_evicted(item.key)
                 or item.key in self.spool.unemitted
-                or not self.may_pass(item.downstream)
+                or not self.may_pass(item.downstream, lane)
             ):
                 break
             going.append((lane, item, size))
