@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -47,6 +49,7 @@ QUESTIONS = (
 )
 # Wide enough for every table where the terminal does not say.
 WIDTH = 140
+PROGRESS_S = 10.0
 
 
 class Question(Protocol):
@@ -86,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
                     lab,
                     arguments.quick,
                     stores,
-                    report=status.update,
+                    report=status.update if console.is_terminal else _ProgressLines().report,
                     minutes=arguments.minutes,
                     rate=arguments.rate,
                 )
@@ -97,6 +100,20 @@ def main(argv: list[str] | None = None) -> None:
             document += [table.as_markdown() for table in tables]
     if arguments.markdown:
         arguments.markdown.write_text("\n".join([_machine(facts), *document]))
+
+
+class _ProgressLines:
+    """Progress where there is no terminal: lines on stderr, at most one in 10 seconds."""
+
+    def __init__(self) -> None:
+        self._last = float("-inf")
+
+    def report(self, text: str) -> None:
+        """Write the line, unless the one before is too new."""
+        if time.monotonic() - self._last >= PROGRESS_S:
+            self._last = time.monotonic()
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
 
 def _machine(facts: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tests.damage.byte_damage import SECTOR, damage_file
 
-from bench.damage_logs import Log, Read, open_logs
+from bench.damage_logs import READ_S, START_S, Log, Read, TapeLog, open_logs
 from bench.load import payload_text
 from bench.options import Options
 from bench.peers.servers import NotInstalled
@@ -22,20 +22,20 @@ TITLE = "Damage: what a reader gets after damage to the files of a log"
 ENTRIES, CASES = 2_000, 200
 KINDS = ("bit flipped", "byte changed", "sector zeroed", "sectors swapped", "file cut")
 
-Outcome = Literal["right", "named", "lost", "altered"]
+Outcome = Literal["right", "named", "stuck", "lost", "altered"]
 
 
 def run(options: Options) -> list[Table]:
     """Each log: 2,000 acknowledged entries, kill -9, one damage, a restart, a read of everything."""
     entries, cases = options.scaled(ENTRIES, 200), options.scaled(CASES, 4)
-    rows = []
+    rows, silent = [], []
     for log in open_logs(options.lab.run):
         options.report(f"{TITLE}: filling {log.name}")
         template = options.lab.fresh_folder()
         try:
             log.fill(template, entries)
         except NotInstalled as missing:
-            rows.append([log.name, str(missing), *[NOTHING] * 6])
+            rows.append([log.name, str(missing), *[NOTHING] * 7])
             continue
         intact = _carry_out(options, log, template, 0, entries)
         assert judge(intact, entries) == "right", f"{log.name} without damage: {intact.named}"
@@ -43,10 +43,13 @@ def run(options: Options) -> list[Table]:
         again = checked = 0
         has_check = False
         for seed in range(1, cases + 1):
-            options.report(f"{TITLE}: {log.name}, case {seed} of {cases}")
+            found = ", ".join(f"{number} {name}" for name, number in outcomes.items())
+            options.report(f"{TITLE}: {log.name}, case {seed} of {cases} ({found})")
             read = _carry_out(options, log, template, seed, entries)
             outcome = judge(read, entries)
             outcomes[outcome] += 1
+            if isinstance(log, TapeLog) and outcome in ("stuck", "lost", "altered"):
+                silent.append(f"Tape, {outcome}: seed {seed}")
             again += 0 < read.appended <= entries
             has_check = has_check or read.check is not None
             checked += bool(read.check) and outcome != "right"
@@ -55,7 +58,7 @@ def run(options: Options) -> list[Table]:
             [
                 log.name,
                 count(cases),
-                *(count(outcomes[name]) for name in ("right", "named", "lost", "altered")),
+                *(count(outcomes[name]) for name in ("right", "named", "stuck", "lost", "altered")),
                 count(again),
                 f"{checked} of {wrong}" if has_check else NOTHING,
             ]
@@ -65,12 +68,15 @@ def run(options: Options) -> list[Table]:
         " a random place: one bit, one byte, 512 bytes zeroed or swapped with others, or the file cut",
         "right: all entries as they were written. named: what differs was reported by an error, a refusal to start, a"
         " named range or a line of the server's log. lost, altered: entries are missing or changed, without a word",
+        f"no answer: neither everything nor an error, within {START_S:.0f} s for its start and {READ_S:.0f} s for the"
+        " read",
         "number again: an append after the restart gets the number of an acknowledged entry",
         "own check: cases, of those not read right, that the log's own check reports (`tape verify`,"
         " `PRAGMA integrity_check`)",
         "a hole in the numbers of a NATS stream is not counted as named: deleted messages leave the same",
+        *silent,
     ]
-    columns = ["", "cases", "right", "named", "lost", "altered", "number again", "own check"]
+    columns = ["", "cases", "right", "named", "no answer", "lost", "altered", "number again", "own check"]
     return [Table(TITLE, columns, rows, notes)]
 
 
@@ -112,6 +118,8 @@ def judge(read: Read, entries: int) -> Outcome:
     if any(wanted.get(number) != text for number, text in found.items()):
         return "altered"
     missing = [number for number in wanted if number not in found]
+    if missing and read.is_stuck:
+        return "stuck"
     if missing and not read.named:
         is_named = all(any(first <= number <= last for first, last in read.gaps) for number in missing)
         return "named" if is_named else "lost"

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ from tape.model.entry import Draft
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
-START_S, READ_S = 10.0, 20.0
+# A case ends after these, also on a loaded machine.
+START_S, READ_S, CHECK_S = 30.0, 30.0, 60.0
+FILL_S = 300.0
 BATCH = 50
 
 
@@ -38,6 +41,8 @@ class Read:
 
     found: list[tuple[int, str]] = field(default_factory=list)
     named: str = ""
+    # It neither ended nor named anything within the time limits.
+    is_stuck: bool = False
     gaps: list[tuple[int, int]] = field(default_factory=list)
     appended: int = 0
     # Whether the log's own check names damage; None if it has none.
@@ -96,13 +101,19 @@ class TapeLog:
         store = f"sqlite:{folder / 'tape.db'}"
         answer = Read(check=self._verify(store, folder))
         server = _QuietServer(store, folder / "server.err")
+        limit = threading.Timer(START_S, server.kill)  # its start waits for a line of the server
+        limit.start()
+        began = time.monotonic()
         try:
             server.start()
         except AssertionError:
             answer.named = (folder / "server.err").read_text() or "it did not start"
+            answer.is_stuck = time.monotonic() - began >= START_S
         else:
+            limit.cancel()
             self._run(self._read(server.url, entries, answer))
         finally:
+            limit.cancel()
             server.kill()
         return answer
 
@@ -123,14 +134,18 @@ class TapeLog:
             except TapeError as error:
                 answer.named = str(error)
             except TimeoutError:
-                pass
+                answer.is_stuck = not answer.named
 
     def _verify(self, store: str, folder: Path) -> bool:
+        """Whether it names damage; one that does not end names nothing."""
         with (folder / "verify.out").open("w") as out:
             process = Forked(["verify", "--store", store], stdout=out, stderr=out, cwd=folder)
-            code = process.wait(60)
-            process.kill()
-        return code != 0
+            try:
+                return process.wait(CHECK_S) != 0
+            except subprocess.TimeoutExpired:
+                return False
+            finally:
+                process.kill()
 
     def files(self, folder: Path) -> list[Path]:
         """The database, its log and what is beside it; SQLite makes its shared memory anew."""
@@ -163,12 +178,16 @@ class SqliteLog:
         answer = Read(check=True)
         db = sqlite3.connect(folder / "log.db", isolation_level=None)
         db.text_factory = lambda data: data.decode(errors="replace")
+        deadline = time.monotonic() + READ_S
+        db.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             for row in db.execute("SELECT number, payload FROM log ORDER BY number"):
                 answer.found.append(row)
             (answer.appended,) = db.execute("INSERT INTO log (payload) VALUES ('{}') RETURNING number").fetchone()
         except sqlite3.Error as error:
-            answer.named = str(error)
+            answer.is_stuck = time.monotonic() > deadline
+            answer.named = "" if answer.is_stuck else str(error)
+        deadline = time.monotonic() + CHECK_S
         with contextlib.suppress(sqlite3.Error):
             answer.check = db.execute("PRAGMA integrity_check").fetchall() != [("ok",)]
         db.close()
@@ -206,11 +225,14 @@ class NatsLog:
         try:
             with self._server(folder) as port:
                 self._run(asyncio.wait_for(self._read(port, answer), READ_S))
-        except (TimeoutError, RuntimeError, nats.errors.Error, OSError) as error:
+        except TimeoutError:  # also of the client library: a fetch that gets nothing reports no damage
+            answer.is_stuck = True
+        except (RuntimeError, nats.errors.Error, OSError) as error:
             answer.named = f"{type(error).__name__}: {error}"
         log = (folder / "log").read_text(errors="replace")
         lines = [line for line in log.splitlines() if "[WRN]" in line or "[ERR]" in line or "[FTL]" in line]
         answer.named = answer.named or "; ".join(lines)[:200]
+        answer.is_stuck = answer.is_stuck and not answer.named
         return answer
 
     async def _read(self, port: int, answer: Read) -> None:
@@ -261,7 +283,9 @@ class UmadbLog:
         try:
             with self._server(folder) as url:
                 answer = json.loads(self._client("read", url, entries))
-        except (RuntimeError, subprocess.SubprocessError) as error:
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return Read(is_stuck=True)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
             return Read(named=f"{type(error).__name__}: {error}")
         found = [(number, text) for number, text in answer["found"]]
         return Read(found, answer["error"], appended=answer["appended"])
@@ -277,7 +301,8 @@ class UmadbLog:
 
     def _client(self, command: str, url: str, entries: int) -> str:
         arguments = [CLIENTS / "python", "-m", "bench.peers.umadb_log", command, url, str(entries)]
-        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+        limit = READ_S if command == "read" else FILL_S
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=True)
         return done.stdout.splitlines()[-1]
 
     def files(self, folder: Path) -> list[Path]:
@@ -295,8 +320,10 @@ def _process(command: list[object], port: int) -> Iterator[None]:
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None:
                 raise RuntimeError(f"it did not start (exit {process.poll()})")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it did not accept connections within {START_S:.0f} s")
             time.sleep(0.01)
         yield
     finally:

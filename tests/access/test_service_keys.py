@@ -645,7 +645,8 @@ async def test_the_secret_is_nowhere_in_the_database_and_in_no_log(
             for path in ("/api/keys", "/api/keys/svc/rotate"):
                 texts.append((await post(server, path, {"name": "svc"}, root)).json()["key"])
             assert await status(server, root[:-1]) == 401
-            assert await status(server, texts[1][:-1] + "0") == 401
+            other = "1" if texts[1].endswith("0") else "0"  # one key in 62 ends with the character it is to differ in
+            assert await status(server, texts[1][:-1] + other) == 401
             await server.audit.close()
     stored = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert digest_of(root).encode() in stored
