@@ -12,18 +12,25 @@ import contextlib
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace as replace_field
 
+from tape.archive.rows import to_table
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff, retry
 from tape.errors import JournalDataLost, PipelineInput, StoreBusy, StoreUnavailable
 from tape.journal.appender import Head, read_head
 from tape.journal.epochs import Holes, read_holes
+from tape.journal.ranges import Found, join_gaps, read_through
 from tape.journal.reader import position_before
+from tape.model.gap import JournalGap
+from tape.pipeline.checked_rows import CHECKED, is_sound
 from tape.pipeline.columns import arrow_schema, select_list, shaped
 from tape.pipeline.options import Offset, journal_database, shown
 from tape.pipeline.selection import Bounds, Condition, EntrySelection
@@ -38,6 +45,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH_ROWS = 10_000
+# Where a batch is not sound, this many entries are read at once with the journal's own reader, which names each.
+CAREFUL_ROWS = 2_000
 POSTGRES_BATCH_BYTES = 4 << 20
 # How long a query is retried while the database is unavailable.
 OUTAGE_TIMEOUT_S = 60.0
@@ -102,25 +111,33 @@ def read_journal_range(
 ) -> Iterator[pa.RecordBatch]:
     """Read the selected entries after one global_seq up to and including another, in order.
 
-    If the database becomes unavailable, reading resumes after the last entry for up to 60 s. Missing entries are an
-    error, or with `fail_on_data_loss=False` a warning that gives their number.
+    If the database becomes unavailable, reading resumes after the last entry for up to 60 s. Every entry is checked
+    against its checksum. Missing and damaged entries are an error, or with `fail_on_data_loss=False` a warning, that
+    names them.
     """
-    names = selection.required_columns(("global_seq", *columns))
-    schema = arrow_schema(names)
-    batch_filter = selection.batch_filter()
+    names = tuple(dict.fromkeys((*selection.required_columns(columns), *CHECKED)))
+    schema = arrow_schema(names[:-1]).append(pa.field("checksum", pa.int64()))
+    batch_filter, full_filter = selection.batch_filter(), selection.batch_filter(decide_all=True)
+    is_careful, doubtful_until = False, 0
     position, seen, deadline, backoff = after, 0, time.monotonic() + OUTAGE_TIMEOUT_S, Backoff(STORE_RETRY)
     while True:
         try:
-            for raw in _query(store, names, selection.conditions(), position, until):
-                batch = shaped(raw, schema)
-                position = batch.column("global_seq")[-1].as_py()
-                seen += batch.num_rows
-                deadline = time.monotonic() + OUTAGE_TIMEOUT_S
-                backoff.reset()
-                kept = batch_filter.keep(batch) if batch_filter else batch
-                if kept.num_rows:
-                    yield kept.select(list(columns))
+            with contextlib.closing(_query(store, names, selection.conditions(), position, until)) as batches:
+                for raw in batches:
+                    batch = _checked(raw, schema, position)
+                    position = batch.column("global_seq")[-1].as_py()
+                    seen += batch.num_rows
+                    deadline = time.monotonic() + OUTAGE_TIMEOUT_S
+                    backoff.reset()
+                    kept = batch_filter.keep(batch) if batch_filter else batch
+                    if kept.num_rows:
+                        yield kept.select(list(columns))
             break
+        except _Doubtful as error:
+            doubtful_until = error.last
+            if not is_careful:
+                log.warning("entries after %d are checked one by one, which takes longer: %s", position, error)
+                is_careful = True
         except _ConnectionLost as error:
             if time.monotonic() > deadline:
                 raise StoreUnavailable(
@@ -128,7 +145,55 @@ def read_journal_range(
                 ) from error
             log.warning("journal unavailable, retrying after entry %d: %s", position, error)
             backoff.wait()
+            continue
+        # The other SQLite library is closed now.
+        first = position
+        while position == first or position < doubtful_until:
+            found = query_store(store, partial(_read_through, after=position, until=until))
+            _report_damage(found, fail_on_data_loss)
+            seen += len(found.entries) + sum(gap.last - gap.first + 1 for gap in _damaged(found))
+            position = found.position
+            for batch in to_table(found.entries).to_batches():
+                kept = full_filter.keep(batch) if full_filter else batch
+                if kept.num_rows:
+                    yield kept.select(list(columns))
     _check_complete(store, selection, after, until, seen, fail_on_data_loss)
+
+
+def _checked(raw: pa.RecordBatch, schema: pa.Schema, after: int) -> pa.RecordBatch:
+    """A batch from the database in its types. Raises _Doubtful unless rows are in order and have their checksums."""
+    try:
+        batch = shaped(raw, schema)
+        if is_sound(batch, after):
+            return batch
+    except (pa.ArrowException, UnicodeError, TypeError, ValueError) as error:
+        raise _Doubtful(str(error)) from error
+    raise _Doubtful("a checksum is missing or differs", pc.max(batch.column("global_seq")).as_py())
+
+
+def _read_through(reader: Reader, after: int, until: int) -> Found:
+    """The next entries up to a position, each proven by its checksum or the chain, and gaps for all others."""
+    head = read_head(reader)
+    found = read_through(reader, head, max(after, head.oldest - 1), CAREFUL_ROWS)
+    if found.position <= until:
+        return found
+    entries = [entry for entry in found.entries if entry.global_seq <= until]
+    gaps = [replace_field(gap, last=min(gap.last, until)) for gap in found.gaps if gap.first <= until]
+    return Found(entries, gaps, until)
+
+
+def _damaged(found: Found) -> list[JournalGap]:
+    return [gap for gap in found.gaps if gap.reason != "diverged"]
+
+
+def _report_damage(found: Found, fail_on_data_loss: bool) -> None:
+    """Raise JournalDataLost, or log a warning, for each range of entries that are not what was written."""
+    for gap in join_gaps(_damaged(found)):
+        which = f"Entry {gap.first} is" if gap.first == gap.last else f"Entries {gap.first} to {gap.last} are"
+        message = f"{which} damaged: {gap.detail}. `tape verify` names all damage."
+        if fail_on_data_loss:
+            raise JournalDataLost(f"{message} To go on without what is damaged, set failOnDataLoss to false.")
+        log.warning("%s Continuing after %d", message, gap.last)
 
 
 def report_data_loss(after: int, oldest: int, fail_on_data_loss: bool) -> None:
@@ -179,9 +244,17 @@ class _ConnectionLost(Exception):
     """The connection to the database was lost."""
 
 
+class _Doubtful(Exception):
+    """Rows cannot be read, or are perhaps not what was written; `last` is the number of the last one, if known."""
+
+    def __init__(self, reason: str, last: int = 0) -> None:
+        super().__init__(reason)
+        self.last = last
+
+
 def _query(
     store: str, names: Sequence[str], conditions: Sequence[Condition], after: int, until: int
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     database = journal_database(store)
     where = " AND ".join(f"({condition.sql})" for condition in conditions)
 
@@ -220,7 +293,7 @@ def _query_sqlite(
             # reports that without a code.
             if "database is locked" in str(error):
                 raise _ConnectionLost(error) from error
-            raise
+            raise _Doubtful(str(error)) from error
 
 
 def _query_postgres(database: PostgresDatabase, sql: str, params: list[Any]) -> Iterator[pa.RecordBatch]:
@@ -238,6 +311,8 @@ def _query_postgres(database: PostgresDatabase, sql: str, params: list[Any]) -> 
             yield from _batches(cursor, sql, params)
         except adbc.OperationalError as error:
             raise _ConnectionLost(error) from error
+        except adbc.Error as error:
+            raise _Doubtful(str(error)) from error
 
 
 def _batches(cursor: Any, sql: str, params: list[Any]) -> Iterator[pa.RecordBatch]:
