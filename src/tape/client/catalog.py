@@ -43,10 +43,12 @@ class CatalogCalls(ChannelCalls):
         dedup_key: str = "",
         dedup_window_secs: int = 0,
         ordering_key: str = "",
+        record: str = "",
     ) -> pb.ExecutionResult:
         """Start a playbook on its pool, or find the run that has the `dedup_key`; raises the error of its result.
 
-        Runs of one `ordering_key` are carried out one after the other, in the order of their calls.
+        Runs of one `ordering_key` are carried out one after the other, in the order of their calls. `record` says what
+        the journal keeps of the run: "full" (the default) or "summary".
         """
         execution = pb.Execution(
             path=path,
@@ -57,6 +59,7 @@ class CatalogCalls(ChannelCalls):
             dedup_key=dedup_key,
             dedup_window_secs=dedup_window_secs,
             ordering_key=ordering_key,
+            record=record,
         )
         result = (await self.execute_many([execution])).results[0]
         if result.status == "error":

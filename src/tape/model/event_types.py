@@ -333,6 +333,20 @@ EVENTS: tuple[EventType, ...] = (
             "trace": "W3C trace context to go on with",
             "ordering_key": "the run takes turns with those of the same key in its pool",
             "downstream": "the run waits while this downstream of its subscription is held",
+            "record": "`summary` if the entry begins several runs that are kept as a summary",
+            "source": "the source of their messages",
+            "order_scope": "precedes their ordering keys",
+            "runs": "their messages or payloads; the n-th run has the run id of the entry plus n, from 0",
+        },
+    ),
+    EventType(
+        "run.summary",
+        "Runs that are kept as a summary ended well.",
+        {
+            "app": "`playbooks`",
+            "pool": "the pool that ran them",
+            "status": "`terminal`",
+            "runs": "their ids; `ID+N` stands for an id and the N ids after it",
         },
     ),
     EventType(

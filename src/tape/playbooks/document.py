@@ -53,6 +53,8 @@ class PlaybookStep(msgspec.Struct, frozen=True):
     timeout_s: float = 0.0
     is_optional: bool = False
     downstream: str = ""
+    # None: its tool says it.
+    idempotent: bool | None = None
     next: tuple[NextStep, ...] = ()
 
 
@@ -68,6 +70,8 @@ class Playbook(msgspec.Struct, frozen=True):
     steps: dict[str, PlaybookStep] = {}
     first: str = ""
     output: Render | None = None
+    # Of a Python function; the steps of a workflow say it themselves.
+    idempotent: bool = False
 
 
 def read_playbook(document: Document) -> Playbook:
@@ -80,7 +84,11 @@ def read_playbook(document: Document) -> Playbook:
         for other in ("workflow", "output"):
             if other in fields:
                 fields.at(other).wrong("cannot stand beside python; the function is the whole playbook")
-        return Playbook(document.path, inputs, spec.workload, spec.pool, spec.python, description)
+        return Playbook(
+            document.path, inputs, spec.workload, spec.pool, spec.python, description, idempotent=spec.idempotent
+        )
+    if "idempotent" in fields:
+        fields.at("idempotent").wrong("is for python; say it of each step of a workflow")
     if "workflow" not in fields:
         fields.at("workflow").wrong("is missing; a playbook has steps under workflow, or python: module:function")
         return Playbook(document.path, inputs, spec.workload, spec.pool)
@@ -152,6 +160,7 @@ class _WorkflowReader:
             timeout_s=spec.timeout_s,
             is_optional=spec.on_error == "continue",
             downstream=spec.downstream,
+            idempotent=spec.idempotent,
             next=self._next_steps(key_at(node, "next"), spec) if "next" in node.value else following,
         )
 

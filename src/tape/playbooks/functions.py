@@ -35,6 +35,7 @@ class PythonPlaybook(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     pool: str = ""
     description: str = ""
+    idempotent: bool = False
 
     @property
     def import_path(self) -> str:
@@ -50,6 +51,8 @@ class PythonPlaybook(msgspec.Struct, frozen=True):
             document["inputs"] = {each.name: _shown(each) for each in inputs}
         if self.pool:
             document["pool"] = self.pool
+        if self.idempotent:
+            document["idempotent"] = True
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
@@ -57,13 +60,14 @@ _playbooks: dict[str, PythonPlaybook] = {}
 _functions: dict[str, Callable[..., Any]] = {}
 
 
-def playbook(path: str, *, pool: str = "", description: str = "") -> Callable[[F], F]:
+def playbook(path: str, *, pool: str = "", description: str = "", idempotent: bool = False) -> Callable[[F], F]:
     """Make a function, `def` or `async def`, the playbook of that path.
 
     Its parameters are the playbook's inputs, converted to their annotated types. `payload` is the whole payload, `run`
     describes the execution. The return value is the output. Workers that import the module register it in the catalog;
     `pool` is the default pool of its runs. Use `@tape.effect` for side effects: a worker that resumes the run calls the
-    function again and skips completed effects.
+    function again and skips completed effects. With `idempotent` a run that is kept as a summary (`record: summary`)
+    needs no lease and no row until the function has an effect.
     """
     if pool and not is_pool(pool):
         raise InvalidInput(f"pool {pool!r} {POOL_RULE}.")
@@ -76,7 +80,7 @@ def playbook(path: str, *, pool: str = "", description: str = "") -> Callable[[F
                 f" {known.import_path} and {_import_path(function)}."
             )
         text = description or inspect.getdoc(function) or ""
-        _playbooks[path] = PythonPlaybook(path, function, pool, text.split("\n\n")[0].replace("\n", " "))
+        _playbooks[path] = PythonPlaybook(path, function, pool, text.split("\n\n")[0].replace("\n", " "), idempotent)
         return function
 
     return declare

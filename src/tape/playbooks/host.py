@@ -54,10 +54,13 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Host(Protocol):
     """The host of a playbook."""
 
-    async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
+    async def perform(
+        self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False, idempotent: bool = False
+    ) -> Any:
         """The recorded result of a step; if there is none, act and record the result.
 
-        It is durable on return. With `may_wait` it is durable before the next action of the run.
+        It is durable on return. With `may_wait` it is durable before the next action of the run. A step that is
+        `idempotent` need not be recorded if the run is kept as a summary.
         """
 
     async def publish(self, subject: str, payload: Any, key: str) -> None:
@@ -89,7 +92,9 @@ class LocalHost:
         self._publish = publish
         self._start = start
 
-    async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
+    async def perform(
+        self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False, idempotent: bool = False
+    ) -> Any:
         """The result of the action, as JSON values."""
         return msgspec.to_builtins(await act(), str_keys=True)
 

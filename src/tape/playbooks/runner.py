@@ -18,7 +18,7 @@ from tape.playbooks.document import END, GIVEN, Playbook, PlaybookStep
 from tape.playbooks.host import Host, RunInfo, is_interruption
 from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.templates import evaluate
-from tape.playbooks.tools import TOOLS, ToolCall
+from tape.playbooks.tools import TOOLS, IdempotentTool, ToolCall
 from tape.playbooks.unavailability import is_unavailable
 
 # Limit of steps in one run, for playbooks with loops.
@@ -171,7 +171,11 @@ class _Run:
             note_answer(needs)
             return result
 
-        return await self._host.perform(key, step.name, {"tool": step.kind, **config}, act, may_wait=True)
+        idempotent = step.idempotent
+        if idempotent is None:
+            idempotent = isinstance(tool, IdempotentTool) and tool.is_idempotent(config)
+        request = {"tool": step.kind, **config}
+        return await self._host.perform(key, step.name, request, act, may_wait=True, idempotent=idempotent)
 
 
 async def _with_retry(step: PlaybookStep, act: Callable[[], Any]) -> Any:

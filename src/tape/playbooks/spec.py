@@ -83,6 +83,13 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
     downstream: Annotated[
         Text, Meta(description="The subscription's downstream that it depends on. Default: that of the message.")
     ] = ""
+    idempotent: Annotated[
+        bool | None,
+        Meta(
+            description="Whether the step can run again without harm: a run kept as a summary does not record it."
+            " Default: true for `value`, `http` with GET, HEAD, PUT or DELETE, and `playbook` with `wait: false`."
+        ),
+    ] = None
     next: Annotated[
         StepName | tuple[StepName | NextSpec, ...],
         Meta(description="The next step, or a list of which the first whose condition holds is taken."),
@@ -109,3 +116,10 @@ class PlaybookSpec(msgspec.Struct, frozen=True, kw_only=True):
             extra={"means": "must look like my_module:my_function"},
         ),
     ] = ""
+    idempotent: Annotated[
+        bool,
+        Meta(
+            description="Whether a Python function can be called again without harm: a run of it that is kept as a"
+            " summary has no lease and no row. With `python` only; a workflow says it of each step."
+        ),
+    ] = False

@@ -33,6 +33,7 @@ from tape.errors import (
     TapeError,
 )
 from tape.model.payload import to_json
+from tape.model.summary_command import SUMMARY
 from tape.model.tenant_names import plain_name, split_name
 from tape.playbooks.answers import recording_answers
 from tape.playbooks.document import Playbook
@@ -42,7 +43,7 @@ from tape.playbooks.library import known_playbook
 from tape.playbooks.pools import POOL_RULE, SHARED, is_pool, reaction_fields, reaction_id
 from tape.playbooks.run_leases import RunLeases
 from tape.playbooks.runner import run_playbook
-from tape.playbooks.worker_host import RemoteHost
+from tape.playbooks.worker_host import RemoteHost, SummaryHost
 from tape.proto import tape_pb2 as pb
 from tape.reactions.consumer import ReleaseTask
 from tape.reactions.counters import Tally
@@ -76,6 +77,7 @@ class Command(msgspec.Struct, frozen=True):
     priority: str = ""
     trace: dict[str, Any] = {}
     downstream: str = ""
+    record: str = "full"
 
 
 def run_worker(
@@ -216,9 +218,10 @@ class Worker:
             downstream=command.downstream.rpartition("|")[2],
         )
         client, blocking = self._client.with_lease_owner(owner), self._blocking.with_lease_owner(owner)
-        host = RemoteHost(run, owner, self._lease_ms, client, blocking, self._load)
+        kind = SummaryHost if command.record == SUMMARY else RemoteHost
+        host = kind(run, owner, self._lease_ms, client, blocking, self._load)
         try:
-            with self.leases.keep((run.id, owner)), recording_answers(report_answer):
+            with self.leases.keep_while((run.id, owner), lambda: host.has_lease), recording_answers(report_answer):
                 await self._run(command, run, host)
         except RunCancelled as error:
             log.info("run %s was cancelled: %s", run.id, error)
@@ -241,7 +244,8 @@ class Worker:
             playbook = await self._playbook(command.catalog_id)
             if playbook.python:
                 await acquire_slot()
-                await host.advance()  # acquire the lease before the function is called
+                if command.record != SUMMARY or not playbook.idempotent:
+                    await host.advance()  # acquire the lease before the function is called
             output = await run_playbook(playbook, command.payload, run, host)
             release_slot()  # recording the end needs no slot
             await host.end(pb.RUN_STATUS_TERMINAL, to_json({"output": output}))

@@ -52,7 +52,9 @@ class RemoteHost:
         self._settled: list[pb.CompleteEffectRequest] = []
         self.has_lease = False
 
-    async def perform(self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False) -> Any:
+    async def perform(
+        self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False, idempotent: bool = False
+    ) -> Any:
         """The recorded result of a step; if there is none, act and record the result."""
         begin = pb.BeginEffectRequest(
             run_id=self._run.id,
@@ -169,6 +171,33 @@ class RemoteHost:
 def _within(call: EffectCall) -> Iterator[EffectCall]:
     with within(call):
         yield call
+
+
+class SummaryHost(RemoteHost):
+    """The host of a run that is kept as a summary: it records only steps that are not idempotent.
+
+    The lease of its task is the run's until the first step is recorded. From then on the run has a row and a lease, and
+    its end is recorded there.
+    """
+
+    async def perform(
+        self, key: str, step: str, request: Any, act: Act, *, may_wait: bool = False, idempotent: bool = False
+    ) -> Any:
+        """The result of the action; recorded, unless the step is idempotent."""
+        if not idempotent:
+            return await super().perform(key, step, request, act, may_wait=may_wait)
+        await acquire_slot()
+        try:
+            return msgspec.json.decode(_plain(await act()))
+        except Exception as error:
+            if is_interruption(error) or isinstance(error, StepFailed):
+                raise
+            raise StepFailed(step, type(error).__name__, str(error)) from error
+
+    async def end(self, status: int, detail_json: str) -> None:
+        """End the run. Its task says that it has ended well, unless the run has a row."""
+        if self.has_lease or status != pb.RUN_STATUS_TERMINAL:
+            await super().end(status, detail_json)
 
 
 def _outcome(step: str, key: str, record: Any) -> Any:

@@ -9,13 +9,11 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.brokers.source import Delivery
+from tape.model.summary_command import RESERVED
 from tape.subscriptions.document.spec import DispatchSpec, HeaderRule, HeadersSpec
 
 # Header names in lower case; a header has any number of values, in wire order.
 HeaderMap = Mapping[str, tuple[str, ...]]
-
-# Keys of a run's payload that the data of a message cannot replace.
-RESERVED = ("message", "subscription", "source")
 
 
 class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):

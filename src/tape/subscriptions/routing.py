@@ -71,6 +71,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     downstream: str = ""
     dedup: DedupKey | None = None
     trace: TraceContext | None = None
+    # What is kept of the run.
+    record: str = "full"
     applied: tuple[AppliedHeader, ...] = ()
 
     @property
@@ -139,6 +141,7 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
         ),
         dedup=dedup,
         trace=_trace(spec.headers.trace, message),
+        record=spec.dispatch.record,
         applied=tuple(applied),
     )
 

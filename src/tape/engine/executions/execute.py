@@ -7,7 +7,7 @@ table. An invalid request is its own result and does not affect the others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -16,8 +16,9 @@ from tape.base.telemetry.tracing import parse_traceparent
 from tape.engine.catalog import Resource, fetch_many
 from tape.engine.executions.dedup import Claims
 from tape.engine.executions.pools import command_subject, ensure_pool
+from tape.engine.executions.summary_batch import SummaryBatch
 from tape.engine.ledgers.run_batches import RunOpening, find_taken_ids, open_runs
-from tape.engine.ledgers.runs import PLAYBOOKS, Run
+from tape.engine.ledgers.run_record import PLAYBOOKS, Run
 from tape.engine.reactions.downstreams import name_of
 from tape.errors import ExecutionSkipped, InvalidInput, PlaybookNotFound, TapeError
 from tape.journal.appender import append
@@ -29,6 +30,7 @@ from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
 from tape.model.principal import current_principal
 from tape.model.reserved import refuse_reserved
+from tape.model.summary_command import SUMMARY
 from tape.model.tenant_names import name_within, plain_name, prefix_of, qualify, tenant_of, visible_prefix
 from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.library import known_playbook
@@ -77,6 +79,8 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ordering_key: str = ""
     # The downstream of the subscription that the run depends on: it waits while that is held.
     downstream: str = ""
+    # What is kept of the run: `full`, or `summary`, which shares the entries of its begin and end with other runs.
+    record: Literal["full", "summary"] = "full"
     # The tenant of the run and the prefix of the documents that it may use, whatever the request says.
     tenant: str = ""
     prefix: str = ""
@@ -100,6 +104,15 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 Result: TypeAlias = RunDispatchResult | TapeError
+
+
+def checked_record(text: str) -> Literal["full", "summary"]:
+    """What is to be kept of a run. Raises InvalidInput if it is neither `full` nor `summary`."""
+    if text == "summary":
+        return "summary"
+    if text != "full":
+        raise InvalidInput(f"record {text[:40]!r} must be 'full' or 'summary'.")
+    return "full"
 
 
 def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> ExecuteRequest:
@@ -167,7 +180,7 @@ def execute_batch(tx: Transaction, requests: Sequence[ExecuteRequest], *, until_
     """Start the runs of checked requests in order; one result each. `until_refused` stops after the first error."""
     found = fetch_many(tx, {each.path for each in requests}, {int(each.catalog_id or 0) for each in requests})
     claims = Claims(tx, [(each.scope, each.dedup.key) for each in requests if each.dedup])
-    batch = _Batch(tx, found, claims, _new_ids(tx, len(requests)))
+    batch = _Batch(tx, found, claims, _new_ids(tx, sum(each.record == "full" or bool(each.dedup) for each in requests)))
     results: list[Result] = []
     for request in requests:
         results.append(batch.add(request))
@@ -192,7 +205,9 @@ class _Batch:
         self._pools: set[str] = set()
         self._openings: list[RunOpening] = []
         self._others: list[list[Draft]] = []  # the entries after the first of each run
+        self._attached: list[Draft] = []  # the attached events of runs that are kept as a summary
         self._audits: list[Draft] = []
+        self._summaries = SummaryBatch(tx)
 
     def add(self, request: ExecuteRequest) -> Result:
         if request.lane in self._stopped:
@@ -223,6 +238,11 @@ class _Batch:
             bind_inputs(playbook.inputs, playbook.workload, request.input)
         path, tenant = plain_name(resource.path), tenant_of(resource.path) or request.tenant
         pool = request.execution_pool or playbook.pool or default_pool(path)
+        self._pools.add(pool)
+        if request.record == SUMMARY:
+            run_id = self._summaries.add(request, resource, pool, tenant or PLAYBOOKS)
+            self._attached += self._events(request, _owner(request, run_id, tenant))
+            return run_id
         run_id = next(self._ids)
         trace = parse_traceparent(str((request.trace or {}).get("traceparent", "")))
         about: dict[str, Any] = {
@@ -253,19 +273,23 @@ class _Batch:
             tenant_id=tenant,
             tenant=tenant or PLAYBOOKS,
         )
-        owner = {"run_id": run_id, "tenant": run.tenant, "session": run.session_id, **trace._asdict()}
-        name = command_subject(pool, run_id)
-        drafts = [Draft(subject=name, kind="command", payload_json=to_json(command), **owner)]
+        owner = _owner(request, run_id, tenant)
+        command_draft = Draft(
+            subject=command_subject(pool, run_id), kind="command", payload_json=to_json(command), **owner
+        )
+        self._openings.append(RunOpening(run, about, trace))
+        self._others.append([command_draft, *self._events(request, owner)])
+        return run_id
+
+    def _events(self, request: ExecuteRequest, owner: dict[str, Any]) -> list[Draft]:
+        drafts = []
         for event in request.events:
-            payload_json = to_json({**event.payload, "execution_id": run_id})
+            payload_json = to_json({**event.payload, "execution_id": owner["run_id"]})
             draft = checked(Draft(subject=event.subject, payload_json=payload_json, **owner))
             if draft.kind != "subscription":  # what a runtime attaches about its message
                 refuse_reserved(draft)
             drafts.append(draft)
-        self._pools.add(pool)
-        self._openings.append(RunOpening(run, about, trace))
-        self._others.append(drafts)
-        return run_id
+        return drafts
 
     def _resource(self, request: ExecuteRequest) -> Resource:
         wanted = int(request.catalog_id) if request.catalog_id else request.path
@@ -287,12 +311,21 @@ class _Batch:
             for first, others in zip(open_runs(self._tx, self._openings), self._others, strict=True):
                 drafts += [first, *others]
             append(self._tx, drafts)
+        if summaries := self._summaries.drafts():
+            append(self._tx, [*summaries, *self._attached])
         if self._audits:
             append(self._tx, self._audits)
 
 
 _SHOWN = ("message_id", "priority", "trace")
 _LABELS = ("path", "version", "catalog_id", "pool", "parent_execution_id", "subscription", "message_id")
+
+
+def _owner(request: ExecuteRequest, run_id: str, tenant: str) -> dict[str, Any]:
+    """The fields of the entries of a run that say whose they are."""
+    trace = parse_traceparent(str((request.trace or {}).get("traceparent", "")))
+    session = plain_name(request.subscription)
+    return {"run_id": run_id, "tenant": tenant or PLAYBOOKS, "session": session, **trace._asdict()}
 
 
 def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: str) -> Draft:
@@ -321,7 +354,7 @@ def _deduplicated(request: ExecuteRequest, key: str, original: str, suppressed: 
 def _new_ids(tx: Transaction, count: int) -> list[str]:
     """New ids that no run has. Two processes can generate the same id; the later one generates another."""
     ids = [str(new_id()) for _ in range(count)]
-    while taken := find_taken_ids(tx, ids):
+    while ids and (taken := find_taken_ids(tx, ids)):
         ids = [str(new_id()) if each in taken else each for each in ids]
     return ids
 

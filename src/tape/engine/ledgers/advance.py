@@ -15,7 +15,7 @@ import msgspec
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import effects, runs
 from tape.engine.ledgers.effects import Denied, Effect
-from tape.engine.ledgers.runs import Run
+from tape.engine.ledgers.run_record import COLUMNS, Run
 from tape.errors import TapeError
 from tape.journal.appender import Appender
 from tape.model.entry import Draft
@@ -133,7 +133,7 @@ class _Sheet:
     def __init__(self, tx: Transaction, moves: Sequence[Move]) -> None:
         self._tx = tx
         condition, ids = tx.is_any("run_id", list({move.run_id for move in moves}))
-        found = tx.query(f"SELECT {runs.COLUMNS} FROM tape_runs WHERE {condition}", ids)
+        found = tx.query(f"SELECT {COLUMNS} FROM tape_runs WHERE {condition}", ids)
         self._runs: dict[str, Run] = {run.run_id: run for run in load_all(Run, found)}
         wanted = {(move.run_id, each.key) for move in moves for each in move.complete}
         wanted |= {(move.run_id, move.begin.idempotency_key) for move in moves if move.begin is not None}

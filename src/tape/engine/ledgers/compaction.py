@@ -8,7 +8,8 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
-from tape.engine.ledgers.runs import COLUMNS, DEFAULT_LIMIT, ENDED, Run, get, journal, subject_of, visible_condition
+from tape.engine.ledgers.run_record import COLUMNS, Run
+from tape.engine.ledgers.runs import DEFAULT_LIMIT, ENDED, get, journal, subject_of, visible_condition
 from tape.errors import IllegalTransition
 from tape.model.ledger_states import DispatchMode, EffectStatus, ObligationStatus, Owed, RunStatus
 from tape.store import Reader, Transaction

@@ -7,7 +7,8 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import runs
-from tape.engine.ledgers.runs import ENDED, Run
+from tape.engine.ledgers.run_record import Run
+from tape.engine.ledgers.runs import ENDED
 from tape.errors import IllegalTransition, InvalidInput, NotFound
 from tape.model import subject
 from tape.model.entry import check_id

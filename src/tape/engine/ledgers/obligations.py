@@ -14,7 +14,7 @@ from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import runs
 from tape.engine.ledgers.due_times import due_condition, due_parameters, is_due
-from tape.engine.ledgers.runs import Run
+from tape.engine.ledgers.run_record import Run
 from tape.errors import InvalidInput, LeaseHeld, NotFound
 from tape.model import subject
 from tape.model.entry import check_id

@@ -9,7 +9,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import Trace
-from tape.engine.ledgers.runs import Run
+from tape.engine.ledgers.run_record import Run
 from tape.model import subject
 from tape.model.entry import Draft
 from tape.model.ledger_states import RunStatus

@@ -10,6 +10,8 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.base.ids import new_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
+from tape.engine.ledgers import summary_runs
+from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
 from tape.journal.appender import Appender
 from tape.model import subject
@@ -18,12 +20,10 @@ from tape.model.ledger_states import ObligationStatus, Owed, RunStatus, check_tr
 from tape.model.principal import current_principal
 from tape.store import Reader, Transaction
 from tape.store.lease import Lease, expiry_ms, latest_expiry_ms
-from tape.store.records import Record, columns, insert, load, load_all
+from tape.store.records import insert, load, load_all
 
 DEFAULT_LEASE_MS = 120_000
 DEFAULT_LIMIT = 100
-# The app of runs that workers of a pool carry on: their tasks bring them back, so recovery leaves them alone.
-PLAYBOOKS = "playbooks"
 
 ENDED = frozenset({RunStatus.TERMINAL, RunStatus.FAILED, RunStatus.STUCK, RunStatus.CANCELLED})
 _ENDINGS = ENDED | {RunStatus.COMPENSATING}
@@ -43,53 +43,11 @@ ENDING: Mapping[RunStatus, frozenset[RunStatus]] = {
 }
 
 
-class Run(Record, frozen=True):
-    """A row of tape_runs."""
-
-    run_id: str
-    app_name: str
-    user_id: str
-    session_id: str
-    invocation_id: str
-    status: RunStatus
-    seq_cursor: int = 0
-    lease_owner: str = ""
-    lease_expires_at_ms: int = 0
-    waiting_on_gate: str = ""
-    detail_json: str = ""
-    started_at_ms: int = 0
-    ended_at_ms: int = 0
-    tenant_id: str = ""
-    actor: str = ""
-    subject: str = ""
-    agent_id: str = ""
-    aiplex_instance_id: str = ""
-    gateway_route: str = ""
-    scopes_json: str = "[]"
-    labels_json: str = "{}"
-    compacted_at_ms: int = 0
-    former_status: int = 0
-    dead_task_id: str = ""
-    # Whom the run belongs to: never empty, unlike `tenant_id`, which is what the client said.
-    tenant: str = ""
-
-    @property
-    def scopes(self) -> list[str]:
-        """What the run may do."""
-        return msgspec.json.decode(self.scopes_json, type=list[str])
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """What the run was labelled with."""
-        return msgspec.json.decode(self.labels_json, type=dict[str, str])
-
-
-COLUMNS = columns(Run)
-
-
 def find(reader: Reader | Transaction, run_id: str) -> Run | None:
     """The run with that id, or None. A run of a tenant that the caller does not see does not exist for it."""
     run = load(Run, reader.one(f"SELECT {COLUMNS} FROM tape_runs WHERE run_id = ?", run_id))
+    if run is None:
+        run = summary_runs.find(reader, run_id)
     return run if run is not None and current_principal().sees(run.tenant) else None
 
 
@@ -98,8 +56,7 @@ def is_visible(reader: Reader | Transaction, run_id: str) -> bool:
     principal = current_principal()
     if principal.sees_all_tenants:
         return True
-    row = reader.one("SELECT tenant FROM tape_runs WHERE run_id = ?", run_id)
-    return row is not None and principal.sees(row[0])
+    return find(reader, run_id) is not None
 
 
 def visible_condition(run_id: str) -> tuple[str, list[str]]:
@@ -126,10 +83,13 @@ def get(reader: Reader | Transaction, run_id: str) -> Run:
 def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
     """The run, if this owner may write to it. Raises LeaseHeld if another owner has an unexpired lease.
 
-    A caller that does not name itself is let through: older clients never do.
+    A caller that does not name itself is let through: older clients never do. A run that is kept as a summary gets a
+    row of its own, leased to this owner.
     """
     run = get(tx, run_id)
     check_lease(run, owner)
+    if summary_runs.is_summary(run):
+        run = summary_runs.expand(tx, run, owner)
     return run
 
 

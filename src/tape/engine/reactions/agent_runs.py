@@ -8,6 +8,7 @@ import msgspec
 
 from tape.base.telemetry.tracing import Trace
 from tape.engine.ledgers import runs
+from tape.engine.ledgers.run_record import Run
 from tape.engine.reactions.reaction import Reaction
 from tape.model.entry import Entry
 from tape.model.ledger_states import RunStatus
@@ -90,7 +91,7 @@ def _begin(tx: Transaction, reaction: Reaction, source: RunSource, invocation: s
         "tape.source_run_id": source.run_id,
         "tape.source_subject": source.subject,
     }
-    wanted = runs.Run(
+    wanted = Run(
         run_id="",
         app_name=reaction.agent_app,
         user_id="",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.engine.reactions import registry, tasks
+from tape.engine.reactions import commands, registry, tasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import MAX_DEBOUNCE_MS, Reaction
 from tape.engine.reactions.task_order import WAITS_MS
@@ -115,6 +115,9 @@ def claim_up_to(tx: Transaction, reaction: Reaction, free_slots: int, terms: Cla
         allowed, next_us, again_us = _apply_rate_limit(tx, reaction, free_slots, now)
     dead_lettered = _dead_letter_exhausted(tx, reaction, now) if terms.has_expired_lease else 0
     chosen = _candidates(tx, reaction, allowed, terms) if allowed else []
+    while ended := commands.find_ended(tx, chosen):
+        tasks.close_tasks(tx, ended, now)
+        chosen = _candidates(tx, reaction, allowed, terms)
     if reaction.rate_limit_per_s and chosen:
         _, next_us, again_us = _apply_rate_limit(tx, reaction, len(chosen), now)
         tx.upsert("tape_reaction_pace", ["reaction_id"], ["reaction_id", "next_us"], [(reaction.reaction_id, next_us)])

@@ -1,19 +1,59 @@
-"""Commands: tasks of a worker pool, each of which has a run. A dead-lettered command fails its run."""
+"""Commands: tasks of a worker pool, each of which has a run. A dead-lettered command fails its run.
+
+A worker reports the end of a run that is kept as a summary by completing its task.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tape.base.telemetry.tracing import Trace
-from tape.engine.ledgers import runs
+from tape.engine.ledgers import runs, summary_runs
+from tape.engine.ledgers.run_record import COLUMNS, Run
+from tape.engine.ledgers.summary_runs import EndedRun
 from tape.model.ledger_states import RunStatus
 from tape.model.reaction_states import POOL
 from tape.store import Transaction
+from tape.store.records import load_all
 
 if TYPE_CHECKING:
     from tape.engine.reactions.tasks import Task
+
+
+def end_runs(tx: Transaction, tasks: Sequence[Task]) -> list[str]:
+    """End the runs of completed tasks that are kept as a summary; the ids of those tasks that nothing needs any more.
+
+    A run that has a row, because it failed or had to wait, keeps its row and its task.
+    """
+    condition, ids = tx.is_any("run_id", [task.source_run_id for task in tasks])
+    rows = {
+        run.run_id: run for run in load_all(Run, tx.query(f"SELECT {COLUMNS} FROM tape_runs WHERE {condition}", ids))
+    }
+    ended, gone = [], []
+    for task in tasks:
+        run = rows.get(task.source_run_id)
+        if run is None:
+            gone.append(task.task_id)
+            ended.append(EndedRun(task.source_run_id, task.tenant, task.reaction_id.removeprefix(POOL)))
+        elif run.status not in runs.ENDED:
+            runs.end(tx, run.run_id, RunStatus.TERMINAL, trace=_trace(task))
+    summary_runs.end_runs(tx, ended)
+    return gone
+
+
+def find_ended(tx: Transaction, tasks: Sequence[Task]) -> list[Task]:
+    """Those of the tasks whose run is kept as a summary and has ended already: it was cancelled."""
+    summaries = [task for task in tasks if task.is_summary]
+    if not summaries:
+        return []
+    condition, ids = tx.is_any("run_id", [task.source_run_id for task in summaries])
+    statuses = ", ".join(str(int(status)) for status in runs.ENDED)
+    sql = f"SELECT run_id FROM tape_runs WHERE {condition} AND status IN ({statuses})"
+    ended = {row[0] for row in tx.query(sql, ids)}
+    return [task for task in summaries if task.source_run_id in ended]
 
 
 def fail_run(tx: Transaction, task: Task) -> None:
@@ -45,11 +85,13 @@ def reopen_run(tx: Transaction, task: Task) -> None:
         runs.reopen(tx, run, trace=_trace(task))
 
 
-def _run_of(tx: Transaction, task: Task) -> runs.Run | None:
+def _run_of(tx: Transaction, task: Task) -> Run | None:
     """The run of a command task; None for tasks of other reactions on the same entries, and of another tenant."""
     is_command = task.reaction_id.startswith(POOL) and task.subject.startswith("/tape/command/issued/")
     run = runs.find(tx, task.source_run_id) if is_command else None
-    return run if run is not None and task.tenant in ("", run.tenant) else None
+    if run is None or task.tenant not in ("", run.tenant):
+        return None
+    return summary_runs.expand(tx, run, "") if summary_runs.is_summary(run) else run
 
 
 def _trace(task: Task) -> Trace:

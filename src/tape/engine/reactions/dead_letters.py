@@ -133,7 +133,7 @@ def _held_back(tx: Transaction, chosen: Sequence[Task]) -> set[str]:
             keys.setdefault(task.reaction_id, set()).add(task.ordering_key)
     busy = {(reaction_id, key) for reaction_id, some in keys.items() for key in find_open_keys(tx, reaction_id, some)}
     held = set()
-    for task in sorted(chosen, key=lambda task: task.source_global_seq):
+    for task in sorted(chosen, key=lambda task: (task.source_global_seq, task.shard)):
         lane = (task.reaction_id, task.ordering_key)
         if task.ordering_key and lane in busy:
             held.add(task.task_id)

@@ -72,7 +72,7 @@ _IS_FIRST = (
     " AND NOT EXISTS (SELECT 1 FROM tape_tasks AS earlier WHERE waiting.ordering_key <> ''"
     " AND earlier.ordering_key = waiting.ordering_key AND earlier.reaction_id = waiting.reaction_id"
     f" AND earlier.ordering_key <> '' AND earlier.status IN ({TaskStatus.PENDING}, {TaskStatus.CLAIMED})"
-    " AND earlier.source_global_seq < waiting.source_global_seq)"
+    " AND (earlier.source_global_seq, earlier.shard) < (waiting.source_global_seq, waiting.shard))"
 )
 
 
@@ -155,12 +155,12 @@ def release_probe(tx: Transaction, name: str, now: int, *, may_repeat: bool = Tr
     None if none waits, or only the last probe, which with `may_repeat` is tried again.
     """
     row = tx.one(
-        "SELECT probe_task_id, (SELECT source_global_seq FROM tape_tasks WHERE task_id = probe_task_id)"
-        " FROM tape_downstreams WHERE name = ?",
+        "SELECT probe_task_id, source_global_seq, shard FROM tape_downstreams"
+        " LEFT JOIN tape_tasks ON task_id = probe_task_id WHERE name = ?",
         name,
     )
-    last, last_seq = (row[0], row[1] or 0) if row is not None else ("", 0)
-    waiting = _find_waiting(tx, name, 1, after=last_seq) or _find_waiting(tx, name, 1)
+    last, last_seq, last_shard = (row[0], row[1] or 0, row[2] or 0) if row is not None else ("", 0, 0)
+    waiting = _find_waiting(tx, name, 1, after=(last_seq, last_shard)) or _find_waiting(tx, name, 1)
     if not waiting or (waiting[0].task_id == last and not may_repeat):
         return None
     chosen = waiting[0]
@@ -194,19 +194,23 @@ def release_all(tx: Transaction, subscription: str, now: int) -> None:
                 pass
 
 
-def _find_waiting(tx: Transaction, name: str, limit: int, *, after: int = 0) -> list[WaitingRun]:
+def _find_waiting(tx: Transaction, name: str, limit: int, *, after: tuple[int, int] = (0, 0)) -> list[WaitingRun]:
     rows = tx.query(
-        "SELECT task_id, source_run_id, (SELECT labels_json FROM tape_runs WHERE run_id = source_run_id)"
+        "SELECT task_id, source_run_id, (SELECT labels_json FROM tape_runs WHERE run_id = source_run_id),"
+        " CASE WHEN is_summary = 1 THEN payload_json ELSE '{}' END"
         f" FROM tape_tasks AS waiting WHERE downstream = ? AND downstream <> '' AND {_IS_FIRST}"
-        " AND source_global_seq > ? ORDER BY source_global_seq LIMIT ?",
+        " AND (source_global_seq, shard) > (?, ?) ORDER BY source_global_seq, shard LIMIT ?",
         name,
-        after,
+        *after,
         limit,
     )
-    return [WaitingRun(task_id, run_id, _message_id(labels or "{}")) for task_id, run_id, labels in rows]
+    return [WaitingRun(task_id, run_id, _message_id(labels, command)) for task_id, run_id, labels, command in rows]
 
 
-def _message_id(labels_json: str) -> str:
+def _message_id(labels_json: str | None, command_json: str) -> str:
+    """The message of a run: from its row, or from its command if it has none."""
+    if labels_json is None:
+        return str(msgspec.json.decode(command_json, type=dict).get("message_id", ""))
     return str(msgspec.json.decode(labels_json, type=dict[str, str]).get("tape.message_id", ""))
 
 

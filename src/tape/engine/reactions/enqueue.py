@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tape.base.ids import new_time_ordered_id
+from tape.engine.ledgers import summary_runs
 from tape.engine.reactions.downstreams import find_held
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
@@ -20,6 +21,7 @@ from tape.engine.reactions.task_order import (
     find_open_keys,
 )
 from tape.engine.reactions.tasks import COLUMNS, PENDING, Task
+from tape.model.reaction_states import POOL
 from tape.store import Transaction
 from tape.store.records import load_all
 
@@ -28,6 +30,7 @@ _NAMES = Task.__struct_fields__
 
 def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
     """Create tasks for matches, in the order of the journal; the number of new tasks."""
+    matches = [part for match in matches for part in _parts(match)]
     rows = []
     debounced: dict[str, list[Match]] = {}
     conditions = [conditions_of(match.compiled.reaction.reaction_id, match.entry) for match in matches]
@@ -52,6 +55,13 @@ def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
         tx.insert("tape_tasks", _NAMES, rows)
         tx.notify(CHANNEL)
     return len(rows)
+
+
+def _parts(match: Match) -> Sequence[Match]:
+    """The matches of a command: one for each run that it begins. Their number stands for the shard: a pool has one."""
+    is_pool = match.compiled.reaction.reaction_id.startswith(POOL)
+    parts = summary_runs.parts_of(match.entry) if is_pool else None
+    return [match] if parts is None else [Match(match.compiled, index, entry) for index, entry in enumerate(parts)]
 
 
 def enqueue_backfill(tx: Transaction, fired: Sequence[SimulatedTask[Match]], now: int) -> int:
@@ -108,6 +118,7 @@ def _row(
         conditions.ordering_key,
         conditions.downstream,
         0,
+        int(conditions.is_summary),
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from tape.base.structs import resolve
 from tape.model.entry import Entry
 from tape.model.reaction_states import POOL, TaskStatus
+from tape.model.summary_command import SUMMARY
 from tape.store import Transaction
 
 # The due time of a task that waits for an earlier one: the largest integer that every client can read.
@@ -24,20 +25,30 @@ OPEN = f"ordering_key <> '' AND status IN ({TaskStatus.PENDING}, {TaskStatus.CLA
 
 
 class TaskConditions(msgspec.Struct, frozen=True):
-    """What a command to a worker pool waits for: earlier ones of its key, and its downstream, if it has them."""
+    """What a command to a worker pool waits for: earlier ones of its key, and its downstream, if it has them.
+
+    `record` says what is kept of its run.
+    """
 
     ordering_key: str = ""
     downstream: str = ""
+    record: str = ""
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether its run is kept as a summary."""
+        return self.record == SUMMARY
 
 
 UNCONDITIONAL = TaskConditions()
+_NAMES = ('"ordering_key"', '"downstream"', '"record"')
 
 
 def conditions_of(reaction_id: str, entry: Entry) -> TaskConditions:
     """The conditions of the task that a reaction makes of an entry; tasks of other reactions than pools have none."""
     text = entry.payload_json
     is_command = reaction_id.startswith(POOL) and entry.kind == "command"
-    if not is_command or not ('"ordering_key"' in text or '"downstream"' in text):
+    if not is_command or not any(name in text for name in _NAMES):
         return UNCONDITIONAL
     resolve(TaskConditions)
     return msgspec.json.decode(text, type=TaskConditions)
@@ -70,7 +81,7 @@ def release_next(tx: Transaction, closed: Iterable[tuple[str, str]], now: int) -
             "UPDATE tape_tasks SET next_attempt_at_ms = CASE WHEN source_ts_ms < ? THEN source_ts_ms ELSE ? END"
             f" WHERE status = {TaskStatus.PENDING} AND next_attempt_at_ms = {WAITS_MS} AND task_id IN ("
             " SELECT (SELECT task_id FROM tape_tasks WHERE reaction_id = ? AND ordering_key = value"
-            f" AND {OPEN} ORDER BY source_global_seq LIMIT 1) FROM {source})"
+            f" AND {OPEN} ORDER BY source_global_seq, shard LIMIT 1) FROM {source})"
             " AND NOT EXISTS (SELECT 1 FROM tape_downstreams WHERE name = tape_tasks.downstream AND held = 1)",
             now,
             now,

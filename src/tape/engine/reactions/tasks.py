@@ -61,6 +61,8 @@ class Task(Record, frozen=True):
     ordering_key: str = ""
     downstream: str = ""
     unavailable_ms: int = 0
+    # Whether its run is kept as a summary: if that has ended well, the task is deleted.
+    is_summary: bool = False
 
 
 COLUMNS = columns(Task)
@@ -181,8 +183,13 @@ def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, 
             assert task is not None
             finished.append(task_id)
             settled.tasks.append(msgspec.structs.replace(task, status=DONE, completed_at_ms=now))
-    if finished:
-        condition, ids = tx.is_any("task_id", finished)
+    summaries = [task for task_id in finished if (task := found[task_id]).is_summary]
+    gone = {*commands.end_runs(tx, summaries)} if summaries else set()
+    if gone:
+        condition, ids = tx.is_any("task_id", list(gone))
+        tx.execute(f"DELETE FROM tape_tasks WHERE {condition}", ids)
+    if kept := [task_id for task_id in finished if task_id not in gone]:
+        condition, ids = tx.is_any("task_id", kept)
         tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
     if report.answered:
         _record_answers(tx, report.answered, found, settled, now)
@@ -219,12 +226,12 @@ def _sibling(qualified: str, downstream: str) -> str:
 
 
 def _complete(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[CompletedTask]:
-    """Complete those of the tasks that are leased to the owner, without loading them."""
+    """Complete those of the tasks that are leased to the owner, without loading them; not those of summaries."""
     condition, ids = tx.is_any("task_id", task_ids)
     visible, tenant = visible_condition()
     rows = tx.query(
         f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}"
-        f" AND status = {CLAIMED} AND lease_owner = ?{visible}"
+        f" AND status = {CLAIMED} AND lease_owner = ? AND is_summary = 0{visible}"
         " RETURNING task_id, reaction_id, ordering_key, downstream",
         now,
         ids,
@@ -325,6 +332,13 @@ def _park(tx: Transaction, task: Task, downstream: str, error: str, now: int, *,
 def _unavailable_retry_ms(task: Task, now: int) -> int:
     least, most = RETRY_UNAVAILABLE_MS
     return min(max((now - task.source_ts_ms) // 10, least), most)
+
+
+def close_tasks(tx: Transaction, some: Sequence[Task], now: int) -> None:
+    """Complete tasks whose runs have ended without them."""
+    condition, ids = tx.is_any("task_id", [task.task_id for task in some])
+    tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
+    task_order.release_next(tx, [(task.reaction_id, task.ordering_key) for task in some], now)
 
 
 def dead_letter(tx: Transaction, task: Task, error: str, now: int) -> None:

@@ -7,10 +7,10 @@ from tape.playbooks.tools.lazy import LazyTool
 from tape.playbooks.tools.playbook import PlaybookTool
 from tape.playbooks.tools.publish import PublishTool
 from tape.playbooks.tools.python import PythonTool
-from tape.playbooks.tools.tool import DeclaredTool, Tool, ToolCall
+from tape.playbooks.tools.tool import DeclaredTool, IdempotentTool, Tool, ToolCall
 from tape.playbooks.tools.value import ValueTool
 
-__all__ = ["TOOLS", "DeclaredTool", "Tool", "ToolCall", "add_tool"]
+__all__ = ["TOOLS", "DeclaredTool", "IdempotentTool", "Tool", "ToolCall", "add_tool"]
 
 TOOLS: dict[str, Tool] = {
     "http": HttpTool(),

@@ -24,6 +24,7 @@ from tape.playbooks.templates import is_template
 from tape.playbooks.tools.tool import ToolCall, read_config
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
+IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 TIMEOUT_S = 30.0
 MAX_RESPONSE_BYTES = 512 << 10
 MAX_SHOWN = 200
@@ -68,6 +69,10 @@ class HttpTool:
             fields.at("method").choice(METHODS)
         if "json" in fields and "body" in fields:
             fields.at("body").wrong("cannot stand beside json; send one of them")
+
+    def is_idempotent(self, config: dict[str, Any]) -> bool:
+        """Whether the method is (RFC 9110)."""
+        return str(config.get("method", "GET")).upper() in IDEMPOTENT_METHODS
 
     async def call(self, call: ToolCall) -> Any:
         """Send the request and read its response."""

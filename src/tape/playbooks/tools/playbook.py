@@ -52,6 +52,10 @@ class PlaybookTool:
         if pool and not is_template(pool) and not is_pool(pool):
             fields.at("pool").wrong(POOL_RULE)
 
+    def is_idempotent(self, config: dict[str, Any]) -> bool:
+        """Whether it only starts an execution, which it does once for its key."""
+        return not config.get("wait", True)
+
     async def call(self, call: ToolCall) -> Any:
         """Run the other playbook, or start it."""
         # Which runs which: a runner has tools, and this tool has a runner.

@@ -48,6 +48,15 @@ class DeclaredTool(Protocol):
     declaration: ClassVar[type[msgspec.Struct]]
 
 
+@runtime_checkable
+class IdempotentTool(Protocol):
+    """A tool that can say of a call that it may run again without harm. A run that is kept as a summary does not record
+    such a step."""
+
+    def is_idempotent(self, config: dict[str, Any]) -> bool:
+        """Whether a step with this rendered configuration is idempotent."""
+
+
 def read_config(fields: Fields, declaration: type[B]) -> B:
     """The fields below `tool` by their declaration; problems are recorded, unknown keys included."""
     fields.node.mapping("kind", *fields_of(declaration))

@@ -26,6 +26,10 @@ class ValueTool:
         """Check the declared fields."""
         read_config(fields, ValueFields)
 
+    def is_idempotent(self, config: dict[str, Any]) -> bool:
+        """It has no side effect."""
+        return True
+
     async def call(self, call: ToolCall) -> Any:
         """The value, rendered."""
         return call.config["value"]

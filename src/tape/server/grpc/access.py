@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tape.engine.ledgers.runs import PLAYBOOKS
+from tape.engine.ledgers.run_record import PLAYBOOKS
 from tape.errors import IdentityRequired, ScopeRequired, TokenRejected
 from tape.model.entry import Draft
 from tape.model.principal import (

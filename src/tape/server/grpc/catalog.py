@@ -10,7 +10,15 @@ import msgspec
 from tape.documents.document import Check, checked_document
 from tape.engine import catalog
 from tape.engine.catalog import Resource
-from tape.engine.executions.execute import MAX_BATCH, Dedup, ExecuteRequest, Result, checked_request, execute_batch
+from tape.engine.executions.execute import (
+    MAX_BATCH,
+    Dedup,
+    ExecuteRequest,
+    Result,
+    checked_record,
+    checked_request,
+    execute_batch,
+)
 from tape.errors import InvalidInput, InvalidJson, TapeError
 from tape.journal.journal import Journal
 from tape.model.dispatch_result import RunDispatchResult
@@ -117,4 +125,5 @@ def _request(each: pb.Execution) -> ExecuteRequest:
         message_id=each.message_id,
         ordering_key=each.ordering_key,
         downstream=each.downstream,
+        record=checked_record(each.record or "full"),
     )

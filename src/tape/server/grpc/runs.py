@@ -8,6 +8,7 @@ import msgspec
 
 from tape.engine.ledgers import budgets, compaction, decisions, gates, runs, timers
 from tape.engine.ledgers.decisions import Decision
+from tape.engine.ledgers.run_record import Run
 from tape.engine.ledgers.timers import Timer
 from tape.journal.journal import Journal
 from tape.model.ledger_states import RunStatus
@@ -28,7 +29,7 @@ class RunsService:
 
     async def begin_run(self, request: pb.BeginRunRequest, context: Context) -> pb.BeginRunResponse:
         """Begin a run, or resume the one with the same ids."""
-        wanted = runs.Run(
+        wanted = Run(
             run_id="",
             app_name=request.app_name,
             user_id=request.user_id,
@@ -252,6 +253,6 @@ class RunsService:
         return pb.CompleteTimerResponse(completed=completed)
 
 
-def run_state(run: runs.Run) -> pb.RunState:
+def run_state(run: Run) -> pb.RunState:
     """A run on the wire."""
     return to_message(pb.RunState, run, scopes=run.scopes, labels=run.labels)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from tape.engine.executions.execute import MAX_BATCH, ExecuteRequest, Result, checked_request, execute_batch
 from tape.engine.ledgers import runs
+from tape.engine.ledgers.run_record import PLAYBOOKS
 from tape.errors import ExecutionSkipped, InvalidInput, NotFound, TapeError
 from tape.journal.journal import Journal
 from tape.model.dispatch_result import RunDispatchResult
@@ -93,7 +94,7 @@ class ExecuteRoutes:
         """The state of an execution, with its output or error."""
         execution_id = str(request.path_params["name"])
         run = await self._database.read(lambda reader: runs.find(reader, execution_id))
-        if run is None or run.app_name != runs.PLAYBOOKS:
+        if run is None or run.app_name != PLAYBOOKS:
             raise NotFound(f"Execution not found: {execution_id}")
         detail = msgspec.json.decode(run.detail_json) if run.detail_json else {}
         return answer(

@@ -29,6 +29,8 @@ def request_of(ref: SubscriptionRef, plan: Plan, emitter: str, worker_id: str = 
         request["ordering_key"] = plan.run_order
     if plan.downstream:
         request["downstream"] = plan.downstream
+    if plan.record != "full":
+        request["record"] = plan.record
     if plan.trace is not None:
         request["trace"] = msgspec.to_builtins(plan.trace)
     if plan.dedup is not None:

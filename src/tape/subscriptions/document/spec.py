@@ -90,6 +90,14 @@ class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Annotated[int, Meta(ge=1, le=MAX_BATCH)] | None,
         Meta(description="Messages in one such request; `runtime.batch` without it."),
     ] = None
+    record: Annotated[
+        Literal["full", "summary"],
+        Meta(
+            description="What the journal keeps of a run: `full` its begin, each step and its end; `summary` one entry"
+            " for the begin and one for the end, shared by runs that begin or end together, and only steps that are"
+            " not idempotent."
+        ),
+    ] = "full"
 
 
 class DedupSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

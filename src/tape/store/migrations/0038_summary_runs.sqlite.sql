@@ -1,0 +1,2 @@
+-- Whether the run of a command is kept as a summary: its task is deleted when the run has ended well.
+ALTER TABLE tape_tasks ADD COLUMN is_summary INTEGER NOT NULL DEFAULT 0;
