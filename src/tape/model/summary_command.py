@@ -102,7 +102,7 @@ def fold(payload: dict[str, Any], message_id: str, subscription: str, source: st
 
 def unfold(message: dict[str, Any], message_id: str, subscription: str, source: str) -> dict[str, Any]:
     """The payload of the run of a message, with the data of the message at the top."""
-    full = {"id": message_id, **{name: {} for name in _MAPPINGS}, **message}
+    full = {"id": message_id, "data": None, **{name: {} for name in _MAPPINGS}, **message}
     payload: dict[str, Any] = {"message": full, "subscription": subscription, "source": source}
     data = message["data"]
     if isinstance(data, dict):

@@ -186,6 +186,8 @@ class SummaryHost(RemoteHost):
         """The result of the action; recorded, unless the step is idempotent."""
         if not idempotent:
             return await super().perform(key, step, request, act, may_wait=may_wait)
+        if self._settled:
+            await self.advance()  # earlier results are durable before a step acts
         await acquire_slot()
         try:
             return msgspec.json.decode(_plain(await act()))

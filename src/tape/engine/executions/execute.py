@@ -238,10 +238,11 @@ class _Batch:
             bind_inputs(playbook.inputs, playbook.workload, request.input)
         path, tenant = plain_name(resource.path), tenant_of(resource.path) or request.tenant
         pool = request.execution_pool or playbook.pool or default_pool(path)
-        self._pools.add(pool)
         if request.record == SUMMARY:
+            self._events(request, _owner(request, "", tenant))  # raises before anything is kept
             run_id = self._summaries.add(request, resource, pool, tenant or PLAYBOOKS)
             self._attached += self._events(request, _owner(request, run_id, tenant))
+            self._pools.add(pool)
             return run_id
         run_id = next(self._ids)
         trace = parse_traceparent(str((request.trace or {}).get("traceparent", "")))
@@ -277,8 +278,10 @@ class _Batch:
         command_draft = Draft(
             subject=command_subject(pool, run_id), kind="command", payload_json=to_json(command), **owner
         )
+        drafts = [command_draft, *self._events(request, owner)]
+        self._pools.add(pool)
         self._openings.append(RunOpening(run, about, trace))
-        self._others.append([command_draft, *self._events(request, owner)])
+        self._others.append(drafts)
         return run_id
 
     def _events(self, request: ExecuteRequest, owner: dict[str, Any]) -> list[Draft]:
