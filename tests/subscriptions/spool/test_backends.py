@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from tape.errors import SpoolUnavailable
+from tape.subscriptions.spool import disk
 from tape.subscriptions.spool.backend import Area, SpoolBackend, StoredObject
 from tape.subscriptions.spool.disk import DiskBackend
 
@@ -72,10 +76,34 @@ async def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-async def test_a_full_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
+async def test_a_full_disk_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = DiskBackend(tmp_path)
-    (tmp_path / ".b.tmp").symlink_to("/dev/full")
+    monkeypatch.setattr(disk, "new_suffix", lambda: "0")
+    (tmp_path / ".b.0.tmp").symlink_to("/dev/full")
     with pytest.raises(SpoolUnavailable, match="No space left"):
         await backend.put(Area.LIVE, [("a", b"1"), ("b", b"2")])
     assert await backend.page(Area.LIVE, "", 10) == []
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_concurrent_writers_of_one_key_all_succeed(tmp_path: Path) -> None:
+    writers = [DiskBackend(tmp_path), DiskBackend(tmp_path)]
+    texts = [b"%d" % n for n in range(60)]
+    await asyncio.gather(
+        *(writers[n % 2].put(Area.CONTROL, [("circuit-state", text)]) for n, text in enumerate(texts))
+    )
+    assert await writers[0].get(Area.CONTROL, "circuit-state") in texts
+    assert [path.name for path in (tmp_path / "control").iterdir()] == ["circuit-state.json"]
+    for writer in writers:
+        await writer.close()
+
+
+async def test_temporary_files_of_a_process_that_died_are_removed_after_an_hour(tmp_path: Path) -> None:
+    backend = DiskBackend(tmp_path)
+    old, young = tmp_path / ".a.0.tmp", tmp_path / ".b.0.tmp"
+    for file in (old, young):
+        file.write_bytes(b"half")
+    os.utime(old, (time.time() - 7_200,) * 2)
+    assert await backend.claim()
+    assert (old.exists(), young.exists()) == (False, True)
+    await backend.close()

@@ -143,6 +143,9 @@ class Metrics:
             "subscription_dropped", "Messages that were not kept and are left to their source", "source", "reason"
         )
         self.quarantined = counter("subscription_quarantined", "Damaged spool messages in quarantine", "source")
+        self.control_unwritten = counter(
+            "subscription_control_unwritten", "Failed writes of circuit states or events, which are retried", "source"
+        )
         self.spool_bytes = gauge("subscription_spool_bytes", "Size of what waits in a spool", "source", "subscription")
         self.spool_items = gauge("subscription_spool_items", "Messages that wait in a spool", "source", "subscription")
         self.spool_oldest = gauge(

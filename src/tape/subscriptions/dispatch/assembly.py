@@ -54,6 +54,7 @@ def forwarder_of(
             redelivers=redelivers,
             now_ms=clock,
             downstreams=downstreams,
+            state_unwritten=counting.count_unwritten,
         )
     fields = fields_of(spec.credential, credential) if credential is not None else None
     backend: SpoolBackend
@@ -75,6 +76,7 @@ def forwarder_of(
         now_ms=clock,
         downstreams=downstreams,
         closed=counting.forget,
+        state_unwritten=counting.count_unwritten,
     )
 
 

@@ -26,7 +26,7 @@ from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.drain import DrainReport, drain
-from tape.subscriptions.spool.pending_events import PendingEvents
+from tape.subscriptions.spool.pending_events import MAX_IN_MEMORY, PendingEvents, is_permanent
 from tape.subscriptions.spool.spool import Arrival, EmitEvents, Lane, Spool
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Forwarder:
         now_ms: Callable[[], int] = now_ms,
         downstreams: Downstreams | None = None,
         closed: Callable[[], None] = lambda: None,
+        state_unwritten: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = subscription.spec.spool
         self._ref = ref
@@ -65,6 +66,9 @@ class Forwarder:
         self._redelivers = redelivers
         self._now_ms = now_ms
         self._closed = closed
+        self._state_unwritten = state_unwritten
+        self._must_write_state = False
+        self._writing_state = asyncio.Lock()
         self._pending: list[SubscriptionEvent] = []
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -350,6 +354,7 @@ class Forwarder:
             report = await self.drain()
             while report.replayed and report.remaining and not self._is_stopping:
                 report = await self.drain()
+        await self._emit_changes()
 
     async def _check_backend(self, spool: Spool) -> None:
         """Look every 30 s, and in each round of an outage, whether the backend can be used.
@@ -460,11 +465,38 @@ class Forwarder:
             self._wake.set()
 
     async def _emit_changes(self) -> None:
+        """Store the circuits and emit what changed.
+
+        Never fails its caller: the messages that changed the circuits are durable, whatever happens to this state. What
+        could not be written is logged, counted and written in the next round.
+        """
         to_emit, self._pending = self._pending, []  # before any await: several tasks can be here
+        self._must_write_state |= bool(to_emit)
+        if self._spool is not None and self._must_write_state:
+            await self._write_state(self._spool)
         if not to_emit:
             return
         try:
-            if self._spool is not None:
-                await self._spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
-        finally:
             await self._emit(to_emit)
+        except TapeError as error:
+            if is_permanent(error):
+                log.error("%s: the journal rejects events, dropped: %s: %s", self._ref.path, error, to_emit)
+                return
+            self._note_unwritten(f"{len(to_emit)} events", error)
+            self._pending = to_emit + self._pending
+            if (too_many := len(self._pending) - MAX_IN_MEMORY) > 0:
+                del self._pending[:too_many]
+                log.error("%s: buffer full: dropped the oldest %d events", self._ref.path, too_many)
+
+    async def _write_state(self, spool: Spool) -> None:
+        async with self._writing_state:  # an older snapshot must not replace a newer one
+            self._must_write_state = False
+            try:
+                await spool.backend.put(Area.CONTROL, [(_CIRCUITS, self.circuits.snapshot())])
+            except TapeError as error:
+                self._must_write_state = True
+                self._note_unwritten("circuit states", error)
+
+    def _note_unwritten(self, what: str, error: TapeError) -> None:
+        self._state_unwritten()
+        log.warning("%s: %s cannot be written now, retrying: %s", self._ref.path, what, error)

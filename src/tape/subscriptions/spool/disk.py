@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tape.base.file_lock import lock_file
+from tape.base.ids import new_suffix
 from tape.base.private_files import FILE_MODE, make_private_folder, open_private
 from tape.errors import SpoolUnavailable
 from tape.subscriptions.spool.backend import Area, AreaSize, StoredObject
@@ -19,7 +22,12 @@ from tape.subscriptions.spool.backend import Area, AreaSize, StoredObject
 P = ParamSpec("P")
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _SUFFIX = ".json"
+_SCRATCH = ".tmp"
+# A temporary file older than this belongs to a process that died while it wrote.
+_ABANDONED_S = 3_600.0
 
 
 class DiskBackend:
@@ -91,7 +99,20 @@ class DiskBackend:
                 os.close(lock)
                 return False
             self._lock = lock
+            self._remove_abandoned()
         return True
+
+    def _remove_abandoned(self) -> None:
+        """Remove temporary files of processes that died. What they hold was never acknowledged."""
+        before = time.time() - _ABANDONED_S
+        for area in Area:
+            for scratch in self._folder(area).glob(f".*{_SCRATCH}"):
+                try:
+                    if scratch.stat().st_mtime < before:
+                        scratch.unlink()
+                        log.warning("removed %s, which a process that ended left unfinished", scratch)
+                except FileNotFoundError:
+                    continue
 
     def _put(self, area: Area, objects: Sequence[tuple[str, bytes]]) -> None:
         folder = self._folder(area)
@@ -99,7 +120,8 @@ class DiskBackend:
         scratches = []
         try:
             for key, data in objects:
-                scratch = folder / f".{key}.tmp"
+                # A name of its own: other threads and processes can be writing the same key.
+                scratch = folder / f".{key}.{new_suffix()}{_SCRATCH}"
                 scratches.append(scratch)
                 with open(scratch, "wb", opener=open_private) as file:
                     file.write(data)

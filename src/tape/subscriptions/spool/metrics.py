@@ -37,6 +37,10 @@ class SpoolCounts:
                     transition = event.event_type.rpartition(".")[2]
                     self._metrics.circuit_transitions.labels(event.context["downstream"], transition).inc()
 
+    def count_unwritten(self) -> None:
+        """Count a write of circuit states or events that failed and is retried."""
+        self._metrics.control_unwritten.labels(self._source).inc()
+
     def watch(self, spool: Spool) -> None:
         """Report the size of the spool and the age of its oldest message at each scrape."""
 

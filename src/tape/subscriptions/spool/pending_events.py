@@ -128,7 +128,7 @@ class PendingEvents:
         except TimeoutError:
             return False
         except TapeError as error:
-            if not _is_permanent(error):
+            if not is_permanent(error):
                 return False
             log.error("The journal rejects events, dropped: %s: %s", error, events)
         return True
@@ -151,7 +151,7 @@ class PendingEvents:
         except TimeoutError:
             return False
         except TapeError as error:
-            if not _is_permanent(error) or not await self._is_each_emitted(some):
+            if not is_permanent(error) or not await self._is_each_emitted(some):
                 return False
         await self._backend.delete(Area.CONTROL, list(some))
         for _ in some:
@@ -185,7 +185,7 @@ class PendingEvents:
         return deque(stored.key for stored in page if stored.key.startswith(_NAME))
 
 
-def _is_permanent(error: TapeError) -> bool:
+def is_permanent(error: TapeError) -> bool:
     """Whether the journal rejects the same events on every retry."""
     if isinstance(error, ApiRefused):
         return error.http_status in (400, 404, 413, 422)
