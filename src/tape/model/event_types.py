@@ -238,6 +238,11 @@ EVENTS: tuple[EventType, ...] = (
         },
     ),
     EventType(
+        "subscription.handshake",
+        "A provider's handshake was verified and answered; it is no message. Equal ones within a second are one event.",
+        {**_SUBSCRIPTION, "kind": "which one, like `url_verification` or `ping`", "count": "how many"},
+    ),
+    EventType(
         "subscription.rate_limited",
         "A limit began to hold messages back; they wait at their source.",
         {

@@ -119,6 +119,7 @@ class Gateway:
     def _app(self) -> App:
         app = App(self.metrics)
         app.add("POST", "/ingress/", self._deliver)
+        app.add("GET", "/ingress/", self._handshake)
         app.add("GET", "/healthz", self._healthz)
         app.add("GET", "/livez", self._healthz)
         app.add("GET", "/readyz", self._readyz)
@@ -127,9 +128,16 @@ class Gateway:
 
     async def _deliver(self, request: Request) -> Response:
         """Accept a delivery; with `tls_client_ca` only from a sender with a verified certificate."""
+        self._check_certificate(request)
+        return await self._routes.deliver(request)
+
+    async def _handshake(self, request: Request) -> Response:
+        self._check_certificate(request)
+        return await self._routes.handshake(request)
+
+    def _check_certificate(self, request: Request) -> None:
         if self._tls is not None and self._tls.files.client_ca and request.scope[KEY].certificate is None:
             raise IdentityRequired("this gateway accepts deliveries with a client certificate only (tls_client_ca).")
-        return await self._routes.deliver(request)
 
     async def _healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")

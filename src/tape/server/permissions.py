@@ -133,6 +133,7 @@ TOKENLESS_ROUTES = frozenset(
         "GET /v1/openapi.json",
         "GET /v1/asyncapi.json",
         "POST /ingress/",
+        "GET /ingress/",
     }
 )
 

@@ -161,6 +161,11 @@ def rejected(
     return _event(ref, "message.rejected", "REJECTED", emitter, context)
 
 
+def handshake(ref: SubscriptionRef, kind: str, *, count: int = 1, emitter: str = "ingress") -> SubscriptionEvent:
+    """`count` handshakes of a provider were verified and answered within a second. None became a message."""
+    return _event(ref, "handshake", "ANSWERED", emitter, {"kind": kind, "count": count})
+
+
 def received(ref: SubscriptionRef, source: str, message_id: str, headers: dict[str, Any]) -> SubscriptionEvent:
     """A local runtime fetched a message."""
     context = {"subscription": ref.path, "source": source, "message_id": message_id, "headers": headers}

@@ -289,7 +289,8 @@ def without(text: str, line: str) -> str:
         ),
         (
             WEBHOOK.replace("hmac_sha256, header: x-signature, secret: hook_secret", "none"),
-            'subscription \'ingress.verify.type\' must be one of ["hmac_sha256", "bearer", "pubsub_oidc"], got'
+            'subscription \'ingress.verify.type\' must be one of ["hmac_sha256", "bearer", "pubsub_oidc",'
+            ' "signature", "basic", "mtls"], got'
             " 'none' ('none' is not allowed — push ingress always verifies)",
         ),
         (

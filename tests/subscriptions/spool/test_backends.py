@@ -89,9 +89,7 @@ async def test_a_full_disk_leaves_nothing_half_done(tmp_path: Path, monkeypatch:
 async def test_concurrent_writers_of_one_key_all_succeed(tmp_path: Path) -> None:
     writers = [DiskBackend(tmp_path), DiskBackend(tmp_path)]
     texts = [b"%d" % n for n in range(60)]
-    await asyncio.gather(
-        *(writers[n % 2].put(Area.CONTROL, [("circuit-state", text)]) for n, text in enumerate(texts))
-    )
+    await asyncio.gather(*(writers[n % 2].put(Area.CONTROL, [("circuit-state", text)]) for n, text in enumerate(texts)))
     assert await writers[0].get(Area.CONTROL, "circuit-state") in texts
     assert [path.name for path in (tmp_path / "control").iterdir()] == ["circuit-state.json"]
     for writer in writers:

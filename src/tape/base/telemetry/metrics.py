@@ -154,6 +154,9 @@ class Metrics:
         self.source_lag = gauge("subscription_source_lag", "Messages that wait at the source", "subscription")
         self.ingress_received = counter("ingress_received", "Deliveries for a listener", "subscription")
         self.ingress_rejected = counter("ingress_rejected", "Deliveries refused, by reason", "subscription", "reason")
+        self.ingress_handshakes = counter(
+            "ingress_handshakes", "Handshakes of providers that were answered", "subscription", "kind"
+        )
         self.ingress_dispatched = counter("ingress_dispatched", "Deliveries accepted durably", "subscription")
         self.auth_rejected = counter("auth_rejected", "Tokens and service keys refused, by reason", "reason")
         self.service_keys = gauge("service_keys", "Valid service keys that this server knows")

@@ -65,6 +65,7 @@ def build_app(readiness: Readiness, metrics: Metrics, endpoints: Endpoints, orig
     app.add("GET", "/v1/openapi.json", show_openapi)
     app.add("GET", "/v1/asyncapi.json", show_asyncapi)
     app.add("POST", "/ingress/", endpoints.ingress.deliver)
+    app.add("GET", "/ingress/", endpoints.ingress.handshake)
     endpoints.add_api(app)
     return Cors(app, origins)
 

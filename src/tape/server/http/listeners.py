@@ -76,11 +76,14 @@ class ListenerRoutes:
     async def _note(self, listener: Listener, where: str) -> None:
         assert listener.subscription.spec.ingress is not None
         tenant, now = tenant_of(listener.subscription.path), time.monotonic()
-        alias = name_within(tenant, listener.subscription.spec.ingress.verify.secret)
-        key = (alias, where, listener.secrets)
-        if listener.secrets and now - self._noted.get(key, -NOTE_S) >= NOTE_S:
-            await self._wallet.record_reveal(alias, to=f"/api/internal/ingress/{listener.name} from {where}")
-            self._noted = {each: at for each, at in self._noted.items() if now - at < NOTE_S} | {key: now}
+        verify = listener.subscription.spec.ingress.verify
+        shown_secrets = (*listener.secrets, *listener.handshake_secrets)
+        for name in (*verify.aliases, verify.verify_token) if shown_secrets else ():
+            alias = name_within(tenant, name)
+            key = (alias, where, shown_secrets)
+            if name and now - self._noted.get(key, -NOTE_S) >= NOTE_S:
+                await self._wallet.record_reveal(alias, to=f"/api/internal/ingress/{listener.name} from {where}")
+                self._noted = {each: at for each, at in self._noted.items() if now - at < NOTE_S} | {key: now}
 
 
 def shown(listener: Listener) -> dict[str, Any]:
@@ -104,5 +107,6 @@ def shown(listener: Listener) -> dict[str, Any]:
         "directives": msgspec.to_builtins(spec.headers),
         "state": listener.state,
         "secrets": listener.secrets,
+        "handshake_secrets": listener.handshake_secrets,
         "subscription": msgspec.to_builtins(subscription),
     }

@@ -85,6 +85,19 @@ _PROBES: Mapping[str, Operation] = {
         "/ingress/{listener}",
         202,
     ),
+    "GET /ingress/": Operation(
+        "ingress.handshake",
+        "The handshake with which Meta verifies a listener; the answer is its challenge. 405 for other listeners.",
+        {"text/plain": TEXT},
+        parameters=(
+            in_path("listener", "The listener, which a push subscription names."),
+            parameter("query", "hub.mode", "`subscribe`."),
+            parameter("query", "hub.verify_token", "The token of the listener."),
+            parameter("query", "hub.challenge", "What is answered, at most 1,024 printable characters."),
+        ),
+        errors=(400, 403, 404, 405, 429, 502, 503),
+        path="/ingress/{listener}",
+    ),
 }
 
 _JOURNAL: Mapping[str, Operation] = {

@@ -8,9 +8,25 @@ from __future__ import annotations
 from tape.documents.fields import Schema
 from tape.documents.json_schema import DRAFT, Rules, all_of, block_schema, forbid, when, when_key
 from tape.playbooks.pools import POOL_PATTERN
-from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, HeaderRule, SubscriptionSpec, VerifySpec
+from tape.subscriptions.document.spec import (
+    CONNECTION_KEYS,
+    ROUTING,
+    HeaderRule,
+    IngressSpec,
+    SubscriptionSpec,
+)
 from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES, DownstreamSpec, SpoolSpec
-from tape.subscriptions.document.validator import NEEDED, PROOFS, PUSHING
+from tape.subscriptions.document.validator import NEEDED, PUSHING
+from tape.subscriptions.document.verify_rules import (
+    BY_CERTIFICATE,
+    PROOFS,
+    RENAMED,
+    SCHEME_KEYS,
+    SIGN_URL,
+    SIGNED_BODIES,
+    TIMELESS,
+)
+from tape.subscriptions.document.verify_spec import MAX_ALIASES, MAX_PARTS, VerifySpec
 
 _PATH = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*$"
 _CADENCE = r"^\s*(@(yearly|monthly|weekly|daily|hourly)|\S+(\s+\S+){4})\s*$"
@@ -103,7 +119,47 @@ def _verify_rules() -> list[Schema]:
             {"required": ["header"]},
         )
     )
+    return rules + _signature_rules()
+
+
+def _signature_rules() -> list[Schema]:
+    signature, plain = when_key("type", "signature"), {"not": {"required": ["preset"]}}
+    has_secret = {"anyOf": [{"required": ["secret"]}, {"required": ["secrets"]}]}
+    bounds = {
+        "secrets": {"minItems": 1, "maxItems": MAX_ALIASES},
+        "topics": {"minItems": 1, "maxItems": MAX_ALIASES},
+        "signed": {"maxItems": MAX_PARTS, "contains": {"enum": list(SIGNED_BODIES)}},
+        "certificates": {"minItems": 1},
+    }
+    presets = list(BY_CERTIFICATE)
+    rules: list[Schema] = [
+        {"properties": bounds},
+        {"not": {"required": ["secret", "secrets"]}},
+        when(all_of(signature, {"not": when_key("preset", *presets)}), has_secret),
+        when(all_of(signature, plain), {"required": ["header"]}),
+        when(all_of(signature, {"required": ["preset"]}, {"not": when_key("preset", *RENAMED)}), forbid("header")),
+        when(when_key("preset", *RENAMED), {"properties": {"header": {"pattern": r"(?i)-signature$"}}}),
+        when({"required": ["preset"]}, forbid(*SCHEME_KEYS)),
+        when(when_key("preset", *TIMELESS), forbid("tolerance_secs")),
+        when({"required": ["verify_token"]}, when_key("preset", "meta")),
+    ]
+    for preset, key in BY_CERTIFICATE.items():
+        rules.append(when(when_key("preset", preset), all_of({"required": [key]}, forbid("secret", "secrets"))))
+        rules.append(when({"required": [key]}, when_key("preset", preset)))
+    for part, header in (("timestamp", "timestamp_header"), ("id", "id_header")):
+        signs = {"required": ["signed"], "properties": {"signed": {"contains": {"const": part}}}}
+        rules.append(when(signs, {"required": [header]}))
+        rules.append(when({"required": [header]}, signs))
+    for key in ("tolerance_secs", "timestamp_prefix"):
+        rules.append(when(all_of(signature, plain, {"required": [key]}), {"required": ["timestamp_header"]}))
+    rules.append(when({"required": ["join"]}, {"required": ["signed"], "properties": {"signed": {"minItems": 2}}}))
     return rules
+
+
+def _ingress_rules() -> list[Schema]:
+    signs = {"properties": {"signed": {"contains": {"const": "url"}}}, "required": ["signed"]}
+    signs_url = {"anyOf": [when_key("preset", *SIGN_URL), signs]}
+    return [when({"required": ["verify"], "properties": {"verify": signs_url}}, {"required": ["public_url"]})]
 
 
 def _spool_rules() -> list[Schema]:
@@ -132,6 +188,7 @@ def _spool_rules() -> list[Schema]:
 _RULES: Rules = {
     SubscriptionSpec: _spec_rules(),
     HeaderRule: _rule_rules(),
+    IngressSpec: _ingress_rules(),
     VerifySpec: _verify_rules(),
     SpoolSpec: _spool_rules(),
     DownstreamSpec: [

@@ -13,10 +13,10 @@ from msgspec import Meta
 from tape.brokers.registry import own_sources
 from tape.playbooks.pools import POOL_PATTERN, POOL_RULE
 from tape.subscriptions.document.spool_spec import Count, Size, SpoolSpec, Text
+from tape.subscriptions.document.verify_spec import WEB_ADDRESS, VerifySpec
 
 SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "webhook"]
 Pool: TypeAlias = Annotated[str, Meta(pattern=f"^{POOL_PATTERN}$", extra={"means": POOL_RULE.removeprefix("must be ")})]
-WEB_ADDRESS = r"^https?://[^\s/?#]+([/?#]\S*)?$"
 
 MAX_BATCH = 1_000
 # The keys of a source's connection, and which source understands them.
@@ -165,43 +165,6 @@ class HeadersSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ] = "data"
 
 
-class VerifySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a delivery is verified."""
-
-    type: Annotated[Literal["hmac_sha256", "bearer", "pubsub_oidc"], Meta(description="Kind of proof.")]
-    header: Annotated[Text, Meta(description="Header with the signature or token.")] = ""
-    secret: Annotated[Text, Meta(description="Alias of the secret in the wallet.")] = ""
-    scheme: Annotated[
-        Literal["auto", "plain", "stripe", "standard_webhooks"],
-        Meta(description="How an `hmac_sha256` signature is written; `auto` goes by the header's name."),
-    ] = "auto"
-    tolerance_secs: Annotated[
-        Count, Meta(description="Age of a signature's own time at most, where the scheme has one.")
-    ] = 300
-    audience: Annotated[Text, Meta(description="The `aud` of the token (`pubsub_oidc`).")] = ""
-    service_account: Annotated[Text, Meta(description="The `email` of the token (`pubsub_oidc`).")] = ""
-    issuer: Annotated[Text, Meta(description="The `iss` of the token; Google's without it (`pubsub_oidc`).")] = ""
-    jwks_url: Annotated[
-        str,
-        Meta(
-            pattern=WEB_ADDRESS,
-            extra={"means": "an http:// or https:// address"},
-            description="Keys of the tokens; Google's without it (`pubsub_oidc`).",
-        ),
-    ] = ""
-
-    @property
-    def signature_scheme(self) -> Literal["plain", "stripe", "standard_webhooks"]:
-        """The signature scheme; `auto` is decided by the header's name."""
-        if self.scheme != "auto":
-            return self.scheme
-        by_header: dict[str, Literal["stripe", "standard_webhooks"]] = {
-            "stripe-signature": "stripe",
-            "webhook-signature": "standard_webhooks",
-        }
-        return by_header.get(self.header.lower(), "plain")
-
-
 class IngressSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The endpoint of a push subscription."""
 
@@ -214,6 +177,14 @@ class IngressSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ]
     verify: Annotated[VerifySpec, Meta(description="Every delivery is verified.")]
     max_body_bytes: Annotated[Size, Meta(description="Size of a body at most.")] = 2 << 20
+    public_url: Annotated[
+        str,
+        Meta(
+            pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$",
+            extra={"means": "an http:// or https:// address without a query"},
+            description="Address of `gateway_path`'s root as senders know it, for signatures over the URL.",
+        ),
+    ] = ""
 
     @property
     def listener(self) -> str:

@@ -16,18 +16,14 @@ from tape.documents.reader import key_at, read_block
 from tape.errors import InvalidCadence, InvalidDocument, Problem
 from tape.playbooks.pools import POOL_RULE, is_pool
 from tape.subscriptions.document.cron import Cron
+from tape.subscriptions.document.nodes import block, items, texts, word
 from tape.subscriptions.document.problem_texts import SubscriptionTexts
 from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Subscription, SubscriptionSpec
 from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES
+from tape.subscriptions.document.verify_rules import check_verify
 
 KIND = "subscription"
 PUSHING = ("webhook", "pubsub")
-# Required and optional keys of each verification type.
-PROOFS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "hmac_sha256": (("header", "secret"), ("scheme", "tolerance_secs")),
-    "bearer": (("secret",), ("header",)),
-    "pubsub_oidc": (("audience", "service_account"), ("issuer", "jwks_url")),
-}
 # Required keys of each pull source; of a tuple with several, one is enough.
 NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "nats": (("stream",), ("consumer",), ("url", "auth")),
@@ -74,7 +70,7 @@ def read_subscription(document: Document) -> Subscription:
 
 def _mode_fits(spec: Node) -> None:
     given = spec.value
-    source, mode = _word(spec, "source"), _word(spec, "mode")
+    source, mode = word(spec, "source"), word(spec, "mode")
     if mode == "pull" and source == "webhook":
         key_at(spec, "mode").wrong("does not go with source webhook, which delivers; use mode: push")
     if mode == "push" and source in ("nats", "kafka"):
@@ -90,7 +86,7 @@ def _mode_fits(spec: Node) -> None:
         for key in ("activation", "cadence", "auth"):
             if key in given:
                 key_at(spec, key).wrong("is for mode: pull; this subscription is delivered to")
-        runtime = _block(spec, "runtime")
+        runtime = block(spec, "runtime")
         for key in ("batch", "timeout_ms"):
             if key in runtime.value:
                 key_at(runtime, key).wrong("is for mode: pull; this subscription is delivered to")
@@ -98,14 +94,14 @@ def _mode_fits(spec: Node) -> None:
 
 def _connection_fits(spec: Node) -> None:
     given = spec.value
-    source, mode = _word(spec, "source"), _word(spec, "mode")
+    source, mode = word(spec, "source"), word(spec, "mode")
     for key, sources in CONNECTION_KEYS.items():
         if key in given and source in ("nats", "kafka", "pubsub", "webhook"):
             if source not in sources:
                 key_at(spec, key).wrong(f"is a key of source {' and '.join(sources)}, not of {source}")
             elif mode == "push":
                 key_at(spec, key).wrong("is for mode: pull; this subscription is delivered to")
-    on_spark = _word(_block(spec, "runtime"), "target") == "spark"
+    on_spark = word(block(spec, "runtime"), "target") == "spark"
     for keys in NEEDED.get(source, ()) if mode == "pull" else ():
         if on_spark and keys == ("consumer",):
             continue  # Spark reads by sequence; a consumer only sets the start
@@ -118,7 +114,7 @@ def _connection_fits(spec: Node) -> None:
 
 def _cadence_fits(spec: Node) -> None:
     given = spec.value
-    is_scheduled = _word(spec, "activation") == "scheduled"
+    is_scheduled = word(spec, "activation") == "scheduled"
     if is_scheduled and "cadence" not in given:
         spec.document.wrong(
             (*spec.path, "cadence"), "subscription 'activation: scheduled' requires a 'cadence', like '*/5 * * * *'"
@@ -134,22 +130,22 @@ def _cadence_fits(spec: Node) -> None:
 
 
 def _limits_agree(spec: Node) -> None:
-    limits, runtime = _block(spec, "limits").value, _block(spec, "runtime")
+    limits, runtime = block(spec, "limits").value, block(spec, "runtime")
     one, other = limits.get("max_in_flight"), runtime.value.get("max_in_flight")
     if one is not None and other is not None and one != other:
         key_at(runtime, "max_in_flight").wrong(f"differs from limits.max_in_flight, which is {one}; keep one of them")
 
 
 def _directives_constrain(spec: Node) -> None:
-    for rule in _items(_block(spec, "headers"), "directives"):
-        header, controls = rule.value.get("header"), _word(rule, "controls")
+    for rule in items(block(spec, "headers"), "directives"):
+        header, controls = rule.value.get("header"), word(rule, "controls")
         if controls in ROUTING and not rule.value.get("allowed"):
             rule.document.wrong(
                 (*rule.path, "allowed"),
                 f"directive header '{header}' controls '{controls}' but declares no non-empty 'allowed:' value list —"
                 " a routing directive must constrain its targets",
             )
-        for pool in _texts(rule, "allowed") if controls == "dispatch.execution_pool" else ():
+        for pool in texts(rule, "allowed") if controls == "dispatch.execution_pool" else ():
             if not is_pool(pool.value):
                 pool.wrong(f"is not a pool; it {POOL_RULE}")
         if controls == "priority" and not rule.value.get("map"):
@@ -164,43 +160,26 @@ def _directives_constrain(spec: Node) -> None:
             key_at(rule, "map").wrong("is for controls: priority alone")
 
 
-def _proof_is_complete(spec: Node) -> None:
-    verify = _block(_block(spec, "ingress"), "verify")
-    kind = _word(verify, "type")
-    if kind not in PROOFS:
-        return
-    needed, also = PROOFS[kind]
-    for key in needed:
-        if key == "header" and _word(verify, "scheme") == "standard_webhooks":
-            continue
-        if key not in verify.value:
-            text = f"subscription 'ingress.verify.{key}' is required for verify.type '{kind}'"
-            verify.document.wrong((*verify.path, key), text)
-    for key in verify.value:
-        if any(key in (*theirs, *others) for theirs, others in PROOFS.values()) and key not in (*needed, *also):
-            key_at(verify, key).wrong(f"has no effect with verify.type '{kind}'; leave it out")
-
-
 def _spool_fits(spec: Node) -> None:
-    spool = _block(spec, "spool")
+    spool = block(spec, "spool")
     given = spool.value
-    drain = _block(spool, "drain")
+    drain = block(spool, "drain")
     if given.get("ordering") == "global" and drain.value.get("on_recovery") == "interleave":
         key_at(drain, "on_recovery").wrong(
             "subscription 'spool.drain.on_recovery: interleave' is unsafe with 'ordering: global';"
             " use 'ordered_then_live' or 'per_key'/'none'"
         )
     _downstreams_fit(spool)
-    if _word(spool, "mode") not in ("buffer_and_ack", "hybrid"):
+    if word(spool, "mode") not in ("buffer_and_ack", "hybrid"):
         return
-    backend = _word(spool, "backend", "nats_object")
+    backend = word(spool, "backend", "nats_object")
     location_key = "path" if backend == "local_disk" else "bucket"
     if backend in ("nats_object", "local_disk", "gcs", "s3", "azure") and location_key not in given:
         spool.document.wrong(
             (*spool.path, location_key),
             f"subscription 'spool.backend' '{backend}' requires a non-empty '{location_key}'",
         )
-    bucket, known = _word(spool, "bucket"), BUCKET_SCHEMES.get(backend, "")
+    bucket, known = word(spool, "bucket"), BUCKET_SCHEMES.get(backend, "")
     if backend != "local_disk" and "://" in bucket and not (known and bucket.startswith(known)):
         remedy = f"begins with {known}" if known else "has only a name"
         key_at(spool, "bucket").wrong(f"does not go with spool.backend {backend!r}, whose bucket {remedy}")
@@ -208,13 +187,13 @@ def _spool_fits(spec: Node) -> None:
 
 def _downstreams_fit(spool: Node) -> None:
     seen: set[Any] = set()
-    for downstream in _items(_block(spool, "circuit"), "downstream"):
+    for downstream in items(block(spool, "circuit"), "downstream"):
         name = downstream.value.get("name")
         if isinstance(name, str):
             if name in seen:
                 key_at(downstream, "name").wrong(f"spool.circuit.downstream name '{name}' is duplicated")
             seen.add(name)
-        probe = _word(downstream, "type", _word(downstream, "probe", "http"))
+        probe = word(downstream, "type", word(downstream, "probe", "http"))
         if probe in ("http", "tcp", "nats") and "target" not in downstream.value:
             text = f"spool.circuit.downstream '{name}' probe '{probe}' requires a 'target'"
             downstream.document.wrong((*downstream.path, "target"), text)
@@ -240,28 +219,28 @@ _HARMLESS_ON_SPARK: dict[tuple[str, ...], Any] = {
 
 
 def _spark_fits(spec: Node) -> None:
-    target = _block(spec, "runtime")
-    if _word(target, "target") != "spark":
+    target = block(spec, "runtime")
+    if word(target, "target") != "spark":
         return
-    source = _word(spec, "source")
+    source = word(spec, "source")
     if source and source not in LOGS:
         key_at(target, "target").wrong(
             f"does not go with source {source}, whose messages have no offsets to be read by again; use kafka or nats,"
             " or another target" + (" (push deliveries come to the server or a gateway)" if source == "webhook" else "")
         )
     for path, remedy in _NOT_ON_SPARK.items():
-        node = _block(spec, path[0]) if len(path) > 1 else spec
+        node = block(spec, path[0]) if len(path) > 1 else spec
         key = path[-1]
         if key in node.value and node.value[key] != _HARMLESS_ON_SPARK.get(path, _NOT_ON_SPARK):
             key_at(node, key).wrong(f"does not go with runtime.target spark: {remedy}")
-    spool = _block(spec, "spool")
+    spool = block(spec, "spool")
     for key in spool.value if spool.value.get("mode", "off") == "off" else ():
         if key not in ("mode", "ordering"):
             key_at(spool, key).wrong("has no effect with runtime.target spark, which has no spool; leave it out")
 
 
 def _scaling_is_possible(spec: Node) -> None:
-    keda = _block(_block(spec, "scaling"), "keda")
+    keda = block(block(spec, "scaling"), "keda")
     least, most = keda.value.get("min", 1), keda.value.get("max", 10)
     if isinstance(least, int) and isinstance(most, int) and least > most:
         key_at(keda, "min").wrong(f"is more than scaling.keda.max, which is {most}")
@@ -273,36 +252,8 @@ RULES: tuple[Callable[[Node], None], ...] = (
     _cadence_fits,
     _limits_agree,
     _directives_constrain,
-    _proof_is_complete,
+    check_verify,
     _spool_fits,
     _spark_fits,
     _scaling_is_possible,
 )
-
-
-def _block(node: Node, key: str) -> Node:
-    """The mapping under a key; an empty one if it is missing or invalid (reported by the reader)."""
-    value = node.value.get(key)
-    return Node(node.document, value if isinstance(value, dict) else {}, (*node.path, key))
-
-
-def _word(node: Node, key: str, otherwise: str = "") -> str:
-    """The text under a key; empty if it is invalid (reported by the reader)."""
-    value = node.value.get(key, otherwise)
-    return value if isinstance(value, str) else ""
-
-
-def _texts(node: Node, key: str) -> list[Node]:
-    """The texts of a list under a key."""
-    return [item for item in _listed(node, key) if isinstance(item.value, str)]
-
-
-def _items(node: Node, key: str) -> list[Node]:
-    """The mappings of a list under a key."""
-    return [item for item in _listed(node, key) if isinstance(item.value, dict)]
-
-
-def _listed(node: Node, key: str) -> list[Node]:
-    value = node.value.get(key)
-    found = enumerate(value) if isinstance(value, list) else ()
-    return [Node(node.document, item, (*node.path, key, index)) for index, item in found]

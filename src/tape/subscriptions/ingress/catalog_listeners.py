@@ -7,6 +7,7 @@ with the tenant of its subscription.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tape.engine.catalog import Resource, list_latest
@@ -63,12 +64,15 @@ class CatalogListeners:
         if found is None:
             return None
         subscription, registration = found
+        assert subscription.spec.ingress is not None
+        verify = subscription.spec.ingress.verify
         return Listener(
             name=name,
             subscription=subscription,
             subscription_id=registration.subscription_id,
             state=registration.state,
-            secrets=await self._secrets(subscription),
+            secrets=await self._secrets(subscription, verify.aliases),
+            handshake_secrets=await self._secrets(subscription, (verify.verify_token,) if verify.verify_token else ()),
         )
 
     async def _subscriptions(self) -> dict[str, list[Subscription]]:
@@ -96,19 +100,19 @@ class CatalogListeners:
         self._newest, self._parsed, self._by_name = newest, parsed, by_name
         return by_name
 
-    async def _secrets(self, subscription: Subscription) -> tuple[str, ...]:
-        """The secrets of `verify.secret`, newest first. Without any, every delivery is rejected."""
-        assert subscription.spec.ingress is not None
-        if not subscription.spec.ingress.verify.secret:
-            return ()
-        alias = name_within(tenant_of(subscription.path), subscription.spec.ingress.verify.secret)
+    async def _secrets(self, subscription: Subscription, names: Sequence[str]) -> tuple[str, ...]:
+        """The secrets of aliases in their order, each newest first. Without any, every delivery is rejected."""
+        return tuple([text for name in names for text in await self._secrets_of(subscription, name)])
+
+    async def _secrets_of(self, subscription: Subscription, name: str) -> tuple[str, ...]:
+        alias = name_within(tenant_of(subscription.path), name)
         versions = await self._wallet.versions(alias)
         known = self._opened.get(alias)
         if known is None or known.versions != versions:
             try:
                 texts = tuple(text_of(alias, secret) for secret in await self._wallet.reveal_all(alias))
             except (SecretNotFound, InvalidInput) as error:
-                log.warning("%s rejects all deliveries: %s", subscription.path, error)
+                log.warning("%s does without the secret %s: %s", subscription.path, alias, error)
                 return ()
             known = self._opened[alias] = _Opened(versions, texts)
         return known.secrets

@@ -56,6 +56,7 @@ class RemoteListeners:
             subscription_id=int(found["subscription_id"]),
             state=found["state"],
             secrets=tuple(found["secrets"]),
+            handshake_secrets=tuple(found.get("handshake_secrets", ())),
         )
 
 

@@ -16,10 +16,11 @@ from tape.base.telemetry.metrics import Metrics
 from tape.errors import CircuitOpen, InvalidConfig, PayloadTooLarge, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
+from tape.subscriptions.ingress.handshakes import Handshake, answer_get, answer_handshake, has_get_handshake
 from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.push_message import message_from_push
-from tape.subscriptions.ingress.rejections import UNKNOWN_LISTENER, EmitEvents, RejectionEvents
-from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
+from tape.subscriptions.ingress.rejections import UNKNOWN_LISTENER, EmitEvents, IngressEvents
+from tape.subscriptions.ingress.verification.delivery import POSTED, DeliveryRejection, PushDelivery, RequestTarget
 from tape.subscriptions.ingress.verification.oidc import NO_KEYS, IssuerKeys
 from tape.subscriptions.ingress.verification.verify import verify_delivery
 from tape.subscriptions.message import SourceMessage
@@ -42,6 +43,9 @@ _DETAILS = {
     "unknown_listener": "no push subscription for this ingress path",
     "config_error": "could not resolve ingress config",
     "jwks_error": "could not fetch OIDC keys",
+    "certificate_unavailable": "could not fetch the certificate of the signature",
+    "confirmation_failed": "verified but could not confirm the subscription",
+    "too_many_headers": "the request has more headers than are looked at",
     "dispatch_error": "verified but could not dispatch execution",
     "downstream_unavailable": "verified, but the downstream is unavailable and spool.mode is off",
     "paused": "the subscription is paused",
@@ -72,16 +76,20 @@ class IngressResponse(NamedTuple):
     """The HTTP response to a sender. `closes` ends the connection before the body is read."""
 
     status: int
-    body: dict[str, Any]
+    body: dict[str, Any] | str
     retry_after_s: int = 0
     closes: bool = False
 
 
-async def admit(listener: Listener, issuers: IssuerKeys, delivery: PushDelivery) -> AdmittedMessage | DeliveryRejection:
-    """Verify a delivery; only then parse it and resolve its plan."""
+async def admit(
+    listener: Listener, issuers: IssuerKeys, delivery: PushDelivery
+) -> AdmittedMessage | Handshake | DeliveryRejection:
+    """Verify a delivery; only then parse it, and answer its handshake or resolve its plan."""
     verified = await verify_delivery(listener.subscription, listener.secrets, issuers, delivery)
     if isinstance(verified, DeliveryRejection):
         return verified
+    if (handshake := await answer_handshake(verified, issuers.certificates)) is not None:
+        return handshake
     message = message_from_push(verified)
     return AdmittedMessage(message, resolve(verified.subscription, message))
 
@@ -105,7 +113,7 @@ class Ingress:
         self._metrics = metrics
         self._body_timeout_s = body_timeout_s
         self._emitter = emitter
-        self._rejections = RejectionEvents(emit, emitter)
+        self._rejections = IngressEvents(emit, emitter)
         self._issuers = IssuerKeys()
         self._limiters: dict[str, FlowLimiter] = {}
         self._held_bytes = 0
@@ -115,8 +123,33 @@ class Ingress:
         await self._rejections.close()
         await self._issuers.close()
 
-    async def receive(self, name: str, headers: RawHeaders, body: AsyncIterable[bytes]) -> IngressResponse:
+    async def receive_get(self, name: str, query: str) -> IngressResponse | None:
+        """Answer the handshake that a provider makes with a GET; None if the listener has none."""
+        listener = await self._find(name)
+        if isinstance(listener, IngressResponse):
+            return listener
+        if not has_get_handshake(listener):
+            return None
+        return self._settle_handshake(listener, answer_get(listener, query))
+
+    async def receive(
+        self, name: str, headers: RawHeaders, body: AsyncIterable[bytes], target: RequestTarget = POSTED
+    ) -> IngressResponse:
         """Receive a delivery for a listener. A rejected body is not read to its end."""
+        listener = await self._find(name)
+        if isinstance(listener, IngressResponse):
+            return listener
+        held = bytearray()
+        try:
+            rejection = await self._read(listener, headers, body, held)
+            if rejection is not None:
+                return self._reject(listener, rejection.status, rejection.reason, closes=True)
+            return await self._verify_and_accept(listener, PushDelivery(headers, bytes(held), target=target))
+        finally:
+            self._held_bytes -= len(held)
+
+    async def _find(self, name: str) -> Listener | IngressResponse:
+        """The listener of a name if it accepts deliveries now, or the rejection."""
         try:
             listener = await self._listeners.find(name)
         except TapeError as error:
@@ -130,14 +163,14 @@ class Ingress:
             return self._reject(listener, 503, reason, retry_after_s=PAUSED_S, closes=True)
         if listener.state != "ACTIVE":
             return self._reject(listener, 404, "unknown_listener", closes=True)
-        held = bytearray()
-        try:
-            rejection = await self._read(listener, headers, body, held)
-            if rejection is not None:
-                return self._reject(listener, rejection.status, rejection.reason, closes=True)
-            return await self._verify_and_accept(listener, PushDelivery(headers, bytes(held)))
-        finally:
-            self._held_bytes -= len(held)
+        return listener
+
+    def _settle_handshake(self, listener: Listener, found: Handshake | DeliveryRejection) -> IngressResponse:
+        if isinstance(found, DeliveryRejection):
+            return self._reject(listener, found.status, found.reason)
+        self._metrics.ingress_handshakes.labels(listener.name, found.kind).inc()
+        self._rejections.add_handshake(listener.ref, found.kind)
+        return IngressResponse(200, found.answer)
 
     async def _read(
         self, listener: Listener, headers: RawHeaders, body: AsyncIterable[bytes], held: bytearray
@@ -163,12 +196,12 @@ class Ingress:
 
     async def _verify_and_accept(self, listener: Listener, delivery: PushDelivery) -> IngressResponse:
         try:
-            admitted = await admit(listener, self._issuers, delivery)
+            admitted: AdmittedMessage | Handshake | DeliveryRejection = await admit(listener, self._issuers, delivery)
         except InvalidConfig as error:  # the key URL is not allowed
             log.warning("%s: %s", listener.subscription.path, error)
             admitted = NO_KEYS
-        if isinstance(admitted, DeliveryRejection):
-            return self._reject(listener, admitted.status, admitted.reason)
+        if not isinstance(admitted, AdmittedMessage):
+            return self._settle_handshake(listener, admitted)
         limiter = self._limiter(listener)
         allowance = limiter.allow(1)
         if allowance.batch == 0:

@@ -27,13 +27,17 @@ STALE_S = 3_600.0
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """A push subscription, its state, and the secrets that its senders sign with, newest first."""
+    """A push subscription, its state, and the secrets that its senders sign with, newest first.
+
+    `handshake_secrets` are those of `verify.verify_token`.
+    """
 
     name: str
     subscription: Subscription
     subscription_id: int = 0
     state: str = "ACTIVE"
     secrets: tuple[str, ...] = ()
+    handshake_secrets: tuple[str, ...] = ()
 
     @property
     def ref(self) -> SubscriptionRef:

@@ -11,8 +11,11 @@ from typing import Any
 import msgspec
 
 from tape.base.ids import new_id
-from tape.subscriptions.ingress.verification import bearer, signatures
+from tape.subscriptions.document.verify_spec import VerifySpec
+from tape.subscriptions.ingress.verification import bearer
+from tape.subscriptions.ingress.verification.certificates import parse_sns
 from tape.subscriptions.ingress.verification.delivery import PushDelivery
+from tape.subscriptions.ingress.verification.scheme import schemes_of
 from tape.subscriptions.ingress.verification.verify import VerifiedDelivery
 from tape.subscriptions.message import SourceMessage, receive
 
@@ -20,6 +23,7 @@ from tape.subscriptions.message import SourceMessage, receive
 WITHHELD = frozenset({"authorization", "cookie", "proxy-authorization"})
 MESSAGE_ID = "x-message-id"
 MAX_ID_CHARS = 200
+PAYPAL_PROOF = "paypal-transmission-sig"
 PUSHED = {"mode": "push"}
 
 
@@ -42,8 +46,7 @@ def _shown(verified: VerifiedDelivery) -> Iterable[tuple[str, str]]:
     """Headers for the playbook: without credentials, and printable ASCII only."""
     assert verified.subscription.spec.ingress is not None
     verify = verified.subscription.spec.ingress.verify
-    default = {"hmac_sha256": signatures.DEFAULT_HEADER, "bearer": bearer.DEFAULT_HEADER}.get(verify.type, "")
-    withheld = WITHHELD | {(verify.header or default).lower()}
+    withheld = WITHHELD | proof_headers(verify)
     for key, value in verified.delivery.headers:
         name, text = key.decode("latin-1").lower(), value.decode("latin-1")
         if name not in withheld and text.isascii() and text.replace("\t", " ").isprintable():
@@ -55,9 +58,8 @@ def _message_id(verified: VerifiedDelivery, headers: Iterable[tuple[str, str]]) 
     spec, delivery = verified.subscription.spec, verified.delivery
     assert spec.ingress is not None
     verify = spec.ingress.verify
-    if verify.type == "hmac_sha256" and verify.signature_scheme == "standard_webhooks":
-        family = (verify.header or signatures.DEFAULT_HEADER).lower().removesuffix("-signature")
-        return _short(delivery.first(f"{family}-id") or "")
+    if own := _provider_id(verify, delivery):
+        return _short(own)
     given = [value for name, value in headers if name == MESSAGE_ID]
     if len(given) == 1 and given[0]:
         return _short(given[0])
@@ -65,6 +67,36 @@ def _message_id(verified: VerifiedDelivery, headers: Iterable[tuple[str, str]]) 
         return _short(named)
     # Without an id, and with dedup on, deliveries with equal bodies are one message.
     return _digest(delivery) if spec.dedup.enabled else new_id()
+
+
+def proof_headers(verify: VerifySpec) -> frozenset[str]:
+    """The headers that prove the sender. Playbooks do not get them."""
+    if verify.type == "bearer":
+        return frozenset({(verify.header or bearer.DEFAULT_HEADER).lower()})
+    return frozenset().union(*(scheme.proof_headers for scheme in schemes_of(verify)), {PAYPAL_PROOF})
+
+
+def _provider_id(verify: VerifySpec, delivery: PushDelivery) -> str:
+    """The message id where its provider puts it; empty if there is none."""
+    if verify.preset == "aws_sns":
+        return (parse_sns(delivery.body) or {}).get("MessageId", "")
+    if verify.preset == "paypal-cert":
+        return _field(delivery.body, "id")
+    for scheme in schemes_of(verify):
+        if scheme.message_id and (named := delivery.first(scheme.message_id)):
+            return named
+        if scheme.message_id_field and (found := _field(delivery.body, scheme.message_id_field)):
+            return found
+    return ""
+
+
+def _field(body: bytes, name: str) -> str:
+    """A text field of a verified JSON body; empty if there is none."""
+    try:
+        found = msgspec.json.decode(body, type=dict[str, Any]).get(name)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def _unwrap(body: bytes) -> SourceMessage | None:

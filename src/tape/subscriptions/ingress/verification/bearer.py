@@ -5,12 +5,11 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-from tape.subscriptions.document.spec import VerifySpec
-from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
+from tape.subscriptions.document.verify_spec import VerifySpec
+from tape.subscriptions.ingress.verification.delivery import MISCONFIGURED, DeliveryRejection, PushDelivery
 
 DEFAULT_HEADER = "authorization"
 
-MISCONFIGURED = DeliveryRejection(403, "misconfigured")
 MISSING = DeliveryRejection(401, "missing_token")
 BAD = DeliveryRejection(401, "bad_token")
 

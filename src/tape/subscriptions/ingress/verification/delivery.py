@@ -14,15 +14,40 @@ class DeliveryRejection(NamedTuple):
     reason: str
 
 
+MISCONFIGURED = DeliveryRejection(403, "misconfigured")
+
+
+class RequestTarget(NamedTuple):
+    """What a request was sent to: its method, its path and its query as they were sent, and the client's certificate.
+
+    The certificate is in DER; TLS has verified it. None without one.
+    """
+
+    method: str = "POST"
+    path: str = ""
+    query: str = ""
+    certificate: bytes | None = None
+
+
+POSTED = RequestTarget()
+
+
 class PushDelivery:
     """The headers and the body of a request, byte for byte. It offers headers for verification and no parsing."""
 
-    __slots__ = ("body", "headers", "received_at")
+    __slots__ = ("body", "headers", "received_at", "target")
 
-    def __init__(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, received_at: float | None = None) -> None:
+    def __init__(
+        self,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        received_at: float | None = None,
+        target: RequestTarget = POSTED,
+    ) -> None:
         self.headers = headers
         self.body = body
         self.received_at = time.time() if received_at is None else received_at
+        self.target = target
 
     def first(self, name: str) -> str | None:
         """The first value of a header, its name in any case; None without one."""

@@ -12,9 +12,10 @@ import msgspec
 from tape.base.addresses import PUBLIC_ONLY
 from tape.engine.security.jwks import KeySet
 from tape.errors import TokenRejected
-from tape.subscriptions.document.spec import VerifySpec
+from tape.subscriptions.document.verify_spec import VerifySpec
 from tape.subscriptions.ingress.verification.bearer import bare_token
-from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
+from tape.subscriptions.ingress.verification.certificates import SigningCertificates
+from tape.subscriptions.ingress.verification.delivery import MISCONFIGURED, DeliveryRejection, PushDelivery
 
 GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
 GOOGLE_ISSUERS = ("https://accounts.google.com", "accounts.google.com")
@@ -23,16 +24,19 @@ KEYS_REFRESH_S = 3_600.0
 KEYS_MAX_STALE_S = 86_400.0
 
 NO_KEYS = DeliveryRejection(502, "jwks_error")
-MISCONFIGURED = DeliveryRejection(403, "misconfigured")
 INVALID = DeliveryRejection(401, "oidc_invalid")
 
 _JWS = jwt.PyJWS(algorithms=["RS256"])
 
 
 class IssuerKeys:
-    """The public keys of those who sign tokens, by address; fetched when first needed, kept fresh from then on."""
+    """The public keys of those who sign tokens, by address; fetched when first needed, kept fresh from then on.
+
+    `certificates` are those of PayPal and Amazon SNS.
+    """
 
     def __init__(self) -> None:
+        self.certificates = SigningCertificates()
         self._sets: dict[str, KeySet] = {}
         self._opening = asyncio.Lock()
 
@@ -51,6 +55,7 @@ class IssuerKeys:
     async def close(self) -> None:
         """Stop refreshing."""
         await asyncio.gather(*(keys.close() for keys in self._sets.values()))
+        self.certificates.close()
 
 
 async def check_identity(verify: VerifySpec, issuers: IssuerKeys, delivery: PushDelivery) -> DeliveryRejection | None:
