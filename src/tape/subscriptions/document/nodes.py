@@ -1,4 +1,4 @@
-"""Reading nodes of a document that may be invalid: what is wrong is reported elsewhere and read as empty."""
+"""Reading nodes of a document that may be invalid: an invalid value is read as empty; the reader reports it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def answer_get(listener: Listener, query: str) -> Handshake | DeliveryRejection:
 async def _confirm_topic(
     verified: VerifiedDelivery, certificates: SigningCertificates
 ) -> Handshake | DeliveryRejection | None:
-    """Confirm the subscription of a topic. Its signature and its place in `topics` are verified already."""
+    """Confirm the subscription of a topic. Its signature is verified, and it is in `topics`."""
     message = parse_sns(verified.delivery.body)
     if message is None or message["Type"] == "Notification":
         return None
