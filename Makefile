@@ -63,7 +63,7 @@ docs: $(VENV)/.dev ## Generate the reference pages from the code
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .hypothesis build dist
 
-DEPLOYED := gcp http kafka nats objects otel postgres pubsub server
+DEPLOYED := amqp gcp http kafka mqtt nats objects otel postgres pubsub server sqs
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 $(VENV)/pyvenv.cfg:

@@ -167,6 +167,14 @@ def free_port() -> int:
                 return port
 
 
+def is_listening(address: str) -> bool:
+    """Whether something accepts connections at `host:port`."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+        return True
+    return False
+
+
 def difference(found: Iterable[object], wanted: Iterable[object]) -> str:
     """What is missing and what is there too often, in a line that a log shows whole; empty if nothing is."""
     seen, expected = Counter(iter(found)), Counter(iter(wanted))

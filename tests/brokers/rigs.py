@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tape.brokers import Source, open_source
 from tape.brokers.memory import MemorySource
+from tests.amqp_broker import RabbitMq
 from tests.broker_services import KafkaCluster, NatsServer
+from tests.debian_packages import NotAvailable
+from tests.mqtt_broker import Mosquitto
 from tests.pubsub import PROJECT, PubSub, emulator
+from tests.sqs_service import LOGIN, REGION, SqsService
 
 Headers = Sequence[tuple[str, str]]
+B = TypeVar("B")
 
 
 @dataclass
@@ -27,6 +34,7 @@ class Rig:
     publish: Callable[[bytes, Headers], Any]
     missing: dict[str, Any]
     settles_elsewhere: bool = True  # vocabulary: public attribute of sources
+    has_headers: bool = True
     opened: list[Source] = field(default_factory=list)
     only: Source | None = None
 
@@ -121,6 +129,112 @@ async def pubsub_rig(server: PubSub, **more: Any) -> Rig:
 
     spec = {"subscription": f"projects/{PROJECT}/subscriptions/{subscription}", "endpoint": server.address, **more}
     return Rig("pubsub", spec, publish, {"subscription": f"projects/{PROJECT}/subscriptions/nowhere"})
+
+
+async def mqtt_rig(broker: Mosquitto, protocol: str = "mqtt5", **more: Any) -> Rig:
+    from paho.mqtt import client as mqtt
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.properties import Properties
+
+    topic = f"orders/{uuid.uuid4().hex[:8]}"
+
+    def send(body: bytes, headers: Headers) -> None:
+        properties = Properties(PacketTypes.PUBLISH)
+        if headers:
+            properties.UserProperty = list(headers)
+        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        client.connect("127.0.0.1", broker.port)
+        client.loop_start()
+        client.publish(topic, body, qos=2, properties=properties).wait_for_publish(120)
+        client.disconnect()
+        client.loop_stop()
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        await asyncio.to_thread(send, body, headers)
+
+    spec = {"url": f"mqtt://{broker.address}", "topic": topic, "client_id": f"tape-{topic[-8:]}", **more}
+    if protocol != "mqtt5":
+        spec["protocol"] = protocol
+    return Rig(
+        "mqtt",
+        spec,
+        publish,
+        {"url": "mqtt://127.0.0.1:1"},
+        settles_elsewhere=False,  # vocabulary: public attribute of sources
+        has_headers=protocol == "mqtt5",
+    )
+
+
+async def sqs_rig(service: SqsService, *, fifo: bool = True, **more: Any) -> Rig:
+    queue = service.queue(fifo=fifo)
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        await asyncio.to_thread(service.send, queue, body.decode(), dict(headers))
+
+    spec = {"queue": queue, "region": REGION, "endpoint": service.url, **LOGIN, **more}
+    return Rig("sqs", spec, publish, {"queue": "nowhere.fifo"})
+
+
+async def amqp_rig(broker: RabbitMq, kind: str = "quorum", **more: Any) -> Rig:
+    import aiormq
+
+    queue = f"orders-{uuid.uuid4().hex[:8]}"
+    url = f"amqp://{broker.address}"
+    connection = await aiormq.connect(url)
+    channel = await connection.channel()
+    await channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+    await connection.close()
+
+    async def publish(body: bytes, headers: Headers) -> None:
+        table: dict[str, Any] = {}
+        for name, value in headers:
+            table[name] = value if name not in table else [*_listed(table[name]), value]
+        connection = await aiormq.connect(url)
+        channel = await connection.channel()  # confirms
+        properties = aiormq.spec.Basic.Properties(delivery_mode=2, headers=table)
+        await channel.basic_publish(body, routing_key=queue, properties=properties)
+        await connection.close()
+
+    return Rig(
+        "amqp",
+        {"url": url, "queue": queue, **more},
+        publish,
+        {"queue": "nowhere"},
+        settles_elsewhere=False,  # vocabulary: public attribute of sources
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+@pytest.fixture(scope="session")
+def mqtt_broker() -> Iterator[Mosquitto]:
+    with or_skip(Mosquitto()) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def amqp_broker() -> Iterator[RabbitMq]:
+    with or_skip(RabbitMq()) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def sqs_service() -> Iterator[SqsService]:
+    with SqsService() as service:
+        yield service
+
+
+@contextlib.contextmanager
+def or_skip(broker: AbstractContextManager[B]) -> Iterator[B]:
+    """A broker from a package, or a skipped test that says why it cannot be had."""
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(broker)
+        except NotAvailable as error:
+            pytest.skip(str(error))
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -223,3 +223,37 @@ spec:
     verify: {type: hmac_sha256, header: x-signature, secret: hook_secret}
   dispatch: {playbook: domain/handle_hook}
 """
+
+MQTT = """\
+kind: Subscription
+metadata: {path: subscriptions/orders}
+spec:
+  source: mqtt
+  mode: pull
+  url: mqtts://broker.example.com
+  topic: orders/+/new
+  client_id: tape-orders
+  dispatch: {playbook: domain/ingest_order}
+"""
+
+SQS = """\
+kind: Subscription
+metadata: {path: subscriptions/orders}
+spec:
+  source: sqs
+  mode: pull
+  queue: orders.fifo
+  region: eu-central-1
+  dispatch: {playbook: domain/ingest_order}
+"""
+
+AMQP = """\
+kind: Subscription
+metadata: {path: subscriptions/orders}
+spec:
+  source: amqp
+  mode: pull
+  url: amqp://broker.example.com
+  queue: orders
+  dispatch: {playbook: domain/ingest_order}
+"""

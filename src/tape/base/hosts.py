@@ -19,7 +19,18 @@ _ADDRESS = re.compile(
     r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+_.-]*)://)?(?:[^@/?#\s]*@)?"
     r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-][A-Za-z0-9._-]*)(?::(?P<port>[0-9]{1,5}))?/?"
 )
-_PORTS = {"nats": "4222", "tls": "4222", "ws": "80", "wss": "443", "http": "80", "https": "443"}
+_PORTS = {
+    "nats": "4222",
+    "tls": "4222",
+    "ws": "80",
+    "wss": "443",
+    "http": "80",
+    "https": "443",
+    "mqtt": "1883",
+    "mqtts": "8883",
+    "amqp": "5672",
+    "amqps": "5671",
+}
 _FIELD_PORTS = {
     "url": "4222",
     "nats_url": "4222",

@@ -17,6 +17,9 @@ _KNOWN: dict[str, str | type[Source]] = {
     "nats": "tape.brokers.nats.source:NatsSource",
     "kafka": "tape.brokers.kafka.source:KafkaSource",
     "pubsub": "tape.brokers.pubsub.source:PubSubSource",
+    "mqtt": "tape.brokers.mqtt.source:MqttSource",
+    "sqs": "tape.brokers.sqs.source:SqsSource",
+    "amqp": "tape.brokers.amqp.source:AmqpSource",
 }
 
 

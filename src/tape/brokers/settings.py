@@ -23,6 +23,13 @@ _ALIASES = {
     "username": "user",
     "bootstrap_servers": "brokers",
     "access_token": "token",
+    "access_key_id": "user",
+    "aws_access_key_id": "user",
+    "secret_access_key": "password",
+    "aws_secret_access_key": "password",
+    "session_token": "token",
+    "aws_session_token": "token",
+    "aws_region": "region",
 }
 
 PUBSUB_HOST = "pubsub.googleapis.com:443"
@@ -31,7 +38,16 @@ PUBSUB_HOST = "pubsub.googleapis.com:443"
 def source_hosts(source: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The hosts that a source with these settings connects to."""
     hosts = hosts_of(settings)
-    return (*hosts, PUBSUB_HOST) if source == "pubsub" and not settings.get("endpoint") else hosts
+    if settings.get("endpoint"):
+        return hosts
+    if source == "sqs":
+        return (*hosts, sqs_host(str(settings.get("region", ""))))
+    return (*hosts, PUBSUB_HOST) if source == "pubsub" else hosts
+
+
+def sqs_host(region: str) -> str:
+    """The address of Amazon SQS in a region."""
+    return f"sqs.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}:443"
 
 
 class SourceSettings:
@@ -87,6 +103,19 @@ class SourceSettings:
         value = self._values.get(name, default)
         if not isinstance(value, bool):
             raise self.wrong(f"{name!r} must be true or false")
+        return value
+
+    def whole(self, name: str, default: int, least: int = 0, most: int | None = None) -> int:
+        """A whole number of at least `least` and at most `most`."""
+        value = self._values.get(name, default)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or value < least
+            or (most is not None and value > most)
+        ):
+            limits = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
+            raise self.wrong(f"{name!r} must be a whole number {limits}")
         return value
 
     def mapping(self, name: str, known: tuple[str, ...] = ()) -> dict[str, Any]:

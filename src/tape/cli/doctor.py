@@ -32,6 +32,15 @@ from tape.store import open_database
 Verdict = Literal["ok", "warning", "problem"]
 # Settings whose claims tokens have to carry.
 _CLAIMS = ("auth_issuer", "auth_audience")
+# The extra of each source of messages, and the module that it needs.
+SOURCE_LIBRARIES = {
+    "nats": "nats",
+    "kafka": "confluent_kafka",
+    "pubsub": "google.cloud.pubsub_v1",
+    "mqtt": "paho.mqtt",
+    "sqs": "botocore",
+    "amqp": "aiormq",
+}
 _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
 
 
@@ -123,6 +132,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
         if address:
             yield _port(name, address)
     yield _java()
+    yield _sources()
     yield _package("PySpark", "pyspark", "only the data pipeline needs it: pip install pyspark")
     yield _package("psycopg", "psycopg", "only a PostgreSQL store needs it: pip install 'tape[postgres]'")
 
@@ -268,6 +278,25 @@ def _java() -> Check:
         return Check("Java", "ok", _first_line([str(find_java()), "-version"]))
     except JavaMissing as missing:
         return Check("Java", "warning", str(missing), "only the data pipeline needs it")
+
+
+def _sources() -> Check:
+    """Which brokers a subscription can fetch from, and the extras for the others."""
+    missing = [name for name, module in SOURCE_LIBRARIES.items() if not _has_module(module)]
+    found = ", ".join(name for name in SOURCE_LIBRARIES if name not in missing) or "none"
+    return Check(
+        "Sources",
+        "ok",
+        f"libraries for {found}" + (f"; not installed: {', '.join(missing)}" if missing else ""),
+        f"only subscriptions to them need it: pip install 'tape[{','.join(missing)}]'" if missing else "",
+    )
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False
 
 
 def _package(name: str, module: str, remedy: str) -> Check:

@@ -19,14 +19,14 @@ from tape.errors import InvalidDocument, Problem
 from tape.subscriptions.document.json_schema import subscription_schema
 from tape.subscriptions.document.spec import SubscriptionSpec
 from tape.subscriptions.document.validator import parse_subscription
-from tests.subscriptions.documents import DIRECTIVES, EXAMPLES, NATS, WEBHOOK
+from tests.subscriptions.documents import AMQP, DIRECTIVES, EXAMPLES, MQTT, NATS, SQS, WEBHOOK
 
 SCHEMA = jsonschema.Draft202012Validator(subscription_schema())
 # What no schema can say.
 BEYOND = re.compile(
     "is not a cron expression|differs from limits.max_in_flight|is duplicated|is more than scaling.keda.max"
 )
-BASES = [load(text)[0] for text in (*EXAMPLES.values(), NATS, WEBHOOK)]
+BASES = [load(text)[0] for text in (*EXAMPLES.values(), NATS, WEBHOOK, MQTT, SQS, AMQP)]
 for base in BASES:
     base["spec"].setdefault("headers", load(DIRECTIVES)[0]["headers"])
 
@@ -43,7 +43,7 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(subscription_schema())
 
 
-@pytest.mark.parametrize("text", [*EXAMPLES.values(), NATS, WEBHOOK])
+@pytest.mark.parametrize("text", [*EXAMPLES.values(), NATS, WEBHOOK, MQTT, SQS, AMQP])
 def test_every_example_fits_the_schema(text: str) -> None:
     assert list(SCHEMA.iter_errors(Document(text).value)) == []
 
@@ -77,7 +77,9 @@ KEYS = st.sampled_from(sorted(names() | {"unknown", "path", "metadata"}))
 VALUES = st.one_of(
     st.sampled_from(sorted(choices())),
     st.sampled_from(["", "x", "a,b", ",", "50Gi", "0", "12", "gs://b/p", "s3://b", "/ingress/x", "x/y z", "* * * * *"]),
-    st.sampled_from(["https://h/p", "projects/p/subscriptions/s", "@hourly", "stripe-signature"]),
+    st.sampled_from(
+        ["https://h/p", "mqtt://h", "amqps://h:1", "projects/p/subscriptions/s", "@hourly", "stripe-signature"]
+    ),
     st.integers(-2, 2_000),
     st.booleans(),
     st.none(),

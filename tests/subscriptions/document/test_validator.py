@@ -12,12 +12,15 @@ from tape.errors import InvalidDocument, Problem
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tests.subscriptions.documents import (
+    AMQP,
     CONTINUOUS_PULL,
     DIRECTIVES,
     EXAMPLES,
     KAFKA_PULL,
+    MQTT,
     NATS,
     SCHEDULED_DRAIN,
+    SQS,
     WEBHOOK,
     WEBHOOK_PUSH,
 )
@@ -100,8 +103,8 @@ spec:
         (
             "spec.source",
             4,
-            'subscription \'source\' must be one of ["pubsub", "nats", "kafka", "webhook"], got \'natz\';'
-            " did you mean 'nats'?",
+            'subscription \'source\' must be one of ["pubsub", "nats", "kafka", "mqtt", "sqs", "amqp", "webhook"],'
+            " got 'natz'; did you mean 'nats'?",
             "natz",
         ),
         ("spec.mode", 5, "subscription 'mode' must be 'pull' or 'push', got 'pul'; did you mean 'pull'?", "pul"),
@@ -261,7 +264,48 @@ def without(text: str, line: str) -> str:
             nats("runtime: {max_in_flight: 1}\nlimits: {max_in_flight: 2}"),
             "differs from limits.max_in_flight, which is 2; keep one of them",
         ),
-        (nats("topic: t"), "is a key of source kafka, not of nats"),
+        (nats("topic: t"), "is a key of source kafka and mqtt, not of nats"),
+        (MQTT.replace("  client_id: tape-orders\n", ""), "subscription[mqtt] requires 'client_id'"),
+        (
+            MQTT.replace("  url: mqtts://broker.example.com\n", ""),
+            "MQTT connection requires 'url' or an 'auth' credential alias with a 'url' field",
+        ),
+        (
+            MQTT.replace("mqtts://", "nats://"),
+            "must begin with mqtt:// or mqtts:// and a host, for example mqtt://broker.example.com",
+        ),
+        (MQTT.replace("example.com", "example.com/path"), "must end after the host and the port"),
+        (MQTT.replace("orders/+/new", "orders/#/new"), "may have # only as its last level, as in sensors/#"),
+        (
+            MQTT.replace("orders/+/new", "orders/a+/new"),
+            "may have + only as a whole level, as in sensors/+/temperature",
+        ),
+        (MQTT.replace("orders/+/new", "$share//a"), "must be $share/<group>/<filter>, with a group without + and #"),
+        (
+            MQTT + "  protocol: mqtt3.1.1\n  session_expiry_secs: 60\n",
+            "is for protocol: mqtt5; with MQTT 3.1.1 the broker's own setting says how long it keeps a session",
+        ),
+        (
+            MQTT.replace("mqtts://", "mqtt://") + "  tls: {ca: ca.pem}\n",
+            "does not go with mqtt://, which does not encrypt; use mqtts://",
+        ),
+        (
+            MQTT.replace("mode: pull", "mode: push"),
+            "does not go with source mqtt, which is fetched from; use mode: pull",
+        ),
+        (SQS.replace("  region: eu-central-1\n", ""), "subscription[sqs] requires 'region'"),
+        (
+            SQS.replace("eu-central-1", "Frankfurt"),
+            "subscription 'region' must be a region of AWS, like eu-central-1, got 'Frankfurt'",
+        ),
+        (
+            SQS + "  account: '12'\n",
+            "subscription 'account' must be an AWS account id of 12 digits, in quotes, got '12'",
+        ),
+        (SQS + "  vhost: v\n", "is a key of source amqp, not of sqs"),
+        (AMQP + "  exchange: e\n", "has no effect without create: true"),
+        (AMQP + "  create: true\n  routing_key: e\n", "has no effect without 'exchange'"),
+        (AMQP.replace("  queue: orders\n", ""), "subscription[amqp] requires 'queue'"),
         (nats("cadence: '* * * * *'"), "has no effect without activation: scheduled"),
         (
             nats("activation: scheduled"),

@@ -5,6 +5,7 @@ The validator alone checks what a schema cannot express: cron expressions, uniqu
 
 from __future__ import annotations
 
+from tape.brokers.addresses import PORTS
 from tape.documents.fields import Schema
 from tape.documents.json_schema import DRAFT, Rules, all_of, block_schema, forbid, when, when_key
 from tape.playbooks.pools import POOL_PATTERN
@@ -16,7 +17,7 @@ from tape.subscriptions.document.spec import (
     SubscriptionSpec,
 )
 from tape.subscriptions.document.spool_spec import BUCKET_SCHEMES, DownstreamSpec, SpoolSpec
-from tape.subscriptions.document.validator import NEEDED, PUSHING
+from tape.subscriptions.document.validator import CONNECTED, NEEDED, PUSHING
 from tape.subscriptions.document.verify_rules import (
     BY_CERTIFICATE,
     PROOFS,
@@ -77,9 +78,16 @@ def _spec_rules() -> list[Schema]:
         when(when_key("activation", "scheduled"), {"required": ["cadence"]}),
         when({"required": ["cadence"]}, when_key("activation", "scheduled")),
         {"properties": {"cadence": {"pattern": _CADENCE}}},
-        when({"required": ["subject"]}, when_key("create", True)),
+        *(when({"required": [key]}, when_key("create", True)) for key in ("subject", "exchange", "routing_key")),
+        when({"required": ["routing_key"]}, {"required": ["exchange"]}),
+        when(when_key("protocol", "mqtt3.1.1"), forbid("session_expiry_secs")),
     ]
-    for source in ("nats", "pubsub", "kafka", "webhook"):
+    for source, ports in PORTS.items():
+        of_source = when_key("source", source)
+        plain = {"properties": {"url": {"pattern": f"^{source}://"}}, "required": ["url"]}
+        rules.append(when(of_source, {"properties": {"url": {"pattern": f"^({'|'.join(ports)})://[^/?#]+/?$"}}}))
+        rules.append(when(all_of(of_source, plain), forbid("tls")))
+    for source in (*CONNECTED, "webhook"):
         others = [key for key, sources in CONNECTION_KEYS.items() if source not in sources]
         rules.append(when(when_key("source", source), forbid(*others)))
         needed = [{"anyOf": [{"required": [key]} for key in keys]} for keys in NEEDED.get(source, ())]

@@ -15,29 +15,39 @@ from tape.playbooks.pools import POOL_PATTERN, POOL_RULE
 from tape.subscriptions.document.spool_spec import Count, Size, SpoolSpec, Text
 from tape.subscriptions.document.verify_spec import WEB_ADDRESS, VerifySpec
 
-SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "webhook"]
+SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "mqtt", "sqs", "amqp", "webhook"]
 Pool: TypeAlias = Annotated[str, Meta(pattern=f"^{POOL_PATTERN}$", extra={"means": POOL_RULE.removeprefix("must be ")})]
 
 MAX_BATCH = 1_000
 # The keys of a source's connection, and which source understands them.
 CONNECTION_KEYS: dict[str, tuple[SourceName, ...]] = {
-    "url": ("nats",),
-    "user": ("nats", "kafka"),
-    "password": ("nats", "kafka"),
-    "token": ("nats",),
+    "url": ("nats", "mqtt", "amqp"),
+    "user": ("nats", "kafka", "mqtt", "sqs", "amqp"),
+    "password": ("nats", "kafka", "mqtt", "sqs", "amqp"),
+    "token": ("nats", "sqs"),
     "stream": ("nats",),
     "consumer": ("nats",),
     "subject": ("nats",),
-    "create": ("nats",),
+    "create": ("nats", "amqp"),
     "subscription": ("pubsub",),
-    "endpoint": ("pubsub",),
+    "endpoint": ("pubsub", "sqs"),
     "streaming": ("pubsub",),
+    "client_id": ("mqtt",),
+    "protocol": ("mqtt",),
+    "session_expiry_secs": ("mqtt",),
+    "queue": ("sqs", "amqp"),
+    "region": ("sqs",),
+    "account": ("sqs",),
+    "visibility_secs": ("sqs",),
+    "vhost": ("amqp",),
+    "exchange": ("amqp",),
+    "routing_key": ("amqp",),
     "brokers": ("kafka",),
-    "topic": ("kafka",),
+    "topic": ("kafka", "mqtt"),
     "group": ("kafka",),
     "security_protocol": ("kafka",),
     "sasl_mechanism": ("kafka",),
-    "tls": ("nats", "kafka"),
+    "tls": ("nats", "kafka", "mqtt", "amqp"),
     "options": ("kafka",),
 }
 
@@ -222,14 +232,22 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     cadence: Annotated[Text, Meta(description="When a scheduled drain runs, as cron: `*/5 * * * *`.")] = ""
     auth: Annotated[Text, Meta(description="Alias of the source's credential in the wallet.")] = ""
 
-    url: Annotated[Text, Meta(description="Address of the NATS server.")] = ""
-    user: Annotated[Text, Meta(description="User at the broker.")] = ""
-    password: Annotated[Text, Meta(description="Its password, or an alias of the wallet.")] = ""
-    token: Annotated[Text, Meta(description="Token at the broker, or an alias of the wallet.")] = ""
+    url: Annotated[
+        Text, Meta(description="Address of the broker: `nats://`, `mqtt://`, `mqtts://`, `amqp://` or `amqps://`.")
+    ] = ""
+    user: Annotated[Text, Meta(description="User at the broker; the access key id of SQS.")] = ""
+    password: Annotated[
+        Text, Meta(description="Its password (the secret access key of SQS), or an alias of the wallet.")
+    ] = ""
+    token: Annotated[
+        Text, Meta(description="Token at the broker (the session token of SQS), or an alias of the wallet.")
+    ] = ""
     stream: Annotated[Text, Meta(description="JetStream stream.")] = ""
     consumer: Annotated[Text, Meta(description="Durable pull consumer of the stream; on Spark, where to begin.")] = ""
     subject: Annotated[Text, Meta(description="Filter of a consumer that `create` makes, or of what Spark reads.")] = ""
-    create: Annotated[bool, Meta(description="Create the durable consumer if it does not exist.")] = False
+    create: Annotated[
+        bool, Meta(description="Create the durable consumer (NATS) or the queue (AMQP) if it does not exist.")
+    ] = False
     subscription: Annotated[
         str,
         Meta(
@@ -238,13 +256,13 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
             description="Pub/Sub subscription.",
         ),
     ] = ""
-    endpoint: Annotated[Text, Meta(description="Address of Pub/Sub, for an emulator.")] = ""
+    endpoint: Annotated[Text, Meta(description="Address of Pub/Sub or SQS, for an emulator.")] = ""
     streaming: Annotated[bool, Meta(description="Hold a streaming pull open instead of asking again.")] = False
     brokers: Annotated[
         tuple[Text, ...],
         Meta(description="Kafka brokers, host:port; a list or a text with commas.", extra={"form": "commas"}),
     ] = ()
-    topic: Annotated[Text, Meta(description="Kafka topic.")] = ""
+    topic: Annotated[Text, Meta(description="Kafka topic, or topic filter of MQTT.")] = ""
     group: Annotated[Text, Meta(description="Kafka consumer group.")] = ""
     security_protocol: Annotated[
         Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"], Meta(description="Security protocol of Kafka.")
@@ -252,6 +270,38 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     sasl_mechanism: Annotated[
         Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="SASL mechanism of Kafka.")
     ] = "PLAIN"
+    client_id: Annotated[Text, Meta(description="Name of the MQTT session, unique at the broker.")] = ""
+    protocol: Annotated[Literal["mqtt5", "mqtt3.1.1"], Meta(description="Version of MQTT.")] = "mqtt5"
+    session_expiry_secs: Annotated[
+        Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)] | None,
+        Meta(
+            description="How long an MQTT 5 broker keeps the session without a connection. Default: 604,800 (a week)."
+        ),
+    ] = None
+    queue: Annotated[Text, Meta(description="SQS or AMQP queue.")] = ""
+    region: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z]{2,}(-[a-z0-9]+)+$",
+            extra={"means": "a region of AWS, like eu-central-1"},
+            description="AWS region of the queue.",
+        ),
+    ] = ""
+    account: Annotated[
+        str,
+        Meta(
+            pattern=r"^[0-9]{12}$",
+            extra={"means": "an AWS account id of 12 digits, in quotes"},
+            description="AWS account of the queue. Default: the credential's.",
+        ),
+    ] = ""
+    visibility_secs: Annotated[
+        Annotated[int, Meta(ge=1, le=43_200)] | None,
+        Meta(description="Visibility time-out of a received SQS message, renewed while it is held. Default: 30."),
+    ] = None
+    vhost: Annotated[Text, Meta(description="AMQP virtual host. Default: `/`.")] = ""
+    exchange: Annotated[Text, Meta(description="Exchange that `create` binds the AMQP queue to.")] = ""
+    routing_key: Annotated[Text, Meta(description="Routing key of that binding.")] = ""
     tls: Annotated[TlsSpec | None, Meta(description="Encryption of the connection.")] = None
 
     options: Annotated[

@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+from tape.brokers.addresses import PORTS, address_problem
 from tape.brokers.log import LOGS
+from tape.brokers.mqtt.topics import filter_problem
 from tape.documents.document import Document, Node
 from tape.documents.reader import key_at, read_block
 from tape.errors import InvalidCadence, InvalidDocument, Problem
@@ -29,9 +31,13 @@ NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "nats": (("stream",), ("consumer",), ("url", "auth")),
     "pubsub": (("subscription",),),
     "kafka": (("brokers", "auth"), ("topic",), ("group",)),
+    "mqtt": (("url", "auth"), ("topic",), ("client_id",)),
+    "sqs": (("queue",), ("region",)),
+    "amqp": (("url", "auth"), ("queue",)),
 }
+CONNECTED = tuple(NEEDED)
 _NEEDED_TEXTS = {
-    "url": "NATS connection requires 'url' or an 'auth' credential alias with a 'url' field",
+    "url": "{source} connection requires 'url' or an 'auth' credential alias with a 'url' field",
     "subscription": "subscription[pubsub] requires 'subscription' (projects/<p>/subscriptions/<s>)",
     "brokers": "subscription[kafka] requires 'brokers' (string or array of host:port)"
     " or an 'auth' credential alias with 'brokers'",
@@ -73,7 +79,7 @@ def _mode_fits(spec: Node) -> None:
     source, mode = word(spec, "source"), word(spec, "mode")
     if mode == "pull" and source == "webhook":
         key_at(spec, "mode").wrong("does not go with source webhook, which delivers; use mode: push")
-    if mode == "push" and source in ("nats", "kafka"):
+    if mode == "push" and source in CONNECTED and source not in PUSHING:
         key_at(spec, "mode").wrong(f"does not go with source {source}, which is fetched from; use mode: pull")
     if mode == "push" and "ingress" not in given:
         spec.document.wrong(
@@ -96,7 +102,7 @@ def _connection_fits(spec: Node) -> None:
     given = spec.value
     source, mode = word(spec, "source"), word(spec, "mode")
     for key, sources in CONNECTION_KEYS.items():
-        if key in given and source in ("nats", "kafka", "pubsub", "webhook"):
+        if key in given and source in (*CONNECTED, "webhook"):
             if source not in sources:
                 key_at(spec, key).wrong(f"is a key of source {' and '.join(sources)}, not of {source}")
             elif mode == "push":
@@ -107,9 +113,28 @@ def _connection_fits(spec: Node) -> None:
             continue  # Spark reads by sequence; a consumer only sets the start
         if not any(key in given for key in keys):
             text = _NEEDED_TEXTS.get(keys[0], f"subscription[{source}] requires '{keys[0]}'")
-            spec.document.wrong((*spec.path, keys[0]), text)
-    if "subject" in given and given.get("create") is not True and not on_spark:
-        key_at(spec, "subject").wrong("has no effect without create: true")
+            spec.document.wrong((*spec.path, keys[0]), text.replace("{source}", source.upper()))
+    for key in ("subject", "exchange", "routing_key"):
+        if key in given and given.get("create") is not True and not on_spark:
+            key_at(spec, key).wrong("has no effect without create: true")
+    _broker_fits(spec, source)
+
+
+def _broker_fits(spec: Node, source: str) -> None:
+    """Rules for the values of MQTT and AMQP."""
+    given, url = spec.value, _word(spec, "url")
+    if source in PORTS and url and (problem := address_problem(url, PORTS[source])):
+        key_at(spec, "url").wrong(problem)
+    if source in PORTS and "tls" in given and url.startswith(f"{source}://"):
+        key_at(spec, "tls").wrong(f"does not go with {source}://, which does not encrypt; use {source}s://")
+    if source == "mqtt" and (topic := _word(spec, "topic")) and (problem := filter_problem(topic)):
+        key_at(spec, "topic").wrong(problem)
+    if _word(spec, "protocol") == "mqtt3.1.1" and "session_expiry_secs" in given:
+        key_at(spec, "session_expiry_secs").wrong(
+            "is for protocol: mqtt5; with MQTT 3.1.1 the broker's own setting says how long it keeps a session"
+        )
+    if "routing_key" in given and "exchange" not in given:
+        key_at(spec, "routing_key").wrong("has no effect without 'exchange'")
 
 
 def _cadence_fits(spec: Node) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from tape.base.hosts import has_address, hosts_of
 from tape.base.telemetry.metrics import Metrics
 from tape.brokers import Source, open_source
+from tape.brokers.addresses import PORTS
 from tape.brokers.settings import source_hosts
 from tape.errors import ApiRefused, SecretNotBound, SecretNotFound
 from tape.subscriptions.dispatch.assembly import forwarder_of
@@ -57,7 +58,9 @@ async def assemble(
 async def source_of(spec: SubscriptionSpec, reveal: Reveal) -> Source:
     """The source of a spec, with its credential."""
     secrets, credential = await secrets_of(spec, reveal)
-    return open_source(spec.source, connection_of(spec) | secrets, credential)
+    # Brokers that push messages send no more than this without an acknowledgement.
+    window = {"max_in_flight": spec.max_in_flight} if spec.max_in_flight and spec.source in PORTS else {}
+    return open_source(spec.source, connection_of(spec) | secrets | window, credential)
 
 
 async def secrets_of(spec: SubscriptionSpec, reveal: Reveal) -> tuple[dict[str, str], Any]:

@@ -1,0 +1,1 @@
+"""Amazon SQS: connection and source."""
