@@ -122,14 +122,14 @@ def _connection_fits(spec: Node) -> None:
 
 def _broker_fits(spec: Node, source: str) -> None:
     """Rules for the values of MQTT and AMQP."""
-    given, url = spec.value, _word(spec, "url")
+    given, url = spec.value, word(spec, "url")
     if source in PORTS and url and (problem := address_problem(url, PORTS[source])):
         key_at(spec, "url").wrong(problem)
     if source in PORTS and "tls" in given and url.startswith(f"{source}://"):
         key_at(spec, "tls").wrong(f"does not go with {source}://, which does not encrypt; use {source}s://")
-    if source == "mqtt" and (topic := _word(spec, "topic")) and (problem := filter_problem(topic)):
+    if source == "mqtt" and (topic := word(spec, "topic")) and (problem := filter_problem(topic)):
         key_at(spec, "topic").wrong(problem)
-    if _word(spec, "protocol") == "mqtt3.1.1" and "session_expiry_secs" in given:
+    if word(spec, "protocol") == "mqtt3.1.1" and "session_expiry_secs" in given:
         key_at(spec, "session_expiry_secs").wrong(
             "is for protocol: mqtt5; with MQTT 3.1.1 the broker's own setting says how long it keeps a session"
         )
