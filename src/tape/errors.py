@@ -1053,6 +1053,35 @@ class SourceUnavailable(SourceError):
     retryable = True
 
 
+class NotAPlaybook(InvalidInput):
+    """The catalog has a document of that path, but it is no playbook."""
+
+    code = "TAPE-2185"
+
+
+class SubscriptionNotReady(TapeError):
+    """A subscription cannot be activated: with its configuration no run could start."""
+
+    code = "TAPE-2186"
+    status = "FAILED_PRECONDITION"
+
+    def __init__(self, path: str, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        listed = " ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1))
+        super().__init__(
+            f'{path} cannot start runs yet: {listed} Activate it with --force ("force": true) to hold its messages'
+            " until that is mended."
+        )
+
+
+class SubscriptionHeld(TapeError):
+    """A subscription is held: its configuration lets no run start. Its messages wait, and are dispatched later."""
+
+    code = "TAPE-2187"
+    status = "UNAVAILABLE"
+    retryable = True
+
+
 # ── 22xx: secrets, and deliveries from outside ───────────────────────────────────────────────────
 
 
@@ -1144,8 +1173,10 @@ class ApiRefused(HttpFailed):
 
     code = "TAPE-2155"
 
-    def __init__(self, message: str, http_status: int = 0) -> None:
+    def __init__(self, message: str, http_status: int = 0, error_code: str = "") -> None:
         self.http_status = http_status
+        # The code of the server's error, if its answer had one.
+        self.error_code = error_code
         super().__init__(message)
 
 

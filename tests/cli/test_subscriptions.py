@@ -61,7 +61,8 @@ def test_a_subscription_is_registered_controlled_and_shown(server: ServerProcess
     file.write_text(NATS + "  limits: {max_dispatch_per_sec: 5}\n")
     assert f"{PATH} version 1 is REGISTERED" in run(server, "register", str(file)).stdout
     assert "version 1 is REGISTERED" in run(server, "register", str(file)).stdout  # the same text is no new version
-    for action, state in (("activate", "ACTIVE"), ("pause", "PAUSED"), ("resume", "ACTIVE"), ("drain", "DRAINING")):
+    assert run(server, "activate", PATH, "--force").stdout == f"{PATH} is ACTIVE.\n"
+    for action, state in (("pause", "PAUSED"), ("resume", "ACTIVE"), ("drain", "DRAINING")):
         assert run(server, action, PATH).stdout == f"{PATH} is {state}.\n"
     listed = json.loads(run(server, "list", "-o", "json").stdout)
     assert [(each["path"], each["state"]) for each in listed] == [(PATH, "DRAINING")]

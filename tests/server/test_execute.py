@@ -55,6 +55,7 @@ async def test_a_batch_has_a_result_for_each_and_the_metrics_count_them(shop: Se
             "status": "error",
             "commands_generated": 0,
             "error": "Resource not found: Playbook not found: nope",
+            "code": "TAPE-2103",
         },
     ]
     assert answer["results"][3]["error"].startswith("Validation error: the request cannot be decoded")

@@ -257,7 +257,9 @@ async def test_a_secret_is_replaced_while_deliveries_go_on(edge: Edge) -> None:
     assert [(await edge.signed(secret=each)).status for each in (SECRET, "newer", "newest")] == [401, 401, 202]
     await edge.server.wallet.delete("orders_secret")
     refused = await edge.signed(secret="newest")
-    assert (refused.status, refused.json()) == (403, {"status": "rejected", "reason": "misconfigured"})
+    assert (refused.status, refused.json()["reason"], refused.headers["retry-after"]) == (503, "held", "5")
+    await edge.server.wallet.set("orders_secret", SECRET)
+    assert (await edge.signed()).status == 202
 
 
 @at_server_and_gateway
@@ -380,13 +382,28 @@ async def test_a_message_that_the_server_cannot_store_is_rejected_permanently(ed
 
 
 @at_server_and_gateway
-async def test_a_missing_playbook_is_answered_as_a_server_error(edge: Edge) -> None:
+async def test_a_missing_playbook_holds_the_subscription_and_senders_try_again(edge: Edge) -> None:
     await edge.api("/api/catalog/register", {"content": PUSH.replace("domain/ingest_order", "domain/none")})
-    refused = await edge.signed()
-    assert (refused.status, refused.json()["reason"]) == (502, "dispatch_error")
+    for _ in range(2):
+        refused = await edge.signed()
+        assert (refused.status, refused.json()["reason"], refused.headers["retry-after"]) == (503, "held", "5")
+
+    async def holds() -> list[str]:
+        (row,) = (await edge.api("/api/subscriptions"))["subscriptions"]
+        return list(row.get("held", {}).get("reasons", ()))
+
+    (reason,) = await eventually(holds)
+    assert "domain/none" in reason
     await edge.api("/api/catalog/register", {"content": PLAYBOOK.format(path="domain/none")})
     # The claim of a message that was not begun does not swallow its repetition.
     assert (await edge.signed()).status == 202
+
+    async def is_released() -> bool:
+        return not await holds()
+
+    await eventually(is_released)
+    assert len(await edge.answers("subscription/held")) == 1
+    assert len(await edge.answers("subscription/released")) == 1
 
 
 # ── the gateway ──────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from tests.subscriptions.documents import EXAMPLES, NATS
 from tests.web import Answer, call
 
 PATH = "subscriptions/orders"
+FORCED = {"force": True}
 
 
 async def post(server: Server, path: str, body: Any = b"", **headers: str) -> Answer:
@@ -56,10 +57,45 @@ async def test_an_invalid_document_is_rejected_with_every_problem(server: Server
     assert "did you mean 'playbook'" in body["error"]
 
 
+async def test_what_cannot_start_runs_is_activated_only_by_force(server: Server, orders: str) -> None:
+    registered = (await post(server, "/api/subscriptions/register", {"path": PATH})).json()
+    (problem,) = registered["problems"]
+    assert "has no playbook" in problem
+    refused = await post(server, f"/api/subscriptions/{orders}/activate")
+    assert (refused.status, refused.json()["code"]) == (422, "TAPE-2186")
+    assert problem in refused.json()["error"]
+    assert (await get(server, f"/api/subscriptions/{orders}")).json()["state"] == "REGISTERED"
+    forced = await post(server, f"/api/subscriptions/{orders}/activate", FORCED)
+    assert (forced.status, forced.json()["state"], forced.json()["problems"]) == (200, "ACTIVE", [problem])
+    wrong = await post(server, f"/api/subscriptions/{orders}/pause", FORCED)
+    assert (wrong.status, "force is for activate" in wrong.json()["error"]) == (422, True)
+
+
+async def test_a_hold_is_recorded_once_and_ends_with_the_registration(server: Server, orders: str) -> None:
+    await post(server, f"/api/subscriptions/{orders}/activate", FORCED)
+    for reasons in (["no playbook"], ["no playbook"], ["no playbook", "no secret"]):
+        held = await post(server, "/api/holds", {"subscription_id": orders, "reasons": reasons})
+        assert (held.status, held.json()["held"]) == (200, reasons)
+    paused = (await post(server, f"/api/subscriptions/{orders}/pause")).json()
+    assert paused["held"]["reasons"] == ["no playbook", "no secret"]
+    (problem,) = (await post(server, "/api/holds", {"subscription_id": orders})).json()["problems"]
+    assert problem["kind"] == "playbook"
+    for body, status in (
+        ({"subscription_id": "1"}, 404),
+        ({"subscription_id": orders, "reasons": [" "]}, 422),
+        ({"subscription_id": orders, "reasons": "x"}, 422),
+    ):
+        assert (await post(server, "/api/holds", body)).status == status
+    ended = (await post(server, f"/api/subscriptions/{orders}/deactivate")).json()
+    assert "held" not in ended
+    rows = await server.database.read(lambda reader: reader.query("SELECT subject FROM tape_journal"))
+    assert [name.split("/")[3] for (name,) in rows].count("held") == 2
+
+
 async def test_the_whole_life_of_a_subscription(server: Server, orders: str) -> None:
     states = []
     for action in ("activate", "pause", "resume", "drain", "deactivate"):
-        answer = await post(server, f"/api/subscriptions/{orders}/{action}")
+        answer = await post(server, f"/api/subscriptions/{orders}/{action}", FORCED if action == "activate" else {})
         states.append((answer.json()["state"], answer.json()["last_event_type"]))
     assert states == [
         ("ACTIVE", "subscription.activated"),

@@ -25,6 +25,8 @@ PLAN = Plan(
 )
 ALL = [
     *(events.lifecycle(REF, verb, "ACTIVE", 3) for verb in events.Verb.__args__),  # type: ignore[attr-defined]
+    events.held(REF, ["no playbook"]),
+    events.released(REF),
     events.directives_applied(REF, PLAN, 99),
     events.deduplicated(REF, "k", 98, 99),
     events.rejected(REF, "bad_signature", 401, count=3),

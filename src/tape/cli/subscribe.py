@@ -106,7 +106,7 @@ async def _run(
         once=once,
         max_messages=max_messages,
     )
-    dispatch, failed = _dispatch(local, trail, server_url, playbook_dir)
+    dispatch, readiness, failed = _dispatch(local, trail, server_url, playbook_dir)
     spool = subscription.spec.spool
     screen.print(f"🔔 tape subscribe — {subscription.name} (source: {subscription.spec.source})")
     screen.print(f"   dispatch: {server_url or 'local'}   events: {trail.path}")
@@ -115,7 +115,7 @@ async def _run(
     showing = asyncio.create_task(screen.keep_showing(local))
     try:
         with stop_on_signal(local.stop):
-            await local.run(dispatch)
+            await local.run(dispatch, readiness)
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
@@ -129,12 +129,12 @@ async def _run(
     )
 
 
-def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tuple[Any, Any]:
-    """The dispatch, and a function that returns the number of failed executions."""
+def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tuple[Any, Any, Any]:
+    """The dispatch, the check of its playbooks, and a function that returns the number of failed executions."""
 
     from tape.subscriptions.api_client import Control, token_of_environment
     from tape.subscriptions.dispatch.http import ServerDispatch
-    from tape.subscriptions.dispatch.in_process import InProcessDispatch, Playbooks
+    from tape.subscriptions.dispatch.in_process import InProcessDispatch, LocalReadiness, Playbooks, ServerPlaybooks
     from tape.subscriptions.runtime.local_trail import WORKER, TrailDispatch
 
     spec = local.subscription.spec
@@ -147,11 +147,13 @@ def _dispatch(local: Any, trail: Any, server_url: str, playbook_dir: Path) -> tu
             concurrency=spec.runtime.concurrency,
             worker_id=WORKER,
         )
-        return TrailDispatch(remote, local.ref, trail), lambda: 0
+        readiness = LocalReadiness(ServerPlaybooks(control), local.subscription.playbooks, local.ref, trail)
+        return TrailDispatch(remote, local.ref, trail), readiness, lambda: 0
     playbooks = Playbooks(playbook_dir)
     playbooks.find(spec.dispatch.playbook)  # a missing playbook fails before messages are fetched
     local_dispatch = InProcessDispatch(playbooks, local.ref, trail, spec.runtime.concurrency or 1)
-    return local_dispatch, lambda: local_dispatch.failed
+    readiness = LocalReadiness(playbooks, local.subscription.playbooks, local.ref, trail)
+    return local_dispatch, readiness, lambda: local_dispatch.failed
 
 
 class _Screen:

@@ -72,6 +72,7 @@ def register(
         print_json(status | {"version": document["version"]})
         return
     typer.echo(f"{status['path']} version {document['version']} is {status['state']}, id {status['subscription_id']}.")
+    _warn(status)
 
 
 @app.command("list")
@@ -88,11 +89,14 @@ def list_subscriptions(
     print_table(
         ("id", "path", "state", "last event", "since"),
         (
-            tuple(each[name] for name in ("subscription_id", "path", "state", "last_event_type", "updated_at"))
+            (each["subscription_id"], each["path"], _state(each), each["last_event_type"], each["updated_at"])
             for each in found
         ),
         nothing="No subscriptions are registered.",
     )
+    for each in found:
+        for reason in each.get("held", {}).get("reasons", ()):
+            typer.echo(f"{each['path']} is held: {reason}", err=True)
 
 
 @app.command("show")
@@ -112,11 +116,32 @@ def show_subscription(
         {
             "path": status["path"],
             "id": status["subscription_id"],
-            "state": status["state"],
+            "state": _state(status),
+            **{f"held {number}": reason for number, reason in enumerate(status.get("held", {}).get("reasons", ()), 1)},
             "since": f"{status['updated_at']} ({status['last_event_type']})",
             **_facts(parse_subscription(content, status["path"])),
         }
     )
+
+
+@app.command()
+def activate(
+    which: WhichArgument,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Activate although a playbook or secret is missing: messages are held until then."
+        ),
+    ] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.text,
+) -> None:
+    """Start receiving messages. Refused while a playbook or secret is missing, with everything that is."""
+    control = connect(server)
+    status = control.act(_find(control, which)["subscription_id"], "activate", force=force)
+    _print_state(status, output)
+    if output is Output.text:
+        _warn(status)
 
 
 def _add(action: str, sentence: str) -> None:
@@ -126,23 +151,35 @@ def _add(action: str, sentence: str) -> None:
         output: OutputOption = Output.text,
     ) -> None:
         control = connect(server)
-        status = control.act(_find(control, which)["subscription_id"], action)
-        if output is Output.json:
-            print_json(status)
-        else:
-            typer.echo(f"{status['path']} is {status['state']}.")
+        _print_state(control.act(_find(control, which)["subscription_id"], action), output)
 
     app.command(action, help=sentence)(command)
 
 
 for _action, _sentence in {
-    "activate": "Start receiving messages.",
     "pause": "Stop fetching until resumed; new messages wait at the source.",
     "resume": "Resume after a pause.",
     "drain": "Finish fetched messages and fetch no more.",
     "deactivate": "End a subscription; to run it again, register it again.",
 }.items():
     _add(_action, _sentence)
+
+
+def _print_state(status: dict[str, Any], output: Output) -> None:
+    if output is Output.json:
+        print_json(status)
+    else:
+        typer.echo(f"{status['path']} is {status['state']}.")
+
+
+def _state(status: dict[str, Any]) -> str:
+    return f"{status['state']}, held" if status.get("held") else str(status["state"])
+
+
+def _warn(status: dict[str, Any]) -> None:
+    """Print what a subscription lacks to start runs, and what only delays them."""
+    for text in (*status.get("problems", ()), *status.get("warnings", ())):
+        typer.echo(f"warning: {text}", err=True)
 
 
 @app.command()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-DispatchOutcome = Literal["started", "duplicate", "spooled", "rejected", "unavailable", "skipped", "held"]
+DispatchOutcome = Literal[
+    "started", "duplicate", "spooled", "rejected", "unavailable", "skipped", "held", "misconfigured"
+]
 
 
 class RunDispatchResult(NamedTuple):
@@ -13,7 +15,7 @@ class RunDispatchResult(NamedTuple):
     `started`: a new run. `duplicate`: the key was dispatched before; `execution_id` is that run. `spooled`: durable in
     the spool. `rejected`: a permanent error of this message, the same on every retry. `unavailable`: the downstream did
     not answer. `skipped`: not tried, because an earlier message of its lane failed. `held`: not acknowledged, so that
-    its source redelivers it.
+    its source redelivers it. `misconfigured`: the subscription lets no run start, whatever the message is.
 
     `downstream` is the one that was not available, if it is known. `answered` are the downstreams that answered, if the
     dispatch has carried the run out; None if it has not.

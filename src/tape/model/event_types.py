@@ -255,6 +255,21 @@ EVENTS: tuple[EventType, ...] = (
         },
     ),
     EventType(
+        "subscription.held",
+        "A subscription is held: its configuration lets no run start. Its messages wait at their source or in the"
+        " spool.",
+        {
+            **_SUBSCRIPTION,
+            "subscription_id": "the registration",
+            "reasons": "each missing playbook, secret or unreachable server, with the remedy",
+        },
+    ),
+    EventType(
+        "subscription.released",
+        "A subscription is held no longer; its messages are dispatched.",
+        {**_SUBSCRIPTION, "subscription_id": "the registration"},
+    ),
+    EventType(
         "subscription.source.lost",
         "A source cannot be reached; it is tried again.",
         {**_SUBSCRIPTION, "source": "its kind", "error": "what went wrong"},

@@ -35,6 +35,8 @@ class WriteResult(NamedTuple):
     statuses: list[str]
     end: int
     reason: str = ""
+    # The code of the error that it stopped with.
+    code: str = ""
 
 
 class RecordWriter(Protocol):
@@ -65,10 +67,11 @@ class ServerRecordWriter:
                 return self._write_halves(offsets, records)
             if not records:
                 raise
-            return WriteResult(["refused"], records[0].offset, str(error))
+            return WriteResult(["refused"], records[0].offset, str(error), error.error_code)
         results = response["results"]
-        reason = next((str(each["error"]) for each in results if each["status"] == "refused"), "")
-        return WriteResult([each["status"] for each in results], response["end"], reason)
+        refused: dict[str, object] = next((each for each in results if each["status"] == "refused"), {})
+        reason, code = str(refused.get("error", "")), str(refused.get("code", ""))
+        return WriteResult([each["status"] for each in results], response["end"], reason, code)
 
     def close(self) -> None:
         self._control.close()
@@ -78,9 +81,10 @@ class ServerRecordWriter:
         edge = records[middle].offset
         first = self.write(msgspec.structs.replace(offsets, end=edge), records[:middle])
         if first.end < edge:
-            return WriteResult([*first.statuses, *["held"] * (len(records) - middle)], first.end, first.reason)
+            statuses = [*first.statuses, *["held"] * (len(records) - middle)]
+            return WriteResult(statuses, first.end, first.reason, first.code)
         second = self.write(msgspec.structs.replace(offsets, begin=edge), records[middle:])
-        return WriteResult([*first.statuses, *second.statuses], second.end, second.reason)
+        return WriteResult([*first.statuses, *second.statuses], second.end, second.reason, second.code)
 
 
 class StoreRecordWriter:
@@ -94,8 +98,9 @@ class StoreRecordWriter:
         checked_range(offsets, [record.offset for record in records])
         decoded = [_decode(record) for record in records]
         result = transact(self._store, lambda tx: execute_range(tx, offsets, decoded))
-        reason = next((str(each) for each in result.outcomes if isinstance(each, TapeError)), "")
-        return WriteResult([_status(outcome) for outcome in result.outcomes], result.end, reason)
+        refused = next((each for each in result.outcomes if isinstance(each, TapeError)), None)
+        reason, code = ("", "") if refused is None else (str(refused), refused.code)
+        return WriteResult([_status(outcome) for outcome in result.outcomes], result.end, reason, code)
 
     def close(self) -> None:
         """Nothing to close: every transaction has a connection of its own."""

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from tape.base.retry import UNLIMITED, RetryPolicy, retry
+from tape.base.retry import UNLIMITED, Backoff, RetryPolicy, retry
 from tape.errors import ApiRefused, InvalidConfig, PlaybookNotFound, ServerUnreachable, TapeError
 from tape.model.tenant_names import name_within, tenant_of
 from tape.pipeline.job_context import JobContext
 from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.holds import HOLD_RETRY
 from tape.subscriptions.document.spec import Subscription, SubscriptionSpec
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef, stamped, subscription_ref
@@ -47,6 +48,7 @@ class SubscriptionControl:
         self._worker_id = worker_id
         self._is_following = is_following
         self._unsent: list[SubscriptionEvent] = []
+        self._held: tuple[str, ...] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -59,11 +61,13 @@ class SubscriptionControl:
                 f"{self.path} has the runtime.target {subscription.spec.runtime.target!r}; this job runs those with"
                 f" 'spark'. Run it with: tape subscription run {self.path}"
             )
-        self._expect_playbook(subscription.spec.dispatch.playbook)
+        if not self._is_following:
+            self._expect_playbook(subscription.spec.dispatch.playbook)
         status = self.call_with_retry(lambda: self._api.register(self.path))
         self.ref = subscription_ref(self.path, int(status["subscription_id"]))
         if status["state"] == "REGISTERED":
-            status = self.call_with_retry(lambda: self._api.act(self.ref.subscription_id, "activate"))
+            status = self.call_with_retry(lambda: self._api.act(self.ref.subscription_id, "activate", force=True))
+        self._wait_for_playbook(subscription.spec.dispatch.playbook)
         self._set_state(status["state"])
         self._watcher = threading.Thread(target=self._watch, name="tape-state", daemon=True)
         self._watcher.start()
@@ -80,6 +84,35 @@ class SubscriptionControl:
                 f"Playbook not found: {path}, the dispatch.playbook of {self.path}."
                 " Register it with: tape playbooks register FILE"
             ) from error
+
+    def _wait_for_playbook(self, path: str) -> None:
+        """Hold the subscription until its playbook is registered, or the job is stopped."""
+        backoff = Backoff(HOLD_RETRY)
+        while not self._context.is_stopping:
+            try:
+                self._expect_playbook(path)
+            except PlaybookNotFound as error:
+                if not self._is_following:
+                    raise
+                self._context.report_count("waits", 1, str(error))
+                self.hold([str(error)])
+                backoff.wait(stop=self._context)
+            else:
+                self.hold([])
+                return
+
+    def hold(self, reasons: Sequence[str]) -> None:
+        """Record why the subscription is held, or that it is held no longer; what is known already is not sent."""
+        if (held := tuple(reasons)) == self._held:
+            return
+        if reasons:
+            log.warning("%s is held, its messages wait: %s", self.path, " ".join(reasons))
+        try:
+            about = {"subscription_id": str(self.ref.subscription_id), "reasons": list(reasons)}
+            self._api.call("POST", "/api/holds", about)
+            self._held = held
+        except TapeError as error:
+            log.debug("%s: the hold is not recorded yet: %s", self.path, error)
 
     def next_offsets(self) -> dict[str, int]:
         """Return the first offset that has no execution yet, for each partition that has executions."""

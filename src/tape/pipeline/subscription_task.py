@@ -18,9 +18,10 @@ from tape.base.owner import process_name
 from tape.base.retry import RetryPolicy
 from tape.brokers.source import Delivery
 from tape.engine.executions.offsets import OffsetRange
-from tape.errors import TapeError
+from tape.errors import SubscriptionHeld, TapeError
 from tape.pipeline.record_writers import PendingRecord, RecordWriter, WriteResult
 from tape.subscriptions import events
+from tape.subscriptions.dispatch.holds import CONFIGURATION_ERRORS
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.document.spec import Subscription
@@ -37,7 +38,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ExecutionReport(msgspec.Struct):
-    """Counts of tasks. An earlier attempt has written the `known` records. `stuck` is why a task stopped."""
+    """Counts of tasks. An earlier attempt has written the `known` records. `stuck` is why a task stopped.
+
+    `is_held`: because the configuration of the subscription lets no run start.
+    """
 
     received: int = 0
     started: int = 0
@@ -48,6 +52,7 @@ class ExecutionReport(msgspec.Struct):
     requests: int = 0
     applied: dict[str, int] = {}
     stuck: str = ""
+    is_held: bool = False
 
     def add(self, other: ExecutionReport) -> None:
         """Add the counts of another report."""
@@ -55,6 +60,7 @@ class ExecutionReport(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.applied = dict(Counter(self.applied) + Counter(other.applied))
         self.stuck = other.stuck or self.stuck
+        self.is_held = other.is_held or self.is_held
 
 
 class PlannedExecution(NamedTuple):
@@ -81,6 +87,8 @@ class SubscriptionTask:
         writer = self.open_writer()
         try:
             TaskAttempt(self, writer, report).write(row for batch in batches for row in batch.to_pylist())
+        except SubscriptionHeld as error:
+            report.stuck, report.is_held = str(error), True
         except TapeError as error:
             report.stuck = f"{type(error).__name__}: {error}"
         finally:
@@ -157,6 +165,8 @@ class TaskAttempt:
             if begin == end:
                 return
             refused = pending[0]
+            if result.code in CONFIGURATION_ERRORS:
+                raise SubscriptionHeld(result.reason)  # no property of the message: it stays at its source
             attempts[refused.offset] += 1
             if refused.offset in dead_letters:
                 dead_letters[refused.offset] = self._without_body(refused, dead_letters[refused.offset], result.reason)

@@ -24,7 +24,7 @@ from tape.server.http.router import App
 from tape.server.sockets import bind, join
 from tape.server.tls import ServerTls
 from tape.subscriptions.api_client import Control
-from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams
+from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams, ServerReadiness
 from tape.subscriptions.ingress.gateway import EMITTER, FRESH_S, WORKER, GatewayDispatch, RemoteListeners, post_events
 from tape.subscriptions.ingress.ingress import Ingress
 from tape.subscriptions.ingress.listeners import Listener, Listeners
@@ -71,6 +71,7 @@ class Gateway:
             self._reveal,
             self.metrics,
             partial(ServerDownstreams, self._control),
+            self._check_readiness,
         )
         self._ingress = Ingress(
             Listeners(self._remote, fresh_s),
@@ -79,6 +80,7 @@ class Gateway:
             self.metrics,
             body_timeout_s=body_timeout_s,
             emitter=EMITTER,
+            readiness=self._check_readiness,
         )
         host, port = parse_address("listen", listen)
         self._listening = bind("listen", host, port)
@@ -91,6 +93,9 @@ class Gateway:
         self._routes = IngressRoutes(self._ingress)
         self._http = HttpServer(self._app(), self.metrics, tls=self._tls, grace_s=GRACE_S)
         self._serving: asyncio.Task[None] | None = None
+
+    def _check_readiness(self, listener: Listener) -> ServerReadiness:
+        return ServerReadiness(self._control, listener.subscription_id, EMITTER)
 
     async def __aenter__(self) -> Gateway:
         self._serving = asyncio.create_task(self._http.serve([self._listening]))

@@ -110,6 +110,7 @@ ROUTES: Mapping[str, Scopes] = {
     "POST /api/subscriptions/{}/": _RUNTIMES,
     "POST /api/events": _RUNTIMES,
     "POST /api/downstreams": _RUNTIMES | _GATEWAYS,
+    "POST /api/holds": _RUNTIMES | _GATEWAYS,
     "GET /api/keys": _ADMINISTERS,
     "POST /api/keys": _ADMINISTERS,
     "POST /api/keys/{}/": _ADMINISTERS,

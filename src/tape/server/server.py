@@ -89,8 +89,9 @@ from tape.subscriptions.dispatch.in_server import WriterDownstreams
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.catalog_listeners import CatalogListeners
 from tape.subscriptions.ingress.ingress import Ingress
-from tape.subscriptions.ingress.listeners import Listeners
+from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.spooling_dispatch import SpoolingDispatch
+from tape.subscriptions.readiness import DatabaseReadiness
 from tape.subscriptions.runtime.supervisor import RuntimeSupervisor
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class Server:
             partial(self.wallet.use, to="a listener's spool in this server"),
             self.metrics,
             partial(WriterDownstreams, self.database),
+            self._check_readiness,
         )
         self.ingress = Ingress(
             Listeners(self.listeners, LISTENERS_S),
@@ -152,6 +154,7 @@ class Server:
             self._emit,
             self.metrics,
             body_timeout_s=settings.ingress_body_timeout_s,
+            readiness=self._check_readiness,
         )
         self._authenticator = _authenticator(settings)
         self.keys = KeyRing(self.database)
@@ -190,6 +193,9 @@ class Server:
         self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loop_lag = LoopLag(self.metrics)
+
+    def _check_readiness(self, listener: Listener) -> DatabaseReadiness:
+        return DatabaseReadiness(self.database, listener.subscription.path, listener.subscription_id, "ingress")
 
     async def start(self) -> None:
         """Open the database, then listen for gRPC and HTTP."""

@@ -83,9 +83,13 @@ class Control:
         """Register the subscription of a path; where it stands."""
         return dict(self.call("POST", "/api/subscriptions/register", {"path": path}))
 
-    def act(self, subscription_id: int | str, action: str) -> dict[str, Any]:
-        """Activate, pause, resume, drain or deactivate; where the subscription stands then."""
-        return dict(self.call("POST", f"/api/subscriptions/{subscription_id}/{action}"))
+    def act(self, subscription_id: int | str, action: str, *, force: bool = False) -> dict[str, Any]:
+        """Activate, pause, resume, drain or deactivate; where the subscription stands then.
+
+        `force` activates a subscription that cannot start runs yet: its messages are held until it can.
+        """
+        body = {"force": True} if force else None
+        return dict(self.call("POST", f"/api/subscriptions/{subscription_id}/{action}", body))
 
     def status(self, subscription_id: int | str) -> dict[str, Any]:
         """Where a subscription stands."""
@@ -135,6 +139,8 @@ def _decode(response: Response) -> Any:
     except msgspec.DecodeError:
         content = response.text[:MAX_SHOWN]
     if response.status >= 300:
-        message = content.get("error", content) if isinstance(content, dict) else content
-        raise ApiRefused(str(message), response.status)
+        message, code = content, ""
+        if isinstance(content, dict):
+            message, code = content.get("error", content), str(content.get("code", ""))
+        raise ApiRefused(str(message), response.status, code)
     return content

@@ -6,6 +6,7 @@ Its subject is `/tape/subscription/<verb>/<name>`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -126,6 +127,18 @@ def lifecycle(
         "catalog_id": str(catalog_id),
     }
     return _event(ref, verb, state, emitter, context)
+
+
+def held(ref: SubscriptionRef, reasons: Sequence[str], *, emitter: str = "") -> SubscriptionEvent:
+    """A subscription is held: its configuration lets no run start, and its messages wait."""
+    context = {"subscription_id": str(ref.subscription_id), "reasons": list(reasons)}
+    return _event(ref, "held", "HELD", emitter or "subscription_runtime", context)
+
+
+def released(ref: SubscriptionRef, *, emitter: str = "") -> SubscriptionEvent:
+    """A subscription is held no longer."""
+    context = {"subscription_id": str(ref.subscription_id)}
+    return _event(ref, "released", "RELEASED", emitter or "subscription_runtime", context)
 
 
 def directives_applied(

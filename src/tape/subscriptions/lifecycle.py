@@ -5,6 +5,7 @@ Plain functions on a transaction. The row and its entry are written in one trans
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from tape.errors import IllegalAction, NotASubscription, UnknownSubscription
 from tape.journal.appender import append
 from tape.model.entry import checked
 from tape.model.execution_ids import MAX_ID, new_id
+from tape.model.payload import to_json
 from tape.model.tenant_names import display, is_visible, range_of, visible_prefix
 from tape.store import Reader, Transaction
 from tape.subscriptions import events
@@ -24,6 +26,9 @@ from tape.subscriptions.document.validator import KIND
 from tape.subscriptions.events import Verb, subscription_ref
 
 MAX_LIST = 1_000
+# Reasons of a hold that are kept, and characters of each.
+MAX_REASONS = 20
+MAX_REASON = 500
 
 
 class SubscriptionState(StrEnum):
@@ -75,6 +80,13 @@ class Registration(msgspec.Struct, frozen=True):
     state: str
     last_event_type: str
     updated_at_ms: int
+    held_reasons: str = ""
+    held_at_ms: int = 0
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """Why it is held: its configuration lets no run start. Empty if it is not held."""
+        return msgspec.json.decode(self.held_reasons, type=tuple[str, ...]) if self.held_reasons else ()
 
     @property
     def is_live(self) -> bool:
@@ -119,7 +131,25 @@ def act(tx: Transaction, subscription_id: int, action: str) -> Registration:
             )
     if wanted.state == SubscriptionState.DEACTIVATED:
         release_all(tx, before.path, now_ms())
-    return _write(tx, subscription_id, before.path, before.catalog_id, wanted.verb, wanted.state)
+    changed = _write(tx, subscription_id, before.path, before.catalog_id, wanted.verb, wanted.state)
+    if not before.holds or not changed.is_live:
+        return changed
+    # The process that holds it ends the hold.
+    return _store(tx, msgspec.structs.replace(changed, held_reasons=before.held_reasons, held_at_ms=before.held_at_ms))
+
+
+def set_hold(tx: Transaction, subscription_id: int, reasons: Sequence[str], *, emitter: str = "") -> Registration:
+    """Hold a subscription for reasons, or release it (none). An event is appended if that changes anything."""
+    before = require(tx, subscription_id)
+    kept = [reason[:MAX_REASON] for reason in reasons[:MAX_REASONS]]
+    text = to_json(kept) if kept else ""
+    if text == before.held_reasons or (kept and not before.is_live):
+        return before
+    ref = subscription_ref(before.path, subscription_id)
+    event = events.held(ref, kept, emitter=emitter) if kept else events.released(ref, emitter=emitter)
+    entry = append(tx, [checked(event.draft())])[0]
+    since_ms = (before.held_at_ms or entry.ts_ms) if kept else 0
+    return _store(tx, msgspec.structs.replace(before, held_reasons=text, held_at_ms=since_ms))
 
 
 def find(reader: Reader | Transaction, subscription_id: int) -> Registration | None:
@@ -184,7 +214,10 @@ def _write(
 ) -> Registration:
     event = events.lifecycle(subscription_ref(path, subscription_id), verb, state, catalog_id)
     entry = append(tx, [checked(event.draft())])[0]
-    registration = Registration(subscription_id, path, catalog_id, state.value, event.event_type, entry.ts_ms)
+    return _store(tx, Registration(subscription_id, path, catalog_id, state.value, event.event_type, entry.ts_ms))
+
+
+def _store(tx: Transaction, registration: Registration) -> Registration:
     row = msgspec.structs.astuple(registration)
     tx.upsert("tape_subscriptions", ("subscription_id",), Registration.__struct_fields__, [row])
     return registration

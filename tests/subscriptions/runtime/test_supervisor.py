@@ -278,21 +278,30 @@ async def test_one_drain_at_a_time(server: Server) -> None:
     await server.database.write(lambda tx: leases.release(tx, "a", "one"))
 
 
-async def test_a_playbook_that_does_not_exist_makes_a_dead_letter_not_a_loss(
-    server: Server, rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tape.subscriptions.runtime.runtime.MAX_DELIVERIES", 2)
-    await subscribe(server, rig, dispatch={"playbook": "domain/nowhere"})
+async def test_a_playbook_that_does_not_exist_holds_the_messages_at_their_source(server: Server, rig: Rig) -> None:
+    subscription_id = await subscribe(server, rig, dispatch={"playbook": "domain/nowhere"})
     await rig.feed(b'{"n": 1}')
 
-    async def has_emitted_start() -> bool:
-        return bool(await entries(server, "message.dead_lettered"))
+    async def held() -> bool:
+        found = await server.database.read(lambda reader: lifecycle.require(reader, subscription_id))
+        return bool(found.holds)
 
-    await until(has_emitted_start)
-    (dead_letter,) = await entries(server, "message.dead_lettered")
-    assert (dead_letter["message"]["data"], dead_letter["attempts"]) == ({"n": 1}, 2)
-    assert "Playbook not found: domain/nowhere" in dead_letter["reason"]
+    await until(held)
+    assert not await _is_empty(rig)
+    await put(server, "domain/nowhere", PLAYBOOK)
     await until(lambda: _is_empty(rig))
+    await until(lambda: count(server, 1))
+
+    async def is_released() -> bool:
+        return not await held()
+
+    await until(is_released)
+    assert await entries(server, "message.dead_lettered") == []
+    (event,) = await entries(server, "held")
+    assert event["reasons"] == [
+        "The catalog has no playbook 'domain/nowhere'. Register it with: tape playbooks register FILE"
+    ]
+    assert len(await entries(server, "released")) == 1
 
 
 async def test_what_a_tenants_subscription_starts_belongs_to_the_tenant(server: Server, rig: Rig) -> None:

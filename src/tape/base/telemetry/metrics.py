@@ -151,6 +151,9 @@ class Metrics:
         self.spool_oldest = gauge(
             "subscription_spool_oldest_age_seconds", "How long the oldest waits in a spool", "source", "subscription"
         )
+        self.held = gauge(
+            "subscription_held", "1 while a subscription is held: its configuration lets no run start", "subscription"
+        )
         self.source_lag = gauge("subscription_source_lag", "Messages that wait at the source", "subscription")
         self.ingress_received = counter("ingress_received", "Deliveries for a listener", "subscription")
         self.ingress_rejected = counter("ingress_rejected", "Deliveries refused, by reason", "subscription", "reason")

@@ -20,7 +20,7 @@ from tape.engine.executions.summary_batch import SummaryBatch
 from tape.engine.ledgers.run_batches import RunOpening, find_taken_ids, open_runs
 from tape.engine.ledgers.run_record import PLAYBOOKS, Run
 from tape.engine.reactions.downstreams import name_of
-from tape.errors import ExecutionSkipped, InvalidInput, PlaybookNotFound, TapeError
+from tape.errors import ExecutionSkipped, InvalidInput, NotAPlaybook, PlaybookNotFound, TapeError
 from tape.journal.appender import append
 from tape.model import subject
 from tape.model.dispatch_result import RunDispatchResult
@@ -301,7 +301,7 @@ class _Batch:
         if resource is None or not is_usable or (request.path and resource.path != request.path):
             raise PlaybookNotFound(f"Playbook not found: {str(wanted).removeprefix(request.prefix)}")
         if resource.kind != KIND:
-            raise InvalidInput(f"Catalog entry '{plain_name(resource.path)}' is kind '{resource.kind}', not '{KIND}'")
+            raise NotAPlaybook(f"Catalog entry '{plain_name(resource.path)}' is kind '{resource.kind}', not '{KIND}'")
         return resource
 
     def write(self) -> None:

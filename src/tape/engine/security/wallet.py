@@ -260,6 +260,11 @@ def text_of(alias: str, secret: Secret) -> str:
     return found
 
 
+def has_secret(reader: Reader | Transaction, alias: str, now_ms: int) -> bool:
+    """Whether the wallet has a usable secret of an alias."""
+    return bool(_usable(reader, alias, now_ms))
+
+
 def check_alias(alias: str) -> None:
     """Raise unless the text can be an alias, plain or qualified with a tenant."""
     check_id("alias", alias)
@@ -325,7 +330,7 @@ def _list(reader: Reader) -> list[SecretInfo]:
     ]
 
 
-def _usable(reader: Reader, alias: str, now_ms: int) -> tuple[tuple[int, int], ...]:
+def _usable(reader: Reader | Transaction, alias: str, now_ms: int) -> tuple[tuple[int, int], ...]:
     rows = reader.query(
         "SELECT version, sealed_at_ms FROM tape_secrets WHERE alias = ? AND (retires_at_ms = 0 OR retires_at_ms > ?)"
         " ORDER BY version DESC",

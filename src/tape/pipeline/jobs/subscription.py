@@ -31,6 +31,7 @@ from tape.pipeline.subscription_control import SERVER_RETRY, SubscriptionControl
 from tape.pipeline.subscription_task import REPORT_SCHEMA, ExecutionReport, SubscriptionTask, sum_reports
 from tape.subscriptions import events
 from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.holds import HOLD_RETRY
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.runtime.flow_limits import MIN_WAIT_S, FlowLimiter
 
@@ -203,10 +204,11 @@ class SubscriptionStream:
 
     def _write_batch(self, batch: DataFrame, number: int) -> None:
         self._wait_until_allowed()
-        backoff = Backoff(SERVER_RETRY)
+        backoff = Backoff(HOLD_RETRY)
         while True:
             report = self._attempt(batch)
             self._count(report)
+            self._control.hold([report.stuck] if report.is_held else [])
             if not report.stuck:
                 return
             self._context.report_count("waits", 1, report.stuck)
@@ -252,7 +254,7 @@ class SubscriptionStream:
         self._limiter.received(report.started)
         self._limiter.settled(report.started)
         self._totals.add(report)
-        self._totals.stuck = ""
+        self._totals.stuck, self._totals.is_held = "", False
         metrics, source = self._metrics, self._spec.source
         metrics.messages_received.labels(source).inc(report.received)
         metrics.message_executions.labels(source, "dispatched").inc(report.started + report.duplicates)

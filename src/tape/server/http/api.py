@@ -10,6 +10,7 @@ from tape.server.http.catalog import CatalogRoutes
 from tape.server.http.credentials import CredentialRoutes
 from tape.server.http.downstreams import DownstreamRoutes
 from tape.server.http.execute import ExecuteRoutes
+from tape.server.http.holds import HoldRoutes
 from tape.server.http.internal import InternalAccess
 from tape.server.http.keys import KeyRoutes
 from tape.server.http.listeners import ListenerRoutes
@@ -42,6 +43,7 @@ class ApiRoutes:
         self._listeners = ListenerRoutes(listeners, wallet)
         self._pools = PoolRoutes(journal.database)
         self._downstreams = DownstreamRoutes(journal.database)
+        self._holds = HoldRoutes(journal.database)
         self._subscriptions = SubscriptionRoutes(journal)
         self._offsets = OffsetRoutes(journal)
         self._keys = keys
@@ -71,6 +73,7 @@ class ApiRoutes:
         add("POST", "/api/subscriptions/{}/", self._subscriptions.act)
         add("POST", "/api/events", self._subscriptions.post_events)
         add("POST", "/api/downstreams", self._downstreams.act)
+        add("POST", "/api/holds", self._holds.act)
         add("GET", "/api/keys", self._keys.list)
         add("POST", "/api/keys", self._keys.create)
         add("POST", "/api/keys/{}/", self._keys.act)

@@ -16,12 +16,13 @@ from tape.model.event_types import EVENTS, EventType
 from tape.server.calls import VARIANTS
 from tape.server.http.catalog import ListDocumentsRequest, ReadDocumentRequest, RegisterDocumentRequest
 from tape.server.http.downstreams import DownstreamRequest
+from tape.server.http.holds import HoldRequest
 from tape.server.http.info import InfoRequest
 from tape.server.http.keys import ChangeKeyRequest, CreateKeyRequest, RevokeTokenRequest
 from tape.server.http.operations import JSON, OPERATIONS, Content, Operation
 from tape.server.http.queries import AggregateRequest, ListRequest
 from tape.server.http.schemas import EVENT, SCHEMAS, ref
-from tape.server.http.subscriptions import EventBody, RegisterSubscriptionRequest
+from tape.server.http.subscriptions import ActRequest, EventBody, RegisterSubscriptionRequest
 from tape.server.permissions import TOKENLESS_ROUTES, scopes_for
 
 _REQUESTS = (
@@ -36,7 +37,9 @@ _REQUESTS = (
     ReadDocumentRequest,
     RegisterDocumentRequest,
     RegisterSubscriptionRequest,
+    ActRequest,
     DownstreamRequest,
+    HoldRequest,
     RevokeTokenRequest,
 )
 _DESCRIPTION = """\

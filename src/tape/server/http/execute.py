@@ -117,7 +117,13 @@ class ExecuteRoutes:
             return {"index": index, "status": "skipped", "commands_generated": 0, "error": str(result)}
         self._outcomes.labels("batch", "error").inc()
         prefix = "Resource not found: " if isinstance(result, NotFound) else "Validation error: "
-        return {"index": index, "status": "error", "commands_generated": 0, "error": f"{prefix}{result}"}
+        return {
+            "index": index,
+            "status": "error",
+            "commands_generated": 0,
+            "error": f"{prefix}{result}",
+            "code": result.code,
+        }
 
 
 _OUTCOMES = {"started": "new", "duplicate": "duplicate"}

@@ -95,5 +95,5 @@ class OffsetRoutes:
             return {"status": outcome.outcome, "execution_id": outcome.run_id}
         if isinstance(outcome, TapeError):
             self._outcomes.labels("batch", "error").inc()
-            return {"status": "refused", "error": str(outcome)}
+            return {"status": "refused", "error": str(outcome), "code": outcome.code}
         return {"status": outcome}

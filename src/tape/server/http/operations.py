@@ -281,9 +281,11 @@ _API: Mapping[str, Operation] = {
         "subscriptions.act",
         "Change the state of a registration.",
         _json("Subscription"),
+        _json("ActRequest"),
         parameters=(_SUBSCRIPTION_ID, in_path("action", "The change.", {"enum": sorted(ACTIONS)})),
         errors=_CHANGES,
         path="/api/subscriptions/{subscription_id}/{action}",
+        needs_body=False,
     ),
     "POST /api/events": Operation(
         "subscriptions.events",
@@ -297,6 +299,13 @@ _API: Mapping[str, Operation] = {
         "Outcomes of runs by downstream of a subscription; hold, probe or release one of them.",
         _json("Downstreams"),
         _json("DownstreamRequest"),
+        errors=_CHANGES,
+    ),
+    "POST /api/holds": Operation(
+        "holds.act",
+        "What prevents runs of a subscription from starting; hold it for reasons, or release it.",
+        _json("Hold"),
+        _json("HoldRequest"),
         errors=_CHANGES,
     ),
     "GET /api/keys": Operation(

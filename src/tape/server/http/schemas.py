@@ -144,7 +144,7 @@ SCHEMAS: dict[str, Schema] = {
             "results": array(
                 record(
                     {"index": NUMBER, "status": _RESULT_STATUS, "commands_generated": NUMBER},
-                    {"execution_id": ANYTHING, "error": TEXT},
+                    {"execution_id": ANYTHING, "error": TEXT, "code": TEXT},
                 )
             ),
         },
@@ -204,8 +204,14 @@ SCHEMAS: dict[str, Schema] = {
             "state": TEXT,
             "last_event_type": TEXT,
             "updated_at": TIME,
-        }
+        },
+        {
+            "held": record({"reasons": array(TEXT), "since": TIME}),
+            "problems": array(TEXT),
+            "warnings": array(TEXT),
+        },
     ),
+    "Hold": record({"problems": array(record({"kind": TEXT, "name": TEXT, "reason": TEXT})), "held": array(TEXT)}),
     "Subscriptions": record({"subscriptions": array(ref("Subscription"))}, {"next": ID}),
     "PostedEvent": record({"status": TEXT, "event_id": NUMBER, "commands_generated": NUMBER}),
     "PostedEvents": record({"events": array(ref("PostedEvent"))}),

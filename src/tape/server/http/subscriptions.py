@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tape.engine.ledgers import runs
-from tape.errors import InvalidInput, UnknownEvent, UnknownSubscription
+from tape.errors import InvalidInput, SubscriptionNotReady, UnknownEvent, UnknownSubscription
 from tape.journal.journal import Journal
 from tape.model.entry import Draft
 from tape.model.event_types import EVENTS
@@ -17,22 +17,30 @@ from tape.model.execution_ids import MAX_ID
 from tape.model.tenant_names import display, name_within, qualify
 from tape.server.http.internal import answer, read_request
 from tape.server.http.request_bodies import parse_time, to_time
-from tape.store import Reader
+from tape.store import Reader, Transaction
 from tape.subscriptions import lifecycle
 from tape.subscriptions.events import SubscriptionEvent, subscription_ref
-from tape.subscriptions.lifecycle import ACTIONS, Registration
+from tape.subscriptions.lifecycle import ACTIONS, Registration, SubscriptionState
+from tape.subscriptions.readiness import SubscriptionReadiness, check_path
 
 MAX_EVENTS = 1_000
 
-# Events that runtimes and gateways may post; the six lifecycle events are appended with the state change.
+# Events that runtimes and gateways may post; those of the lifecycle and of holds are appended with the change.
+_HOLDS = {"subscription.held", "subscription.released"}
 _LIFECYCLE = {"subscription.registered", *(f"subscription.{action.verb}" for action in ACTIONS.values())}
-ACCEPTED_EVENTS = {event.name for event in EVENTS if event.name.startswith("subscription.")} - _LIFECYCLE
+ACCEPTED_EVENTS = {event.name for event in EVENTS if event.name.startswith("subscription.")} - _LIFECYCLE - _HOLDS
 
 
 class RegisterSubscriptionRequest(msgspec.Struct):
     """The path of a document of `kind: Subscription`."""
 
     path: str
+
+
+class ActRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`force` activates a subscription that cannot start runs yet; its messages are held until it can."""
+
+    force: bool = False
 
 
 class EventBody(msgspec.Struct):
@@ -58,21 +66,44 @@ class SubscriptionRoutes:
         self._database = journal.database
 
     async def register(self, request: Request) -> Response:
-        """Register the subscription of a path, or return the active registration."""
+        """Register the subscription of a path, or return the active registration; with what is missing for its runs."""
         path = qualify((await read_request(request, RegisterSubscriptionRequest)).path)
-        return answer(status_of(await self._database.write(lambda tx: lifecycle.register(tx, path))))
+        registration = await self._database.write(lambda tx: lifecycle.register(tx, path))
+        return answer(status_of(registration) | _missing(await self._check(path)))
 
     async def act(self, request: Request) -> Response:
-        """Activate, pause, resume, drain or deactivate."""
+        """Activate, pause, resume, drain or deactivate. What cannot start runs is activated only with `force`."""
         action = request.path_params["name"]
         if action not in ACTIONS:
             raise InvalidInput(f"Unknown subscription action '{action}'")
-        subscription_id = _id(request.path_params["owner"])
-        return answer(status_of(await self._database.write(lambda tx: lifecycle.act(tx, subscription_id, action))))
+        wanted = await read_request(request, ActRequest)
+        subscription_id = subscription_id_of(request.path_params["owner"])
+        if action != "activate":
+            if wanted.force:
+                raise InvalidInput(
+                    f"force is for activate; {action} is never refused for a missing playbook or secret."
+                )
+            return answer(status_of(await self._database.write(lambda tx: lifecycle.act(tx, subscription_id, action))))
+        return await self._activate(subscription_id, force=wanted.force)
+
+    async def _activate(self, subscription_id: int, *, force: bool) -> Response:
+        def activate(tx: Transaction) -> tuple[Registration, SubscriptionReadiness]:
+            was_active = lifecycle.require(tx, subscription_id).state == SubscriptionState.ACTIVE
+            registration = lifecycle.act(tx, subscription_id, "activate")
+            found = check_path(tx, registration.path)
+            if found.problems and not force and not was_active:
+                raise SubscriptionNotReady(display(registration.path), found.reasons)
+            return registration, found
+
+        registration, found = await self._database.write(activate)
+        return answer(status_of(registration) | _missing(found))
+
+    async def _check(self, path: str) -> SubscriptionReadiness:
+        return await self._database.read(lambda reader: check_path(reader, path))
 
     async def show(self, request: Request) -> Response:
         """The status of one subscription."""
-        subscription_id = _id(request.path_params["name"])
+        subscription_id = subscription_id_of(request.path_params["name"])
         return answer(status_of(await self._database.read(lambda reader: lifecycle.require(reader, subscription_id))))
 
     async def list(self, request: Request) -> Response:
@@ -119,6 +150,7 @@ def draft_of(body: EventBody, path: str) -> Draft:
         raise UnknownEvent(
             f"event_type {body.event_type!r} is not accepted here. Known are {', '.join(sorted(ACCEPTED_EVENTS))}."
             + (" The lifecycle is changed by POST /api/subscriptions/{id}/{action}." * (body.event_type in _LIFECYCLE))
+            + (" A subscription is held by POST /api/holds." * (body.event_type in _HOLDS))
         )
     if body.created_at:
         parse_time("created_at", body.created_at)
@@ -134,9 +166,9 @@ def draft_of(body: EventBody, path: str) -> Draft:
     ).draft()
 
 
-def status_of(registration: Registration) -> dict[str, str]:
+def status_of(registration: Registration) -> dict[str, Any]:
     """A registration as callers of `/api` see it."""
-    return {
+    status: dict[str, Any] = {
         "subscription_id": str(registration.subscription_id),
         "path": display(registration.path),
         "catalog_id": str(registration.catalog_id),
@@ -144,6 +176,15 @@ def status_of(registration: Registration) -> dict[str, str]:
         "last_event_type": registration.last_event_type,
         "updated_at": to_time(registration.updated_at_ms * 1_000_000),
     }
+    if registration.holds:
+        since = to_time(registration.held_at_ms * 1_000_000)
+        status["held"] = {"reasons": list(registration.holds), "since": since}
+    return status
+
+
+def _missing(found: SubscriptionReadiness) -> dict[str, Any]:
+    """What a subscription lacks to start runs, and what only delays them; nothing if it is ready."""
+    return {name: texts for name, texts in (("problems", found.reasons), ("warnings", list(found.warnings))) if texts}
 
 
 def _path_of(reader: Reader, execution_id: int) -> str:
@@ -157,7 +198,8 @@ def _path_of(reader: Reader, execution_id: int) -> str:
     return name_within(run.tenant_id, run.session_id)
 
 
-def _id(text: str) -> int:
+def subscription_id_of(text: str) -> int:
+    """The id of a registration. Raises UnknownSubscription if it is none."""
     if len(text) < 20 and text.isascii() and text.isdecimal() and int(text) <= MAX_ID:
         return int(text)
     raise UnknownSubscription(f"Subscription {text} not registered")

@@ -8,6 +8,7 @@ from typing import Any
 from tape.base.clock import steady_ms
 from tape.base.telemetry.metrics import Metrics
 from tape.subscriptions.dispatch.forwarder import Forwarder
+from tape.subscriptions.dispatch.holds import ReadinessCheck
 from tape.subscriptions.dispatch.ordered import Dispatch
 from tape.subscriptions.dispatch.outcomes import Downstreams
 from tape.subscriptions.document.spec import Subscription
@@ -31,6 +32,7 @@ def forwarder_of(
     reveal: Callable[[str, Sequence[str]], Awaitable[Any]] | None = None,
     redelivers: bool = True,
     downstreams: Downstreams | None = None,
+    readiness: ReadinessCheck | None = None,
 ) -> Forwarder:
     """The forwarder of a subscription, with a spool on its configured backend unless `spool.mode` is off.
 
@@ -54,6 +56,8 @@ def forwarder_of(
             redelivers=redelivers,
             now_ms=clock,
             downstreams=downstreams,
+            readiness=readiness,
+            metrics=metrics,
             state_unwritten=counting.count_unwritten,
         )
     fields = fields_of(spec.credential, credential) if credential is not None else None
@@ -75,6 +79,8 @@ def forwarder_of(
         redelivers=redelivers,
         now_ms=clock,
         downstreams=downstreams,
+        readiness=readiness,
+        metrics=metrics,
         closed=counting.forget,
         state_unwritten=counting.count_unwritten,
     )

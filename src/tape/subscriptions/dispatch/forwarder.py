@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tape.base.clock import now_ms
+from tape.base.telemetry.metrics import Metrics
 from tape.brokers.source import UNLIMITED_REDELIVERY, RedeliveryLimits
 from tape.errors import ApiRefused, SpoolFull, SpoolUnavailable, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.dispatch import probes
 from tape.subscriptions.dispatch.circuit import CircuitDecision, CircuitPhase, Circuits, CircuitTransition
+from tape.subscriptions.dispatch.holds import Hold, ReadinessCheck
 from tape.subscriptions.dispatch.ordered import Dispatch, OrderedDispatch
 from tape.subscriptions.dispatch.outcomes import RELEASED_AT_ONCE, Downstreams, OutcomeFeed, ResumedRun
 from tape.subscriptions.document.spec import Subscription
@@ -26,6 +28,7 @@ from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.drain import DrainReport, drain
+from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.pending_events import MAX_IN_MEMORY, PendingEvents, is_permanent
 from tape.subscriptions.spool.spool import Arrival, EmitEvents, Lane, Spool
 
@@ -56,6 +59,8 @@ class Forwarder:
         redelivers: bool = True,
         now_ms: Callable[[], int] = now_ms,
         downstreams: Downstreams | None = None,
+        readiness: ReadinessCheck | None = None,
+        metrics: Metrics | None = None,
         closed: Callable[[], None] = lambda: None,
         state_unwritten: Callable[[], None] = lambda: None,
     ) -> None:
@@ -87,6 +92,9 @@ class Forwarder:
             trip_after=declared.trip_after,
             probe_after_ms=declared.probe_after_ms,
             changed=self._changed,
+        )
+        self.hold = Hold(
+            subscription.path, subscription.spec.dispatch.playbook, readiness, metrics, changed=self._wake.set
         )
         # Without a server that counts outcomes, the dispatch itself knows them.
         self._feed: OutcomeFeed | None = None
@@ -123,8 +131,14 @@ class Forwarder:
             await self._spool.emit_last_batch()
             await self._emit([events.spool_recovered(self._ref, waiting, self._spool.high_water, self._spec.backend)])
 
+    async def check_readiness(self) -> None:
+        """Hold the subscription before its first message is fetched, if it cannot start runs."""
+        await self.hold.start(ignore_outage=self._spool is not None)
+
     def may_fetch(self) -> int | None:
         """How many messages to poll from a pull source: None for any number, 0 to leave them at the source."""
+        if self.hold.is_held:
+            return None if self._may_buffer(self._now_ms()) else 0
         is_urgent = RedeliveryLimits(expires_at_ms=self._held_until_ms).is_ending(self._now_ms())
         is_draining = self._has_backlog and self.circuits.are_closed
         if is_draining and self._spec.drain.on_recovery == "ordered_then_live" and not is_urgent:
@@ -147,7 +161,7 @@ class Forwarder:
         going: list[int] = []
         for index, (_, plan) in enumerate(messages):
             downstream = self.circuits.route(plan.pool or None)
-            if self._must_queue(downstream, plan):
+            if self._must_wait or self._must_queue(downstream, plan):
                 waiting.append(index)
                 continue
             match self.circuits.decide(downstream, self._now_ms()):
@@ -170,7 +184,7 @@ class Forwarder:
             # not redeliver.
             is_open = self._circuit_of(messages[index][1]) is not CircuitPhase.CLOSED
             if answer.outcome == "held" and (
-                is_open or not self._redelivers or redelivery[index].is_ending(self._now_ms())
+                is_open or self.hold.is_held or not self._redelivers or redelivery[index].is_ending(self._now_ms())
             ):
                 waiting.append(index)
         waiting.sort()
@@ -205,6 +219,7 @@ class Forwarder:
     async def close(self) -> None:
         """Close the spool's connections."""
         self._closed()
+        await self.hold.close()
         if self._spool is not None:
             await self._spool.backend.close()
 
@@ -222,13 +237,13 @@ class Forwarder:
         """Replay the spool as far as the circuits allow."""
         if self._spool is None:
             return DrainReport()
+        if self.hold.is_held:
+            return DrainReport(remaining=self._spool.items)
         if not any(circuit.phase is CircuitPhase.CLOSED or self._is_probe_due(name) for name, circuit in self.circuits):
             return DrainReport(remaining=self._spool.items)  # every circuit is open
         self._has_probed = False
         try:
-            report = await drain(
-                self._spool, self._ordered.replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping
-            )
+            report = await drain(self._spool, self._replay, may_pass=self._may_pass, stopping=lambda: self._is_stopping)
         finally:
             self._abandon_probes()
             if self.circuits.are_closed or not self._has_probed:
@@ -242,13 +257,25 @@ class Forwarder:
         if not plans:
             return []
         found = []
-        for answer in await self._ordered.send(plans):
-            if answer.outcome == "unavailable":
+        for plan, answer in zip(plans, await self._ordered.send(plans), strict=True):
+            if answer.outcome == "misconfigured":
+                self.hold.begin(answer.error, plan.playbook)
+                self._abandon_probe_of(plan)
+            elif answer.outcome == "unavailable" and self._redelivers and not self._may_buffer(self._now_ms()):
+                self.hold.begin_outage(answer.error)
+            if answer.outcome in ("unavailable", "misconfigured"):
                 answer = RunDispatchResult("held", error=answer.error)
             elif answer.outcome == "skipped":
                 answer = RunDispatchResult("held", error="an earlier message of its lane failed")
             found.append(answer)
         return found
+
+    async def _replay(self, items: list[SpoolItem], lanes: Sequence[Lane]) -> list[RunDispatchResult]:
+        answers = await self._ordered.replay(items, lanes)
+        for item, answer in zip(items, answers, strict=True):
+            if answer.outcome == "misconfigured":
+                self.hold.begin(answer.error, str(item.plan.get("playbook", "")))
+        return answers
 
     # -- spooling ------------------------------------------------------------------------------
 
@@ -271,8 +298,8 @@ class Forwarder:
             return True
         if RedeliveryLimits(expires_at_ms=self._held_until_ms).is_ending(now_ms):
             return True
-        down_ms = max(circuit.down_for_ms(now_ms) for _, circuit in self.circuits)
-        return not self.circuits.are_closed and down_ms >= self._spec.hybrid_escalate_after_ms
+        down_ms = max(self.hold.held_for_ms(), *(circuit.down_for_ms(now_ms) for _, circuit in self.circuits))
+        return (self.hold.is_held or not self.circuits.are_closed) and down_ms >= self._spec.hybrid_escalate_after_ms
 
     def _note_held(self, answers: Sequence[RunDispatchResult | None], redelivery: Sequence[RedeliveryLimits]) -> None:
         """Record when the first held message expires at its source: it must be fetched before that."""
@@ -294,7 +321,8 @@ class Forwarder:
         now_ms = self._now_ms()
         is_needed = self._may_buffer(now_ms) or any(each.is_ending(now_ms) for each in redelivery)
         if self._spool is None or not is_needed:
-            return self._hold(messages, redelivery, "the circuit is open")
+            reason = " ".join(self.hold.reasons) or "the circuit is open"
+            return self._hold(messages, redelivery, reason)
         arrivals = [self._arrival(plan) for _, plan in messages]
         try:
             kept = await self._spool.append(arrivals)
@@ -336,10 +364,18 @@ class Forwarder:
             message=message,
             plan=msgspec.to_builtins(msgspec.structs.replace(plan, payload=rest)),
             downstream=downstream,
-            reason="circuit_open" if is_open else "behind_backlog" if self._has_backlog else "source_gives_up",
+            reason=self._reason(is_open=is_open),
             idempotency_key=plan.idempotency_key or None,
             ordering_key=plan.ordering_key or None,
         )
+
+    def _reason(self, *, is_open: bool) -> str:
+        """Why a message is spooled."""
+        if self.hold.is_held:
+            return "held"
+        if is_open:
+            return "circuit_open"
+        return "behind_backlog" if self._has_backlog else "source_gives_up"
 
     # -- maintenance ---------------------------------------------------------------------------
 
@@ -426,6 +462,16 @@ class Forwarder:
         for downstream in self._probing:
             self.circuits[downstream].abandon_probe(self._now_ms())
         self._probing.clear()
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether a message is not dispatched: the subscription is held. A sender without a spool may always try."""
+        return self.hold.is_held and (self._redelivers or self._spool is not None)
+
+    def _abandon_probe_of(self, plan: Plan) -> None:
+        circuit = self.circuits[self.circuits.route(plan.pool or None)]
+        if circuit.phase is CircuitPhase.HALF_OPEN:
+            circuit.abandon_probe(self._now_ms())
 
     def _is_probe_due(self, downstream: str) -> bool:
         return self.circuits[downstream].is_probe_due(self._now_ms())

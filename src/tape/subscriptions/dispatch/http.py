@@ -11,6 +11,7 @@ import msgspec
 from tape.errors import ApiRefused, ServerUnreachable
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.holds import CONFIGURATION_ERRORS, ConfigurationProblem, is_configuration_error
 from tape.subscriptions.dispatch.outcomes import DownstreamCounts, ResumedRun
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.events import SubscriptionRef
@@ -58,6 +59,25 @@ class ServerDownstreams:
 
 def _resumed(answer: dict[str, Any]) -> list[ResumedRun]:
     return [ResumedRun(int(each["execution_id"]), each["message_id"]) for each in answer["resumed"]]
+
+
+class ServerReadiness:
+    """The check of a runtime or listener outside of the server, through `POST /api/holds`."""
+
+    asks_server = True
+
+    def __init__(self, control: Control, subscription_id: int, emitter: str = "") -> None:
+        self._control = control
+        self._about = {"subscription_id": str(subscription_id), "emitter": emitter}
+
+    async def find_problems(self) -> list[ConfigurationProblem]:
+        """What prevents runs from starting."""
+        found = await self._control.ask("POST", "/api/holds", self._about)
+        return [ConfigurationProblem(each["kind"], each["name"], each["reason"]) for each in found["problems"]]
+
+    async def report(self, reasons: Sequence[str]) -> None:
+        """Record why the subscription is held."""
+        await self._control.ask("POST", "/api/holds", {**self._about, "reasons": list(reasons)})
 
 
 class ServerDispatch:
@@ -113,6 +133,8 @@ class ServerDispatch:
             try:
                 return _result(await self._control.ask("POST", "/api/execute", request))
             except ApiRefused as error:
+                if is_configuration_error(error):
+                    return RunDispatchResult("misconfigured", error=str(error))
                 return RunDispatchResult(
                     "rejected" if error.http_status in REFUSALS else "unavailable", error=str(error)
                 )
@@ -142,4 +164,5 @@ def _result(answer: dict[str, Any]) -> RunDispatchResult:
         return RunDispatchResult(answer["status"], int(answer["execution_id"]))
     if answer.get("status") == "skipped":
         return RunDispatchResult("skipped")
-    return RunDispatchResult("rejected", error=str(answer.get("error", "the server gave no reason")))
+    error = str(answer.get("error", "the server gave no reason"))
+    return RunDispatchResult("misconfigured" if answer.get("code") in CONFIGURATION_ERRORS else "rejected", error=error)

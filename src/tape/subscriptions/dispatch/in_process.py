@@ -8,11 +8,19 @@ import heapq
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from tape.errors import DownstreamUnavailable, InvalidInput, PlaybookError, PlaybookNotFound, StepFailed, TapeError
+from tape.errors import (
+    ApiRefused,
+    DownstreamUnavailable,
+    InvalidInput,
+    PlaybookError,
+    PlaybookNotFound,
+    StepFailed,
+    TapeError,
+)
 from tape.model.dispatch_result import RunDispatchResult
 from tape.model.execution_ids import new_id
 from tape.playbooks.answers import recording_answers
@@ -21,9 +29,20 @@ from tape.playbooks.files import from_folder, load_file
 from tape.playbooks.host import LocalHost, RunInfo
 from tape.playbooks.runner import run_playbook
 from tape.subscriptions import events
+from tape.subscriptions.api_client import Control
+from tape.subscriptions.dispatch.holds import ConfigurationProblem
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime.local_trail import Trail, started_events
+
+EMITTER = "subscribe_runtime"
+
+
+class Finder(Protocol):
+    """Finds playbooks by their path."""
+
+    def find(self, path: str) -> object:
+        """The playbook of a path. Raises PlaybookNotFound."""
 
 
 class Playbooks:
@@ -49,6 +68,52 @@ class Playbooks:
                 f"dispatch.playbook '{path}' not found (resolved to {file}); local dispatch needs a file path, the"
                 " metadata.path of a playbook in that folder, or a function that --import brings"
             ) from None
+
+
+class LocalReadiness:
+    """The check of a local runtime: whether the playbooks of a document can be found. The trail records its holds."""
+
+    def __init__(self, playbooks: Finder, names: Sequence[str], ref: SubscriptionRef, trail: Trail) -> None:
+        self._playbooks = playbooks
+        self._names = names
+        self._ref = ref
+        self._trail = trail
+        self._is_held = False
+        self.asks_server = isinstance(playbooks, ServerPlaybooks)
+
+    async def find_problems(self) -> list[ConfigurationProblem]:
+        """The playbooks that are missing."""
+        found = []
+        for name in self._names:
+            try:
+                await asyncio.to_thread(self._playbooks.find, name)
+            except PlaybookNotFound as error:
+                found.append(ConfigurationProblem("playbook", name, str(error)))
+        return found
+
+    async def report(self, reasons: Sequence[str]) -> None:
+        """Write that the subscription is held, or held no longer."""
+        if reasons:
+            await self._trail.write([events.held(self._ref, reasons, emitter=EMITTER)])
+        elif self._is_held:
+            await self._trail.write([events.released(self._ref, emitter=EMITTER)])
+        self._is_held = bool(reasons)
+
+
+class ServerPlaybooks:
+    """`Playbooks` of a server's catalog, for a local runtime that dispatches there: it only finds them."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def find(self, path: str) -> None:
+        """Raise PlaybookNotFound if the catalog has no such playbook."""
+        try:
+            self._control.document(path)
+        except ApiRefused as error:
+            if error.http_status != 404:
+                raise
+            raise PlaybookNotFound(f"Playbook not found: {path}, in the catalog of {self._control.url}") from error
 
 
 class InProcessDispatch:
@@ -81,6 +146,8 @@ class InProcessDispatch:
                 return RunDispatchResult("duplicate", holder)
             try:
                 playbook = self._playbooks.find(plan.playbook)
+            except PlaybookNotFound as error:
+                return RunDispatchResult("misconfigured", error=str(error))
             except TapeError as error:
                 return RunDispatchResult("rejected", error=str(error))
             execution_id = new_id()

@@ -15,6 +15,7 @@ from tape.engine.reactions.downstreams import DownstreamState
 from tape.errors import ExecutionSkipped, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.store import Database
+from tape.subscriptions.dispatch.holds import is_configuration_error
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER, REPLAYED_AT_ONCE
 from tape.subscriptions.dispatch.outcomes import DownstreamCounts, ResumedRun
 from tape.subscriptions.dispatch.request import request_of
@@ -161,4 +162,6 @@ def _answer(result: Any) -> RunDispatchResult:
 
 
 def _failed(error: TapeError) -> RunDispatchResult:
+    if is_configuration_error(error):
+        return RunDispatchResult("misconfigured", error=str(error))
     return RunDispatchResult("unavailable" if error.retryable else "rejected", error=str(error))

@@ -71,7 +71,7 @@ class OrderedDispatch:
             sent = await self._in_lanes([plans[index] for index in left], [lanes[index] for index in left])
             for index, answer in zip(left, sent, strict=True):
                 answers[index] = answer
-            if lost := next((answer for answer in sent if answer.outcome == "unavailable"), None):
+            if lost := next((answer for answer in sent if answer.outcome in ("unavailable", "misconfigured")), None):
                 return [self._fail_with(plan, lost, each) for plan, each in zip(plans, answers, strict=True)]
             skipped = [index for index, answer in zip(left, sent, strict=True) if answer.outcome == "skipped"]
             left = skipped if len(skipped) < len(left) else []
@@ -103,6 +103,8 @@ class OrderedDispatch:
                 self._record(plan, answer)
 
     def _record(self, plan: Plan, answer: RunDispatchResult) -> None:
+        if answer.outcome == "misconfigured":
+            return  # says nothing about a downstream
         downstream, now_ms = self._circuits.route(plan.pool or None), self._now_ms()
         self._recorded(downstream)
         if answer.outcome == "unavailable":

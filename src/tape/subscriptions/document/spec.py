@@ -343,3 +343,14 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     name: str
     spec: SubscriptionSpec
     labels: dict[str, Any] = {}
+
+    @property
+    def playbooks(self) -> tuple[str, ...]:
+        """The playbook of `dispatch`, then those that headers can choose."""
+        chosen = (
+            name
+            for rule in self.spec.headers.directives
+            if rule.controls == "dispatch.playbook"
+            for name in rule.allowed
+        )
+        return tuple(dict.fromkeys((self.spec.dispatch.playbook, *chosen)))

@@ -137,5 +137,5 @@ class GatewayDispatch:
 
 def _result(answer: dict[str, str]) -> RunDispatchResult | TapeError:
     if answer["status"] == "error":
-        return ApiRefused(answer["error"], 422)
+        return ApiRefused(answer["error"], 422, answer.get("code", ""))
     return RunDispatchResult("duplicate" if answer["status"] == "duplicate" else "started", int(answer["execution_id"]))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import CircuitOpen, InvalidConfig, PayloadTooLarge, TapeError
+from tape.errors import CircuitOpen, InvalidConfig, PayloadTooLarge, SubscriptionHeld, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
+from tape.subscriptions.dispatch.holds import RETRY_AFTER_S, Hold, ReadinessCheck, is_configuration_error
+from tape.subscriptions.events import SubscriptionRef
 from tape.subscriptions.ingress.handshakes import Handshake, answer_get, answer_handshake, has_get_handshake
 from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.push_message import message_from_push
@@ -48,6 +50,7 @@ _DETAILS = {
     "too_many_headers": "the request has more headers than are looked at",
     "dispatch_error": "verified but could not dispatch execution",
     "downstream_unavailable": "verified, but the downstream is unavailable and spool.mode is off",
+    "held": "the subscription cannot start runs yet; try again later",
     "paused": "the subscription is paused",
     "draining": "the subscription accepts no more deliveries",
     "body_too_large": "the body is larger than this listener accepts",
@@ -106,6 +109,7 @@ class Ingress:
         *,
         body_timeout_s: float = 10.0,
         emitter: str = "ingress",
+        readiness: Callable[[Listener], ReadinessCheck] | None = None,
     ) -> None:
         self._listeners = listeners
         self._dispatch = dispatch
@@ -117,9 +121,13 @@ class Ingress:
         self._issuers = IssuerKeys()
         self._limiters: dict[str, FlowLimiter] = {}
         self._held_bytes = 0
+        self._readiness = readiness
+        self._holds: dict[SubscriptionRef, Hold] = {}
 
     async def close(self) -> None:
         """Emit pending rejection events and stop refreshing keys."""
+        for hold in self._holds.values():
+            await hold.close()
         await self._rejections.close()
         await self._issuers.close()
 
@@ -139,6 +147,8 @@ class Ingress:
         listener = await self._find(name)
         if isinstance(listener, IngressResponse):
             return listener
+        if listener.lacks_secret:
+            return self._hold(listener, "The secret of ingress.verify is not set.", closes=True)
         held = bytearray()
         try:
             rejection = await self._read(listener, headers, body, held)
@@ -224,7 +234,11 @@ class Ingress:
         except CircuitOpen as error:
             log.warning("%s", error)
             return self._reject(listener, 503, "downstream_unavailable", retry_after_s=error.retry_after_s)
+        except SubscriptionHeld:
+            return self._reject(listener, 503, "held", retry_after_s=RETRY_AFTER_S)
         except TapeError as error:
+            if is_configuration_error(error):
+                return self._hold(listener, str(error), admitted.plan.playbook)
             log.warning("%s: a delivery could not be dispatched: %s", listener.subscription.path, error)
             return self._reject(listener, 502, "dispatch_error")
         self._metrics.ingress_dispatched.labels(listener.name).inc()
@@ -232,6 +246,20 @@ class Ingress:
             return IngressResponse(202, {"status": "accepted", "spooled": True, "message_id": admitted.plan.message_id})
         accepted = {"status": "accepted", "execution_id": result.run_id}
         return IngressResponse(202, accepted | ({"duplicate": True} if result.outcome == "duplicate" else {}))
+
+    def _hold(self, listener: Listener, reason: str, playbook: str = "", *, closes: bool = False) -> IngressResponse:
+        """Hold the subscription: its senders try again, until its check finds no problem."""
+        hold = self._holds.get(listener.ref)
+        if hold is None:
+            hold = self._holds[listener.ref] = Hold(
+                listener.subscription.path,
+                listener.subscription.spec.dispatch.playbook,
+                self._readiness(listener) if self._readiness is not None else None,
+                self._metrics,
+                changed=lambda: self._listeners.forget(listener.name),
+            )
+        hold.begin(reason, playbook)
+        return self._reject(listener, 503, "held", retry_after_s=RETRY_AFTER_S, closes=closes)
 
     def _reject(
         self, listener: Listener | None, status: int, reason: str, *, retry_after_s: int = 0, closes: bool = False

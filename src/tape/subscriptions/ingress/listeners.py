@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -43,6 +44,12 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     def ref(self) -> SubscriptionRef:
         """The reference for its events."""
         return events.subscription_ref(self.subscription.path, self.subscription_id)
+
+    @property
+    def lacks_secret(self) -> bool:
+        """Whether no delivery can be verified, because none of the secrets of `verify` is set."""
+        ingress = self.subscription.spec.ingress
+        return ingress is not None and bool(ingress.verify.aliases) and not self.secrets
 
     def __repr__(self) -> str:
         return f"Listener({self.name!r}, {self.subscription.path!r}, {self.state}, {len(self.secrets)} secrets)"
@@ -88,6 +95,11 @@ class Listeners:
         if name not in self._asking:
             self._asking[name] = asyncio.ensure_future(self._fetch(name))
         return await asyncio.shield(self._asking[name])
+
+    def forget(self, name: str) -> None:
+        """Read a listener again before its next delivery."""
+        if (known := self._known.get(name)) is not None:
+            self._known[name] = known._replace(asked_at=-math.inf)
 
     async def _fetch(self, name: str) -> Listener | None:
         known, now = self._known.get(name), self._clock()

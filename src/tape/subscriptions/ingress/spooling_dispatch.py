@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import ApiRefused, CircuitOpen, PayloadTooLarge, SpoolFull, TapeError
+from tape.errors import ApiRefused, CircuitOpen, PayloadTooLarge, SpoolFull, SubscriptionHeld, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.assembly import forwarder_of
 from tape.subscriptions.dispatch.forwarder import Forwarder
+from tape.subscriptions.dispatch.holds import ReadinessCheck, is_configuration_error
 from tape.subscriptions.dispatch.outcomes import Downstreams
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.ingress.ingress import AdmittedMessage, IngressDispatch
@@ -60,6 +61,8 @@ class _DeliveryDispatch:
         except PayloadTooLarge:
             raise
         except TapeError as error:
+            if is_configuration_error(error):
+                return RunDispatchResult("misconfigured", error=str(error))
             is_unavailable = error.retryable or (isinstance(error, ApiRefused) and error.http_status >= 500)
             return RunDispatchResult("unavailable" if is_unavailable else "rejected", error=str(error))
 
@@ -75,6 +78,7 @@ class SpoolingDispatch:
         reveal: Reveal,
         metrics: Metrics,
         downstreams: Callable[[str], Downstreams] | None = None,
+        readiness: Callable[[Listener], ReadinessCheck] | None = None,
     ) -> None:
         self._dispatch = dispatch
         self._replays = replays
@@ -82,6 +86,7 @@ class SpoolingDispatch:
         self._reveal = reveal
         self._metrics = metrics
         self._downstreams = downstreams
+        self._readiness = readiness
         self._open: dict[str, _OpenForwarder] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._closed_until: dict[str, float] = {}
@@ -107,6 +112,8 @@ class SpoolingDispatch:
             return result
         if result.outcome == "rejected":
             raise ApiRefused(result.error, 422)
+        if forwarder.hold.is_held:
+            raise SubscriptionHeld(result.error)
         if forwarder.spool is None and (wait_s := forwarder.retry_after_s(admitted.plan)):
             raise CircuitOpen(
                 f"{listener.subscription.path} accepts no deliveries: its downstream {admitted.plan.downstream!r} is"
@@ -150,6 +157,7 @@ class SpoolingDispatch:
             reveal=reveal,
             redelivers=False,
             downstreams=self._downstreams(listener.subscription.path) if self._downstreams is not None else None,
+            readiness=self._readiness(listener) if self._readiness is not None else None,
         )
         await forwarder.start()
         return _OpenForwarder(listener.subscription, forwarder, asyncio.create_task(forwarder.run()))

@@ -14,6 +14,7 @@ from tape.brokers.addresses import PORTS
 from tape.brokers.settings import source_hosts
 from tape.errors import ApiRefused, SecretNotBound, SecretNotFound
 from tape.subscriptions.dispatch.assembly import forwarder_of
+from tape.subscriptions.dispatch.holds import ReadinessCheck
 from tape.subscriptions.dispatch.ordered import Dispatch
 from tape.subscriptions.dispatch.outcomes import Downstreams
 from tape.subscriptions.document.spec import CONNECTION_KEYS, Subscription, SubscriptionSpec
@@ -33,6 +34,7 @@ async def assemble(
     reporter: EventReporter,
     metrics: Metrics,
     downstreams: Downstreams | None = None,
+    readiness: ReadinessCheck | None = None,
     **more: Any,
 ) -> Runtime:
     """A runtime that is not started. `reveal` reads the secret of an alias; `more` are arguments of Runtime."""
@@ -51,6 +53,7 @@ async def assemble(
         credential=credential,
         reveal=reveal,
         downstreams=downstreams,
+        readiness=readiness,
     )
     return Runtime(subscription, ref, source, forwarder, reporter=reporter, metrics=metrics, **more)
 

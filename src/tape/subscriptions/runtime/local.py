@@ -13,6 +13,7 @@ from tape.base.telemetry.metrics import Metrics
 from tape.errors import InvalidConfig, InvalidInput
 from tape.model.execution_ids import new_id
 from tape.subscriptions import events
+from tape.subscriptions.dispatch.holds import ReadinessCheck
 from tape.subscriptions.dispatch.ordered import Dispatch
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
@@ -57,13 +58,13 @@ class LocalRuntime:
         if self.runtime is not None:
             self.runtime.stop()
 
-    async def run(self, dispatch: Dispatch) -> Counts:
+    async def run(self, dispatch: Dispatch, readiness: ReadinessCheck | None = None) -> Counts:
         """Run until `stop`, or until `max_messages`. Returns the counts."""
         await self._emit_lifecycle("registered", "REGISTERED")
         await self._emit_lifecycle("activated", "ACTIVE")
         try:
             while not self._stopping.is_set():
-                await self._run_once(dispatch)
+                await self._run_once(dispatch, readiness)
                 if self.subscription.spec.activation != "scheduled" or self._once or self._has_enough:
                     break
                 await self._wait_for_cadence()
@@ -72,7 +73,7 @@ class LocalRuntime:
             await self._emit_lifecycle("deactivated", "DEACTIVATED")
         return self.counts
 
-    async def _run_once(self, dispatch: Dispatch) -> None:
+    async def _run_once(self, dispatch: Dispatch, readiness: ReadinessCheck | None) -> None:
         self.runtime = runtime = await assemble(
             self.subscription,
             self.ref,
@@ -80,6 +81,7 @@ class LocalRuntime:
             reveal=self._reveal,
             reporter=EventReporter(self._trail.write),
             metrics=Metrics(),
+            readiness=readiness,
             until_empty=self.subscription.spec.activation == "scheduled",
             once=self._once,
             max_messages=self._max_messages,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from tape.base.retry import UNLIMITED, RetryPolicy, retry_async
+from tape.base.retry import UNLIMITED, Backoff, RetryPolicy, retry_async
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import ApiRefused, DrainedByServer, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
 from tape.subscriptions.api_client import Control
-from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams
+from tape.subscriptions.dispatch.holds import HOLD_RETRY, is_missing_secret
+from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams, ServerReadiness
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
@@ -92,7 +93,7 @@ class RemoteRuntime:
                 " again and does not activate it."
             )
         if status["state"] == "REGISTERED" and not is_scheduled:
-            status = await self._call_until_reachable(lambda: self._control.act(subscription_id, "activate"))
+            status = await self._call_until_reachable(lambda: self._activate(subscription_id))
         self._state = status["state"]
         if self._once and self._state == "PAUSED":
             log.warning("%s is paused: nothing is drained", self.path)
@@ -105,17 +106,24 @@ class RemoteRuntime:
             concurrency=spec.runtime.concurrency,
             worker_id=self._worker_id,
         )
-        self.runtime = await assemble(
-            subscription,
-            ref,
-            dispatch,
-            reveal=reveal_within(self.path, self._reveal),
-            reporter=EventReporter(self._write, self._worker_id),
-            metrics=self.metrics,
-            downstreams=ServerDownstreams(self._control, self.path),
-            state=lambda: self._state,
-            until_empty=self._once,
+        readiness = ServerReadiness(self._control, subscription_id)
+        self.runtime = await self._until_secrets_are_set(
+            readiness,
+            lambda: assemble(
+                subscription,
+                ref,
+                dispatch,
+                reveal=reveal_within(self.path, self._reveal),
+                reporter=EventReporter(self._write, self._worker_id),
+                metrics=self.metrics,
+                downstreams=ServerDownstreams(self._control, self.path),
+                readiness=readiness,
+                state=lambda: self._state,
+                until_empty=self._once,
+            ),
         )
+        if self.runtime is None:
+            return Counts()
         self.health.runtime = self.runtime
         watching = asyncio.create_task(self._watch(subscription_id), name="tape-state")
         try:
@@ -148,6 +156,29 @@ class RemoteRuntime:
                 f" subscription {self.path} --server {self._control.url} --follow"
             )
         return subscription
+
+    def _activate(self, subscription_id: int) -> dict[str, Any]:
+        # This runtime holds the messages of a subscription that cannot start runs yet.
+        return self._control.act(subscription_id, "activate", force=True)
+
+    async def _until_secrets_are_set(
+        self, readiness: ServerReadiness, build: Callable[[], Awaitable[Runtime]]
+    ) -> Runtime | None:
+        """The runtime, once the secrets that it connects with are set; None after `stop`."""
+        backoff, known = Backoff(HOLD_RETRY), ""
+        while not self._stopping.is_set():
+            try:
+                return await build()
+            except TapeError as error:
+                if not is_missing_secret(error):
+                    raise
+                if str(error) != known:
+                    known = str(error)
+                    log.warning("%s is held: %s", self.path, known)
+                    self.metrics.held.labels(self.path).set(1)
+                    await readiness.report([known])
+            await backoff.wait_async(stop=self._stopping)
+        return None
 
     async def _watch(self, subscription_id: int) -> None:
         while True:

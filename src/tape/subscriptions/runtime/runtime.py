@@ -190,6 +190,7 @@ class Runtime:
 
     async def _fetch(self) -> None:
         if await self._connect(None):
+            await self._forwarder.check_readiness()
             while not self._is_ending:
                 await self._fetch_some()
 
@@ -200,6 +201,8 @@ class Runtime:
             return
         wanted = self._forwarder.may_fetch()
         if wanted == 0:
+            if self._once and self._forwarder.hold.is_held:
+                self.stop()
             await self._idle()
             return
         batch = min(self.subscription.spec.runtime.batch, self._left())
@@ -371,6 +374,7 @@ class Runtime:
             self._metrics.directives_applied.labels(applied.controls).inc()
         if not answer.is_durable:
             self.counts.failed += 1
+        if not answer.is_durable and not self._forwarder.hold.is_held:  # the hold was logged, once
             log.warning("%s: message %s: %s", self.subscription.path, plan.message_id, answer.error or answer.outcome)
 
     async def _is_dead_lettered(self, delivery: Delivery, message: SourceMessage, answer: RunDispatchResult) -> bool:

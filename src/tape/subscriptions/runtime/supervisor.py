@@ -21,12 +21,14 @@ from tape.errors import InvalidDocument, TapeError
 from tape.journal.journal import Journal
 from tape.store import Reader, Transaction
 from tape.subscriptions import events, lifecycle
+from tape.subscriptions.dispatch.holds import HOLD_RETRY
 from tape.subscriptions.dispatch.in_server import WriterDispatch, WriterDownstreams
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent
+from tape.subscriptions.readiness import DatabaseReadiness
 from tape.subscriptions.runtime import leases
 from tape.subscriptions.runtime.assembly import assemble
 from tape.subscriptions.runtime.runtime import FINISH_S, Runtime
@@ -76,6 +78,7 @@ class RuntimeSupervisor:
         self._states: dict[int, str] = {}
         self._running: dict[str, _Running] = {}
         self._failures: dict[str, tuple[int, float]] = {}
+        self._logged: dict[str, str] = {}  # the error that each subscription was last held for
         self._poll_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -121,6 +124,9 @@ class RuntimeSupervisor:
                 log.warning("%s: lease lost to another server", path)
                 self._running[path].stop()
         wanted = {live.path: live for live in found}
+        for path in self._logged.keys() - wanted.keys():
+            del self._logged[path]
+            self._database.metrics.held.labels(path).set(0)
         for path, running in self._running.items():
             live = wanted.get(path)
             if live is None or live[:2] + live[3:] != running.live[:2] + running.live[3:]:
@@ -158,6 +164,7 @@ class RuntimeSupervisor:
         live, subscription = running.live, running.subscription
         ref = events.subscription_ref(live.path, live.subscription_id)
         reporter = EventReporter(self._write_events, self._holder)
+        readiness = DatabaseReadiness(self._database, live.path, live.subscription_id)
         try:
             running.runtime = runtime = await assemble(
                 subscription,
@@ -173,32 +180,41 @@ class RuntimeSupervisor:
                 reporter=reporter,
                 metrics=self._database.metrics,
                 downstreams=WriterDownstreams(self._database, live.path),
+                readiness=readiness,
                 state=lambda: self._states.get(live.subscription_id, "DEACTIVATED"),
                 until_empty=is_scheduled,
             )
             if running.is_wanted:
                 counts = await runtime.run()
                 self._failures.pop(live.path, None)
+                self._logged.pop(live.path, None)
                 log.info("%s: %s", live.path, counts)
             if self._states.get(live.subscription_id) == "DRAINING" and not is_scheduled:
                 await self._database.write(lambda tx: _deactivate(tx, live, self._holder))
         except Exception as error:
             attempt = self._failures.get(live.path, (0, 0.0))[0] + 1
-            pause = RESTART.delay(attempt)
+            pause = (HOLD_RETRY if isinstance(error, TapeError) else RESTART).delay(attempt)
             self._failures[live.path] = (attempt, time.monotonic() + pause)
-            log.log(
-                logging.WARNING if isinstance(error, TapeError) else logging.ERROR,
-                "%s cannot run, retrying in %.0f s: %s",
-                live.path,
-                pause,
-                error,
-                exc_info=not isinstance(error, TapeError),
-            )
+            if not isinstance(error, TapeError):
+                log.exception("%s cannot run, retrying in %.0f s", live.path, pause)
+            elif str(error) != self._logged.get(live.path):
+                log.warning("%s cannot run, retrying every %.0f s: %s", live.path, HOLD_RETRY.max_interval_s, error)
+            self._logged[live.path] = str(error)
+            await self._report_failure(readiness, live.path, error)
             if attempt == 1:
                 await reporter.emit([events.source_lost(ref, subscription.spec.source, str(error))])
         finally:
             del self._running[live.path]
             await self._database.write(lambda tx: leases.release(tx, live.path, self._holder))
+
+    async def _report_failure(self, readiness: DatabaseReadiness, path: str, error: Exception) -> None:
+        """Record why a subscription cannot run, with everything that is missing."""
+        try:
+            found = [each.reason for each in await readiness.find_problems() if each.kind != "playbook"]
+            await readiness.report(found or [str(error)])
+        except TapeError as problem:
+            log.debug("%s: the hold is not recorded yet: %s", path, problem)
+        self._database.metrics.held.labels(path).set(1)
 
     async def _load_documents(self, found: Sequence[LiveRegistration]) -> None:
         """Read new documents; keep those of subscriptions that a server runs."""
