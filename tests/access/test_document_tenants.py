@@ -77,7 +77,7 @@ class Caller:
         """Store, register and activate a subscription; its id."""
         await self.api("/api/catalog/register", {"content": content})
         found = str((await self.api("/api/subscriptions/register", {"path": path}))["subscription_id"])
-        await self.api(f"/api/subscriptions/{found}/activate", {})
+        await self.api(f"/api/subscriptions/{found}/activate", {"force": True})
         return found
 
 
@@ -212,6 +212,7 @@ BY_SUBSCRIPTION_ID: dict[str, Probe] = {
         )
         for action in ("activate", "pause", "deactivate")
     },
+    "POST /api/holds": post("/api/holds", lambda name: {"subscription_id": name, "reasons": ["no"]}),
     "POST /api/events": post(
         "/api/events", lambda name: {"event_type": "subscription.source.lost", "execution_id": name}
     ),
@@ -380,7 +381,7 @@ async def test_a_document_gets_no_secret_of_another_tenant(tenants: Tenants, ali
     await tenants.server.wallet.set("only_theirs", "s3cret")  # of no tenant, which is not of every tenant
     await tenants.ours.rpc.register_resource(PLAYBOOK.format(path="p", value=1))
     await tenants.ours.open(PUSH.format(secret=f'"{alias}"', playbook="p"))
-    assert await tenants.deliver("~ours/orders", "s3cret") == 403
+    assert await tenants.deliver("~ours/orders", "s3cret") == 503  # held
     shown = await tenants.ours.api("/api/internal/ingress/orders")
     assert not shown["secrets"]
     hint = (await tenants.ours.http("GET", "/api/credentials/only_their")).body

@@ -47,7 +47,7 @@ async def test_a_delivery_becomes_a_finished_run_with_service_keys_alone(
         await api("/api/catalog/register", {"content": PLAYBOOK.format(path="domain/ingest_order")})
         await api("/api/catalog/register", {"content": PUSH})
         registered = await api("/api/subscriptions/register", {"path": "subscriptions/orders"})
-        await api(f"/api/subscriptions/{registered['subscription_id']}/activate", {})
+        await api(f"/api/subscriptions/{registered['subscription_id']}/activate", {"force": True})
         monkeypatch.setenv("TAPE_TOKEN", gateway_key)
         with GatewayProcess(server.http_url) as gateway:
             body = b'{"id": 1}'

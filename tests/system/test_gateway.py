@@ -103,7 +103,7 @@ async def api(server: ServerProcess, path: str, body: Any) -> Any:
 async def open_listener(server: ServerProcess) -> None:
     await api(server, "/api/catalog/register", {"content": PUSH})
     status = await api(server, "/api/subscriptions/register", {"path": "subscriptions/orders"})
-    await api(server, f"/api/subscriptions/{status['subscription_id']}/activate", {})
+    await api(server, f"/api/subscriptions/{status['subscription_id']}/activate", {"force": True})
 
 
 async def test_every_delivery_is_one_run_whatever_is_killed_meanwhile(stage: Any) -> None:

@@ -136,6 +136,8 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("allow_self", "backfill", "bootstrap_from_head", "deleted", "strict_order"), False),
     **dict.fromkeys(("first_write_wins", "if_changed", "is_one_shard", "only_owed", "only_unresolved"), False),
     "skip_gaps": True,
+    "force": False,
+    **dict.fromkeys(("reasons", "emitter"), "attacker"),
     "ordering_key": "k",
     "downstream": "orders",
     "unavailable": "orders",
