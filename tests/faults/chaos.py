@@ -31,19 +31,24 @@ def seed_of() -> int:
 
 def faults_of(cell: Cell) -> list[str]:
     """What can happen to a cell. Kafka's mock cluster keeps nothing, so it is never killed."""
-    found = ["server killed", "server paused", "server killed"]
+    found = ["server killed", "server paused", "worker killed", "downstream slow"]
     found += ["gateway killed"] if cell.source == "webhook" else ["runtime killed"]
     if cell.source == "nats" or cell.backend == "nats_object":
         found.append("broker killed")
     if cell.backend == "s3" and cell.mode != "off":
         found.append("bucket killed")
-    if cell.probed:
-        found += ["downstream killed", "downstream broken", "downstream slow"]
     return found
 
 
+# How long the outage of the downstream lasts that every cell has: longer than it takes to open the circuit.
+OUTAGE_S = 4.0
+
+
 def schedule(seed: int, cell: Cell, messages: int, faults: int) -> list[Fault]:
-    """Faults in the order of their beginning; every kind comes once before one comes again."""
+    """Faults in the order of their beginning; every kind comes once before one comes again.
+
+    One more is an outage of the downstream: it is killed, or answers every request with 500.
+    """
     rng = random.Random(seed)
     kinds: list[str] = []
     while len(kinds) < faults:
@@ -53,4 +58,7 @@ def schedule(seed: int, cell: Cell, messages: int, faults: int) -> list[Fault]:
     for moment, kind in zip(moments, kinds, strict=False):
         both = (kind, rng.choice(faults_of(cell))) if rng.random() < 0.25 else (kind,)
         drawn.append(Fault(moment, tuple(dict.fromkeys(both)), rng.uniform(0.05, 0.7)))
-    return drawn
+    # A TCP probe finds a broken service well: where one is declared, the service is killed.
+    how = "killed" if cell.probed else rng.choice(["killed", "broken"])
+    drawn.append(Fault(rng.randrange(5, messages - 5), (f"downstream {how}",), OUTAGE_S))
+    return sorted(drawn, key=lambda fault: fault.after)

@@ -38,11 +38,16 @@ def bucket_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def open_scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens the scene of a cell, with what that cell needs and nothing else."""
+def faults_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes of a scene inherit."""
     monkeypatch.setenv("TAPE_INTERNAL_API_TOKEN", TOKEN)
     monkeypatch.setenv("TAPE_HTTP_ALLOW", "127.0.0.1")  # the downstream
     monkeypatch.setenv("TAPE_WALLET_KEY", str(tmp_path / "wallet.key"))
+
+
+@pytest.fixture
+def open_scene(request: pytest.FixtureRequest, tmp_path: Path, faults_environment: None) -> Iterator[Open]:
+    """Opens the scene of a cell, with what that cell needs and nothing else."""
     with contextlib.ExitStack() as opened:
 
         def open_one(cell: Cell, **spool: Any) -> Scene:

@@ -1,13 +1,14 @@
-"""What the runs need: an HTTP service in a process of its own that can be away, slow, broken, or die while it answers.
+"""What the runs need: an HTTP service in a process of its own that can be down, slow, broken, or die while it answers.
 
-GET  /health          200, or 500 while it is broken; late while it is slow
-POST /orders          writes the number down, then answers as above; `dying` it ends after writing, without an answer
+POST /orders          writes down the idempotency key and the number, then answers 200, late while it is slow; 500 while
+                      it is broken; `dying` it ends after writing, without an answer
 POST /mode/<mode>     ok, broken, slow or dying
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import urllib3
 
+from tests.faults.story import Received
 from tests.services import free_port, wait_for
 
 SLOW_S = 0.4
@@ -28,9 +30,6 @@ class _Shop(BaseHTTPRequestHandler):
     mode = "ok"
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self._answer()
-
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path.startswith("/mode/"):
@@ -38,7 +37,10 @@ class _Shop(BaseHTTPRequestHandler):
             self._answer(200)
             return
         if _Shop.mode != "broken":
-            os.write(1, body + b"\n")  # in one piece, and out of our hands at once
+            key = self.headers.get("Idempotency-Key", "").encode()
+            number = json.loads(body)
+            number = number["n"] if isinstance(number, dict) else number
+            os.write(1, b"%s %d\n" % (key, number))  # in one piece, and out of our hands at once
         if _Shop.mode == "dying":
             os.kill(os.getpid(), 9)
         self._answer()
@@ -73,7 +75,7 @@ class Downstream:
         wait_for(lambda: self.become("ok"), "the downstream")
 
     def become(self, mode: str) -> bool:
-        """Have it be ok, broken, slow or dying; False if nobody is there."""
+        """Have it be ok, broken, slow or dying; False if it is down."""
         with contextlib.suppress(urllib3.exceptions.HTTPError):
             return _http.request("POST", f"{self.url}/mode/{mode}").status == 200
         return False
@@ -86,9 +88,10 @@ class Downstream:
             self._process = None
 
     @property
-    def orders(self) -> list[str]:
-        """What it wrote down."""
-        return self._ledger.read_text().split()
+    def received(self) -> list[Received]:
+        """What it wrote down, in the order of its arrival."""
+        lines = self._ledger.read_text().splitlines() if self._ledger.exists() else []
+        return [Received(key, int(number)) for key, number in map(str.split, lines)]
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ class Feed(Protocol):
         """Let go."""
 
 
-# A sender that is refused this often, over a minute or more, has found a fault and not an outage.
-MAX_TIMES = 1_200
+# A sender that is refused this often, over five minutes or more, has found a fault and not an outage.
+MAX_TIMES = 6_000
 
 
 class Sender(threading.Thread):
@@ -49,9 +49,12 @@ class Sender(threading.Thread):
         self._numbers = range(first, first + count)
         self._rest_s = rest_s
         self._stopping = threading.Event()
+        self._is_finishing = threading.Event()
 
     def run(self) -> None:
         for number in self._numbers:
+            if self._is_finishing.is_set():
+                return
             message = self.message(number)
             while not self._stopping.is_set() and message.times < MAX_TIMES:
                 message.times += 1
@@ -65,6 +68,11 @@ class Sender(threading.Thread):
         """A message that was not sent yet."""
         return Sent(number, key_of(number))
 
+    def finish(self) -> None:
+        """End when the message that is being sent is taken."""
+        self._is_finishing.set()
+        self.join()
+
     def stop(self) -> None:
         """End, whatever is still to be sent."""
         self._stopping.set()
@@ -72,7 +80,7 @@ class Sender(threading.Thread):
 
 
 def _body(message: Sent) -> bytes:
-    return json.dumps({"n": message.number, "key": message.key}).encode()
+    return json.dumps({"n": message.number, "key": message.key, "device_id": message.key}).encode()
 
 
 class NatsFeed:

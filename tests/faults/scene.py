@@ -34,7 +34,6 @@ kind: Playbook
 metadata: {{path: domain/ingest}}
 workflow:
   - step: order
-    retry: {{attempts: 100, delay_s: 0.05, max_delay_s: 0.3}}
     tool: {{kind: http, method: POST, url: "{url}/orders", body: "{{{{ input.n }}}}"}}
 """
 LOG = "error"
@@ -44,6 +43,8 @@ STILL_S = 8.0
 
 class Scene:
     """A server, what feeds it, what it feeds. Enter it to have all of them running."""
+
+    pool = POOL
 
     def __init__(
         self,
@@ -84,8 +85,7 @@ class Scene:
         self._end()
 
     def _begin(self) -> None:
-        if self.cell.probed:
-            self.downstream.start()
+        self.downstream.start()
         self.set_secret(SECRET_ALIAS, SECRET)
         location: dict[str, Any] = {"path": str(self.folder / "spool")}
         self.credential: dict[str, str] = {}
@@ -102,12 +102,21 @@ class Scene:
         self.feed = self._open_feed()
         self.start("server")
         self.control = Control(self.server.http_url, TOKEN)
-        self.control.register_document(PLAYBOOK.format(url=self.downstream.url))
-        probe = f"{self.downstream.url}/health"
-        self._document = document(self.cell, self.feed.connection, location, probe, **self._spool)
+        self.control.register_document(self.playbook())
+        self._document = self.document(location)
         self.control.register_document(self._document)
         self.control.act(self.control.register(PATH)["subscription_id"], "activate")
         self.start("reader")
+        self.start("worker")
+
+    def playbook(self) -> str:
+        """The playbook that its messages run."""
+        return PLAYBOOK.format(url=self.downstream.url)
+
+    def document(self, location: dict[str, Any]) -> str:
+        """Its subscription, with a spool at a location."""
+        target = f"127.0.0.1:{self.downstream.port}"
+        return document(self.cell, self.feed.connection, location, target, **self._spool)
 
     def _open_feed(self) -> Feed:
         match self.cell.source:
@@ -148,7 +157,7 @@ class Scene:
                     self._reader = self._started_reader()
             case "worker":
                 if self._worker is None or self._worker.poll() is not None:
-                    arguments = ["worker", "--pool", POOL, "--url", self.server.url, "--lease-ms", "2000"]
+                    arguments = ["worker", "--pool", self.pool, "--url", self.server.url]
                     self._worker = Forked([*arguments, "--log-level", LOG], stdout=self._log, stderr=self._log)
 
     def _started_reader(self) -> Forked:
@@ -191,7 +200,12 @@ class Scene:
                 self.downstream.become(how)
 
     def heal(self) -> None:
-        """Have everybody there again, and well."""
+        """Start every process that was killed, the downstream included, and end what slows it."""
+        self.revive()
+        self.downstream.start()
+
+    def revive(self) -> None:
+        """Start every process that was killed but the downstream."""
         if self.server.process is not None:
             self.server.process.send_signal(signal.SIGCONT)
         self.start("server")
@@ -201,11 +215,8 @@ class Scene:
         if "bucket" in self.has_died:
             assert self._bucket is not None
             self._bucket.start()
-        if self.cell.probed:
-            self.downstream.start()
         self.start("reader")
-        if self._worker is not None:
-            self.start("worker")
+        self.start("worker")
 
     def suffer(self, faults: list[Fault], messages: int, rest_s: float = 0.008) -> Sender:
         """Send messages while all of this happens; who sent them, when all are sent and everybody is well."""
@@ -219,7 +230,7 @@ class Scene:
                     self.hurt(what)
                 time.sleep(fault.lasts_s)  # how long it lasts, not how long we hope that something takes
                 self.heal()
-            sender.join(120)
+            sender.join(300)
             assert not sender.is_alive(), f"only {len(sender.sent)} of {messages} messages could be sent"
         finally:
             sender.stop()
@@ -286,9 +297,10 @@ class Scene:
             return False  # whoever was asked has only just been started
 
     def _is_settled(self, sender: Sender, besides: Collection[int]) -> bool:
-        story = self.story
-        if not {each.number for each in sender.sent} <= {*story.runs, *besides} or not self.feed.is_empty():
+        received = {each.number for each in self.downstream.received}
+        if not {each.number for each in sender.sent} <= received | {*besides} or not self.feed.is_empty():
             return False
+        story = self.story
         came = story.refs("message.spooled")
         gone = story.refs("message.replayed", "message.dead_lettered", "spool.quarantined")
         return came <= gone and not any(self.parts().get("spool", ()))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tape import TapeClient
 
@@ -26,6 +26,13 @@ class Sent:
     number: int
     key: str
     times: int = 0
+
+
+class Received(NamedTuple):
+    """A request that the downstream answered with success: its idempotency key, and the number of the message."""
+
+    key: str
+    number: int
 
 
 @dataclass
@@ -80,18 +87,55 @@ class Promise:
 
 
 def complaints(
-    sent: Iterable[Sent], story: Story, promise: Promise, left: Mapping[str, Iterable[int]], totals: Mapping[str, int]
+    sent: Iterable[Sent],
+    story: Story,
+    promise: Promise,
+    left: Mapping[str, Iterable[int]],
+    totals: Mapping[str, int],
+    received: Sequence[Received],
 ) -> list[str]:
     """Everything that is not as promised. `left` are the messages that still are in the spool, by part; `totals` is
-    what `tape subscriptions outage` says."""
+    what `tape subscriptions outage` says; `received` what the downstream has."""
     messages = {each.number: each for each in sent}
     return [
+        *judge_receipts(messages, received, promise, left),
         *_lost(messages, story, left),
         *_doubled(messages, story, promise),
         *_overtaken(messages, story, promise),
         *_replayed_out_of_turn(story, promise),
         *_missing_events(story, left, totals),
     ]
+
+
+def judge_receipts(
+    messages: Mapping[int, Sent], received: Sequence[Received], promise: Promise, left: Mapping[str, Iterable[int]]
+) -> list[str]:
+    """What the downstream received and should not have, or did not receive and should have.
+
+    A request that is repeated with its idempotency key is one: a service that is sent it twice acts once.
+    """
+    first = list(dict.fromkeys(received))
+    numbers = [each.number for each in first]
+    kept = {number for part, some in left.items() if part != "spool" for number in some}
+    missing, strange = sorted(set(messages) - set(numbers) - kept), sorted(set(numbers) - set(messages))
+    found = [f"the downstream never received: {missing}"] * bool(missing)
+    found += [f"the downstream received what was never sent: {strange}"] * bool(strange)
+    twice = {number: times for number, times in Counter(numbers).items() if times > 1}
+    found += [f"the downstream received several runs of: {twice}"] * (promise.dedup and bool(twice))
+    if promise.ordering != "none" and promise.is_strict:
+        found += [f"the downstream received {each}" for each in _inversions(messages, numbers, promise)]
+    return found
+
+
+def _inversions(messages: Mapping[int, Sent], numbers: Iterable[int], promise: Promise) -> list[str]:
+    lanes: defaultdict[str, list[int]] = defaultdict(list)
+    for number in dict.fromkeys(numbers):  # a repetition overtakes no other
+        lanes["" if promise.ordering == "global" else messages[number].key].append(number)
+    found = []
+    for lane, some in lanes.items():
+        late = [after for before, after in pairwise(some) if after < before]
+        found += [f"{late} late in lane {lane!r}: {some}"] * bool(late)
+    return found
 
 
 def _lost(messages: dict[int, Sent], story: Story, left: Mapping[str, Iterable[int]]) -> list[str]:
@@ -113,14 +157,7 @@ def _doubled(messages: dict[int, Sent], story: Story, promise: Promise) -> list[
 def _overtaken(messages: dict[int, Sent], story: Story, promise: Promise) -> list[str]:
     if promise.ordering == "none" or not promise.is_strict:
         return []
-    lanes: defaultdict[str, list[int]] = defaultdict(list)
-    for number in dict.fromkeys(story.runs):  # a repetition overtakes nobody
-        lanes["" if promise.ordering == "global" else messages[number].key].append(number)
-    found = []
-    for lane, numbers in lanes.items():
-        late = [after for before, after in pairwise(numbers) if after < before]
-        found += [f"overtaken in lane {lane!r}: {late} of {numbers}"] * bool(late)
-    return found
+    return [f"overtaken: {each}" for each in _inversions(messages, story.runs, promise)]
 
 
 def _replayed_out_of_turn(story: Story, promise: Promise) -> list[str]:
@@ -132,7 +169,8 @@ def _replayed_out_of_turn(story: Story, promise: Promise) -> list[str]:
     # What had begun before it was spooled, though nobody heard of it, has no turn among those that waited.
     seen = {context["dedup_key"] for verb, context in story.events if verb == "message.deduplicated"}
     for verb, context in story.events:
-        if verb == "message.replayed" and context["message_id"] not in seen:
+        # A run that waited for its downstream was not spooled.
+        if verb == "message.replayed" and context.get("spool_ref") and context["message_id"] not in seen:
             seen.add(context["message_id"])
             number = story.numbers.get(context["message_id"], -1)
             lane = "" if promise.ordering == "global" else key_of(number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.story import Promise, Sent, Story, complaints, key_of
+from tests.faults.story import Promise, Received, Sent, Story, complaints, judge_receipts, key_of
 
 STRICT = Promise("global", dedup=True, is_strict=True)
 
@@ -30,9 +30,10 @@ def waited(*numbers: int) -> list[tuple[str, int, int]]:
 
 def found(runs: list[int], events: Any = (), promise: Promise = STRICT, **more: Any) -> str:
     left = more.pop("left", {})
+    received = [Received(f"{position}/order", number) for position, number in enumerate(more.pop("received", runs))]
     reported = story(runs, events, redelivered=more.pop("redelivered", set()))
     totals = {"spooled": len(reported.refs("message.spooled")), "replayed": len(reported.refs("message.replayed"))}
-    return "\n".join(complaints(sent(5, **more), reported, promise, left, totals))
+    return "\n".join(complaints(sent(5, **more), reported, promise, left, totals, received))
 
 
 def test_nothing_is_said_of_what_is_as_promised() -> None:
@@ -42,14 +43,34 @@ def test_nothing_is_said_of_what_is_as_promised() -> None:
 
 
 def test_a_message_that_is_nowhere_is_lost_and_one_that_was_never_sent_is_strange() -> None:
-    assert found([0, 1, 3, 4]) == "lost: [2]"
-    assert found([0, 1, 2, 3, 4, 7]) == "never sent: [7]"
+    assert "\nlost: [2]" in found([0, 1, 3, 4])
+    assert "\nnever sent: [7]" in found([0, 1, 2, 3, 4, 7])
+
+
+def test_what_the_downstream_did_not_receive_is_named_although_its_run_began() -> None:
+    everything = [0, 1, 2, 3, 4]
+    assert found(everything, received=[0, 1, 3, 4]) == "the downstream never received: [2]"
+    assert found(everything, received=[*everything, 7]) == "the downstream received what was never sent: [7]"
+
+
+def test_a_second_run_that_reached_the_downstream_is_named_and_a_repeated_request_is_not() -> None:
+    everything = [0, 1, 2, 3, 4]
+    assert found(everything, received=[0, 1, 1, 2, 3, 4]) == "the downstream received several runs of: {1: 2}"
+    messages = {each.number: each for each in sent(2)}
+    repeated = [Received("a", 0), Received("a", 0), Received("b", 1)]
+    assert judge_receipts(messages, repeated, STRICT, {}) == []
+
+
+def test_the_order_of_arrival_at_the_downstream_is_compared_with_that_of_sending() -> None:
+    assert "the downstream received [1] late" in found([0, 1, 2, 3, 4], received=[0, 2, 1, 3, 4])
+    promise = dataclasses.replace(STRICT, ordering="per_key")
+    assert found([0, 1, 2, 3, 4], received=[0, 2, 1, 3, 4], promise=promise) == ""
 
 
 def test_two_runs_of_one_message_need_a_redelivery_and_no_dedup() -> None:
     twice = [0, 1, 1, 2, 3, 4]
     careless = dataclasses.replace(STRICT, dedup=False)
-    assert found(twice, m1=2) == "more than one run: {1: 2}"
+    assert "more than one run: {1: 2}" in found(twice, m1=2)
     assert found(twice, promise=careless) == "twice without a redelivery: {1: 2}"
     assert found(twice, promise=careless, m1=2) == ""
     assert found(twice, promise=careless, redelivered={1}) == ""
@@ -72,6 +93,8 @@ def test_the_journal_and_the_spool_have_to_add_up() -> None:
     runs = [0, 1, 2, 3, 4]
     assert "left without having come: ['ref/1']" in found(runs, [("message.replayed", 1, 1)])
     assert "1 wait by the journal" in found(runs, [("message.spooled", 1, 1)])
-    assert found(runs[:4], [("message.spooled", 4, 4)], left={"spool": [4]}) == ""
-    miscounted = complaints(sent(5), story(runs, waited(1)), STRICT, {}, {"spooled": 2, "replayed": 1})
+    left = found(runs[:4], [("message.spooled", 4, 4)], left={"spool": [4]})
+    assert left == "the downstream never received: [4]"
+    received = [Received(str(number), number) for number in runs]
+    miscounted = complaints(sent(5), story(runs, waited(1)), STRICT, {}, {"spooled": 2, "replayed": 1}, received)
     assert miscounted == ["2 spooled by `tape subscriptions outage`, 1 by the journal"]

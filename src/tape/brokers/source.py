@@ -59,6 +59,8 @@ class Source(abc.ABC):
     settles_elsewhere = True  # vocabulary: public attribute of sources
     # Whether a settled message can still be found at the source, by its id.
     keeps_settled = False
+    # Seconds between two calls of `renew` while a message is processed; None if the source needs none.
+    renew_every_s: float | None = None
 
     @abc.abstractmethod
     async def open(self) -> None:
@@ -75,6 +77,10 @@ class Source(abc.ABC):
     @abc.abstractmethod
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
         """Redeliver messages, after `delay_s` seconds if the source supports delays."""
+
+    async def renew(self, receipts: Sequence[str]) -> None:
+        """Start the redelivery time of messages anew: they are still being processed."""
+        return
 
     def will_redeliver(self, receipt: str) -> bool:
         """Whether the source redelivers a message on its own, because it redelivers an earlier one.

@@ -18,7 +18,7 @@ class RunDispatchResult(NamedTuple):
     its source redelivers it. `misconfigured`: the subscription lets no run start, whatever the message is.
 
     `downstream` is the one that was not available, if it is known. `answered` are the downstreams that answered, if the
-    dispatch has carried the run out; None if it has not.
+    dispatch has carried the run out; None if it has not. `error` is then the error of a run that failed.
     """
 
     outcome: DispatchOutcome

@@ -111,6 +111,7 @@ ROUTES: Mapping[str, Scopes] = {
     "POST /api/events": _RUNTIMES,
     "POST /api/downstreams": _RUNTIMES | _GATEWAYS,
     "POST /api/holds": _RUNTIMES | _GATEWAYS,
+    "POST /api/executions/outcomes": _RUNTIMES,
     "GET /api/keys": _ADMINISTERS,
     "POST /api/keys": _ADMINISTERS,
     "POST /api/keys/{}/": _ADMINISTERS,

@@ -78,7 +78,7 @@ FIELDS: dict[str, Any] = {
     "listener": name("listener"),
     "ingress.deliver.listener": name("address"),
     "alias": name("alias"),
-    **dict.fromkeys(("execution_id", "parent_execution_id"), name("execution")),
+    **dict.fromkeys(("execution_id", "parent_execution_id", "execution_ids"), name("execution")),
     **dict.fromkeys(("execution_pool", "pool"), name("pool")),
     "dedup_key": new_name("dedup"),
     "message_id": new_name("message"),
@@ -143,6 +143,7 @@ FIELDS: dict[str, Any] = {
     "unavailable": "orders",
     "DownstreamRequest.name": "orders",
     "DownstreamRequest.action": "hold",
+    "DownstreamRequest.may_repeat": True,
     **dict.fromkeys(("renew", "uncounted"), False),
     # choices
     "handler_kind": 2,

@@ -185,8 +185,8 @@ async def test_an_attempt_that_got_further_does_not_count(desk: Desk, client: As
     assert task.attempts == 0
 
 
-async def test_a_message_accepted_as_the_probe_that_waits_behind_another_makes_way(desk: Desk) -> None:
-    (first, *_) = await desk.fail_until_open("a", "b")
+async def test_a_message_accepted_as_the_probe_that_waits_behind_the_last_one_lets_that_be_tried(desk: Desk) -> None:
+    (first, second) = await desk.fail_until_open("a", "b")
     probed = await desk.probe()
     await desk.settle(completed=list(probed.values()))
     await desk.feed.step()
@@ -195,6 +195,20 @@ async def test_a_message_accepted_as_the_probe_that_waits_behind_another_makes_w
     assert first not in probed
     await desk.start("b")
     desk.now += 10_000
+    desk.circuits.decide("orders", desk.now)
+    desk.feed.await_probe("orders")
+    await desk.feed.step()
+    assert desk.phase is CircuitPhase.HALF_OPEN
+    desk.now += OTHERS_FIRST_MS
+    await desk.feed.step()
+    assert list(await desk.claim()) == [second]
+
+
+async def test_a_message_accepted_as_the_probe_that_gets_no_task_makes_way(desk: Desk) -> None:
+    await desk.fail_until_open("a", "b")
+    for _ in range(2):
+        probed = await desk.probe()
+        await desk.settle(completed=list(probed.values()))
     desk.circuits.decide("orders", desk.now)
     desk.feed.await_probe("orders")
     await desk.feed.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from typing import Any
 
@@ -407,3 +408,33 @@ def test_a_spec_survives_being_written_as_json() -> None:
         subscription = parse_subscription(text)
         back: Any = msgspec.json.decode(msgspec.json.encode(subscription), type=Subscription, strict=False)
         assert back == subscription
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"dispatch": {"playbook": "p", "on_failure": "nack"}}, "has no effect without dispatch.ack: on_completion"),
+        (
+            {
+                "dispatch": {"playbook": "p", "ack": "on_completion", "on_failure": "nack"},
+                "dedup": {"enabled": True},
+            },
+            "would be a duplicate of its failed run",
+        ),
+        (
+            {"dispatch": {"playbook": "p", "ack": "on_completion"}, "source": "webhook", "mode": "push"},
+            "does not go with mode: push",
+        ),
+        (
+            {"dispatch": {"playbook": "p", "ack": "on_completion"}, "runtime": {"target": "spark"}},
+            "offsets are stored with the runs",
+        ),
+    ],
+)
+def test_acknowledgement_on_completion_is_refused_where_it_cannot_be_kept(
+    changes: dict[str, Any], problem: str
+) -> None:
+    spec = {"source": "nats", "mode": "pull", "url": "nats://x", "stream": "S", "consumer": "c"} | changes
+    text = json.dumps({"kind": "Subscription", "metadata": {"path": "s"}, "spec": spec})
+    with pytest.raises(InvalidDocument, match=problem):
+        parse_subscription(text)

@@ -24,6 +24,8 @@ from tape.brokers.source import Delivery, RedeliveryLimits, Source
 from tape.errors import SourceError, SourceMissing, SourceUnavailable
 
 NANOSECONDS = 1_000_000_000
+# How long NATS waits for an acknowledgement, unless the consumer says otherwise.
+ACK_WAIT_S = 30.0
 # Statuses of a pull without messages, and of one that has expired.
 _END_STATUSES = ("404", "408")
 
@@ -100,6 +102,9 @@ class NatsSource(Source):
     async def term(self, receipts: Sequence[str]) -> None:
         await self._send_ack(receipts, b"+TERM")
 
+    async def renew(self, receipts: Sequence[str]) -> None:
+        await self._send_ack(receipts, b"+WPI")
+
     async def release(self) -> None:
         """Return messages that were not polled."""
         waiting = [message.reply for message in self._arrived]
@@ -150,6 +155,7 @@ class NatsSource(Source):
                 info = await jetstream.add_consumer(self.stream, config)
         config = info.config
         self._max_deliver = int(config.max_deliver or 0)
+        self.renew_every_s = float(config.ack_wait or ACK_WAIT_S) / 3
         if config.deliver_subject or config.ack_policy != api.AckPolicy.EXPLICIT:
             raise SourceMissing(
                 f"subscription[nats]: consumer {self.consumer!r} on stream {self.stream!r} is not a pull consumer with"

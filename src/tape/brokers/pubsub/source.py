@@ -39,6 +39,9 @@ class PubSubSource(Source):
     `pip install 'tape[pubsub]'`.
     """
 
+    # The shortest acknowledgement deadline of a subscription is 10 s.
+    renew_every_s = 3.0
+
     def __init__(self, settings: SourceSettings) -> None:
         try:
             self._service = importlib.import_module("google.pubsub_v1.services.subscriber")
@@ -94,6 +97,13 @@ class PubSubSource(Source):
         for some in _chunks(receipts):
             with self._translate_errors():
                 await self._ready.acknowledge(subscription=self.subscription, ack_ids=some, timeout=CALL_S)
+
+    async def renew(self, receipts: Sequence[str]) -> None:
+        for some in _chunks(receipts):
+            with self._translate_errors():
+                await self._ready.modify_ack_deadline(
+                    subscription=self.subscription, ack_ids=some, ack_deadline_seconds=LEASE_S, timeout=CALL_S
+                )
 
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
         for some in _chunks(receipts):

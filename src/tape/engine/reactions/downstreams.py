@@ -87,7 +87,8 @@ def read_downstreams(reader: Reader | Transaction, subscription: str) -> list[Do
         f"SELECT {_COLUMNS}, CASE WHEN EXISTS (SELECT 1 FROM tape_tasks WHERE downstream = name AND downstream <> ''"
         f" AND status = {TaskStatus.PENDING} AND next_attempt_at_ms = {WAITS_MS}) THEN 1 ELSE 0 END,"
         " CASE WHEN probe_task_id <> '' AND EXISTS (SELECT 1 FROM tape_tasks WHERE task_id = probe_task_id"
-        f" AND status IN ({TaskStatus.PENDING}, {TaskStatus.CLAIMED})) THEN 1 ELSE 0 END"
+        f" AND (status = {TaskStatus.CLAIMED} OR status = {TaskStatus.PENDING}"
+        f" AND next_attempt_at_ms < {WAITS_MS})) THEN 1 ELSE 0 END"
         " FROM tape_downstreams WHERE name >= ? AND name < ?",
         *_range_of(subscription),
     )

@@ -8,7 +8,7 @@ from tape.journal.journal import Journal
 from tape.playbooks.document import read_playbook
 from tape.server.http.catalog import CatalogRoutes
 from tape.server.http.credentials import CredentialRoutes
-from tape.server.http.downstreams import DownstreamRoutes
+from tape.server.http.downstreams import DownstreamRoutes, OutcomeRoutes
 from tape.server.http.execute import ExecuteRoutes
 from tape.server.http.holds import HoldRoutes
 from tape.server.http.internal import InternalAccess
@@ -44,6 +44,7 @@ class ApiRoutes:
         self._pools = PoolRoutes(journal.database)
         self._downstreams = DownstreamRoutes(journal.database)
         self._holds = HoldRoutes(journal.database)
+        self._outcomes = OutcomeRoutes(journal.database)
         self._subscriptions = SubscriptionRoutes(journal)
         self._offsets = OffsetRoutes(journal)
         self._keys = keys
@@ -74,6 +75,7 @@ class ApiRoutes:
         add("POST", "/api/events", self._subscriptions.post_events)
         add("POST", "/api/downstreams", self._downstreams.act)
         add("POST", "/api/holds", self._holds.act)
+        add("POST", "/api/executions/outcomes", self._outcomes.read)
         add("GET", "/api/keys", self._keys.list)
         add("POST", "/api/keys", self._keys.create)
         add("POST", "/api/keys/{}/", self._keys.act)

@@ -15,7 +15,7 @@ from tape.engine.executions.execute import ExecuteRequest
 from tape.model.event_types import EVENTS, EventType
 from tape.server.calls import VARIANTS
 from tape.server.http.catalog import ListDocumentsRequest, ReadDocumentRequest, RegisterDocumentRequest
-from tape.server.http.downstreams import DownstreamRequest
+from tape.server.http.downstreams import DownstreamRequest, OutcomesRequest
 from tape.server.http.holds import HoldRequest
 from tape.server.http.info import InfoRequest
 from tape.server.http.keys import ChangeKeyRequest, CreateKeyRequest, RevokeTokenRequest
@@ -40,6 +40,7 @@ _REQUESTS = (
     ActRequest,
     DownstreamRequest,
     HoldRequest,
+    OutcomesRequest,
     RevokeTokenRequest,
 )
 _DESCRIPTION = """\

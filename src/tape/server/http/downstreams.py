@@ -1,4 +1,4 @@
-"""`/api/downstreams`: outcomes of runs by downstream, for runtimes and gateways that keep the circuits."""
+"""Outcomes of runs for runtimes: by downstream, for their circuits, and by execution, for acknowledgement."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.engine.executions.outcomes import read_outcomes
 from tape.errors import InvalidInput
 from tape.model.entry import check_id
+from tape.model.run_outcome import MAX_OUTCOMES
 from tape.model.tenant_names import qualify
 from tape.server.http.internal import answer, read_request
 from tape.store import Database
@@ -64,6 +66,34 @@ class DownstreamRoutes:
                 "resumed": [_resumed(each) for each in resumed],
             }
         )
+
+
+class OutcomesRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Which executions of a subscription: up to 1,000."""
+
+    subscription: str
+    execution_ids: list[str]
+
+
+class OutcomeRoutes:
+    """The route of outcomes of executions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self, request: Request) -> Response:
+        """Whether executions of a subscription have ended, and how; those that do not exist are left out."""
+        wanted = await read_request(request, OutcomesRequest)
+        check_id("subscription", wanted.subscription)
+        if not wanted.subscription:
+            raise InvalidInput("subscription is empty; name the path of a subscription.")
+        if len(wanted.execution_ids) > MAX_OUTCOMES:
+            raise InvalidInput(f"execution_ids has {len(wanted.execution_ids)} elements; send {MAX_OUTCOMES} at most.")
+        for each in wanted.execution_ids:
+            check_id("execution_ids", each)
+        path = qualify(wanted.subscription)
+        found = await self._database.read(lambda reader: read_outcomes(reader, path, wanted.execution_ids))
+        return answer({"outcomes": [{"execution_id": each, **outcome._asdict()} for each, outcome in found.items()]})
 
 
 def _resumed(run: ResumedRun) -> dict[str, Any]:

@@ -308,6 +308,13 @@ _API: Mapping[str, Operation] = {
         _json("HoldRequest"),
         errors=_CHANGES,
     ),
+    "POST /api/executions/outcomes": Operation(
+        "executions.outcomes",
+        "Whether executions of a subscription have ended, and how.",
+        _json("Outcomes"),
+        _json("OutcomesRequest"),
+        errors=_CHANGES,
+    ),
     "GET /api/keys": Operation(
         "keys.list",
         "Service keys by tenant and name, without secrets; `next` is the cursor of the next page.",

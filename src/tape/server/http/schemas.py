@@ -190,10 +190,19 @@ SCHEMAS: dict[str, Schema] = {
                         "successes": NUMBER,
                         "is_failing": {"type": "boolean"},
                         "held": {"type": "boolean"},
+                        "has_waiting": {"type": "boolean"},
+                        "is_probe_open": {"type": "boolean"},
                     }
                 ),
             },
             "resumed": array(record({"execution_id": ID, "message_id": TEXT})),
+        }
+    ),
+    "Outcomes": record(
+        {
+            "outcomes": array(
+                record({"execution_id": ID, "status": {"enum": ["open", "completed", "failed"]}, "error": TEXT})
+            )
         }
     ),
     "Subscription": record(

@@ -10,6 +10,7 @@ import msgspec
 
 from tape.errors import ApiRefused, ServerUnreachable
 from tape.model.dispatch_result import RunDispatchResult
+from tape.model.run_outcome import RunOutcome
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.holds import CONFIGURATION_ERRORS, ConfigurationProblem, is_configuration_error
 from tape.subscriptions.dispatch.outcomes import DownstreamCounts, ResumedRun
@@ -55,6 +56,20 @@ class ServerDownstreams:
     async def _ask(self, action: str, **more: Any) -> dict[str, Any]:
         body = {"subscription": self._path, "action": action, **more}
         return dict(await self._control.ask("POST", "/api/downstreams", body))
+
+
+class ServerOutcomes:
+    """The outcomes of the runs of a subscription, through `POST /api/executions/outcomes` of a server."""
+
+    def __init__(self, control: Control, path: str) -> None:
+        self._control = control
+        self._path = path
+
+    async def read(self, execution_ids: Sequence[int]) -> dict[int, RunOutcome]:
+        """The outcomes by execution id."""
+        body = {"subscription": self._path, "execution_ids": [str(each) for each in execution_ids]}
+        found = (await self._control.ask("POST", "/api/executions/outcomes", body))["outcomes"]
+        return {int(each["execution_id"]): RunOutcome(each["status"], each["error"]) for each in found}
 
 
 def _resumed(answer: dict[str, Any]) -> list[ResumedRun]:

@@ -159,12 +159,13 @@ class InProcessDispatch:
             answered: dict[str, None] = {}
             try:
                 with recording_answers(lambda name: answered.setdefault(name)):
-                    self.failed += bool(await self._perform(playbook, plan, execution_id))
+                    problem = await self._perform(playbook, plan, execution_id)
+                self.failed += bool(problem)
             except DownstreamUnavailable as error:
                 if plan.dedup is not None:
                     self._claims.pop(plan.dedup.key, None)
                 return RunDispatchResult("unavailable", error=str(error), downstream=error.downstream)
-            return RunDispatchResult("started", execution_id, answered=tuple(answered))
+            return RunDispatchResult("started", execution_id, problem, answered=tuple(answered))
 
     @contextlib.asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:

@@ -10,10 +10,12 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.engine.executions.execute import ExecuteRequest, checked_request, execute_batch
+from tape.engine.executions.outcomes import read_outcomes
 from tape.engine.reactions import downstreams
 from tape.engine.reactions.downstreams import DownstreamState
 from tape.errors import ExecutionSkipped, TapeError
 from tape.model.dispatch_result import RunDispatchResult
+from tape.model.run_outcome import RunOutcome
 from tape.store import Database
 from tape.subscriptions.dispatch.holds import is_configuration_error
 from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER, REPLAYED_AT_ONCE
@@ -140,6 +142,20 @@ class WriterDownstreams:
 
     def _name(self, name: str) -> str:
         return downstreams.name_of(self._path, name)
+
+
+class WriterOutcomes:
+    """The outcomes of the runs of a subscription, in the database of this process."""
+
+    def __init__(self, database: Database, path: str) -> None:
+        self._database = database
+        self._path = path
+
+    async def read(self, execution_ids: Sequence[int]) -> dict[int, RunOutcome]:
+        """The outcomes by execution id."""
+        ids = [str(each) for each in execution_ids]
+        found = await self._database.read(lambda reader: read_outcomes(reader, self._path, ids))
+        return {int(run_id): outcome for run_id, outcome in found.items()}
 
 
 def _counts(row: DownstreamState) -> DownstreamCounts:

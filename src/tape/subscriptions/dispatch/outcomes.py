@@ -191,7 +191,9 @@ class OutcomeFeed:
             return  # it is being dispatched
         waited_ms = self._now_ms() - since_ms
         if name not in self._probes:
-            if counts.has_waiting and await self._send_probe(name, may_repeat=False):
+            # It may wait behind the last probe, with the same ordering key: then that one is tried again.
+            may_repeat = waited_ms >= OTHERS_FIRST_MS
+            if counts.has_waiting and await self._send_probe(name, may_repeat=may_repeat):
                 return
             is_over = waited_ms >= TASK_DUE_MS
         else:

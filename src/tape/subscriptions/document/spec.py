@@ -19,6 +19,8 @@ SourceName: TypeAlias = Literal["pubsub", "nats", "kafka", "mqtt", "sqs", "amqp"
 Pool: TypeAlias = Annotated[str, Meta(pattern=f"^{POOL_PATTERN}$", extra={"means": POOL_RULE.removeprefix("must be ")})]
 
 MAX_BATCH = 1_000
+# Messages in flight with `dispatch.ack: on_completion`, unless the document has a limit.
+MAX_AWAITED = 1_000
 # The keys of a source's connection, and which source understands them.
 CONNECTION_KEYS: dict[str, tuple[SourceName, ...]] = {
     "url": ("nats", "mqtt", "amqp"),
@@ -95,6 +97,17 @@ class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Meta(description="What of the message is put at the top of the run's payload."),
     ] = "message.json"
     execution_pool: Annotated[Pool, Meta(description="Pool of the run; from the playbook's path without it.")] = ""
+    ack: Annotated[
+        Literal["on_accept", "on_completion"],
+        Meta(
+            description="When a message is acknowledged: when its run is durable, or when the run has ended well. With"
+            " both, also when the message is in the spool."
+        ),
+    ] = "on_accept"
+    on_failure: Annotated[
+        Literal["dead_letter", "nack"],
+        Meta(description="What becomes of a message whose run failed for good, with `ack: on_completion`."),
+    ] = "dead_letter"
     batch_dispatch: Annotated[bool, Meta(description="Several messages in one request to the server.")] = False
     batch_max: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_BATCH)] | None,
@@ -122,7 +135,10 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     max_in_flight: Annotated[
         Count | None,
-        Meta(description="Messages in flight: fetched, not dispatched or spooled yet. Default: unlimited."),
+        Meta(
+            description="Messages in flight: fetched, not acknowledged yet. Default: unlimited; 1,000 with"
+            " `dispatch.ack: on_completion`."
+        ),
     ] = None
     max_dispatch_per_sec: Annotated[Count | None, Meta(description="Runs started per second. Default: unlimited.")] = (
         None
@@ -322,8 +338,12 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def max_in_flight(self) -> int | None:
-        """The limit of messages in flight: `limits.max_in_flight` or `runtime.max_in_flight`."""
-        return self.limits.max_in_flight or self.runtime.max_in_flight
+        """The limit of messages in flight: `limits.max_in_flight` or `runtime.max_in_flight`.
+
+        A message that is acknowledged on completion is in flight until then: without a limit, 1,000 are.
+        """
+        declared = self.limits.max_in_flight or self.runtime.max_in_flight
+        return declared or (MAX_AWAITED if self.dispatch.ack == "on_completion" else None)
 
     @property
     def dispatch_batch(self) -> int:

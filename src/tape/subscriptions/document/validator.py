@@ -185,6 +185,24 @@ def _directives_constrain(spec: Node) -> None:
             key_at(rule, "map").wrong("is for controls: priority alone")
 
 
+def _ack_fits(spec: Node) -> None:
+    dispatch = block(spec, "dispatch")
+    if word(dispatch, "ack", "on_accept") != "on_completion":
+        if "on_failure" in dispatch.value:
+            key_at(dispatch, "on_failure").wrong("has no effect without dispatch.ack: on_completion")
+        return
+    if word(spec, "mode") == "push":
+        key_at(dispatch, "ack").wrong(
+            "does not go with mode: push: a sender waits seconds for its answer, a run can take hours; deliveries are"
+            " accepted when they are durable. Use on_accept"
+        )
+    if word(dispatch, "on_failure") == "nack" and block(spec, "dedup").value.get("enabled") is True:
+        key_at(dispatch, "on_failure").wrong(
+            "does not go with dedup.enabled: a redelivered message would be a duplicate of its failed run; use"
+            " dead_letter, or begin failed runs again with `tape runs retry`"
+        )
+
+
 def _spool_fits(spec: Node) -> None:
     spool = block(spec, "spool")
     given = spool.value
@@ -233,12 +251,14 @@ _NOT_ON_SPARK = {
     ("runtime", "concurrency"): "the cores of the executors decide how much is done at once; leave it out",
     ("runtime", "max_instances"): "Spark's own settings say how many executors there are; leave it out",
     ("dispatch", "batch_dispatch"): "messages are always handed over in batches; leave it out, or say true",
+    ("dispatch", "ack"): "nothing is acknowledged: offsets are stored with the runs. Leave it out",
     ("spool", "mode"): "nothing is acknowledged, so the source is the buffer: during an outage the stream waits"
     " at its checkpoint. Use off",
 }
 _HARMLESS_ON_SPARK: dict[tuple[str, ...], Any] = {
     ("activation",): "continuous",
     ("dispatch", "batch_dispatch"): True,
+    ("dispatch", "ack"): "on_accept",
     ("spool", "mode"): "off",
 }
 
@@ -278,6 +298,7 @@ RULES: tuple[Callable[[Node], None], ...] = (
     _limits_agree,
     _directives_constrain,
     check_verify,
+    _ack_fits,
     _spool_fits,
     _spark_fits,
     _scaling_is_possible,

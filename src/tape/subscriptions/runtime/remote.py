@@ -12,7 +12,7 @@ from tape.base.telemetry.metrics import Metrics
 from tape.errors import ApiRefused, DrainedByServer, InvalidConfig, PayloadTooLarge, ServerUnreachable, TapeError
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.holds import HOLD_RETRY, is_missing_secret
-from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams, ServerReadiness
+from tape.subscriptions.dispatch.http import ServerDispatch, ServerDownstreams, ServerOutcomes, ServerReadiness
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
@@ -117,6 +117,7 @@ class RemoteRuntime:
                 reporter=EventReporter(self._write, self._worker_id),
                 metrics=self.metrics,
                 downstreams=ServerDownstreams(self._control, self.path),
+                outcomes=ServerOutcomes(self._control, self.path),
                 readiness=readiness,
                 state=lambda: self._state,
                 until_empty=self._once,

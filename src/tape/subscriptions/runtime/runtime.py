@@ -36,6 +36,7 @@ from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.message import SourceMessage, message_fields, message_of
 from tape.subscriptions.routing import Plan, resolve
+from tape.subscriptions.runtime.completions import AwaitedDelivery, Completions, RunOutcomes
 from tape.subscriptions.runtime.flow_limits import Allowance, FlowLimiter
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Runtime:
         max_messages: int | None = None,
         backoff: RetryPolicy = BACKOFF,
         on_messages: Callable[[Sequence[SourceMessage]], Awaitable[None]] | None = None,
+        outcomes: RunOutcomes | None = None,
     ) -> None:
         self.subscription = subscription
         self.ref = ref
@@ -115,6 +117,11 @@ class Runtime:
         self._on_messages = on_messages
         spec = subscription.spec
         self.limiter = FlowLimiter(spec.max_in_flight, spec.limits.max_dispatch_per_sec)
+        # With `ack: on_completion`: the deliveries whose runs go on.
+        self._completions: Completions | None = None
+        if spec.dispatch.ack == "on_completion" and outcomes is not None:
+            self._completions = Completions(subscription.path, source, outcomes, self._settle_ended)
+        self._settling = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._fetched: asyncio.Queue[list[Delivery] | None] = asyncio.Queue(maxsize=1)
         self._held_in_a_row = 0
@@ -150,6 +157,7 @@ class Runtime:
         upkeep = asyncio.create_task(self._forwarder.run(), name="tape-forwarder")
         handling = asyncio.create_task(self._dispatch_loop(), name="tape-dispatching")
         fetching = asyncio.create_task(self._fetch(), name="tape-fetching")
+        following = asyncio.create_task(self._completions.run()) if self._completions is not None else None
         ending: asyncio.Task[None] | None = None
         try:
             # A failure of one task ends the other.
@@ -159,9 +167,11 @@ class Runtime:
                 await asyncio.wait({ending, handling}, return_when=asyncio.FIRST_COMPLETED)
             await handling
             await fetching
+            if self._completions is not None:
+                await self._completions.finish(is_draining=lambda: self._state() == "DRAINING")
         finally:
             self._forwarder.stop()
-            tasks = [task for task in (fetching, handling, ending) if task is not None]
+            tasks = [task for task in (fetching, handling, ending, following) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, upkeep, return_exceptions=True)
@@ -323,18 +333,20 @@ class Runtime:
 
     async def _dispatch_loop(self) -> None:
         while (deliveries := await self._fetched.get()) is not None:
+            awaited = 0
             try:
-                await self._dispatch_batch(deliveries)
+                awaited = await self._dispatch_batch(deliveries)
             except TapeError as error:
                 log.warning("%s: %d messages are not acknowledged: %s", self.subscription.path, len(deliveries), error)
                 await self._settle([], [], {1: [delivery.receipt for delivery in deliveries]})
             finally:
-                self.limiter.settled(len(deliveries))
+                self.limiter.settled(len(deliveries) - awaited)
 
-    async def _dispatch_batch(self, fetched: list[Delivery]) -> None:
+    async def _dispatch_batch(self, fetched: list[Delivery]) -> int:
+        """Dispatch messages, and settle them. Returns how many are in flight until their runs have ended."""
         deliveries = [each for each in fetched if not self._source.will_redeliver(each.receipt)]
         if not deliveries:
-            return
+            return 0
         messages = [self._planned(delivery) for delivery in deliveries]
         if self._on_messages is not None:
             await self._on_messages([message for message, _ in messages])
@@ -346,11 +358,16 @@ class Runtime:
         safe: list[str] = []
         redeliver: defaultdict[int, list[str]] = defaultdict(list)
         dead_lettered: list[str] = []
+        awaited: list[AwaitedDelivery] = []
         is_stuck = not any(answer.is_durable for answer in answers)
         self._held_in_a_row = min(self._held_in_a_row + 1, self._most_in_a_row) if is_stuck else 0
         for delivery, (message, plan), answer in zip(deliveries, messages, answers, strict=True):
             self._count(plan, answer)
-            if answer.is_durable:
+            if answer.has_run and self._completions is not None:
+                awaited.append(AwaitedDelivery(delivery, message, answer.execution_id))
+            elif answer.has_run and answer.error and self.subscription.spec.dispatch.ack == "on_completion":
+                await self._give_up(delivery, message, answer, dead_lettered, redeliver)
+            elif answer.is_durable:
                 safe.append(delivery.receipt)
             elif answer.outcome == "rejected" and await self._is_dead_lettered(delivery, message, answer):
                 dead_lettered.append(delivery.receipt)
@@ -358,6 +375,45 @@ class Runtime:
                 times = delivery.deliveries if answer.outcome == "rejected" else self._held_in_a_row
                 redeliver[times].append(delivery.receipt)
         await self._settle(safe, dead_lettered, redeliver)
+        for each in awaited:
+            assert self._completions is not None
+            self._completions.add(each)
+        return len(awaited)
+
+    async def _settle_ended(
+        self, completed: Sequence[AwaitedDelivery], failed: Sequence[tuple[AwaitedDelivery, str]]
+    ) -> None:
+        """Settle the deliveries whose runs have ended."""
+        redeliver: defaultdict[int, list[str]] = defaultdict(list)
+        dead_lettered: list[str] = []
+        for (delivery, message, execution_id), error in failed:
+            answer = RunDispatchResult("started", execution_id, error)
+            await self._give_up(delivery, message, answer, dead_lettered, redeliver)
+        await self._settle([each.delivery.receipt for each in completed], dead_lettered, redeliver)
+        self.limiter.settled(len(completed) + len(failed))
+
+    async def _give_up(
+        self,
+        delivery: Delivery,
+        message: SourceMessage,
+        answer: RunDispatchResult,
+        dead_lettered: list[str],
+        redeliver: defaultdict[int, list[str]],
+    ) -> None:
+        """Dead-letter a message whose run failed for good, or let its source redeliver it, as the document says."""
+        self.counts.failed += 1
+        log.warning(
+            "%s: the run %s of message %s failed: %s",
+            self.subscription.path,
+            answer.run_id,
+            delivery.message_id,
+            answer.error,
+        )
+        is_last = self.subscription.spec.dispatch.on_failure == "dead_letter" or self._is_last_delivery(delivery)
+        if is_last and await self._write_dead_letter(delivery, message, f"run {answer.run_id} failed: {answer.error}"):
+            dead_lettered.append(delivery.receipt)
+        else:
+            redeliver[delivery.deliveries].append(delivery.receipt)
 
     def _planned(self, delivery: Delivery) -> tuple[SourceMessage, Plan]:
         message = message_of(self.subscription.spec.source, delivery)
@@ -383,17 +439,25 @@ class Runtime:
         The event has the whole message. A message that is too large for the journal is terminated only if the source
         keeps terminated messages.
         """
-        if delivery.deliveries < MAX_DELIVERIES and delivery.redelivery.deliveries_left != 0:
+        if not self._is_last_delivery(delivery):
             return False
+        return await self._write_dead_letter(delivery, message, f"refused: {answer.error}")
+
+    @staticmethod
+    def _is_last_delivery(delivery: Delivery) -> bool:
+        return delivery.deliveries >= MAX_DELIVERIES or delivery.redelivery.deliveries_left == 0
+
+    async def _write_dead_letter(self, delivery: Delivery, message: SourceMessage, reason: str) -> bool:
+        """Write the event of a dead letter. Returns whether the message can be terminated at the source."""
         fields = message_fields(message, self.subscription.spec.headers, message.data)
         try:
             try:
-                await self._reporter.write([self._dead_letter(delivery, answer, fields)])
+                await self._reporter.write([self._dead_letter(delivery, reason, fields)])
             except PayloadTooLarge:
                 if delivery.deliveries > MAX_DELIVERIES and not self._source.keeps_settled:
                     return False  # emitted before, and still at its source
                 rest = {**fields, "data": None, "bytes": len(delivery.body or b"")}
-                await self._reporter.write([self._dead_letter(delivery, answer, rest)])
+                await self._reporter.write([self._dead_letter(delivery, reason, rest)])
                 if not self._source.keeps_settled:
                     return False
         except TapeError as error:
@@ -407,14 +471,14 @@ class Runtime:
         self._metrics.dead_lettered.labels(self.subscription.spec.source).inc()
         return True
 
-    def _dead_letter(self, delivery: Delivery, answer: RunDispatchResult, message: dict[str, Any]) -> SubscriptionEvent:
+    def _dead_letter(self, delivery: Delivery, reason: str, message: dict[str, Any]) -> SubscriptionEvent:
         return events.dead_lettered(
             self.ref,
             delivery.message_id,
             0,
             "",
             delivery.deliveries,
-            f"refused: {answer.error}",
+            reason,
             message=message,
             emitter="subscription_runtime",
         )
@@ -422,10 +486,11 @@ class Runtime:
     async def _settle(self, safe: list[str], dead_lettered: list[str], redeliver: Mapping[int, list[str]]) -> None:
         """Acknowledge, terminate or negatively acknowledge receipts, the last with a backoff by number of failures."""
         try:
-            await self._source.ack(safe)
-            await self._source.term(dead_lettered)
-            for times, receipts in redeliver.items():
-                await self._source.nack(receipts, self._backoff.delay(times))
+            async with self._settling:
+                await self._source.ack(safe)
+                await self._source.term(dead_lettered)
+                for times, receipts in redeliver.items():
+                    await self._source.nack(receipts, self._backoff.delay(times))
         except SourceError as error:
             # Acknowledged again after the reconnect; otherwise the source redelivers them and dedup drops them.
             log.warning("%s: %d messages are not settled: %s", self.subscription.path, len(safe), error)

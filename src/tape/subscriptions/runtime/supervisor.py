@@ -22,7 +22,7 @@ from tape.journal.journal import Journal
 from tape.store import Reader, Transaction
 from tape.subscriptions import events, lifecycle
 from tape.subscriptions.dispatch.holds import HOLD_RETRY
-from tape.subscriptions.dispatch.in_server import WriterDispatch, WriterDownstreams
+from tape.subscriptions.dispatch.in_server import WriterDispatch, WriterDownstreams, WriterOutcomes
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
@@ -181,6 +181,7 @@ class RuntimeSupervisor:
                 metrics=self._database.metrics,
                 downstreams=WriterDownstreams(self._database, live.path),
                 readiness=readiness,
+                outcomes=WriterOutcomes(self._database, live.path),
                 state=lambda: self._states.get(live.subscription_id, "DEACTIVATED"),
                 until_empty=is_scheduled,
             )
