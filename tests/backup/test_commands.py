@@ -89,6 +89,32 @@ def test_info_counts_entries_without_the_ranges_that_epochs_leave_out(sqlite_url
     assert "no entries from 31 to 1000030" in tape("info", "--store", restored).stdout
 
 
+def test_info_lists_the_points_of_a_backup_and_verify_names_what_a_restored_journal_lacks(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    open_database(sqlite_url).migrate()
+    target = str(tmp_path / "backup")
+    for count in (10, 20):
+        append_entries(sqlite_url, count)
+        tape("backup", target, "--store", sqlite_url)
+    shown = tape("info", "--backup", target).stdout
+    assert re.findall(r"^ +(\d+)  20\d\d-\d\d-\d\d .* epoch 1 ", shown, re.MULTILINE) == ["10", "30"]
+    refused = tape("restore", target, "--store", f"sqlite:{tmp_path / 'x.db'}", "--until", "9")
+    assert f"which is at 10. All of them: tape info --backup {target}" in refused.stderr
+    restored = f"sqlite:{tmp_path / 'restored.db'}"
+    tape("restore", target, "--store", restored, "--until", "12", "--last-known", "35")
+    assert "Without entries: 11 to 35; the database lost them" in tape("verify", "--store", restored).stdout
+    report = json.loads(tape("verify", "--store", restored, "-o", "json").stdout)
+    assert (report["ok"], report["lost"]) == (True, [{"first": 11, "last": 35}])
+
+
+def test_a_file_is_no_place_for_a_backup(sqlite_url: str, tmp_path: Path) -> None:
+    open_database(sqlite_url).migrate()
+    (tmp_path / "file").touch()
+    done = tape("backup", str(tmp_path / "file"), "--store", sqlite_url)
+    assert (done.returncode, "is a file. Name a folder" in done.stderr) == (1, True)
+
+
 def test_a_restore_into_memory_is_refused(tmp_path: Path) -> None:
     done = tape("restore", str(tmp_path), "--store", "memory")
     assert done.returncode == 1

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import random
+import socket
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ class Load:
         self.acknowledged: dict[int, int] = {}
         self.failures = 0
         self.followed: list[int] = []
+        self.has_reader_ended = False
         self._grew = asyncio.Event()
         self._tasks = [asyncio.create_task(self._call(f"run-{n}")) for n in range(CALLERS)]
         self._tasks += [asyncio.create_task(self._call_batches(f"batch-{n}")) for n in range(BATCH_CALLERS)]
@@ -80,9 +82,13 @@ class Load:
                 self._grew.set()
 
     async def _follow(self) -> None:
-        async for entry in self._client.follow():
-            self.followed.append(entry.global_seq)
-            self._grew.set()
+        try:
+            async for entry in self._client.follow():
+                self.followed.append(entry.global_seq)
+                self._grew.set()
+        except TapeError as error:
+            sys.stderr.write(f"the reader ended: {error}\n")
+            self.has_reader_ended = True
 
     async def until_followed(self, global_seq: int) -> None:
         """Wait until the reader has an entry."""
@@ -144,8 +150,8 @@ async def run_rounds(store_url: str, kills: int, seed: int) -> Totals:
     totals = Totals()
     moments = random.Random(seed)
     server = ServerProcess(store_url)
-    server.start()
-    listen = server.url.removeprefix("tape://")
+    listen = f"127.0.0.1:{_own_port()}"
+    server.start(listen)
     load = Load(server.url)
     try:
         for _ in range(kills):
@@ -171,10 +177,18 @@ async def run_rounds(store_url: str, kills: int, seed: int) -> Totals:
         await load.stop()
         server.kill()
     totals.acknowledged = len(load.acknowledged)
-    totals.misread = sum(found != wanted for wanted, found in enumerate(load.followed, 1))
+    totals.misread = sum(found != wanted for wanted, found in enumerate(load.followed, 1)) + load.has_reader_ended
     totals.lost, totals.repeated = await compare(store_url, load.acknowledged)
     totals.unverified = int((await asyncio.to_thread(tape, "verify", "--store", store_url)).returncode != 0)
     return totals
+
+
+def _own_port() -> int:
+    """A port that no other test uses: while the server is down, one of them would answer our callers instead."""
+    while True:
+        port = random.SystemRandom().randrange(5_000, 10_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 async def compare(store_url: str, acknowledged: dict[int, int]) -> tuple[int, int]:

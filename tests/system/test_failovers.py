@@ -19,7 +19,7 @@ from tape.journal.verifier import verify
 from tape.model.entry import Entry
 from tape.model.gap import JournalGap
 from tape.store import open_database
-from tests.services import Postgres, ServerProcess
+from tests.services import Postgres, ServerProcess, wait_for
 
 CALLERS = 6
 MAX_LOST = 60
@@ -48,7 +48,9 @@ class Replica:
     def _closed(self) -> Iterator[psycopg.Connection]:
         with psycopg.connect(self._admin, autocommit=True) as admin:
             admin.execute(f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS false")
-            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (self._name,))
+            # One that has just been let in is not there yet when the others are ended.
+            ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
+            wait_for(lambda: admin.execute(ended, (self._name,)).fetchone() == (0,), "the end of all connections")
             yield admin
             admin.execute(f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS true")
 

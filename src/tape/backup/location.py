@@ -121,6 +121,10 @@ class FolderLocation(Location):
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
+        if self.root.is_file():
+            raise BackupLocationFailed(
+                f"{self.root} is a file. Name a folder: a new one, or that of the backups before."
+            )
         try:
             make_private_folder(self.root)
             descriptor = os.open(self.root / LOCK, os.O_CREAT | os.O_RDWR, 0o600)

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from tape.backup.location import Location
-from tape.errors import BackupDamaged, BackupTooNew
+from tape.errors import BackupDamaged, BackupMismatch, BackupTooNew
 from tape.store.connection import ColumnKind
 
 FORMAT = 1
@@ -161,6 +161,14 @@ def read_manifest(location: Location) -> Manifest | None:
     for each in manifest.snapshots:
         if not _NAME.fullmatch(each.name) or not 0 <= each.global_seq <= MAX_SEQ:
             raise BackupDamaged(f"{FILE} has the snapshot {each.name!r} at {each.global_seq}, which it cannot have.")
+    return manifest
+
+
+def existing_manifest(location: Location) -> Manifest:
+    """The manifest of a location that must have one."""
+    manifest = read_manifest(location)
+    if manifest is None:
+        raise BackupMismatch(f"{location.name} holds no backup: it has no manifest.json.")
     return manifest
 
 

@@ -27,7 +27,7 @@ from tape.backup.manifest import (
     Manifest,
     Snapshot,
     WalletKey,
-    read_manifest,
+    existing_manifest,
     read_snapshot,
 )
 from tape.backup.parts import read_part
@@ -125,9 +125,7 @@ def restore_backup(
 
 def choose_snapshot(location: Location, until: int | None = None) -> tuple[Manifest, Snapshot]:
     """The manifest of a backup, and its newest snapshot whose head is at or before `until`."""
-    manifest = read_manifest(location)
-    if manifest is None:
-        raise BackupMismatch(f"{location.name} holds no backup: it has no manifest.json.")
+    manifest = existing_manifest(location)
     if not manifest.snapshots:
         raise BackupMismatch(
             f"{location.name} holds no whole backup yet: its first run was interrupted. Run tape backup again."
@@ -135,7 +133,10 @@ def choose_snapshot(location: Location, until: int | None = None) -> tuple[Manif
     found = [each for each in manifest.snapshots if until is None or each.global_seq <= until]
     if not found:
         oldest = min(each.global_seq for each in manifest.snapshots)
-        raise InvalidInput(f"--until {until} is before the first snapshot of the backup, which is at {oldest}.")
+        raise InvalidInput(
+            f"--until {until} is before the first snapshot of the backup, which is at {oldest}."
+            f" All of them: tape info --backup {location.name}"
+        )
     # The last run decides among those of one head; a later epoch has higher numbers.
     ref = max(enumerate(found), key=lambda each: (each[1].global_seq, each[0]))[1]
     snapshot = read_snapshot(location, ref)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
 
+from tape.backup.location import Location, open_location
+from tape.backup.manifest import existing_manifest
 from tape.base.extras import require_server_libraries
 from tape.base.store_url import StoreUrl
 from tape.base.url_mask import mask_urls
@@ -66,9 +69,18 @@ class StoreInfo(msgspec.Struct, kw_only=True):
     backups: list[BackupInfo]
 
 
-def info(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
+def info(
+    store: StoreOption = DEFAULT_STORE,
+    backup: Annotated[
+        str, typer.Option(help="Show this backup instead, and the points that it can be restored to.")
+    ] = "",
+    output: OutputOption = Output.text,
+) -> None:
     """Show which store is used and how it was found, its journal, size, witness, damage and last backup."""
     require_server_libraries("tape info")
+    if backup:
+        _show_backup(open_location(backup), output)
+        return
     database = open_database(store, create=False)
     connection = database.connect(read_only=True)
     try:
@@ -79,6 +91,30 @@ def info(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text)
         print_json(found)
     else:
         _print(found)
+
+
+def _show_backup(location: Location, output: Output) -> None:
+    manifest = existing_manifest(location)
+    if output is Output.json:
+        print_json(manifest)
+        return
+    parts = sum(part.size for part in manifest.journal)
+    print_facts(
+        {
+            "backup": location.name,
+            "journal": manifest.journal_id,
+            "entries": f"up to {manifest.last_seq}, {parts:,} bytes in {len(manifest.journal):,} parts",
+            "last run": moment(manifest.updated_ms),
+            "damage": f"{len(manifest.damage):,} ranges, the first at {manifest.damage[0].first}"
+            if manifest.damage
+            else "none",
+            "snapshots": f"{len(manifest.snapshots):,}, to restore one: tape restore {location.name} --until SEQ"
+            if manifest.snapshots
+            else "none yet: nothing can be restored. Run tape backup again",
+        }
+    )
+    for each in manifest.snapshots:
+        typer.echo(f"{each.global_seq:>10}  {moment(each.created_ms)}  epoch {each.epoch}  {each.name}")
 
 
 def read_info(database: Database, connection: DatabaseConnection) -> StoreInfo:

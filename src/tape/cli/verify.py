@@ -32,6 +32,7 @@ from tape.errors import (
     StoreUnavailable,
 )
 from tape.journal.appender import read_head
+from tape.journal.epochs import read_holes
 from tape.journal.findings import Finding, VerifyReport
 from tape.journal.index_check import rebuild_indexes
 from tape.journal.proofs import OWN_CHECKS, find_lost_tail
@@ -43,6 +44,7 @@ from tape.store.migrations import known_migrations, pending_migrations
 from tape.store.reconnection import ReconnectingReader
 
 MAX_SHOWN = 100
+MAX_RANGES = 10
 # The store cannot be reached: neither proven nor damaged.
 UNAVAILABLE_EXIT = 3
 
@@ -90,7 +92,7 @@ def verify(
         database = open_database(store, migrate=False, create=False)
         if repair_indexes:
             rebuild_indexes(database)
-        report = _verify(database, expectations)
+        report, lost = _verify(database, expectations), _named_ranges(database)
     except (StoreUnavailable, StoreBusy, StoreFull) as error:
         typer.secho(f"error {error.code}: ", fg="red", bold=True, err=True, nl=False)
         typer.echo(f"{mask_urls(str(error))} Nothing was verified.", err=True)
@@ -99,9 +101,11 @@ def verify(
         shown = {"ok": report.ok, **msgspec.to_builtins(report)}
         if not report.omitted:
             del shown["omitted"]
+        if lost:
+            shown["lost"] = [{"first": each.start, "last": each.stop - 1} for each in lost]
         typer.echo(msgspec.json.encode(shown).decode())
     else:
-        _show(report, expectations)
+        _show(report, expectations, lost)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -118,6 +122,20 @@ def _verify(database: Database, expectations: Sequence[Expectation] = ()) -> Ver
             report = verify_journal(reader, progress, [*OWN_CHECKS, _witness_check(database), check_archive, *checks])
     report.findings[:0] = problems
     return report
+
+
+def _named_ranges(database: Database) -> list[range]:
+    """The numbers that have no entry because the database lost it, which the journal says itself."""
+    try:
+        connection = database.connect(read_only=True)
+        try:
+            return list(read_holes(connection, read_head(connection)))
+        finally:
+            connection.close()
+    except (StoreUnavailable, StoreBusy, StoreFull):
+        raise
+    except Exception:  # of damaged rows, which are findings already
+        return []
 
 
 def _witness_check(database: Database) -> Check:
@@ -177,11 +195,15 @@ def _check_schema(database: Database) -> list[Finding]:
     raise SchemaOutdated(f"The database {url} lacks {names}. Run: tape migrate --store {url}")
 
 
-def _show(report: VerifyReport, expectations: Sequence[Expectation]) -> None:
+def _show(report: VerifyReport, expectations: Sequence[Expectation], lost: Sequence[range]) -> None:
     console = Console()
     extent = f"{report.entries:,} entries ({report.oldest} to {report.head})"
     if report.ok:
         console.print(f"[green]✓[/green] {extent} are exactly what was written.")
+        if lost:
+            shown = ", ".join(f"{each.start} to {each.stop - 1}" for each in lost[:MAX_RANGES])
+            more = f" and {len(lost) - MAX_RANGES:,} more ranges" if len(lost) > MAX_RANGES else ""
+            console.print(f"  Without entries: {shown}{more}; the database lost them. `tape info` says when and why.")
         for each in expectations:
             console.print(f"[green]✓[/green] entry {each.global_seq} is the one that {escape(each.source)} names.")
             if each.meaning:
@@ -193,7 +215,23 @@ def _show(report: VerifyReport, expectations: Sequence[Expectation]) -> None:
     console.print(table)
     if len(report.findings) > MAX_SHOWN:
         console.print(f"… and {report.problems - MAX_SHOWN:,} more; --output json lists {len(report.findings):,}.")
-    console.print(f"[red]✗[/red] {extent}: {report.problems:,} problems. Restore the affected range from a backup.")
+    problems = "1 problem" if report.problems == 1 else f"{report.problems:,} problems"
+    console.print(f"[red]✗[/red] {extent}: {problems}. {_remedy({each.problem for each in report.findings})}")
+
+
+def _remedy(problems: set[str]) -> str:
+    """What to do next."""
+    if problems == {"tail"}:
+        return (
+            "`tape info` says how far the last backup goes. `tape serve --accept-loss` goes on without what is gone;"
+            " `tape restore BACKUP --store NEW` brings a backup back."
+        )
+    if problems == {"index"}:
+        return "No entry is damaged: `tape verify --repair-indexes` rebuilds the indexes."
+    return (
+        "The server goes on and names these to its readers. `tape restore BACKUP --store NEW` brings back what a backup"
+        " has of them, into a new store."
+    )
 
 
 def _printable(text: str) -> str:

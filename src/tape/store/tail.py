@@ -52,8 +52,9 @@ class TailLoss(msgspec.Struct, frozen=True):
     def error(self, store: str, witness: str) -> TailLost:
         """The error with which a process refuses to write to the database."""
         return TailLost(
-            f"{store} lost the tail of its journal: {self} (witness: {witness}). Restore the database from a backup, or"
-            " start the server with --accept-loss to go on without them: their numbers are not given out again.",
+            f"{store} lost the tail of its journal: {self} (witness: {witness}). Restore a backup that has what is gone"
+            " (`tape info` says how far the last one goes), or go on without it: `tape serve --accept-loss`. No"
+            " number is given out again.",
             self.first,
             self.last,
         )
