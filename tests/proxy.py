@@ -17,8 +17,9 @@ T = TypeVar("T")
 
 # passes: all is well. refuses: connections are reset, new ones refused. black hole: nothing arrives anywhere, and no
 # connection ends. half open: connections of before are black holes for ever, new ones pass. deaf: requests arrive,
-# answers do not.
-Network = Literal["passes", "refuses", "black hole", "half open", "deaf"]
+# answers do not. resets answers: requests arrive, and the connection is reset in place of the answer, so that a commit
+# is carried out and its caller gets an error.
+Network = Literal["passes", "refuses", "black hole", "half open", "deaf", "resets answers"]
 CHUNK = 1 << 16
 
 
@@ -111,6 +112,9 @@ class FaultProxy:
                     await asyncio.sleep(self._delay_s)
                 while link.is_dead or self._state == "black hole" or (self._state == "deaf" and is_answer):
                     await asyncio.sleep(0.02)
+                if self._state == "resets answers" and is_answer:
+                    link.reset()
+                    return
                 writer.write(data)
                 await writer.drain()
         while link.is_dead or self._state == "black hole":  # the end of a connection does not arrive either

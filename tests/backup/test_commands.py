@@ -103,9 +103,17 @@ def test_info_lists_the_points_of_a_backup_and_verify_names_what_a_restored_jour
     assert f"which is at 10. All of them: tape info --backup {target}" in refused.stderr
     restored = f"sqlite:{tmp_path / 'restored.db'}"
     tape("restore", target, "--store", restored, "--until", "12", "--last-known", "35")
-    assert "Without entries: 11 to 35; the database lost them" in tape("verify", "--store", restored).stdout
+    assert "Without entries: 11 to 35. The database lost" in tape("verify", "--store", restored).stdout
     report = json.loads(tape("verify", "--store", restored, "-o", "json").stdout)
     assert (report["ok"], report["lost"]) == (True, [{"first": 11, "last": 35}])
+
+
+def test_a_database_without_tables_is_named_as_such_by_every_command_that_reads(
+    bare_store_url: str, tmp_path: Path
+) -> None:
+    for command in (["info"], ["verify"], ["backup", str(tmp_path / "backup")]):
+        done = tape(*command, "--store", bare_store_url)
+        assert (done.returncode, "TAPE-1508" in done.stderr, "0001_" in done.stderr) == (1, True, False), command
 
 
 def test_a_file_is_no_place_for_a_backup(sqlite_url: str, tmp_path: Path) -> None:

@@ -18,23 +18,31 @@ from tape.errors import TapeError
 from tests.proxy import FaultProxy, Network
 from tests.services import Postgres, ServerProcess
 from tests.system.test_crash import prove
+from tests.web import call
 
 CALLERS = 8
 FAULT_S = 2.0
 # How long nothing may be acknowledged, or arrive at a reader, once the network is well again.
 MAX_STALL_S = 10.0
-FAULTS: tuple[Network, ...] = ("refuses", "black hole", "half open", "deaf")
+FAULTS: tuple[Network, ...] = ("refuses", "black hole", "half open", "deaf", "resets answers")
 
 
 class Traffic:
-    """Callers that append without pause through one client, and a reader of another; when each last got something."""
+    """Callers that append without pause through one client, and a reader of another; how long each got nothing."""
+
+    _ids = itertools.count()
 
     def __init__(self, writer: AsyncTapeClient, reader: AsyncTapeClient) -> None:
         self._writer, self._reader = writer, reader
-        self._ids = itertools.count()
         self.acknowledged: dict[int, int] = {}
         self.followed: list[int] = []
-        self.last_acknowledged = self.last_followed = time.monotonic()
+        self.longest_pause_s = 0.0
+        self._acknowledged_at = self._followed_at = time.monotonic()
+
+    def begin_to_measure(self) -> None:
+        """Forget the pauses of before."""
+        self.longest_pause_s = 0.0
+        self._acknowledged_at = self._followed_at = time.monotonic()
 
     async def call(self, run_id: str) -> None:
         while True:
@@ -48,12 +56,16 @@ class Traffic:
                 else:
                     break
             self.acknowledged[number] = global_seq
-            self.last_acknowledged = time.monotonic()
+            now = time.monotonic()
+            self.longest_pause_s = max(self.longest_pause_s, now - self._acknowledged_at)
+            self._acknowledged_at = now
 
     async def follow(self) -> None:
         async for entry in self._reader.follow():
             self.followed.append(entry.global_seq)
-            self.last_followed = time.monotonic()
+            now = time.monotonic()
+            self.longest_pause_s = max(self.longest_pause_s, now - self._followed_at)
+            self._followed_at = now
 
     async def until_both_go_on(self) -> tuple[float, float]:
         """Seconds until the next append is acknowledged, and until the reader has that entry."""
@@ -141,3 +153,55 @@ async def test_a_slow_network_to_the_database_delays_and_loses_nothing(postgres:
                 proxy.become("passes")
                 await settle(found)
         await prove(url, found.acknowledged)
+
+
+async def status(server: ServerProcess, path: str) -> tuple[int, str]:
+    answer = await call(server.http_url.removeprefix("http://"), "GET", path)
+    return answer.status, answer.body.decode()
+
+
+async def until_ready(server: ServerProcess, wanted: int) -> float:
+    """Seconds until /readyz answers with a status."""
+    began = time.monotonic()
+    async with asyncio.timeout(120):
+        while (await status(server, "/readyz"))[0] != wanted:
+            await asyncio.sleep(0.1)
+    return time.monotonic() - began
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        # Longer than PostgreSQL waits for a session that stands still inside of a transaction.
+        *(("refuses", 2.0), ("black hole", 12.0), ("half open", 2.0), ("deaf", 12.0), ("resets answers", 2.0)),
+        *(pytest.param(fault, 30.0, marks=pytest.mark.proof) for fault in FAULTS),
+    ],
+)
+async def test_other_servers_go_on_while_one_loses_its_network_and_it_comes_back_without_a_restart(
+    postgres: Postgres, fault: Network, seconds: float
+) -> None:
+    with postgres.migrated_database() as url, FaultProxy(socket_of(url)) as proxy:
+        with ServerProcess(through(proxy, url)) as cut, ServerProcess(url) as other:
+            async with traffic(cut.url, cut.url) as suffering, traffic(other.url, other.url) as well:
+                await suffering.until_both_go_on()
+                await well.until_both_go_on()
+                well.begin_to_measure()
+                # Callers commit all the time, so it fails inside of a transaction.
+                proxy.become(fault)
+                async with asyncio.timeout(120):
+                    await asyncio.gather(
+                        asyncio.sleep(seconds), *([] if fault == "half open" else [until_ready(cut, 503)])
+                    )
+                assert (await status(other, "/readyz"))[0] == 200
+                proxy.become("half open" if fault == "half open" else "passes")
+                written, read = await suffering.until_both_go_on()
+                assert max(written, read) < MAX_STALL_S, f"{fault}: healed after {written:.1f} s and {read:.1f} s"
+                assert await until_ready(cut, 200) < MAX_STALL_S
+                await settle(suffering)
+                await settle(well)
+                assert well.longest_pause_s < MAX_STALL_S, f"the other server stood still: {well.longest_pause_s:.1f} s"
+                metrics = (await status(cut, "/metrics"))[1]
+                assert re.search(r"^tape_store_connects_total (?!1\.0)", metrics, re.MULTILINE)
+                assert re.search(r"^tape_commit_failures_total{error=\"Store", metrics, re.MULTILINE)
+        await prove(url, suffering.acknowledged | well.acknowledged)

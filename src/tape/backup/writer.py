@@ -44,7 +44,7 @@ from tape.journal.appender import Head, read_head
 from tape.journal.epochs import read_epochs
 from tape.store import Database
 from tape.store.connection import DatabaseConnection
-from tape.store.migrations import applied_migrations, pending_migrations
+from tape.store.migrations import applied_migrations, known_migrations, pending_migrations
 
 # The migration that gives a journal its id.
 CONTINUITY = 28
@@ -99,8 +99,10 @@ def create_backup(
     """Add what is new to a backup, or begin one; the servers of the store may keep running."""
     connection = database.connect(read_only=True)
     try:
-        missing = [str(each) for each in pending_migrations(connection) if each.number <= CONTINUITY]
-        if missing:
+        pending = pending_migrations(connection)
+        if len(pending) == len(known_migrations(database.dialect)):
+            raise database.without_tables()
+        if missing := [str(each) for each in pending if each.number <= CONTINUITY]:
             raise SchemaOutdated(
                 f"The database {mask_urls(database.url)} lacks {', '.join(missing)}, with which journals have an id."
                 f" Run: tape migrate --store {mask_urls(database.url)}"

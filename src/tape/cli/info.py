@@ -20,7 +20,7 @@ from tape.journal.appender import Head, read_head
 from tape.journal.epochs import Epoch, read_epochs
 from tape.store import Database, open_database
 from tape.store.connection import DatabaseConnection, Row
-from tape.store.migrations import applied_migrations, pending_migrations
+from tape.store.migrations import applied_migrations, known_migrations, pending_migrations
 
 # The migration that gives a journal its id.
 CONTINUITY = 28
@@ -120,6 +120,8 @@ def _show_backup(location: Location, output: Output) -> None:
 def read_info(database: Database, connection: DatabaseConnection) -> StoreInfo:
     """Read everything about a store."""
     pending = pending_migrations(connection)
+    if len(pending) == len(known_migrations(database.dialect)):
+        raise database.without_tables()
     if any(migration.number <= CONTINUITY for migration in pending):
         names = ", ".join(map(str, pending))
         shown = mask_urls(database.url)

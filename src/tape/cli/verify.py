@@ -203,7 +203,10 @@ def _show(report: VerifyReport, expectations: Sequence[Expectation], lost: Seque
         if lost:
             shown = ", ".join(f"{each.start} to {each.stop - 1}" for each in lost[:MAX_RANGES])
             more = f" and {len(lost) - MAX_RANGES:,} more ranges" if len(lost) > MAX_RANGES else ""
-            console.print(f"  Without entries: {shown}{more}; the database lost them. `tape info` says when and why.")
+            console.print(
+                f"  Without entries: {shown}{more}. The database lost what had these numbers; none is given out again."
+                " `tape info` says when and why."
+            )
         for each in expectations:
             console.print(f"[green]✓[/green] entry {each.global_seq} is the one that {escape(each.source)} names.")
             if each.meaning:
