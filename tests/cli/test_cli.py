@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tape.cli.commands import COMMANDS
 from tape.store.connection import Dialect
 from tape.store.migrations import known_migrations
 from tests.forked import tape
@@ -40,22 +41,18 @@ def filled(running: ServerProcess) -> ServerProcess:
 
 def test_help_lists_every_command_with_a_sentence() -> None:
     text = tape("--help").stdout
-    for command in (
-        "serve",
-        "append",
-        "tail",
-        "runs",
-        "effects",
-        "obligations",
-        "signal",
-        "values",
-        "verify",
-        "prune",
-        "migrate",
-        "doctor",
-    ):
-        assert re.search(rf"{command}\s+[A-Z]", text), command
+    for command in COMMANDS:
+        assert re.search(rf"│ {command}\s+[A-Z]", text), command
     assert "tape 0." in tape("--version").stdout
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys; from tape.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+        "print('imported:', [name for name in sys.modules if name.startswith(('tape.cli.', 'tape.store', 'grpc'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported: ['tape.cli.commands', 'tape.cli.main']"
 
 
 def test_help_shows_defaults_and_other_text_in_brackets() -> None:

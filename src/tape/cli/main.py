@@ -12,54 +12,12 @@ from functools import cache
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tape import __version__
 from tape.base.url_mask import mask_urls
+from tape.cli.commands import COMMANDS, PANELS
 from tape.errors import TapeError
-
-# Each is a module of this package with a function of that name, or with an `app` if it has subcommands.
-COMMANDS = (
-    "serve",
-    "gateway",
-    "append",
-    "tail",
-    "dispatch",
-    "effects",
-    "obligations",
-    "signal",
-    "reactors",
-    "token",
-    "certs",
-    "access",
-    "keys",
-    "redact",
-    "verify",
-    "checkpoint",
-    "backup",
-    "restore",
-    "info",
-    "relay",
-    "prune",
-    "migrate",
-    "doctor",
-    "runs",
-    "values",
-    "reactions",
-    "tasks",
-    "cel",
-    "demo",
-    "pipeline",
-    "subscriptions",
-    "schema",
-    "wallet",
-    "subscription",
-    "worker",
-    "execute",
-    "playbooks",
-    "subscribe",
-    "spool",
-)
 
 
 class LazyGroup(TyperGroup):
@@ -67,10 +25,27 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": dict.fromkeys(COMMANDS)})
+        self._is_listing = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or None."""
+        if self._is_listing:
+            return _listed(cmd_name)
         return _load(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the commands without importing them."""
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
+
+
+def _listed(name: str) -> Any:
+    """A command that has only what the list shows."""
+    panel, summary = next((panel, commands[name]) for panel, commands in PANELS.items() if name in commands)
+    return TyperCommand(name, callback=None, help=summary, rich_help_panel=panel)
 
 
 @cache
