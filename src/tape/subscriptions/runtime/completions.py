@@ -75,6 +75,9 @@ class Completions:
                     await self._renew()
                 except TapeError as error:
                     log.warning("%s: outcomes of runs cannot be followed, retrying: %s", self._path, error)
+                except Exception:
+                    # An unexpected error must not leave messages without an acknowledgement for ever.
+                    log.exception("%s: following the outcomes of runs failed, retrying", self._path)
                 await asyncio.sleep(LOOK_S)
 
     async def finish(self, *, is_draining: Callable[[], bool]) -> None:
