@@ -128,13 +128,26 @@ async def test_many_at_once_are_written_together(shop: Server) -> None:
 
 async def test_a_pool_reports_pending_tasks(shop: Server) -> None:
     unknown = await call(shop.http_address, "GET", "/api/pools/missing")
-    assert unknown.json() == {"pool": "missing", "waiting": 0, "claimed": 0, "dead": 0, "oldest_ms": 0}
+    assert unknown.json() == {"pool": "missing", "waiting": 0, "claimed": 0, "backlog": 0, "dead": 0, "oldest_ms": 0}
     wanted = {"path": "domain/ingest_order", "workload": {"order_id": "7"}, "execution_pool": "iot"}
     for _ in range(3):
         await post(shop, "/api/execute", wanted)
     async with asyncio.timeout(120):
         while (await call(shop.http_address, "GET", "/api/pools/iot")).json()["waiting"] < 3:
             await asyncio.sleep(0.02)
+    await claimed(shop, "iot", 3)
+    pool = (await call(shop.http_address, "GET", "/api/pools/iot")).json()
+    assert pool["backlog"] == pool["waiting"] + pool["claimed"] == 3, "a pool with running tasks is not scaled to zero"
+
+
+async def test_runs_that_wait_for_their_turn_are_no_backlog_for_more_workers(shop: Server) -> None:
+    wanted = {"path": "domain/ingest_order", "payload": {"order_id": "7"}, "execution_pool": "turns"}
+    for _ in range(3):
+        await post(shop, "/api/execute", {**wanted, "ordering_key": "customer 1"})
+    async with asyncio.timeout(120):
+        while (pool := (await call(shop.http_address, "GET", "/api/pools/turns")).json())["waiting"] < 3:
+            await asyncio.sleep(0.02)
+    assert pool["backlog"] == 1
 
 
 async def claimed(server: Server, pool: str, count: int = 1) -> None:

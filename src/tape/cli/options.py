@@ -48,6 +48,14 @@ def read_secret_file(option: str, path: Path) -> str:
     return secret
 
 
+def read_document(file: Path) -> str:
+    """The text of a document's file."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file} cannot be read: {error}.") from error
+
+
 def check_grpc_address(address: str) -> str:
     """The address, unless it is that of the HTTP port."""
     if address.startswith("http://"):  # https:// is a gRPC address too: that of a proxy for both

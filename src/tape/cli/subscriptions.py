@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tape.cli.manifests import render
 from tape.cli.options import (
     DEFAULT_SERVER,
     DEFAULT_URL,
@@ -16,20 +16,13 @@ from tape.cli.options import (
     Output,
     OutputOption,
     ServerOption,
+    read_document,
 )
 from tape.cli.output import print_facts, print_json, print_table
-from tape.errors import InvalidDocument, InvalidInput, UnknownSubscription
+from tape.errors import InvalidDocument, UnknownSubscription
 from tape.subscriptions.api_client import Control, connect
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
-
-
-class ManifestTarget(StrEnum):
-    """Platforms that a subscription can be deployed on."""
-
-    kubernetes = "kubernetes"
-    cloud_run = "cloud-run"
-
 
 app = typer.Typer(help="Validate, register, show and control subscriptions.", no_args_is_help=True)
 
@@ -45,7 +38,7 @@ def validate(
     wrong = 0
     for file in files:
         try:
-            subscription = parse_subscription(_read(file))
+            subscription = parse_subscription(read_document(file))
         except InvalidDocument as error:
             wrong += 1
             for problem in error.problems:
@@ -63,7 +56,7 @@ def register(
     output: OutputOption = Output.text,
 ) -> None:
     """Store a document in the catalog and register its subscription."""
-    content = _read(file)
+    content = read_document(file)
     subscription = parse_subscription(content)
     control = connect(server)
     document = control.register_document(content)
@@ -207,33 +200,7 @@ def outage(
         show_outage(each)
 
 
-@app.command()
-def render(
-    which: Annotated[
-        str, typer.Argument(help="Path of a subscription, or a file with its document.", metavar="PATH|FILE")
-    ],
-    target: Annotated[ManifestTarget, typer.Option(help="Platform of the manifests.")] = ManifestTarget.kubernetes,
-    image: Annotated[str, typer.Option(help="Container image.")] = "tape:latest",
-    reach: Annotated[str, typer.Option("--server-url", help="HTTP address of the server as seen by the container.")] = (
-        "http://tape:7879"
-    ),
-    reach_grpc: Annotated[
-        str, typer.Option("--grpc-url", help="gRPC address of the server as seen by workers.")
-    ] = "tape://tape:7878",
-    namespace: Annotated[str, typer.Option(help="Kubernetes namespace.")] = "tape",
-    service_account: Annotated[str, typer.Option(help="Service account of the containers.")] = "tape-subscription",
-    server: ServerOption = DEFAULT_SERVER,
-) -> None:
-    """Print the manifests of a remote runtime for a subscription, to apply with kubectl or gcloud."""
-    from tape.subscriptions.manifests import render as written
-    from tape.subscriptions.manifests.deployment import DeploymentSettings
-
-    file = Path(which)
-    content = _read(file) if file.is_file() else connect(server).document(which)
-    settings = DeploymentSettings(
-        image=image, server_url=reach, grpc_url=reach_grpc, namespace=namespace, service_account=service_account
-    )
-    typer.echo(written(parse_subscription(content), target.value, settings), nl=False)
+app.command()(render)
 
 
 def _find(control: Control, which: str) -> dict[str, Any]:
@@ -244,13 +211,6 @@ def _find(control: Control, which: str) -> dict[str, Any]:
     if found is None:
         raise UnknownSubscription(f"no subscription {which!r} is registered; see `tape subscriptions list`.")
     return found
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{file} cannot be read: {error}.") from error
 
 
 def _describe(subscription: Subscription) -> str:

@@ -151,6 +151,8 @@ class Gateway:
         try:
             await self._control.ask("GET", "/api/internal/ingress")
         except TapeError as error:
+            if self._spooling.has_open_spool:  # what takes it out of service would lose what the spool is for
+                return PlainTextResponse(f"ready, deliveries are spooled: {error}\n")
             return PlainTextResponse(f"not ready: {error}\n", 503)
         return PlainTextResponse("ready\n")
 

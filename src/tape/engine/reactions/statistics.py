@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from tape.engine.reactions import registry
+from tape.engine.reactions.task_order import WAITS_MS
 from tape.engine.reactions.tasks import CLAIMED, DLQ, PENDING, visible_condition
 from tape.journal.appender import read_head
 from tape.model.principal import current_principal
 from tape.model.reaction_states import TaskStatus
 from tape.store import Reader
+
+MAX_BACKLOG = 100_000
 
 
 class ReactionStatistics(msgspec.Struct, frozen=True):
@@ -78,6 +81,25 @@ def read_statistics(reader: Reader, reaction_id: str = "") -> tuple[list[Reactio
             )
         )
     return found, head
+
+
+def count_backlog(reader: Reader, reaction_id: str) -> int:
+    """The tasks that more workers could begin, and those that are running: what a pool of workers is scaled on.
+
+    A task that waits for its turn or for an unavailable downstream is not counted: no worker can begin it. Counts to
+    100,000.
+    """
+    visible, tenant = visible_condition()
+    total = 0
+    for condition in (f"status = {PENDING} AND next_attempt_at_ms < {WAITS_MS}", f"status = {CLAIMED}"):
+        row = reader.one(
+            f"SELECT count(*) FROM (SELECT 1 FROM tape_tasks WHERE reaction_id = ? AND {condition}{visible}"
+            f" LIMIT {MAX_BACKLOG}) AS found",
+            reaction_id,
+            *tenant,
+        )
+        total += int(row[0]) if row else 0
+    return min(total, MAX_BACKLOG)
 
 
 def _last_errors(reader: Reader, condition: str, values: object) -> dict[str, str]:

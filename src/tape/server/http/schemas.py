@@ -179,7 +179,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "OffsetRanges": record({"parts": {"type": "object", "additionalProperties": array(array({"type": "integer"}))}}),
-    "Pool": record({"pool": TEXT, **dict.fromkeys(("waiting", "claimed", "dead", "oldest_ms"), NUMBER)}),
+    "Pool": record({"pool": TEXT, **dict.fromkeys(("waiting", "claimed", "backlog", "dead", "oldest_ms"), NUMBER)}),
     "Downstreams": record(
         {
             "downstreams": {

@@ -120,6 +120,7 @@ class Forwarder:
         """Restore the circuits and the spool that an earlier process left."""
         if self._spool is None:
             return
+        await self._touch_backend(self._spool)
         if isinstance(self._emit, PendingEvents):
             await self._emit.open()
         if state := await self._spool.backend.get(Area.CONTROL, _CIRCUITS):
@@ -392,6 +393,15 @@ class Forwarder:
                 report = await self.drain()
         await self._emit_changes()
 
+    async def _touch_backend(self, spool: Spool) -> None:
+        """Raise SpoolUnavailable unless the backend can be used."""
+        if self._spec.backend == "local_disk":  # a disk can be full or read-only although it is readable
+            key = f"check-{os.getpid()}-{id(self)}"
+            await spool.backend.put(Area.CONTROL, [(key, b"{}")])
+            await spool.backend.delete(Area.CONTROL, [key])
+        else:
+            await spool.backend.get(Area.CONTROL, _CIRCUITS)
+
     async def _check_backend(self, spool: Spool) -> None:
         """Look every 30 s, and in each round of an outage, whether the backend can be used.
 
@@ -401,12 +411,7 @@ class Forwarder:
         if not self.spool_problem and now - self._checked_at < _CHECK_S:
             return
         self._checked_at = now
-        if self._spec.backend == "local_disk":  # a disk can be full or read-only although it is readable
-            key = f"check-{os.getpid()}-{id(self)}"
-            await spool.backend.put(Area.CONTROL, [(key, b"{}")])
-            await spool.backend.delete(Area.CONTROL, [key])
-        else:
-            await spool.backend.get(Area.CONTROL, _CIRCUITS)
+        await self._touch_backend(spool)
         self.spool_problem = ""
         if not spool.items and await spool.open():
             await spool.emit_last_batch()

@@ -221,7 +221,10 @@ class IngressSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class KedaSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers for a KEDA scaler of the runtime."""
 
-    trigger: Annotated[Text, Meta(description="Name of the KEDA trigger.")] = ""
+    trigger: Annotated[Text, Meta(description="Type of the KEDA trigger. Default: that of the source.")] = ""
+    metadata: Annotated[
+        dict[str, Text], Meta(description="More metadata of the trigger, for example `account` of nats-jetstream.")
+    ] = {}
     min: Annotated[int, Meta(ge=0, description="Replicas at least.")] = 1
     max: Annotated[Count, Meta(description="Replicas at most.")] = 10
     lag_threshold: Annotated[Count, Meta(description="Waiting messages per replica.")] = 100

@@ -122,6 +122,11 @@ class SpoolingDispatch:
             )
         raise SpoolFull(result.error)
 
+    @property
+    def has_open_spool(self) -> bool:
+        """Whether deliveries of some listener can be kept while the server is unavailable."""
+        return any(each.forwarder.spool is not None for each in self._open.values())
+
     async def close(self) -> None:
         """Stop draining; the next process continues."""
         if self._recovering is not None:
