@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.certificates import self_signed
 from tests.debian_packages import unpack
 from tests.services import free_port, is_listening, wait_for
 
@@ -20,18 +21,20 @@ class RabbitMq:
     The port mapper of Erlang is a process of its own too, so that nothing of the machine is touched.
     """
 
-    def __init__(self, config: str = "") -> None:
-        self._config = config
-
     def __enter__(self) -> RabbitMq:
         program, erlang = find_rabbitmq()
         self._folder = tempfile.TemporaryDirectory(prefix="tape-amqp-")
         folder = Path(self._folder.name)
         self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address, self.tls_address = f"127.0.0.1:{self.port}", f"127.0.0.1:{free_port()}"
+        self.certificate = self_signed()
+        for name, text in self.certificate.items():
+            (folder / name).write_text(text)
         mapper_port = free_port()
         (folder / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = {self.address}\nlog.console = false\ndisk_free_limit.absolute = 1MB\n{self._config}\n"
+            f"listeners.tcp.1 = {self.address}\nlisteners.ssl.1 = {self.tls_address}\n"
+            f"ssl_options.certfile = {folder}/cert\nssl_options.keyfile = {folder}/key\n"
+            "log.console = false\ndisk_free_limit.absolute = 1MB\n"
         )
         self._command = [program]
         self._environment = os.environ | {

@@ -64,6 +64,10 @@ class Mosquitto:
         """Shut it down; sessions and their messages are written to disk."""
         self._end(signal.SIGTERM)
 
+    def forget(self) -> None:
+        """Delete the sessions of the stopped broker."""
+        (Path(self._folder.name) / "mosquitto.db").unlink()
+
     def _end(self, sent: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(sent)

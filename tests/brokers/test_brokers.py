@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from tape.brokers import SourceSettings, open_source
 from tape.brokers.kafka.connection import security_of
@@ -20,6 +15,7 @@ from tape.brokers.source import Delivery
 from tape.errors import SourceMisconfigured, SourceMissing, SourceUnavailable
 from tests.broker_services import KafkaCluster, NatsServer
 from tests.brokers.rigs import kafka_rig, nats_rig
+from tests.certificates import self_signed
 from tests.services import wait_for
 
 SEED = "SUAGC3DS2Q5E3DVHBMMXBVJ4YPGVNVAIXIB7N5PGWD5BOXXD4EVLKOWCNY"
@@ -27,25 +23,7 @@ SEED = "SUAGC3DS2Q5E3DVHBMMXBVJ4YPGVNVAIXIB7N5PGWD5BOXXD4EVLKOWCNY"
 
 @pytest.fixture(scope="module")
 def certificate() -> dict[str, str]:
-    """A certificate of 127.0.0.1 that signs itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    text = serialization.PrivateFormat.PKCS8
-    secret = key.private_bytes(serialization.Encoding.PEM, text, serialization.NoEncryption()).decode()
-    return {"cert": made.public_bytes(serialization.Encoding.PEM).decode(), "key": secret}
+    return self_signed()
 
 
 class Guarded:

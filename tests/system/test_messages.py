@@ -18,12 +18,27 @@ from tape.engine.security.keyfile import KeyFile
 from tape.playbooks.worker import work
 from tape.server.server import Server
 from tape.subscriptions.api_client import Control
-from tests.brokers.rigs import Headers, Rig, kafka_cluster, kafka_rig, nats_rig, nats_server, pubsub_rig, pubsub_server
+from tests.brokers.rigs import (
+    Headers,
+    Rig,
+    amqp_broker,
+    amqp_rig,
+    kafka_cluster,
+    kafka_rig,
+    mqtt_broker,
+    mqtt_rig,
+    nats_rig,
+    nats_server,
+    pubsub_rig,
+    pubsub_server,
+    sqs_rig,
+    sqs_service,
+)
 from tests.conftest import settings_for
 from tests.forked import tape
 from tests.web import call
 
-__all__ = ["kafka_cluster", "nats_server", "pubsub_server"]
+__all__ = ["amqp_broker", "kafka_cluster", "mqtt_broker", "nats_server", "pubsub_server", "sqs_service"]
 
 SECRET = "a-secret-of-this-test"
 PATH = "subscriptions/orders"
@@ -102,7 +117,7 @@ async def completed(server: Server, count: int) -> list[dict[str, Any]]:
     return sorted(commands, key=lambda command: command["payload"]["n"])
 
 
-@pytest.mark.parametrize("source", ["nats", "kafka", "pubsub", "webhook"])
+@pytest.mark.parametrize("source", ["nats", "kafka", "pubsub", "mqtt", "sqs", "amqp", "webhook"])
 async def test_six_messages_become_six_completed_runs(
     server: Server, source: str, request: pytest.FixtureRequest
 ) -> None:
@@ -114,6 +129,12 @@ async def test_six_messages_become_six_completed_runs(
             del rig.spec["options"]
         case "pubsub":
             rig = await pubsub_rig(request.getfixturevalue("pubsub_server"))
+        case "mqtt":
+            rig = await mqtt_rig(request.getfixturevalue("mqtt_broker"))
+        case "sqs":
+            rig = await sqs_rig(request.getfixturevalue("sqs_service"))
+        case "amqp":
+            rig = await amqp_rig(request.getfixturevalue("amqp_broker"))
         case _:
             rig = await webhook_rig(server)
     is_pull = source != "webhook"

@@ -57,9 +57,7 @@ class Inbox:
         """Remove an unsettled message; None if there is none with this receipt."""
         if (found := self._delivered.pop(receipt, None)) is not None:
             return found
-        if receipt not in self._put_back:
-            return None
-        self._put_back.remove(receipt)
+        self._put_back.discard(receipt)
         self._due.pop(receipt, None)
         found = next((each for each in self._waiting if each.receipt == receipt), None)
         if found is not None:

@@ -79,7 +79,7 @@ class MqttConnection:
 
         def lose(reason: str) -> None:
             welcome(reason, False)
-            self.lost = reason or "the connection was lost"
+            self.lost = self.lost or reason or "the connection was lost"
             for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(ConnectionError(self.lost))
