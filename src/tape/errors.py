@@ -274,6 +274,18 @@ class StoreDamaged(StoreError):
     status = "DATA_LOSS"
 
 
+class BackendCrashed(StoreDamaged):
+    """Reading a damaged page ends PostgreSQL's process: the connection was lost twice at the same statement."""
+
+    code = "TAPE-1306"
+
+
+class BackendStuck(StoreDamaged):
+    """PostgreSQL's process searches an index without an end and cannot be interrupted: its pages point in a circle."""
+
+    code = "TAPE-1307"
+
+
 class UnknownStore(StoreError):
     """The store URL names no database that Tape knows."""
 

@@ -72,6 +72,8 @@ def judge(answer: Answer, path: Path, truth: Truth, *, has_ends: bool) -> Judgem
         if unnamed:
             why = f"{len(unnamed)} entries are missing and not named: {unnamed[:MAX_SHOWN]}"
         elif has_ends and not answer.error and not answer.is_complete:
+            if not path.is_provable:  # the newest entry is one of those that the index lacks
+                return Judgement(answer.reader, "unproven", "the newest entry is missing in such a selection")
             why = "the stream stands still before the newest entry"
     if why:
         return Judgement(answer.reader, "silent", f"{why} (gaps {answer.gaps[:MAX_SHOWN]}, error {answer.error!r})")

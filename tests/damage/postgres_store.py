@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 import uuid
@@ -54,6 +56,7 @@ KEYS = {
 # The index has no other entries.
 CONDITIONS = {"tape_journal_identity": "session <> ''"}
 RECOVERY_S = 30.0
+LOOK_MS = 30_000
 
 
 class CopiedPostgres(Postgres):
@@ -99,7 +102,7 @@ class PostgresTemplate:
         acknowledged: dict[int, int] = {}
         last = 0
         for until in (OLD, AT_REST):
-            with ServerProcess(server.url("journal")) as tape:
+            with ServerProcess(server.url("journal"), "--witness", str(self._folder / "witness")) as tape:
                 async with AsyncTapeClient(tape.url) as client:
                     acknowledged |= await append_entries(client, range(last + 1, until + 1))
                     truth = await read_truth(client, acknowledged)
@@ -135,7 +138,10 @@ class PostgresTemplate:
                 damage = _change_by_sql(url, truth, chance)
             else:
                 damage = self._damage_file(server.folder / base, target, chance)
-            yield StoreCopy(url, folder, truth, damage, lambda: self._look(url))
+            witness = folder / "witness"
+            shutil.copyfile(self._folder / "witness", witness)
+            (folder / "tape.toml").write_text(f'witness = "{witness}"\n')  # read by `tape verify`
+            yield StoreCopy(url, folder, truth, damage, lambda: self._look(url), {"witness": str(witness)})
             _wait_until_up(server)
 
     def _started(self) -> CopiedPostgres:
@@ -160,8 +166,21 @@ class PostgresTemplate:
         try:
             yield server.url(name), f"base/{row[0]}"
         finally:
-            with psycopg.connect(server.url(), autocommit=True) as admin:
+            self._drop(server, name)
+
+    def _drop(self, server: CopiedPostgres, name: str) -> None:
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            try:
                 admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+                return
+            except psycopg.errors.ObjectInUse:
+                # Backends that search in a circle of pages cannot be interrupted; PostgreSQL recovers from this.
+                sql = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND state = 'active'"
+                for (pid,) in admin.execute(sql, (name,)).fetchall():
+                    os.kill(pid, signal.SIGKILL)
+        _wait_until_up(server)
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def _damage_file(self, base: Path, target: str, chance: random.Random) -> Damage:
         files = json.loads((self._folder / "files").read_text())
@@ -176,7 +195,8 @@ class PostgresTemplate:
         """Compare what PostgreSQL reads from the tables with what was there, and the indexes with the table."""
         before = json.loads((self._folder / "rows").read_text())
         try:
-            with psycopg.connect(url, autocommit=True) as db:
+            # A walk along pages that point in a circle has no end of its own.
+            with psycopg.connect(url, autocommit=True, options=f"-c statement_timeout={LOOK_MS}") as db:
                 changed = [table for table in TABLES if _rows(db, table) != before[table]]
                 changed += [index for index in KEYS if not _has_all(db, index)]
         except (psycopg.Error, UnicodeDecodeError) as error:
@@ -211,12 +231,14 @@ def _has_all(db: psycopg.Connection[Any], index: str) -> bool:
     columns, condition = KEYS[index], CONDITIONS.get(index, "true")
     select = f"SELECT {','.join(columns)} FROM tape_journal WHERE {condition}"
     _plan_with_indexes(db, "off")
-    wanted = sorted(db.execute(select).fetchall())
+    wanted = sorted(db.execute(select).fetchall(), key=repr)
     _plan_with_indexes(db, "on")
-    if sorted(db.execute(f"{select} ORDER BY {','.join(columns)}").fetchall()) != wanted:
+    if sorted(db.execute(f"{select} ORDER BY {','.join(columns)}").fetchall(), key=repr) != wanted:
         return False
     one = " AND ".join(f"{column} = %s" for column in columns)
-    return all(db.execute(f"{select} AND {one}", key).fetchone() for key in wanted)
+    # Not from the index alone: it must lead to this very row.
+    db.execute("SET enable_indexonlyscan = off")
+    return all(key in db.execute(f"{select} AND {one}", key).fetchall() for key in wanted)
 
 
 def _plan_with_indexes(db: psycopg.Connection[Any], value: str) -> None:

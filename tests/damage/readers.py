@@ -118,7 +118,7 @@ def _follow(*, skip: bool, **selection: Any) -> Callable[[Endpoints], AsyncItera
         async for batch in at.client.follow_batches(reconnect=False, **selection, **options):
             items: list[Found | Named] = [Named(gap.first, gap.last) for gap in batch.gaps]
             items += [Found(one.global_seq, one.kind, _show_all(to_entry(one))) for one in batch.entries]
-            for item in items:
+            for item in sorted(items, key=lambda item: item.number if isinstance(item, Found) else item.first):
                 yield item
 
     return read

@@ -10,9 +10,8 @@ from tape.journal.epochs import Epoch
 from tape.journal.findings import Finding, Problem, VerifyReport
 from tape.journal.salvage import DamagedRow
 from tape.model import subject
-from tape.model.chain import TEXTS, canonical, link
+from tape.model.chain import CHAIN_BYTES, TEXTS, canonical, link
 
-CHAIN_BYTES = 32
 _SUBJECT = 4 + TEXTS.index("subject")
 _PAYLOAD = 4 + TEXTS.index("payload_json")
 _FACTS = ("epoch", "cut_after", "resumes_at", "last_known")

@@ -13,7 +13,7 @@ from zlib import crc32
 from tape.errors import EntryDamaged, StoreDamaged
 from tape.journal.appender import read_head
 from tape.journal.epochs import read_epochs
-from tape.model.chain import TEXTS, canonical, link
+from tape.model.chain import CHAIN_BYTES, TEXTS, canonical, link
 from tape.model.checksum import COUNT, checksum, encode
 from tape.model.entry import COLUMNS, Entry
 from tape.model.gap import JournalGap
@@ -72,10 +72,14 @@ def _examine(reader: Reader, rows: Sequence[Row]) -> tuple[list[Entry], list[Jou
 
 
 def _is_whole(row: Row, before: Sequence[bytes]) -> bool:
-    """Whether an entry continues the chain. One that has no checksum and no predecessor cannot be checked."""
+    """Whether an entry continues the chain. Of one that has no checksum and no predecessor only the types are known."""
     if not before:
-        return row[COUNT] is None
+        return row[COUNT] is None and _chain_after(row, b"") is not None and _has_chain(row)
     return row[_CHAIN] in [_chain_after(row, chain) for chain in before]
+
+
+def _has_chain(row: Row) -> bool:
+    return isinstance(row[_CHAIN], bytes) and len(row[_CHAIN]) == CHAIN_BYTES
 
 
 def _chain_after(row: Row, previous: bytes) -> bytes | None:

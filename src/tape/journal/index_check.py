@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tape.errors import BackendCrashed, BackendStuck, StoreBusy
 from tape.journal.findings import Finding
 from tape.journal.salvage import UNAVAILABLE, describe, read_windows
 from tape.store import Database, Reader
@@ -19,6 +20,12 @@ WINDOW = 10_000
 BLOCKS = 500
 # After so many lookups that fail with an error, ranges are named without looking up each of their entries.
 MAX_FAILURES = 1_000
+# A walk along an index of PostgreSQL that has more entries than twice the numbers of the journal and this goes in a
+# circle, and so does one that takes longer than a minute and a millisecond for each of them.
+SLACK = 10_000
+WALK_MS = 60_000
+MAX_TIMEOUT_MS = (1 << 31) - 1
+MAX_ROWS_OF_BLOCK = 300
 REMEDY = "the table is not affected; rebuild it: tape verify --repair-indexes"
 
 
@@ -55,7 +62,7 @@ _LOOKUP = {
     "enable_indexscan": "on",
 }
 _SCAN = {"enable_seqscan": "on", "enable_bitmapscan": "off", "enable_indexscan": "off", "enable_indexonlyscan": "off"}
-_SETTINGS = sorted({*_LOOKUP, *_SCAN})
+_SETTINGS = sorted({*_LOOKUP, *_SCAN, "statement_timeout"})
 
 
 def indexes_of(dialect: Dialect) -> tuple[JournalIndex, ...]:
@@ -80,10 +87,13 @@ def check_indexes(reader: Reader, oldest: int, head: int, *, is_complete: bool) 
     What an index has in excess is named only if the table is complete: else it may be what the table has lost.
     """
     try:
-        is_sqlite = reader.dialect == "sqlite"
-        yield from find_unindexed(reader, oldest, head) if is_sqlite else _find_by_blocks(reader)
-        for index in indexes_of(reader.dialect) if is_complete else ():
-            yield from _compare_counts(reader, index)
+        if reader.dialect == "sqlite":
+            yield from find_unindexed(reader, oldest, head)
+            for index in INDEXES if is_complete else ():
+                yield from _compare_counts(reader, index)
+            return
+        for index in indexes_of(reader.dialect):
+            yield from _check_in_postgres(reader, index, oldest, head, is_complete=is_complete)
     finally:
         _reset(reader)
 
@@ -116,18 +126,25 @@ class _Lookup:
 
     def find(self, reader: Reader, first: int, last: int, unit: str = "global_seq") -> Iterator[Finding]:
         """The entries from one number, or block of the file, to another that the index does not have."""
+        if self._failures >= MAX_FAILURES and unit == "block":
+            for low, high in _numbers_in_blocks(reader, first, last):
+                yield Finding(low, "index", f"was not looked up through the index {self._index.name}; {REMEDY}", high)
+            return
         try:
-            _set(reader, _LOOKUP)
+            _set(reader, _LOOKUP | {"statement_timeout": "0"})
             for (number,) in reader.query(_unindexed_sql(self._index, reader.dialect, first, last, unit)):
-                yield Finding(number, "index", self._index.detail)
+                # NULL where the bitmap of an entry's NULLs is damaged: the walk over the chain names the entry.
+                yield Finding(number or 0, "index", self._index.detail)
             return
         except UNAVAILABLE:
             raise
         except Exception as error:
             detail = f"cannot be found through the index {self._index.name}: {describe(error)}; {REMEDY}"
+            # PostgreSQL recovers from each crash: what makes it crash is not searched for.
+            self._failures += MAX_FAILURES if isinstance(error, BackendCrashed | BackendStuck) else 0
         if unit == "block":
             for low, high in _numbers_in_blocks(reader, first, last):
-                yield from self.find(reader, low, high)
+                yield from self._find_numbers(reader, low, high, detail)
         elif first == last or self._failures >= MAX_FAILURES:
             self._failures += 1
             yield Finding(first, "index", detail, last)
@@ -135,6 +152,12 @@ class _Lookup:
             middle = (first + last) // 2
             yield from self.find(reader, first, middle)
             yield from self.find(reader, middle + 1, last)
+
+    def _find_numbers(self, reader: Reader, first: int, last: int, detail: str) -> Iterator[Finding]:
+        if self._failures >= MAX_FAILURES:
+            yield Finding(first, "index", detail, last)
+        else:
+            yield from self.find(reader, first, last)
 
 
 def _unindexed_sql(index: JournalIndex, dialect: Dialect, first: int, last: int, unit: str) -> str:
@@ -157,14 +180,62 @@ def _unindexed_sql(index: JournalIndex, dialect: Dialect, first: int, last: int,
     return f"SELECT a.global_seq FROM tape_journal AS a WHERE {where} AND {wanted}NOT {found}"
 
 
-def _find_by_blocks(reader: Reader) -> Iterator[Finding]:
-    """Look up all entries in the order of the file, without the help of any index."""
+def _check_in_postgres(
+    reader: Reader, index: JournalIndex, oldest: int, head: int, *, is_complete: bool
+) -> Iterator[Finding]:
+    """Walk along an index, then look up all entries through it in the order of the file.
+
+    A walk along pages that point in a circle can be ended, a search cannot: PostgreSQL looks for a request to stop at
+    each step of the one, and at no step of the other. So such an index is not searched.
+    """
+    blocks = _blocks(reader)
+    limit = 2 * min(head - oldest + 1, blocks * MAX_ROWS_OF_BLOCK) + SLACK
+    try:
+        in_index = _walk(reader, index, limit)
+    except StoreBusy:
+        in_index = limit
+    except UNAVAILABLE:
+        raise
+    except Exception as error:
+        in_index = 0
+        yield Finding(0, "index", f"the index {index.name} cannot be read: {describe(error)}; {REMEDY}")
+    if in_index >= limit:
+        yield Finding(oldest, "index", f"the pages of the index {index.name} point in a circle; {REMEDY}", head)
+        return
+    yield from _find_by_blocks(reader, index, blocks)
+    if is_complete and in_index and (surplus := in_index - _count(reader, index)) > 0:
+        yield Finding(0, "index", f"the index {index.name} has {surplus} entries in excess; {REMEDY}")
+
+
+def _walk(reader: Reader, index: JournalIndex, limit: int) -> int:
+    """The number of entries in an index of PostgreSQL, at most `limit`. The table is counted later, and may grow."""
+    columns = ", ".join(index.columns)
+    timeout = {"statement_timeout": f"{min(WALK_MS + limit, MAX_TIMEOUT_MS)}"}
+    _set(reader, _LOOKUP | {"enable_indexonlyscan": "on"} | timeout)
+    where = f"WHERE {index.condition}" if index.condition else ""
+    # The limit keeps the order, and with it the index.
+    row = reader.one(
+        f"SELECT count(*) FROM (SELECT {columns} FROM tape_journal {where} ORDER BY {columns} LIMIT {limit}) AS entries"
+    )
+    return int(row[0]) if row else 0
+
+
+def _count(reader: Reader, index: JournalIndex) -> int:
+    _set(reader, _SCAN | {"statement_timeout": "0"})
+    row = reader.one(f"SELECT count(*) FROM tape_journal {f'WHERE {index.condition}' if index.condition else ''}")
+    return int(row[0]) if row else 0
+
+
+def _blocks(reader: Reader) -> int:
     row = reader.one("SELECT pg_relation_size('tape_journal') / current_setting('block_size')::bigint")
-    blocks = int(row[0]) if row else 0
-    for index in indexes_of(reader.dialect):
-        lookup = _Lookup(index)
-        for start in range(0, blocks, BLOCKS):
-            yield from lookup.find(reader, start, min(start + BLOCKS, blocks) - 1, "block")
+    return int(row[0]) if row else 0
+
+
+def _find_by_blocks(reader: Reader, index: JournalIndex, blocks: int) -> Iterator[Finding]:
+    """Look up all entries in the order of the file, without the help of any index."""
+    lookup = _Lookup(index)
+    for start in range(0, blocks, BLOCKS):
+        yield from lookup.find(reader, start, min(start + BLOCKS, blocks) - 1, "block")
 
 
 def _numbers_in_blocks(reader: Reader, first: int, last: int) -> list[tuple[int, int]]:
@@ -184,6 +255,8 @@ def _numbers_in_blocks(reader: Reader, first: int, last: int) -> list[tuple[int,
         return _numbers_in_blocks(reader, first, middle) + _numbers_in_blocks(reader, middle + 1, last)
     ranges: list[tuple[int, int]] = []
     for (number,) in rows:
+        if number is None:  # the walk over the chain names it
+            continue
         if ranges and ranges[-1][1] + 1 == number:
             ranges[-1] = ranges[-1][0], number
         else:
@@ -192,7 +265,7 @@ def _numbers_in_blocks(reader: Reader, first: int, last: int) -> list[tuple[int,
 
 
 def _compare_counts(reader: Reader, index: JournalIndex) -> Iterator[Finding]:
-    """Entries of an index that the table does not have."""
+    """Entries of an index of SQLite that the table does not have."""
     try:
         surplus = _surplus(reader, index)
     except UNAVAILABLE:
@@ -206,22 +279,11 @@ def _compare_counts(reader: Reader, index: JournalIndex) -> Iterator[Finding]:
 
 def _surplus(reader: Reader, index: JournalIndex) -> int:
     where = f"WHERE {index.condition}" if index.condition else ""
-    if reader.dialect == "sqlite":
-        row = reader.one(
-            f"SELECT (SELECT count(*) FROM tape_journal INDEXED BY {index.name} {where}),"
-            f" (SELECT count(*) FROM tape_journal NOT INDEXED {where})"
-        )
-        return max(row[0] - row[1], 0) if row else 0
-    # Entries may be appended between two statements, so the table is counted after the index.
-    _set(reader, _LOOKUP | {"enable_indexonlyscan": "on"})
-    columns = ", ".join(index.columns)
-    # OFFSET 0 keeps the order, and with it the index.
-    in_index = reader.one(
-        f"SELECT count(*) FROM (SELECT {columns} FROM tape_journal {where} ORDER BY {columns} OFFSET 0) AS entries"
+    row = reader.one(
+        f"SELECT (SELECT count(*) FROM tape_journal INDEXED BY {index.name} {where}),"
+        f" (SELECT count(*) FROM tape_journal NOT INDEXED {where})"
     )
-    _set(reader, _SCAN)
-    in_table = reader.one(f"SELECT count(*) FROM tape_journal {where}")
-    return max(in_index[0] - in_table[0], 0) if in_index and in_table else 0
+    return max(row[0] - row[1], 0) if row else 0
 
 
 def _set(reader: Reader, values: dict[str, str]) -> None:

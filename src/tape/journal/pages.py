@@ -15,12 +15,13 @@ from tape.journal.epochs import Holes
 from tape.journal.history import Archive, ArchivedPart, EntryFilter, History
 from tape.journal.holes import find_missing
 from tape.journal.identity_filter import IdentityFilter
-from tape.journal.ranges import join_gaps, read_range
+from tape.journal.ranges import fetch_in_order, join_gaps, read_range
 from tape.journal.reader import position_before
 from tape.model.entry import Entry
 from tape.model.gap import GapReason, JournalGap
 from tape.model.grants import Grants
 from tape.store import Reader
+from tape.store.connection import Row
 
 # Entries looked at for one page; a rare type may need several calls.
 MAX_EXAMINED = 50_000
@@ -157,8 +158,12 @@ def _read_down(
 ) -> tuple[list[Entry], list[JournalGap], int]:
     """The newest entries of a range, newest first, gaps among them, and where the range before them ends."""
     where = f"{SELECT} WHERE {condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq"
+
+    def fetch_newest(after: int, until: int, limit: int) -> list[Row]:
+        return reader.query(f"{where} DESC LIMIT ?", *params, after, until, limit)[::-1]
+
     try:
-        rows = reader.query(f"{where} DESC LIMIT ?", *params, low, high, step)
+        rows = fetch_in_order(fetch_newest, low, high, step)[::-1]
     except StoreDamaged:
         low = position = max(low, high - STEP)
         found: list[Entry] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tape.errors import StoreDamaged
+from tape.errors import BackendCrashed, StoreDamaged
 from tape.journal.appender import Head
 from tape.journal.entries import SELECT, UNREADABLE, entries_of
 from tape.journal.epochs import read_holes
@@ -54,10 +54,15 @@ def read_through(reader: Reader, head: Head, after: int, limit: int) -> Found:
 
 def read_range(reader: Reader, head: Head, fetch: Fetch, after: int, until: int, limit: int) -> Found:
     """Read a range with a query; where it fails because of damage, in halves."""
+    crashing = reader.damage.first_crash(after, until)
+    if crashing == after + 1:
+        return Found([], [JournalGap(crashing, crashing, "damaged", UNREADABLE)], crashing)
+    if crashing is not None:
+        until = crashing - 1
     try:
-        rows = _fetch_in_order(fetch, after, until, limit)
+        rows = fetch_in_order(fetch, after, until, limit)
     except StoreDamaged:
-        rows, unreadable, position = _salvage(reader, fetch, after, until, limit)
+        rows, unreadable, position = _salvage(reader, head, fetch, after, until, limit)
         return _to_found(reader, head, rows, unreadable, after, position)
     return _to_found(reader, head, rows, [], after, _position_of(rows, until, limit))
 
@@ -70,7 +75,9 @@ def read_indexed(
     An index that leads to an entry that does not match is damaged.
     """
     try:
-        rows = _fetch_in_order(fetch, after, head.global_seq, limit)
+        if reader.damage.first_crash(after, head.global_seq) is not None:
+            raise StoreDamaged(f"An entry after {after} ends PostgreSQL's process when it is read.")
+        rows = fetch_in_order(fetch, after, head.global_seq, limit)
         found = _to_found(reader, head, rows, [], after, _position_of(rows, head.global_seq, limit))
         if not all(map(matches, found.entries)):
             raise StoreDamaged(f"An index leads to other entries after {after}: the database is damaged.")
@@ -107,9 +114,14 @@ def _position_of(rows: Sequence[Row], until: int, limit: int) -> int:
 
 
 def _salvage(
-    reader: Reader, fetch: Fetch, after: int, until: int, limit: int
+    reader: Reader, head: Head, fetch: Fetch, after: int, until: int, limit: int
 ) -> tuple[list[Row], list[JournalGap], int]:
-    """What can be read of a range, gaps for the rest, and the position reached."""
+    """What can be read of a range, gaps for the rest, and the position reached.
+
+    Raises StoreDamaged if not even an empty range can be read anywhere: then no entry can be reached this way.
+    """
+    if _is_unreadable(fetch, 0) and _is_unreadable(fetch, head.global_seq // 2):
+        fetch(head.global_seq, head.global_seq, 1)
     rows: list[Row] = []
     gaps: list[JournalGap] = []
     ranges = [(after, until)]
@@ -118,10 +130,12 @@ def _salvage(
             break
         low, high = ranges.pop()
         try:
-            rows += _fetch_in_order(fetch, low, high, limit - len(rows))
+            rows += fetch_in_order(fetch, low, high, limit - len(rows))
         except StoreDamaged as error:
             if high - low == 1:
                 reader.damage.record_error(error, high)
+                if isinstance(error, BackendCrashed):
+                    reader.damage.record_crash(high)
                 gaps.append(JournalGap(high, high, "damaged", UNREADABLE))
             else:
                 middle = (low + high) // 2
@@ -132,14 +146,25 @@ def _salvage(
     return rows, gaps, ranges[-1][0] if ranges else until
 
 
-def _fetch_in_order(fetch: Fetch, after: int, until: int, limit: int) -> list[Row]:
+def _is_unreadable(fetch: Fetch, position: int) -> bool:
+    try:
+        fetch(position, position, 1)
+    except StoreDamaged:
+        return True
+    return False
+
+
+def fetch_in_order(fetch: Fetch, after: int, until: int, limit: int) -> list[Row]:
     """The rows of a range. Raises StoreDamaged if they are not in order: then a tree of the database is damaged."""
     rows = fetch(after, until, limit)
     if rows:
         numbers = [row[0] for row in rows]
         first = numbers[0]
-        is_contiguous = numbers == list(range(first, first + len(numbers)))
-        is_in_order = is_contiguous or numbers == sorted(set(numbers))
+        try:
+            is_contiguous = numbers == list(range(first, first + len(numbers)))
+            is_in_order = is_contiguous or numbers == sorted(set(numbers))
+        except TypeError:  # PostgreSQL gives NULL where the bitmap of an entry's NULLs is damaged
+            is_in_order = False
         if not (is_in_order and after < first and numbers[-1] <= until):
             raise StoreDamaged(f"Entries {after + 1} to {until} were read out of order: the database is damaged.")
     return rows

@@ -225,12 +225,13 @@ class RunCursor:
         self._selection = selection
         self._from_seq = from_seq
         self._next_seqs: dict[str, int] = {}
+        self._headless: dict[str, int] | None = None
         self._holes = RunHoles(selection.run_id, from_seq)
         self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         # Before the head: each of these seqs has an entry up to it.
-        last_seqs = read_last_seqs(reader, self._selection.run_id, self._selection.tenants)
+        last_seqs = self._read_last_seqs(reader)
         head = read_head(reader)
         check_cursor(after, head)
         limit = self._limit.value
@@ -244,6 +245,16 @@ class RunCursor:
         self._next_seqs |= {entry.tenant: entry.seq + 1 for entry in found.entries}
         self._limit.adapt(found.entries)
         return to_slice(head, found, self._matches)
+
+    def _read_last_seqs(self, reader: Reader) -> dict[str, int] | None:
+        """The last seqs by tenant; of all tenants, the first read asks the index too: a head may be lost."""
+        last_seqs = read_last_seqs(reader, self._selection.run_id, self._selection.tenants)
+        if self._selection.tenants is not None or last_seqs is None:
+            return last_seqs
+        if self._headless is None:
+            indexed = _read_indexed_seqs(reader, self._selection.run_id) or {}
+            self._headless = {tenant: seq for tenant, seq in indexed.items() if tenant not in last_seqs}
+        return self._headless | last_seqs
 
     def _matches(self, entry: Entry) -> bool:
         return entry.seq >= self._from_seq and self._selection.matches(entry)

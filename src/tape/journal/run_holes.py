@@ -67,7 +67,7 @@ class RunHoles:
         `last_seqs` are the last seqs of the run by tenant, read before the head; `tenants` are those that are read.
         """
         is_shared = len(last_seqs) > 1 and len(set(last_seqs.values())) == 1
-        holes = self._find(reader, head, last_seqs, found, is_shared=is_shared)
+        holes = self._find(reader, head, last_seqs, after, found, is_shared=is_shared)
         if not holes:
             return found
         entries = {entry.global_seq: entry for entry in found.entries}
@@ -90,7 +90,7 @@ class RunHoles:
         return Found([entries[number] for number in sorted(entries)], gaps, found.position)
 
     def _find(
-        self, reader: Reader, head: Head, last_seqs: Mapping[str, int], found: Found, *, is_shared: bool
+        self, reader: Reader, head: Head, last_seqs: Mapping[str, int], after: int, found: Found, *, is_shared: bool
     ) -> list[_Hole]:
         """Where the seqs of a tenant are not consecutive, at the end of what was read too if that is the head."""
         ends = [(entry.tenant, _End(entry.seq, entry.global_seq)) for entry in found.entries]
@@ -105,7 +105,7 @@ class RunHoles:
         holes = []
         for tenant, end in ends:
             is_tail = end.global_seq > head.global_seq
-            last = self._last.get(tenant) or self._begin(reader, head, tenant, end.seq + is_tail)
+            last = self._last.get(tenant) or self._begin(reader, head, tenant, end.seq + is_tail, after)
             first = 0 if last is None else last.seq + 1
             self._is_separate |= not is_tail and end.seq in self._seen
             if is_shared and not self._is_separate and first in self._seen:
@@ -118,20 +118,21 @@ class RunHoles:
             self._last[tenant] = end
         return holes
 
-    def _begin(self, reader: Reader, head: Head, tenant: str, first: int) -> _End | None:
+    def _begin(self, reader: Reader, head: Head, tenant: str, first: int, after: int) -> _End | None:
         """The entry before the first one that is read; None if there need be none, or retention may have removed it."""
         if first <= max(self._from_seq, 1):
             return None
+        # One after the position would have been read: the index lacks it there, or it has lost its number.
         sql = (
-            "SELECT seq, global_seq FROM tape_journal WHERE run_id = ? AND tenant = ? AND seq < ?"
+            "SELECT seq, global_seq FROM tape_journal WHERE run_id = ? AND tenant = ? AND seq < ? AND global_seq <= ?"
             " ORDER BY seq DESC LIMIT 1"
         )
         try:
-            row = reader.one(sql, self._run_id, tenant, first)
-        except StoreDamaged:  # the index is
-            return None
-        if row is None and head.oldest > 1:
-            return None
+            row = reader.one(sql, self._run_id, tenant, first, after)
+            if row is None and head.oldest > 1:
+                return None
+        except StoreDamaged:  # the index is: the table is searched
+            row = None
         seq, global_seq = row or (0, 0)
         return _End(max(seq, self._from_seq - 1), global_seq)
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from tape.journal.appender import Head
-from tape.journal.chain_walk import CHAIN_BYTES, ChainWalk
+from tape.journal.chain_walk import ChainWalk
 from tape.journal.epochs import Epoch, read_epochs
 from tape.journal.findings import Finding, Problem, VerifyReport
 from tape.journal.index_check import REMEDY, check_indexes
 from tape.journal.run_head_check import find_high_run_heads, find_low_run_heads
 from tape.journal.salvage import MAX_SEQ, UNAVAILABLE, DamagedRow, describe, read_entries
-from tape.model.chain import GENESIS
+from tape.model.chain import CHAIN_BYTES, GENESIS
 from tape.store import Reader
 
 __all__ = ["ChainWalk", "Check", "Finding", "Problem", "VerifyContext", "VerifyReport", "verify"]

@@ -12,7 +12,8 @@ import struct
 from collections.abc import Sequence
 from hashlib import sha256
 
-GENESIS = bytes(32)
+CHAIN_BYTES = 32
+GENESIS = bytes(CHAIN_BYTES)
 TEXTS = (
     "run_id",
     "kind",

@@ -23,6 +23,7 @@ class DamageLog:
     def __init__(self, metrics: Metrics | None = None) -> None:
         self._metrics = metrics
         self._seen: set[tuple[str, int]] = set()
+        self._crashing: tuple[int, ...] = ()
         self._lock = threading.Lock()
 
     def record_recovered(self, part: Part, global_seq: int) -> None:
@@ -36,6 +37,15 @@ class DamageLog:
         """Record what the database said about entries that it cannot read."""
         if self._is_new("unreadable", first):
             log.error("entry %d cannot be read: %s", first, error)
+
+    def record_crash(self, global_seq: int) -> None:
+        """Record an entry that ends PostgreSQL's process when it is read: no reader of this process reads it again."""
+        with self._lock:
+            self._crashing = tuple(sorted({*self._crashing, global_seq}))
+
+    def first_crash(self, after: int, until: int) -> int | None:
+        """The first entry in a range that must not be read; None if there is none."""
+        return next((number for number in self._crashing if after < number <= until), None)
 
     def _is_new(self, what: str, global_seq: int) -> bool:
         with self._lock:

@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +66,7 @@ class Database(ABC):
             self.metrics,
             accepts_loss=accept_loss,
         )
+        self._crash_search = asyncio.Lock()
         self._writer: Writer | None = None
         self._readers: Readers | None = None
         self.hooks = Hooks()
@@ -222,12 +222,19 @@ class Database(ABC):
         out. If the database cannot be reached, StoreUnavailable.
         """
 
+        def connect() -> DatabaseConnection:
+            connection = self.connect(read_only=True)
+            connection.damage = self.damage
+            return connection
+
         def ask(ask_question: Callable[[Reader], T]) -> T:
-            connect = partial(self.connect, read_only=True)
             with ReconnectingReader(connect, CRASH_RECOVERY_S) as reader:
                 return ask_question(reader)
 
-        return await asyncio.to_thread(ask, _in_context(question))
+        # A crash ends the connections of all: what another reader causes must not count for this one, and what one has
+        # found the others need not find again.
+        async with self._crash_search:
+            return await asyncio.to_thread(ask, _in_context(question))
 
     def on_commit(self, listener: Callable[[list[Any]], None]) -> None:
         """Call back on the event loop with what operations announced, in commit order."""

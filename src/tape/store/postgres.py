@@ -110,7 +110,8 @@ def translate(error: psycopg.Error) -> TapeError:
         errors.LockNotAvailable | errors.QueryCanceled | errors.DeadlockDetected | errors.SerializationFailure,
     ):
         return StoreBusy(f"The database was busy for too long ({error}). Try again.")
-    if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
+    # Also XX000, "internal error": what PostgreSQL meets in a page and never wrote there.
+    if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted | errors.InternalError_):
         return StoreDamaged(f"The database is damaged ({error}).")
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | _SESSION_ENDED):
         return StoreUnavailable(

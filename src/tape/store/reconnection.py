@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
-from tape.errors import StoreDamaged, StoreUnavailable, TapeError
+from tape.errors import BackendCrashed, StoreUnavailable, TapeError
 from tape.store.connection import DatabaseConnection, Reader, Row
 
 # A PostgreSQL server whose backend crashed recovers first.
@@ -19,7 +19,7 @@ class ReconnectingReader(Reader):
     """Opens a new connection when its own is lost, and asks again.
 
     A statement that ends the connection twice, while the database can be reached in between, reads what is damaged: it
-    raises StoreDamaged. If the database cannot be reached for `deadline_s`, StoreUnavailable is raised; the first
+    raises BackendCrashed. If the database cannot be reached for `deadline_s`, StoreUnavailable is raised; the first
     connection is tried once. Use as a context manager.
     """
 
@@ -46,7 +46,7 @@ class ReconnectingReader(Reader):
             return self._connection.query(sql, *params)
         except StoreUnavailable as error:
             self._reconnect()
-            raise StoreDamaged(f"The connection is lost whenever this is read ({error}).") from error
+            raise BackendCrashed(f"The connection is lost whenever this is read ({error}).") from error
 
     def is_any(self, column: str, values: Sequence[str]) -> tuple[str, Any]:
         """A condition "column is one of values" and its one parameter."""
