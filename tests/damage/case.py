@@ -26,7 +26,7 @@ from tests.damage.store import Damage, StoreCopy, Template
 from tests.damage.truth import markers
 from tests.forked import Forked
 
-START_S, CASE_S, VERIFY_S, APPEND_S = 20.0, 60.0, 60.0, 3.0
+START_S, CASE_S, VERIFY_S, APPEND_S = 20.0, 60.0, 150.0, 3.0
 # Every so many cases are read in all ways.
 SAMPLE_EVERY = 5
 # Errors that say that something is damaged.

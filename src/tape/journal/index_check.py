@@ -17,14 +17,18 @@ from tape.store.connection import Dialect
 
 # Entries in one statement, and blocks of 8 KiB where the table is read in the order of the file.
 WINDOW = 10_000
-BLOCKS = 500
+BLOCKS = 100
+# The time limit of a statement with lookups; it grows where the disk is slow. PostgreSQL does not keep to it if it
+# searches without an end.
+LOOKUP_S = 30.0
+MAX_LOOKUP_S = 3_600.0
 # After so many lookups that fail with an error, ranges are named without looking up each of their entries.
 MAX_FAILURES = 1_000
 # A walk along an index of PostgreSQL that has more entries than twice the numbers of the journal and this goes in a
-# circle, and so does one that takes longer than a minute and a millisecond for each of them.
+# circle, and so does one that takes longer than 30 s and a millisecond for each of them.
 SLACK = 10_000
-WALK_MS = 60_000
-MAX_TIMEOUT_MS = (1 << 31) - 1
+WALK_S = 30.0
+MAX_LIMIT_S = 2_000_000.0
 MAX_ROWS_OF_BLOCK = 300
 REMEDY = "the table is not affected; rebuild it: tape verify --repair-indexes"
 
@@ -62,7 +66,7 @@ _LOOKUP = {
     "enable_indexscan": "on",
 }
 _SCAN = {"enable_seqscan": "on", "enable_bitmapscan": "off", "enable_indexscan": "off", "enable_indexonlyscan": "off"}
-_SETTINGS = sorted({*_LOOKUP, *_SCAN, "statement_timeout"})
+_SETTINGS = sorted({*_LOOKUP, *_SCAN})
 
 
 def indexes_of(dialect: Dialect) -> tuple[JournalIndex, ...]:
@@ -103,9 +107,9 @@ def rebuild_indexes(database: Database) -> None:
     connection = database.connect()
     try:
         connection.sort_on_disk()
-        connection.lift_time_limits()
-        connection.begin()
+        connection.begin()  # within the limits of time: a process that keeps the lock without an end is named
         try:
+            connection.lift_time_limits()
             connection.run_script(
                 "REINDEX tape_journal" if database.dialect == "sqlite" else "REINDEX TABLE tape_journal"
             )
@@ -123,6 +127,7 @@ class _Lookup:
     def __init__(self, index: JournalIndex) -> None:
         self._index = index
         self._failures = 0
+        self._limit_s = LOOKUP_S
 
     def find(self, reader: Reader, first: int, last: int, unit: str = "global_seq") -> Iterator[Finding]:
         """The entries from one number, or block of the file, to another that the index does not have."""
@@ -131,10 +136,17 @@ class _Lookup:
                 yield Finding(low, "index", f"was not looked up through the index {self._index.name}; {REMEDY}", high)
             return
         try:
-            _set(reader, _LOOKUP | {"statement_timeout": "0"})
+            _set(reader, _LOOKUP)
+            reader.limit_statements(self._limit_s)
             for (number,) in reader.query(_unindexed_sql(self._index, reader.dialect, first, last, unit)):
                 # NULL where the bitmap of an entry's NULLs is damaged: the walk over the chain names the entry.
                 yield Finding(number or 0, "index", self._index.detail)
+            return
+        except StoreBusy:
+            if self._limit_s > MAX_LOOKUP_S:
+                raise
+            self._limit_s *= 4  # a slow disk
+            yield from self.find(reader, first, last, unit)
             return
         except UNAVAILABLE:
             raise
@@ -210,8 +222,8 @@ def _check_in_postgres(
 def _walk(reader: Reader, index: JournalIndex, limit: int) -> int:
     """The number of entries in an index of PostgreSQL, at most `limit`. The table is counted later, and may grow."""
     columns = ", ".join(index.columns)
-    timeout = {"statement_timeout": f"{min(WALK_MS + limit, MAX_TIMEOUT_MS)}"}
-    _set(reader, _LOOKUP | {"enable_indexonlyscan": "on"} | timeout)
+    _set(reader, _LOOKUP | {"enable_indexonlyscan": "on"})
+    reader.limit_statements(min(WALK_S + limit / 1_000, MAX_LIMIT_S))
     where = f"WHERE {index.condition}" if index.condition else ""
     # The limit keeps the order, and with it the index.
     row = reader.one(
@@ -221,7 +233,8 @@ def _walk(reader: Reader, index: JournalIndex, limit: int) -> int:
 
 
 def _count(reader: Reader, index: JournalIndex) -> int:
-    _set(reader, _SCAN | {"statement_timeout": "0"})
+    _set(reader, _SCAN)
+    reader.limit_statements(0)
     row = reader.one(f"SELECT count(*) FROM tape_journal {f'WHERE {index.condition}' if index.condition else ''}")
     return int(row[0]) if row else 0
 
@@ -294,5 +307,6 @@ def _set(reader: Reader, values: dict[str, str]) -> None:
 
 def _reset(reader: Reader) -> None:
     if reader.dialect == "postgres":
+        reader.limit_statements(0)
         names = ", ".join(map(repr, _SETTINGS))
         reader.query(f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN ({names})")

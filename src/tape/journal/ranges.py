@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tape.errors import BackendCrashed, StoreDamaged
+from tape.errors import BackendCrashed, BackendStuck, StoreDamaged
 from tape.journal.appender import Head
 from tape.journal.entries import SELECT, UNREADABLE, entries_of
 from tape.journal.epochs import read_holes
@@ -61,6 +61,8 @@ def read_range(reader: Reader, head: Head, fetch: Fetch, after: int, until: int,
         until = crashing - 1
     try:
         rows = fetch_in_order(fetch, after, until, limit)
+    except BackendStuck:  # another search has no end either
+        raise
     except StoreDamaged:
         rows, unreadable, position = _salvage(reader, head, fetch, after, until, limit)
         return _to_found(reader, head, rows, unreadable, after, position)
@@ -75,6 +77,7 @@ def read_indexed(
     An index that leads to an entry that does not match is damaged.
     """
     try:
+        reader.damage.check_indexes()
         if reader.damage.first_crash(after, head.global_seq) is not None:
             raise StoreDamaged(f"An entry after {after} ends PostgreSQL's process when it is read.")
         rows = fetch_in_order(fetch, after, head.global_seq, limit)
@@ -84,6 +87,8 @@ def read_indexed(
         return found
     except StoreDamaged as error:
         reader.damage.record_error(error, after + 1)
+        if isinstance(error, BackendCrashed):
+            reader.damage.record_index_crash()
         found = read_through(reader, head, after, limit)
         return found._replace(entries=[entry for entry in found.entries if matches(entry)])
 

@@ -154,6 +154,8 @@ class SubjectCursor:
     def _is_sparse(self, reader: Reader) -> bool:
         if self._pattern.is_literal:
             return True
+        if reader.damage.avoids_indexes:
+            return False
         condition, params = self._subject_condition("subject")
         sql = f"SELECT count(*) FROM (SELECT 1 FROM tape_journal WHERE {condition} LIMIT ?) AS few"
         try:
@@ -312,6 +314,7 @@ def _read_indexed_seqs(reader: Reader, run_id: str) -> dict[str, int] | None:
     found: dict[str, int] = {}
     condition, params = "run_id = ?", [run_id]
     try:
+        reader.damage.check_indexes()
         while len(found) <= MAX_RUN_TENANTS:
             sql = f"SELECT tenant FROM tape_journal WHERE {condition} ORDER BY tenant LIMIT 1"
             row = reader.one(sql, *params)

@@ -128,6 +128,7 @@ class RunHoles:
             " ORDER BY seq DESC LIMIT 1"
         )
         try:
+            reader.damage.check_indexes()
             row = reader.one(sql, self._run_id, tenant, first, after)
             if row is None and head.oldest > 1:
                 return None
@@ -148,6 +149,7 @@ class RunHoles:
                 " WHERE h.run_id = ? AND h.tenant <> ? AND j.seq > ? AND j.seq <= ?"
             )
             with contextlib.suppress(StoreDamaged):  # then the table says it
+                reader.damage.check_indexes()
                 others = {row[0] for row in reader.query(sql, self._run_id, hole.tenant, low.seq, high.seq)}
                 if high.seq not in others:  # else each tenant has seqs of its own
                     others.update(

@@ -59,6 +59,10 @@ class Reader(ABC):
     def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
         """The rows whose keys, texts all of them, are among those wanted; in any order."""
 
+    def limit_statements(self, seconds: float) -> None:
+        """Let no statement take longer than that, where the database can; 0 is without a limit."""
+        return
+
 
 class DatabaseConnection(Reader):
     """One connection of the writer: statements and the transaction around them."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from typing import Literal
 
 from tape.base.telemetry.metrics import Metrics
+from tape.errors import StoreDamaged
 
 log = logging.getLogger(__name__)
 
 # Findings that are remembered in order not to be logged again. Further ones are counted only.
 MAX_REMEMBERED = 10_000
+AVOIDED_S = 3_600.0
 
 # What is damaged of an entry that can be delivered all the same.
 Part = Literal["checksum", "index"]
@@ -24,6 +28,10 @@ class DamageLog:
         self._metrics = metrics
         self._seen: set[tuple[str, int]] = set()
         self._crashing: tuple[int, ...] = ()
+        # Until when indexes are not read because one ended PostgreSQL's process.
+        self._avoided_until = 0.0
+        # Whether a search in an index may have no end; the store sets it.
+        self.is_index_endless: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()
 
     def record_recovered(self, part: Part, global_seq: int) -> None:
@@ -42,6 +50,20 @@ class DamageLog:
         """Record an entry that ends PostgreSQL's process when it is read: no reader of this process reads it again."""
         with self._lock:
             self._crashing = tuple(sorted({*self._crashing, global_seq}))
+
+    def record_index_crash(self) -> None:
+        """Record that an index ends PostgreSQL's process: for an hour entries are read by the primary key alone."""
+        self._avoided_until = time.monotonic() + AVOIDED_S
+
+    def check_indexes(self) -> None:
+        """Raise StoreDamaged if a search in an index might end or stop PostgreSQL's process."""
+        if self.avoids_indexes:
+            raise StoreDamaged("An index of the journal ends or stops PostgreSQL's process: it is not read.")
+
+    @property
+    def avoids_indexes(self) -> bool:
+        """Whether entries are read by the primary key alone."""
+        return time.monotonic() < self._avoided_until or self.is_index_endless()
 
     def first_crash(self, after: int, until: int) -> int | None:
         """The first entry in a range that must not be read; None if there is none."""

@@ -30,6 +30,7 @@ from tape.errors import (
 )
 from tape.store.connection import STREAM_ROWS, Column, ColumnKind, DatabaseConnection, Row, upsert_sql
 from tape.store.database import JOURNAL, Database
+from tape.store.stuck_backends import StuckBackends, stuck_error
 from tape.store.watchdog import Watchdog, shut_down
 
 try:
@@ -63,7 +64,9 @@ CONNECT_TIMEOUT_S = 5
 IDLE_LIMIT_MS = 6_000
 STATEMENT_LIMIT_MS = 8_000
 TRANSACTION_LIMIT_MS = 60_000
-_SESSION = {
+# For a statement of the server's readers.
+READ_LIMIT_MS = 60_000
+_SESSION: dict[str, str | int] = {
     "synchronous_commit": "on",
     "idle_in_transaction_session_timeout": IDLE_LIMIT_MS,
     "statement_timeout": STATEMENT_LIMIT_MS,
@@ -90,7 +93,7 @@ POLL_S = 1.0
 # The listening connection is asked for a sign of life so often, and has so long to answer.
 LISTEN_CHECK_S = 4.0
 _WORKING = (
-    "SELECT pid FROM pg_stat_activity"
+    "SELECT pid, wait_event_type IS NULL FROM pg_stat_activity"
     " WHERE pid = ANY(%s) AND state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'"
 )
 
@@ -133,7 +136,7 @@ def _call(
         try:
             return method(self, *args, **kwargs)
         except psycopg.Error as error:
-            raise translate(error) from error
+            raise stuck_error(self.backend) if self.is_stuck else translate(error) from error
         except UnicodeDecodeError as error:
             raise StoreDamaged(f"The database is damaged: a text is not UTF-8 ({error.reason}).") from error
         finally:
@@ -147,11 +150,16 @@ class PostgresConnection(DatabaseConnection):
 
     dialect: Literal["postgres"] = "postgres"
 
-    def __init__(self, conninfo: str, *, read_only: bool, watchdog: Watchdog | None = None) -> None:
+    def __init__(
+        self, conninfo: str, *, read_only: bool, watchdog: Watchdog, stuck: StuckBackends, is_job: bool = False
+    ) -> None:
         super().__init__()
         self.waits_since = 0.0
-        self.is_watched = watchdog is not None
+        self.is_watched = not is_job
+        self.is_stuck = False
+        self.statement_limit_s = 0.0
         self._watchdog = watchdog
+        self._stuck = stuck
         # The process that serves this connection; notifications name it.
         self.backend = 0
         try:
@@ -164,8 +172,7 @@ class PostgresConnection(DatabaseConnection):
             )
         except psycopg.Error as error:
             raise translate(error) from error
-        if watchdog is not None:
-            watchdog.watch(self)
+        watchdog.watch(self)
         try:
             self._prepare(read_only=read_only)
         except BaseException:
@@ -181,12 +188,16 @@ class PostgresConnection(DatabaseConnection):
         self._with_commit: list[tuple[str, tuple[Any, ...]]] | None = None
         # A savepoint that is done with is released together with the next one, or by the commit.
         self._is_release_due = False
-        limits = dict(_SESSION)
+        limits: dict[str, str | int] = dict(_SESSION)
         if self._db.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
             limits["transaction_timeout"] = TRANSACTION_LIMIT_MS
         if read_only:
             limits = {"default_transaction_read_only": "on"}
+            # Jobs such as verification read as long as they need.
+            if self.is_watched:
+                limits["statement_timeout"] = READ_LIMIT_MS
         self._set(limits)
+        self.statement_limit_s = int(limits.get("statement_timeout", 0)) / 1_000
         # Behind a pooler, the protocol's own number is not that of the process.
         self.backend = self._cursor.execute("SELECT pg_backend_pid()").fetchall()[0][0]
 
@@ -196,11 +207,17 @@ class PostgresConnection(DatabaseConnection):
     @_call
     def lift_time_limits(self) -> None:
         self.is_watched = False
+        self.statement_limit_s = 0.0
         names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
         limits = dict.fromkeys(names, 0)
         if self._db.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
             limits["transaction_timeout"] = 0
         self._set(limits)
+
+    @_call
+    def limit_statements(self, seconds: float) -> None:
+        self._set({"statement_timeout": int(1_000 * seconds)})
+        self.statement_limit_s, self.is_watched = seconds, seconds > 0
 
     def fileno(self) -> int:
         """The file descriptor of its socket."""
@@ -255,8 +272,18 @@ class PostgresConnection(DatabaseConnection):
     def notify(self, channel: str) -> None:
         self.execute("SELECT pg_notify(?, '')", channel)
 
-    @_call
     def begin(self) -> None:
+        self._stuck.check(self)
+        try:
+            self._begin()
+        except StoreBusy:
+            self.rollback()
+            if error := self._stuck.find_holder(self, WRITE_LOCK, 2 * STATEMENT_LIMIT_MS / 1_000):
+                raise error from None
+            raise
+
+    @_call
+    def _begin(self) -> None:
         self._is_release_due = False
         self._script.execute(f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")
 
@@ -348,8 +375,7 @@ class PostgresConnection(DatabaseConnection):
 
     @_call
     def close(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.forget(self)
+        self._watchdog.forget(self)
         self._db.close()
 
 
@@ -361,33 +387,35 @@ class PostgresDatabase(Database):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
         self._own_backends: set[int] = set()
-        self._watchdog = Watchdog(CALL_LIMIT_S, self._find_working, self._renew_all)
+        self._stuck = StuckBackends(self.metrics)
+        self.damage.is_index_endless = lambda: self._stuck.is_known
+        self._watchdog = Watchdog(CALL_LIMIT_S, self._find_working, self._renew_all, self._stuck.record)
 
     def connect(self, *, read_only: bool = False) -> PostgresConnection:
-        # Jobs such as verification read as long as they need; the server's own readers are watched.
-        watchdog = None if read_only else self._watchdog
-        connection = PostgresConnection(self.conninfo, read_only=read_only, watchdog=watchdog)
+        connection = PostgresConnection(
+            self.conninfo, read_only=read_only, watchdog=self._watchdog, stuck=self._stuck, is_job=read_only
+        )
         if not read_only:
             self._own_backends.add(connection.backend)
         return connection
 
     def _connect_reader(self) -> PostgresConnection:
-        connection = PostgresConnection(self.conninfo, read_only=True, watchdog=self._watchdog)
+        connection = PostgresConnection(self.conninfo, read_only=True, watchdog=self._watchdog, stuck=self._stuck)
         connection.damage = self.damage
         return connection
 
-    def _find_working(self, backends: Collection[int]) -> set[int]:
-        """Which backends work on a statement. If PostgreSQL cannot be asked, none does."""
+    def _find_working(self, backends: Collection[int]) -> dict[int, bool]:
+        """Which backends work on a statement, and whether they compute. If PostgreSQL cannot be asked, none does."""
         try:
             connection = psycopg.connect(self.conninfo, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
         except psycopg.Error:
-            return set()
+            return {}
         limit = threading.Timer(CONNECT_TIMEOUT_S, shut_down, (connection.fileno(),))
         limit.start()
         try:
-            return {pid for (pid,) in connection.execute(_WORKING, (list(backends),))}
+            return dict(connection.execute(_WORKING, (list(backends),)).fetchall())
         except psycopg.Error:
-            return set()
+            return {}
         finally:
             limit.cancel()
             connection.close()

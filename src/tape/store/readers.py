@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tape.errors import StoreUnavailable, TapeError
+from tape.errors import BackendStuck, StoreUnavailable, TapeError
 from tape.store.connection import DatabaseConnection, Reader
 from tape.store.hooks import Hooks
 
@@ -46,7 +46,7 @@ class Readers:
         connection = self._connected()
         try:
             return question(connection)
-        except StoreUnavailable:
+        except (StoreUnavailable, BackendStuck):
             self._discard(connection)
             raise
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
-from tape.errors import BackendCrashed, StoreUnavailable, TapeError
+from tape.errors import BackendCrashed, BackendStuck, StoreUnavailable, TapeError
 from tape.store.connection import DatabaseConnection, Reader, Row
 
 # A PostgreSQL server whose backend crashed recovers first.
@@ -40,6 +40,9 @@ class ReconnectingReader(Reader):
         """All rows of a SELECT."""
         try:
             return self._connection.query(sql, *params)
+        except BackendStuck:
+            self._reconnect()
+            raise
         except StoreUnavailable:
             self._reconnect()
         try:
@@ -63,6 +66,10 @@ class ReconnectingReader(Reader):
     def lookup(self, table: str, columns: str, keys: Sequence[str], wanted: Sequence[tuple[str, ...]]) -> list[Row]:
         """The rows whose keys, texts all of them, are among those wanted; in any order."""
         return self._connection.lookup(table, columns, keys, wanted)
+
+    def limit_statements(self, seconds: float) -> None:
+        """Limit the statements of the connection as it is now; a new one has no limit."""
+        self._connection.limit_statements(seconds)
 
     def _reconnect(self) -> None:
         self._close()

@@ -1,4 +1,4 @@
-"""Ends connections whose calls get no answer, for networks and proxies that keep a dead connection open."""
+"""Ends connections whose calls get no answer: proxies keep dead ones open, and a search may have no end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+STUCK_FACTOR = 2
 
 
 class WatchedConnection(Protocol):
@@ -23,6 +24,10 @@ class WatchedConnection(Protocol):
     # `time.monotonic()` at the begin of the call in progress; 0 between calls, and if calls may take any time.
     waits_since: float
     backend: int
+    # The time limit that the database has for its statements, 0 without one.
+    statement_limit_s: float
+    # Set when the database has not kept to it.
+    is_stuck: bool
 
     def fileno(self) -> int:
         """The file descriptor of its socket."""
@@ -31,20 +36,23 @@ class WatchedConnection(Protocol):
 class Watchdog:
     """Shuts down the socket of a connection that has waited for `limit_s`, so that its call fails.
 
-    `find_working(backends)` returns which of these backends still work on a statement: their connections are left
-    alone. `on_dead(count)` is called before so many connections are ended. One daemon thread looks every 0.5 s while
-    there are connections.
+    `find_working(backends)` returns which of these backends still work on a statement, and whether they compute, that
+    is wait for nothing: their connections are left alone, unless they compute for twice the time limit of a statement.
+    `on_dead(count)` is called before so many connections are ended, `on_stuck(backend)` for one that computes. One
+    daemon thread looks every 0.5 s while there are connections.
     """
 
     def __init__(
         self,
         limit_s: float,
-        find_working: Callable[[Collection[int]], Collection[int]],
+        find_working: Callable[[Collection[int]], Mapping[int, bool]],
         on_dead: Callable[[int], None],
+        on_stuck: Callable[[int], None],
     ) -> None:
         self._limit_s = limit_s
         self._find_working = find_working
         self._on_dead = on_dead
+        self._on_stuck = on_stuck
         self._connections: weakref.WeakSet[WatchedConnection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._is_looking = False
@@ -82,6 +90,10 @@ class Watchdog:
 
     def _end_dead(self, overdue: dict[WatchedConnection, float]) -> None:
         working = self._find_working([each.backend for each in overdue])
+        for connection, since in overdue.items():
+            limit = STUCK_FACTOR * connection.statement_limit_s
+            if working.get(connection.backend) and 0 < limit < time.monotonic() - since:
+                self._end_stuck(connection, since)
         dead = {each: since for each, since in overdue.items() if each.backend not in working}
         if dead:
             self._on_dead(len(dead))
@@ -95,6 +107,14 @@ class Watchdog:
                         connection.backend,
                     )
                     shut_down(connection.fileno())
+
+    def _end_stuck(self, connection: WatchedConnection, since: float) -> None:
+        with self._lock:
+            is_waiting = connection in self._connections and connection.waits_since == since
+            if is_waiting and not connection.is_stuck:
+                connection.is_stuck = True
+                self._on_stuck(connection.backend)
+                shut_down(connection.fileno())
 
 
 def shut_down(descriptor: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tape.base.telemetry.metrics import Metrics
-from tape.errors import Overloaded, ServerStopping, StoreError, StoreUnavailable, TapeError
+from tape.errors import BackendStuck, Overloaded, ServerStopping, StoreError, StoreUnavailable, TapeError
 from tape.store.batch_size import BatchSize
 from tape.store.connection import DatabaseConnection
 from tape.store.fair_queue import BACKGROUND, FairQueue, Tenant
@@ -208,7 +208,7 @@ class Writer:
 
             connection.commit(flush)
         except BaseException as error:
-            self._abandon(connection, broken=isinstance(error, StoreUnavailable))
+            self._abandon(connection, broken=isinstance(error, StoreUnavailable | BackendStuck))
             raise
         if tx.tail is not None:
             self._witness.record(tx.tail)
@@ -222,7 +222,7 @@ class Writer:
         try:
             waiting.result = waiting.single(tx)
         except Exception as error:
-            if not connection.in_transaction or isinstance(error, StoreUnavailable):
+            if not connection.in_transaction or isinstance(error, StoreUnavailable | BackendStuck):
                 raise
             connection.rollback()
             waiting.error = error
@@ -246,7 +246,7 @@ class Writer:
         try:
             waiting.result = waiting.single(tx)
         except Exception as error:
-            if not connection.in_transaction or isinstance(error, StoreUnavailable):
+            if not connection.in_transaction or isinstance(error, StoreUnavailable | BackendStuck):
                 raise
             connection.rollback_to_savepoint()
             tx.rewind(marks)

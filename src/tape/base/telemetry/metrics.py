@@ -43,6 +43,9 @@ class Metrics:
         self.dead_connections = counter(
             "store_dead_connections", "Connections closed because PostgreSQL did not answer on them"
         )
+        self.stuck_backends = counter(
+            "store_stuck_backends", "Statements that PostgreSQL neither finished nor ended at their time limit"
+        )
         self.listen_reconnects = counter("listen_reconnects", "Times the listening connection was lost")
         self.witness_up = gauge("witness_up", "Whether the witness can be written: 1, else 0", "witness")
         self.tail_lost = counter("tail_lost_entries", "Acknowledged entries that were lost, as the witness knew")
