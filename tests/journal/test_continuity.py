@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from tape.engine.ledgers.counts import fold
 from tape.errors import CursorBeyondHead, CursorDiverged, StoreFull, StoreReplaced
 from tape.journal.appender import Head, read_head
 from tape.journal.continuity import Known, Remembered, find_common, judge
-from tape.journal.epochs import Epoch, read_epochs, read_run_gaps
+from tape.journal.epochs import Epoch, close_cut, read_epochs, read_run_gaps
 from tape.journal.journal import Journal
-from tape.journal.reader import EVERYTHING, SubjectCursor, position_before, select_visible
+from tape.journal.reader import EVERYTHING, RunCursor, Selection, SubjectCursor, position_before, select_visible
 from tape.journal.retention import prune
 from tape.journal.verifier import verify
 from tape.model.entry import Draft, Entry
@@ -95,9 +96,14 @@ async def test_a_run_goes_on_above_the_seqs_of_its_lost_entries(store_url: str) 
         snapshot.put_back()
         (number,) = await node.append(1)
         entries = await node.database.read(lambda reader: SubjectCursor(EVERYTHING).read(reader, number - 1))
-        assert [entry.seq for entry in entries.entries] == [16]
+        assert [entry.seq for entry in entries.entries] == [16 + MARGIN]
         (gap,) = await node.database.read(lambda reader: read_run_gaps(reader, "work", ""))
-        assert (gap.after_seq, gap.resumes_at) == (10, 16)
+        assert (gap.after_seq, gap.resumes_at) == (10, 16 + MARGIN)
+        run = RunCursor(Selection(EVERYTHING.pattern, "work"))
+        found = await node.database.read(lambda reader: run.read(reader, 0))
+        assert [entry.seq for entry in found.entries] == [*range(1, 11), 16 + MARGIN]
+        assert [gap.reason for gap in found.gaps] == ["diverged"]
+        assert (await node.database.read(verify)).ok
 
 
 async def test_a_live_reader_of_lost_entries_gets_the_range_and_one_below_the_cut_goes_on(store_url: str) -> None:
@@ -153,16 +159,35 @@ async def test_two_servers_close_one_cut_once(store_url: str) -> None:
         await asyncio.gather(*(reached(node, numbers[-1]) for node in (one, two)))
 
 
-async def test_what_a_second_server_knows_of_a_run_is_not_given_out_again(store_url: str) -> None:
+async def test_what_only_a_second_server_knows_of_a_run_is_not_given_out_again(store_url: str) -> None:
     async with cut(store_url, 10, 5) as (one, snapshot), opened(store_url) as two:
         two.hub.continuity._memory.clear()  # it knows numbers and no runs
         snapshot.put_back()
-        await two.append(1, "other")
+        (number,) = await two.append(1)  # the first server has not noticed yet, or never comes back
         await one.append(1)
+        found = await one.database.read(lambda reader: SubjectCursor(EVERYTHING).read(reader, number - 1))
+        assert [entry.seq for entry in found.entries] == [16 + MARGIN, 17 + MARGIN]
         (gap,) = await one.database.read(lambda reader: read_run_gaps(reader, "work", ""))
-        assert gap.resumes_at == 16
+        assert (gap.after_seq, gap.resumes_at) == (10, 16 + MARGIN)
         epochs = await one.database.read(read_epochs)
-        assert [epoch.resumes_at - epoch.cut_after for epoch in epochs] == [MARGIN + 6, 1]
+        assert [epoch.resumes_at - epoch.cut_after for epoch in epochs] == [MARGIN + 6]
+
+
+async def test_runs_go_on_above_what_an_accepted_loss_may_have_given_out(store_url: str) -> None:
+    async with opened(store_url) as node:
+        await node.append(3, "a")
+        await node.append(2, "b")
+    async with open_database(store_url) as database:
+        journal = Journal(database)
+        seqs = {("b", ""): 4, ("c", ""): 2}
+        close = partial(close_cut, last_known=12, margin=0, cause="accepted", run_seqs=seqs)
+        await database.write(lambda tx: close(tx))
+        for run in ("a", "b", "c", "d"):
+            await journal.append([Draft(subject=f"/tape/step/done/{run}", run_id=run)])
+        found = await database.read(lambda reader: SubjectCursor(EVERYTHING).read(reader, 13))
+        # Seven entries were lost: a run has lost seven at most, and one that nothing is known of none.
+        assert [(entry.run_id, entry.seq) for entry in found.entries] == [("a", 11), ("b", 10), ("c", 8), ("d", 1)]
+        assert (await database.read(verify)).ok
 
 
 async def test_a_server_that_did_not_know_has_given_out_numbers_again_and_that_is_named(store_url: str) -> None:

@@ -24,7 +24,7 @@ SQLITE = {
     StoreError: "ERROR CONSTRAINT_UNIQUE MISUSE",
 }
 POSTGRES = {
-    StoreDamaged: "XX001 XX002",
+    StoreDamaged: "XX000 XX001 XX002",
     StoreUnavailable: (
         "58000 58030 58P01 57P01 57P02 57P03 57P04 57P05 53000 53200 53300 53400 08000 08001 08003 08006 08P01"
         " 25006 25P03 25P04"
@@ -32,7 +32,7 @@ POSTGRES = {
     StoreBusy: "57014 55P03 40001 40P01",
     StoreFull: "53100",
     InvalidInput: "22021 22003",
-    StoreError: "XX000 42P01 23505",
+    StoreError: "42P01 23505",
 }
 
 

@@ -324,7 +324,6 @@ class _Restore:
             connection.execute("UPDATE tape_head SET journal_id = ? WHERE id = 1", secrets.token_hex(16))
             cause += f", as a copy of the journal {snapshot.journal_id}"
         tx = Transaction(connection)
-        self._advance_runs(cut.epoch + 1, cut.last_known - snapshot.global_seq + cut.margin)
         entry = close_cut(tx, last_known=cut.last_known, margin=cut.margin, cause=cause)
         journal_id = read_head(tx).journal_id
         connection.run_script(f"DROP TABLE {RESTORE_MARKER}")
@@ -350,18 +349,6 @@ class _Restore:
             wallet_keys=snapshot.wallet_keys,
             damage=self._damage,
         )
-
-    def _advance_runs(self, epoch: int, lost: int) -> None:
-        """Let every run continue above the seqs that its lost entries may have had: one has at most all of them."""
-        if lost <= 0:
-            return
-        self._connection.execute(
-            "INSERT INTO tape_run_gaps (run_id, tenant, epoch, after_seq, resumes_at)"
-            " SELECT run_id, tenant, ?, seq, seq + ? FROM tape_run_heads",
-            epoch,
-            lost + 1,
-        )
-        self._connection.execute("UPDATE tape_run_heads SET seq = seq + ?", lost)
 
     def _check_schema(self) -> None:
         connection = self._connection

@@ -183,10 +183,10 @@ class Appender:
         assert not self._entries, "a cut is closed before anything is appended"
         self._global_seq = max(self._global_seq, global_seq - 1)
 
-    def resume_run(self, run: RunKey, seq: int) -> None:
-        """Number the next entry of a run so, unless it is beyond that already."""
-        self.load_runs([run])
-        self._run_seqs[run] = max(self._run_seqs[run], seq - 1)
+    def forget_runs(self) -> None:
+        """Read the last seqs of runs anew: they are changed in the database."""
+        assert not self._entries, "a cut is closed before anything is appended"
+        self._run_seqs, self._shared = {}, {}
 
     @property
     def global_seq(self) -> int:

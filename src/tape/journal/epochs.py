@@ -117,8 +117,10 @@ def close_cut(
 ) -> Entry:
     """Begin a new epoch: number the next entry above `last_known` and the margin, and journal what is gone.
 
-    `run_seqs` has the last known seqs of runs that lost entries; they continue above them. `last_epoch` is the last
-    known epoch, if that is lost too. `common` is the last entry that is as it was known, if that is not the head.
+    Every run continues above the seqs that its lost entries may have had, which other servers may know alone: a run has
+    lost no more entries than the journal. `run_seqs` has the last known seqs of runs that lost entries. `last_epoch` is
+    the last known epoch, if that is lost too. `common` is the last entry that is as it was known, if that is not the
+    head.
     """
     head = read_head(tx)
     appender = tx.enlist(Appender)
@@ -133,16 +135,8 @@ def close_cut(
         appender.ts_ms,
     )
     tx.execute("UPDATE tape_head SET epoch = ? WHERE id = 1", epoch)
-    run_seqs = run_seqs or {}
-    appender.load_runs(run_seqs)
-    behind = {run: appender.run_seq(run) for run, seq in run_seqs.items() if appender.run_seq(run) < seq}
-    if behind:
-        gaps = [(*run, epoch, present, run_seqs[run] + 1) for run, present in behind.items()]
-        tx.insert("tape_run_gaps", ("run_id", "tenant", "epoch", "after_seq", "resumes_at"), gaps)
-        heads = [(*run, run_seqs[run]) for run in behind]
-        tx.upsert("tape_run_heads", ["run_id", "tenant"], ["run_id", "tenant", "seq"], heads)
-    for run in behind:
-        appender.resume_run(run, run_seqs[run] + 1)
+    appender.forget_runs()
+    _advance_runs(tx, epoch, resumes_at - head.global_seq - 1, run_seqs or {})
     appender.resume_at(resumes_at)
     appender.epoch = epoch
     facts = {
@@ -156,3 +150,23 @@ def close_cut(
     }
     note = Draft(subject=subject.journal_diverged(), run_id="journal", payload_json=msgspec.json.encode(facts).decode())
     return appender.append([checked(note)])[0]
+
+
+def _advance_runs(tx: Transaction, epoch: int, lost: int, run_seqs: Mapping[RunKey, int]) -> None:
+    """Let runs go on `lost` seqs later, and those of `run_seqs` above what is known of them, with a named gap."""
+    if lost > 0:
+        with tx.slow_statements():  # of all runs there are
+            tx.execute(
+                "INSERT INTO tape_run_gaps (run_id, tenant, epoch, after_seq, resumes_at)"
+                f" SELECT run_id, tenant, ?, seq, seq + {lost + 1} FROM tape_run_heads",
+                epoch,
+            )
+            tx.execute(f"UPDATE tape_run_heads SET seq = seq + {lost}")
+    found = tx.lookup("tape_run_heads", "run_id, tenant, seq", ("run_id", "tenant"), list(run_seqs))
+    present = {(run_id, tenant): seq for run_id, tenant, seq in found}
+    behind = {run: max(seq, lost) for run, seq in run_seqs.items() if present.get(run, 0) < seq}
+    if behind:
+        gaps = [(*run, epoch, present.get(run, 0), seq + 1) for run, seq in behind.items()]
+        tx.insert("tape_run_gaps", ("run_id", "tenant", "epoch", "after_seq", "resumes_at"), gaps)
+        heads = [(*run, seq) for run, seq in behind.items()]
+        tx.upsert("tape_run_heads", ["run_id", "tenant"], ["run_id", "tenant", "seq"], heads)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from tape.store.damage_log import DamageLog
@@ -94,6 +95,11 @@ class DatabaseConnection(Reader):
     def lift_time_limits(self) -> None:
         """Let the transactions of this connection take as long as they need: migrations and jobs, not the server."""
         return
+
+    @contextmanager
+    def slow_statements(self) -> Iterator[None]:
+        """Let the statements within take as long as a transaction may."""
+        yield
 
     @abstractmethod
     def begin(self) -> None:

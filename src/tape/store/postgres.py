@@ -8,6 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from pathlib import Path
 from time import monotonic
@@ -218,6 +219,19 @@ class PostgresConnection(DatabaseConnection):
     def limit_statements(self, seconds: float) -> None:
         self._set({"statement_timeout": int(1_000 * seconds)})
         self.statement_limit_s, self.is_watched = seconds, seconds > 0
+
+    @contextmanager
+    def slow_statements(self) -> Iterator[None]:
+        limit_s = self.statement_limit_s
+        if not limit_s:
+            yield
+            return
+        self.limit_statements(TRANSACTION_LIMIT_MS / 1_000)
+        try:
+            yield
+        finally:
+            if self.in_transaction:  # else it has failed, and is made anew
+                self.limit_statements(limit_s)
 
     def fileno(self) -> int:
         """The file descriptor of its socket."""

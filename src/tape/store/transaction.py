@@ -47,6 +47,7 @@ class Transaction:
         self.texts = connection.texts
         self.lookup = connection.lookup
         self.execute = connection.execute
+        self.slow_statements = connection.slow_statements
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         """Insert many rows the fastest way this database has."""
