@@ -85,8 +85,9 @@ _KEEPALIVE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-# A call that lasts longer gets no answer any more, unless PostgreSQL still works on it: see `Watchdog`.
-CALL_LIMIT_S = STATEMENT_LIMIT_MS / 1_000 + 0.5
+# A call that lasts longer gets no answer any more, unless PostgreSQL still works on it or it waits for a lock: see
+# `Watchdog`. Together with a new connection and the end of the old session, that is well below 10 s.
+CALL_LIMIT_S = 5.0
 # The session or its transaction was ended, or the server has become a standby: another connection may succeed.
 _SESSION_ENDED = errors.ReadOnlySqlTransaction | errors.IdleInTransactionSessionTimeout | errors.TransactionTimeout
 # Wake-ups come by NOTIFY; this poll only covers proxies that swallow them.
