@@ -15,7 +15,7 @@ from tape.subscriptions.api_client import Control
 from tests.broker_services import NatsServer
 from tests.forked import Forked, tape
 from tests.services import ServerProcess, free_port, wait_for
-from tests.system.test_subscriptions import PATH, TOKEN, Stream, register, runs
+from tests.system.test_subscriptions import PATH, PLAYBOOK, TOKEN, Stream, register, runs
 
 
 class Health:
@@ -137,6 +137,20 @@ def test_readiness_falls_with_the_disk_of_the_spool_and_comes_back(
 
 def drain(server: ServerProcess, *flags: str) -> subprocess.CompletedProcess[str]:
     return tape("subscription", "run", PATH, "--server", server.http_url, "--once", *flags)
+
+
+def test_a_runtime_whose_playbook_is_missing_is_not_ready_until_it_is_there(
+    broker: NatsServer, server: ServerProcess
+) -> None:
+    control = Control(server.http_url, TOKEN)
+    register(control, Stream(broker), dispatch={"playbook": "domain/later"})
+    process, health = start(server)
+    try:
+        health.wait_for_reason("configuration", "domain/later")
+        control.register_document(PLAYBOOK.replace("domain/ingest", "domain/later"))
+        health.wait_until_ready()
+    finally:
+        process.kill()
 
 
 SCHEDULED = {"activation": "scheduled", "cadence": "0 0 1 1 *"}

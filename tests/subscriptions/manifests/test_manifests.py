@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tape.brokers.registry import known_sources, own_sources
 from tape.errors import NotDeployable
 from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
@@ -22,6 +23,7 @@ from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.manifests import documents, render
 from tape.subscriptions.manifests.deployment import DeploymentSettings
 from tape.subscriptions.manifests.names import google_labels, labels, object_name
+from tape.subscriptions.manifests.scalers import SCALERS, SINGLE
 from tape.subscriptions.manifests.schedule import schedule_of
 from tests.subscriptions.manifests import schemas
 
@@ -50,6 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "pubsub": {"source": "pubsub", "subscription": "projects/p/subscriptions/s"},
+    "sqs": {"source": "sqs", "queue": "orders", "region": "eu-central-1", "account": "123456789012"},
+    "amqp": {"source": "amqp", "url": "amqp://rabbit", "queue": "orders", "vhost": "shop", "auth": "rabbit-login"},
+    "mqtt": {"source": "mqtt", "url": "mqtt://broker", "topic": "sensors/#", "client_id": "tape-orders"},
     "push": {
         "source": "webhook", "mode": "push",
         "ingress": {"gateway_path": "/ingress/o", "verify": {"type": "bearer", "secret": "s"}},
@@ -280,6 +285,35 @@ def test_pubsub_is_scaled_by_the_identity_of_the_pod_or_by_a_key() -> None:
     keyed = subscription(**CASES["pubsub"], auth="gcp-key")
     schemas.check(kubernetes(keyed))
     assert "GoogleApplicationCredentials" in render(keyed, "kubernetes", DeploymentSettings())
+
+
+def test_a_queue_of_sqs_is_scaled_by_the_identity_of_the_pod_or_by_a_key_and_found_by_name_without_an_account() -> None:
+    queue = {"source": "sqs", "queue": "orders", "region": "eu-central-1"}
+    keyed = kubernetes(subscription(**queue, auth="aws-key"))
+    schemas.check(keyed)
+    (trigger,) = next(each for each in keyed if each["kind"] == "ScaledObject")["spec"]["triggers"]
+    assert trigger["metadata"]["queueURL"] == "orders"
+    parameters = [
+        reference["parameter"]
+        for each in keyed
+        if each["kind"] == "TriggerAuthentication"
+        for reference in each["spec"]["secretTargetRef"]
+    ]
+    assert parameters == ["awsAccessKeyID", "awsSecretAccessKey", "token"]
+
+
+def test_a_session_of_mqtt_has_one_reader_and_only_its_workers_are_scaled() -> None:
+    objects = kubernetes(of("mqtt"))
+    runtime, worker = (each for each in objects if each["kind"] == "Deployment")
+    assert runtime["spec"]["replicas"] == 1
+    (scaled,) = (each for each in objects if each["kind"] == "ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == worker["metadata"]["name"]
+    with pytest.raises(NotDeployable, match="a second client of the same client_id ends the first"):
+        kubernetes(subscription(**CASES["mqtt"], scaling={"keda": {"min": 2}}))
+
+
+def test_every_source_has_a_scaler_or_a_reason_why_it_has_none() -> None:
+    assert set(SCALERS) | set(SINGLE) == set(known_sources()) - set(own_sources())
 
 
 # ── schedules ────────────────────────────────────────────────────────────────────────────────────

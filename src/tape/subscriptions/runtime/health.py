@@ -21,6 +21,8 @@ class RuntimeHealth:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.runtime: Runtime | None = None
         self.is_stopping = False
+        # Why the runtime cannot be assembled, such as a secret that is not set; empty if it can.
+        self.configuration_problem = ""
         self._clock = clock
         self._beat_at = clock()
         self._server_problem = "not reached yet"
@@ -54,6 +56,8 @@ class RuntimeHealth:
         if problem := self._server_state():
             found["server"] = problem
         runtime = self.runtime
+        if problem := self.configuration_problem or (runtime.configuration_problem if runtime else ""):
+            found["configuration"] = problem
         if runtime is None:
             found.setdefault("runtime", "starting")
             return found

@@ -125,7 +125,7 @@ class RemoteRuntime:
         )
         if self.runtime is None:
             return Counts()
-        self.health.runtime = self.runtime
+        self.health.runtime, self.health.configuration_problem = self.runtime, ""
         watching = asyncio.create_task(self._watch(subscription_id), name="tape-state")
         try:
             if self._stopping.is_set():
@@ -175,6 +175,7 @@ class RemoteRuntime:
                     raise
                 if str(error) != known:
                     known = str(error)
+                    self.health.configuration_problem = known
                     log.warning("%s is held: %s", self.path, known)
                     self.metrics.held.labels(self.path).set(1)
                     await readiness.report([known])

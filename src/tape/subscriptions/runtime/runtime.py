@@ -142,6 +142,11 @@ class Runtime:
         return 0 if self._forwarder.spool is None else self._forwarder.spool.items
 
     @property
+    def configuration_problem(self) -> str:
+        """Why no run can start and messages are held, such as a playbook that is missing; empty if runs can."""
+        return " ".join(self._forwarder.hold.reasons)
+
+    @property
     def spool_problem(self) -> str:
         """Why the spool cannot be used now; empty while it can, and without a spool."""
         if self._forwarder.spool is None:
