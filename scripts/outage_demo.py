@@ -1,4 +1,6 @@
-"""An outage in a minute: messages flow, what they need goes away, they wait, it comes back, they leave in order.
+"""An outage in a minute: messages are sent all the time, and the service that their runs need is down for 10 s.
+
+At the end the service shows what it received: every message once, and in order for each key.
 
 make outage-demo
 """
@@ -35,8 +37,8 @@ PLAYBOOK = """
 kind: Playbook
 metadata: {path: domain/order}
 workflow:
-  - step: keep
-    tool: {kind: value, value: "{{ input.n }}"}
+  - step: order
+    tool: {kind: http, method: POST, url: "TARGET/orders", json: "{{ message.data }}"}
 """
 SUBSCRIPTION = """
 kind: Subscription
@@ -54,26 +56,39 @@ spec:
     mode: buffer_and_ack
     backend: local_disk
     path: {folder}
-    ordering: global
+    ordering: per_key
+    ordering_key: device_id
     circuit:
-      trip_after: 2
-      probe_after_ms: 60000
-      probe_interval_ms: 300
-      downstream: [{{name: orders, type: http, target: "{target}"}}]
+      downstream: [{{name: orders, type: tcp, target: "{target}"}}]
 """
+KEYS = 5
 
 console = Console()
 
 
 class Warehouse:
-    """What the runs depend on. It can be switched off and on at the same address."""
+    """The service that the runs need. It can be switched off and on at the same address."""
 
     def __init__(self) -> None:
         self._server: http.server.ThreadingHTTPServer | None = None
         self.port = 0
+        self.received: dict[str, int] = {}  # the numbers of the messages by idempotency key, in the order of arrival
 
     def start(self) -> None:
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), _Answer)
+        warehouse = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                warehouse.received.setdefault(self.headers["Idempotency-Key"], body["n"])
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *arguments: object) -> None:
+                """Log nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -82,15 +97,6 @@ class Warehouse:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        """Log nothing."""
 
 
 class Stage:
@@ -109,23 +115,13 @@ class Stage:
         self.spool = folder / "spool"
         control = Control(self.http_url, TOKEN)
         asyncio.run(self._stream())
-        control.register_document(PLAYBOOK)
-        target = f"http://127.0.0.1:{self.warehouse.port}/"
+        target = f"127.0.0.1:{self.warehouse.port}"
+        control.register_document(PLAYBOOK.replace("TARGET", f"http://{target}"))
         control.register_document(SUBSCRIPTION.format(nats=self.nats_url, folder=self.spool, target=target))
         control.act(control.register(PATH)["subscription_id"], "activate")
 
     def waiting(self) -> int:
         return sum(1 for _ in self.spool.glob("*.json"))
-
-    def begun(self) -> list[int]:
-        """The numbers of the messages that became runs, in the order of the journal."""
-        head = self.client.head().global_seq
-        found: list[int] = []
-        for batch in self.client.follow_batches(subject_pattern="/tape/command/**"):
-            found += [json.loads(entry.payload_json)["payload"]["n"] for entry in batch.entries]
-            if batch.position >= head:
-                break
-        return found
 
     def outages(self) -> list[Outage]:
         """The outages in the journal."""
@@ -146,7 +142,7 @@ class Stage:
     def _server(self) -> tuple[str, str]:
         store = f"sqlite:{self._folder / 'tape.db'}"
         listen = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-        process = self._start("serve", "--store", store, *listen, "--http-allow", "127.0.0.1")
+        process = self._start("serve", "--store", store, *listen)
         greeting = ""
         assert process.stdout is not None
         while "Ctrl-C" not in greeting:
@@ -154,7 +150,11 @@ class Stage:
         return re.findall(r"tape://\S+", greeting)[0], re.findall(r"http://\S+", greeting)[0]
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = os.environ | {"TAPE_INTERNAL_API_TOKEN": TOKEN, "TAPE_WALLET_KEY": str(self._folder / "key")}
+        environment = os.environ | {
+            "TAPE_INTERNAL_API_TOKEN": TOKEN,
+            "TAPE_WALLET_KEY": str(self._folder / "key"),
+            "TAPE_HTTP_ALLOW": "127.0.0.1",  # for the server's probe, and for the worker's step
+        }
         command = [BIN / "tape", *arguments, "--log-level", "error"]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, cwd=self._folder
@@ -183,55 +183,94 @@ def until(condition: Callable[[], object], what: str, seconds: float = 120) -> N
         time.sleep(0.05)
 
 
-async def publish(stage: Stage, some: list[int]) -> None:
-    connection = await nats.connect(stage.nats_url)
-    stream = connection.jetstream()
-    with console.status("") as status:
-        for done, number in enumerate(some, 1):
-            await stream.publish("orders", json.dumps({"n": number}).encode())
-            status.update(f"{done} of {len(some)} sent, {stage.waiting()} wait in the spool")
-            await asyncio.sleep(0.01)
-    await connection.close()
+class Publisher:
+    """Publishes messages at a steady rate until it is stopped."""
+
+    def __init__(self, stage: Stage, per_second: int) -> None:
+        self.sent = 0
+        self._stage = stage
+        self._rest_s = 1 / per_second
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._publish()), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    async def _publish(self) -> None:
+        connection = await nats.connect(self._stage.nats_url)
+        stream = connection.jetstream()
+        while not self._stopping.is_set():
+            message = {"n": self.sent, "device_id": f"device-{self.sent % KEYS}"}
+            await stream.publish("orders", json.dumps(message).encode())
+            self.sent += 1
+            await asyncio.sleep(self._rest_s)
+        await connection.close()
+
+
+def show(stage: Stage, publisher: Publisher, what: str) -> None:
+    """Show the counts while something is awaited."""
+    received, waiting = len(stage.warehouse.received), stage.waiting()
+    console.print(f"   {what}: {publisher.sent} sent, {received} at the warehouse, {waiting} wait in the spool.")
+
+
+def judge(received: list[int], sent: int) -> list[str]:
+    """What is wrong with what the warehouse received."""
+    found = []
+    if missing := sorted(set(range(sent)) - set(received)):
+        found.append(f"never received: {missing}")
+    if len(received) != len(set(received)):
+        found.append(f"{len(received) - len(set(received))} received twice")
+    for key in range(KEYS):
+        of_key = [number for number in received if number % KEYS == key]
+        if of_key != sorted(of_key):
+            found.append(f"device-{key} out of order")
+    return found
 
 
 def main() -> None:
     """Play it."""
     parser = argparse.ArgumentParser(description="An outage in a minute.")
-    parser.add_argument("--messages", type=int, default=100, help="in each of the three parts")
-    count = parser.parse_args().messages
+    parser.add_argument("--rate", type=int, default=20, help="messages per second, all the time")
+    parser.add_argument("--outage-s", type=float, default=10.0, help="seconds that the warehouse is down")
+    options = parser.parse_args()
+    rate, outage_s = options.rate, options.outage_s
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tape-outage-")))
-        with console.status("Starting NATS, a server, a worker and a warehouse that runs depend on"):
+        with console.status("Starting NATS, a server, a worker and a warehouse that runs need"):
             stage = Stage(folder, stack)
-        parts = [list(range(part * count, (part + 1) * count)) for part in range(3)]
+        received = stage.warehouse.received
+        publisher = Publisher(stage, rate)
+        stack.callback(publisher.stop)
 
-        console.print("[bold]1. All is well.[/bold]")
-        asyncio.run(publish(stage, parts[0]))
-        until(lambda: len(stage.begun()) >= count, "the first runs")
-        console.print(f"   {count} messages became {len(stage.begun())} runs.")
+        console.print(f"[bold]1. Messages are sent, {rate} a second, and go on being sent.[/bold]")
+        until(lambda: len(received) >= 3 * rate, "the first messages at the warehouse")
+        show(stage, publisher, "all is well")
 
-        console.print("[bold red]2. The warehouse is switched off.[/bold red]")
+        console.print(f"[bold red]2. The warehouse is down for {outage_s:.0f} s.[/bold red]")
         stage.warehouse.stop()
+        down_at, before = time.monotonic(), publisher.sent
         until(lambda: any(not each.ended_ms for each in stage.outages()), "the circuit to open")
-        asyncio.run(publish(stage, parts[1]))
-        until(lambda: stage.waiting() >= count, "the messages to be buffered")
-        console.print(f"   {stage.waiting()} messages wait in the spool, acknowledged to NATS; no run was begun.")
+        show(stage, publisher, "the circuit is open")
+        time.sleep(max(0.0, outage_s - (time.monotonic() - down_at)))
+        show(stage, publisher, f"{publisher.sent - before} were sent while it was down")
 
         console.print("[bold green]3. It comes back.[/bold green]")
         stage.warehouse.start()
-        asyncio.run(publish(stage, parts[2]))
-        until(lambda: len(stage.begun()) >= 3 * count and stage.waiting() == 0, "the spool to be drained")
-        begun = stage.begun()
-        is_whole = begun == list(range(3 * count))
-        console.print(
-            f"   {3 * count} sent, {len(begun)} runs, {'in order, each once' if is_whole else 'NOT as sent'}.\n"
-        )
-        until(lambda: all(each.ended_ms for each in stage.outages()), "the end of the outages in the journal")
+        until(lambda: all(each.ended_ms for each in stage.outages()), "the end of the outage")
+        publisher.stop()
+        until(lambda: len(set(received.values())) >= publisher.sent, "every message at the warehouse")
+        show(stage, publisher, "the circuit is closed")
+        problems = judge(list(received.values()), publisher.sent)
+        verdict = "; ".join(problems) or f"each once, in order for each of the {KEYS} keys"
+        count = f"{len(set(received.values()))} of {publisher.sent} messages"
+        console.print(f"\n[bold]The warehouse received {count}[/bold]: {verdict}.\n")
 
         console.print("[bold]The outages in the journal[/bold] (tape subscriptions outage subscriptions/orders):\n")
         for each in stage.outages():
             show_outage(each)
-        if not is_whole:
+        if problems:
             sys.exit(1)
 
 

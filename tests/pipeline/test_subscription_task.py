@@ -241,8 +241,9 @@ def test_a_rate_limit_delays_micro_batches_and_emits_one_event() -> None:
         emit=lambda events: emitted.extend(e.event_type for e in events),
     )
     context = SimpleNamespace(is_stopping=False, wait=wait, report_count=lambda *_: None)
+    circuits = SimpleNamespace(open=())
     spec = subscription(PATH, limits={"max_dispatch_per_sec": 10, "max_in_flight": 100})
-    stream: Any = SubscriptionStream(None, spec, control, None, context, StreamOptions("x"), Metrics())  # type: ignore[arg-type]
+    stream: Any = SubscriptionStream(None, spec, control, circuits, None, context, StreamOptions("x"), Metrics())  # type: ignore[arg-type]
     stream._limiter = FlowLimiter(100, 10, clock=lambda: now[0])
     for _ in range(4):
         stream._wait_until_allowed()

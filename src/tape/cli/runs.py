@@ -1,7 +1,8 @@
-"""`tape runs`: list runs and show one."""
+"""`tape runs`: list runs, show one, and begin failed ones again."""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -13,10 +14,11 @@ from tape.cli.output import age, as_dict, console, print_json, print_table, stat
 from tape.cli.run_story import RunStory, load
 from tape.cli.run_tree import headline, lease, timeline, tree
 from tape.client import AsyncTapeClient
+from tape.errors import InvalidInput
 from tape.model.ledger_states import RunStatus
 from tape.proto import tape_pb2 as pb
 
-app = typer.Typer(help="List runs, and show the history of one.", no_args_is_help=True)
+app = typer.Typer(help="List runs, show the history of one, and begin failed ones again.", no_args_is_help=True)
 
 
 class RunStatusOption(StrEnum):
@@ -120,3 +122,59 @@ def show_run(
 async def _load(url: str, run_id: str) -> RunStory:
     async with AsyncTapeClient(url) as client:
         return await load(client, run_id)
+
+
+@app.command("retry")
+def retry_runs(
+    run_ids: Annotated[list[str] | None, typer.Argument(help="Run ids, as shown by `tape runs list`.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="The failed runs of --subscription, oldest first.")] = False,
+    subscription: Annotated[str, typer.Option(help="Path of the subscription; needs --failed.")] = "",
+    since: Annotated[
+        str, typer.Option(help="Only runs that ended within this time: 30s, 15m, 2h, 7d. [default: any time]")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Maximum number of runs.")] = 100,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and change nothing.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.text,
+) -> None:
+    """Begin failed runs again under their ids. Steps that are confirmed are not repeated, failed ones are tried again.
+
+    Exits with 1 if a run does not begin again.
+    """
+    if failed != bool(subscription) or failed == bool(run_ids):
+        raise InvalidInput("Say which runs: RUN_ID…, or --failed --subscription PATH [--since 2h].")
+    if since and not failed:
+        raise InvalidInput("--since needs --failed: runs that are named begin again whenever they ended.")
+    ended_after_ms = now_ms() - _duration_ms(since) if since else 0
+    answer = run(_retry(url, run_ids or [], subscription, ended_after_ms, limit, dry_run))
+    if output is Output.json:
+        print_json({"runs": [as_dict(each) for each in answer.runs], "more": answer.more, "dry_run": dry_run})
+    else:
+        verb = "would begin again" if dry_run else "begins again"
+        print_table(
+            ("run", "message", "outcome", "failed with"),
+            ((each.run_id, each.message_id, each.refusal or verb, each.error) for each in answer.runs),
+            nothing="No failed runs found.",
+        )
+        if answer.more:
+            typer.echo(f"More failed runs follow: only {limit} were taken (--limit).", err=True)
+    if any(each.refusal for each in answer.runs):
+        raise typer.Exit(1)
+
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def _duration_ms(text: str) -> int:
+    if (found := re.fullmatch(r"([0-9]{1,6})([smhd])", text)) is None:
+        raise InvalidInput(f"--since {text!r} must be a number and a unit: 30s, 15m, 2h or 7d.")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+async def _retry(
+    url: str, run_ids: list[str], subscription: str, ended_after_ms: int, limit: int, dry_run: bool
+) -> pb.RetryRunsResponse:
+    async with AsyncTapeClient(url) as client:
+        return await client.retry_runs(
+            run_ids=run_ids, subscription=subscription, ended_after_ms=ended_after_ms, limit=limit, dry_run=dry_run
+        )

@@ -189,6 +189,21 @@ class ReactionCalls(ChannelCalls):
         request = pb.RedriveTasksRequest(task_ids=task_ids, filter=filter, everything=everything, limit=limit)
         return await self._channel.call(rpcs.REDRIVE_TASKS, request)
 
+    async def retry_runs(
+        self,
+        *,
+        run_ids: Sequence[str] = (),
+        subscription: str = "",
+        ended_after_ms: int = 0,
+        limit: int = 0,
+        dry_run: bool = False,
+    ) -> pb.RetryRunsResponse:
+        """Begin failed executions again under their ids: these, or those of a subscription; confirmed steps stay."""
+        request = pb.RetryRunsRequest(
+            run_ids=run_ids, subscription=subscription, ended_after_ms=ended_after_ms, limit=limit, dry_run=dry_run
+        )
+        return await self._channel.call(rpcs.RETRY_RUNS, request)
+
     async def drop_tasks(
         self,
         *,

@@ -104,6 +104,7 @@ DISPATCH_TASKS = BidiStreamRpc("DispatchTasks", pb.DispatchRequest, pb.DispatchR
 SETTLE_TASKS = UnaryRpc("SettleTasks", pb.SettleTasksRequest, pb.SettleTasksResponse)
 GET_TASK = UnaryRpc("GetTask", pb.GetTaskRequest, pb.Task)
 REDRIVE_TASKS = UnaryRpc("RedriveTasks", pb.RedriveTasksRequest, pb.RedriveTasksResponse)
+RETRY_RUNS = UnaryRpc("RetryRuns", pb.RetryRunsRequest, pb.RetryRunsResponse)
 DROP_TASKS = UnaryRpc("DropTasks", pb.DropTasksRequest, pb.DropTasksResponse)
 EXPLAIN_REACTION = UnaryRpc("ExplainReaction", pb.ExplainReactionRequest, pb.ExplainReactionResponse)
 TEST_REACTION = UnaryRpc("TestReaction", pb.TestReactionRequest, pb.TestReactionResponse)

@@ -190,6 +190,7 @@ class TapeClient:
     list_tasks = _blocking(AsyncTapeClient.list_tasks)
     get_task = _blocking(AsyncTapeClient.get_task)
     redrive_tasks = _blocking(AsyncTapeClient.redrive_tasks)
+    retry_runs = _blocking(AsyncTapeClient.retry_runs)
     drop_tasks = _blocking(AsyncTapeClient.drop_tasks)
 
     register_resource = _blocking(AsyncTapeClient.register_resource)

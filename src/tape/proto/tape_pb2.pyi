@@ -1720,6 +1720,40 @@ class RedriveTasksResponse(_message.Message):
     more: bool
     def __init__(self, redriven: _Optional[int] = ..., more: bool = ...) -> None: ...
 
+class RetryRunsRequest(_message.Message):
+    __slots__ = ("run_ids", "subscription", "ended_after_ms", "limit", "dry_run")
+    RUN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    run_ids: _containers.RepeatedScalarFieldContainer[str]
+    subscription: str
+    ended_after_ms: int
+    limit: int
+    dry_run: bool
+    def __init__(self, run_ids: _Optional[_Iterable[str]] = ..., subscription: _Optional[str] = ..., ended_after_ms: _Optional[int] = ..., limit: _Optional[int] = ..., dry_run: bool = ...) -> None: ...
+
+class RetryRunsResponse(_message.Message):
+    __slots__ = ("runs", "more")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[RunRetry]
+    more: bool
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunRetry, _Mapping]]] = ..., more: bool = ...) -> None: ...
+
+class RunRetry(_message.Message):
+    __slots__ = ("run_id", "message_id", "error", "refusal")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    message_id: str
+    error: str
+    refusal: str
+    def __init__(self, run_id: _Optional[str] = ..., message_id: _Optional[str] = ..., error: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+
 class DropTasksRequest(_message.Message):
     __slots__ = ("task_ids", "filter", "everything", "limit", "reason")
     TASK_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -144,6 +144,9 @@ FIELDS: dict[str, Any] = {
     "DownstreamRequest.name": "orders",
     "DownstreamRequest.action": "hold",
     "DownstreamRequest.may_repeat": True,
+    "RetryRunsRequest.run_ids": name("execution"),
+    "RetryRunsRequest.dry_run": False,
+    "RetryRunsRequest.ended_after_ms": 0,
     **dict.fromkeys(("renew", "uncounted"), False),
     # choices
     "handler_kind": 2,
@@ -194,6 +197,7 @@ ONE_OF: dict[str, tuple[tuple[str, ...], ...]] = {
     "AppendRequest": ((), ("part_of", "part_at")),
     "RedriveTasksRequest": (("task_ids",), ("filter",), ("everything",)),
     "DropTasksRequest": (("task_ids",), ("filter",), ("everything",)),
+    "RetryRunsRequest": (("run_ids",), ("subscription",)),
     "SendSignalRequest": (("run_id",), ("app_name", "user_id", "session_id")),
     "GetResourceRequest": (("path", "version"), ("catalog_id",)),
     "Execution": (("path",), ("catalog_id",)),

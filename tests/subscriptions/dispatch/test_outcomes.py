@@ -245,3 +245,23 @@ async def test_a_process_without_deliveries_leaves_it_to_others_to_hold(
     assert idle.phase is CircuitPhase.OPEN
     counts = await WriterDownstreams(server.database, PATH).read()
     assert not counts["orders"].held
+
+
+async def test_an_outage_of_five_minutes_uses_up_no_attempt_and_every_run_goes_on(
+    desk: Desk, client: AsyncTapeClient
+) -> None:
+    """The clock of the circuits is simulated; the probes of five minutes fail one after the other."""
+    ids = await desk.fail_until_open("a", "b")
+    began_ms = desk.now
+    while desk.now - began_ms < 300_000:
+        probed = await desk.probe()
+        assert len(probed) == 1
+        await desk.settle(unavailable=list(probed.values()))
+        assert desk.phase is CircuitPhase.OPEN
+    assert [each.attempts for each in await tasks(client, POOL)] == [0, 0]
+    probed = await desk.probe()
+    await desk.settle(completed=list(probed.values()), answered="orders")
+    await desk.feed.step()
+    rest = await desk.claim()
+    assert {*probed, *rest} == set(ids)
+    assert sorted(desk.resumed) == sorted(ids)

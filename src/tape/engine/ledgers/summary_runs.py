@@ -55,7 +55,7 @@ def is_summary(run: Run) -> bool:
 
 def find(reader: Reader | Transaction, run_id: str) -> Run | None:
     """The run with that id from the journal, or None. The caller checks whose it is, and that it has no row."""
-    begun = _find_begin(reader, run_id)
+    begun = find_begin(reader, run_id)
     if begun is None:
         return None
     entry, command, index = begun
@@ -166,7 +166,7 @@ def _decode(payload_json: str) -> SummaryCommand:
     return msgspec.json.decode(payload_json, type=SummaryCommand)
 
 
-def _find_begin(reader: Reader | Transaction, run_id: str) -> tuple[Entry, SummaryCommand, int] | None:
+def find_begin(reader: Reader | Transaction, run_id: str) -> tuple[Entry, SummaryCommand, int] | None:
     """The entry that began a run, and its number there."""
     if not (run_id.isascii() and run_id.isdecimal() and len(run_id) <= len(str(MAX_ID))):
         return None

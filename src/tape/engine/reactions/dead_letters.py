@@ -108,9 +108,15 @@ def redrive(
     shard and block the tasks behind it. A dropped task can be redriven by its id. The run of a command is reopened.
     """
     chosen, more = _select(tx, task_ids, which, everything, limit)
-    now = now_ms()
     for task in chosen:
         commands.reopen_run(tx, task)
+    requeue(tx, chosen)
+    return MovedTasks(len(chosen), frozenset(task.reaction_id for task in chosen), more)
+
+
+def requeue(tx: Transaction, chosen: Sequence[Task]) -> None:
+    """Make tasks due now, from the first attempt; one waits if another with its ordering key is open."""
+    now = now_ms()
     held = _held_back(tx, chosen)
     for due, some in ((WAITS_MS, held), (now, [task.task_id for task in chosen if task.task_id not in held])):
         condition, ids = tx.is_any("task_id", list(some))
@@ -122,7 +128,6 @@ def redrive(
             ids,
         )
     tx.notify(CHANNEL)
-    return MovedTasks(len(chosen), frozenset(task.reaction_id for task in chosen), more)
 
 
 def _held_back(tx: Transaction, chosen: Sequence[Task]) -> set[str]:

@@ -21,6 +21,7 @@ from tape.base.telemetry.metrics import Metrics
 from tape.brokers.log import Log, open_log
 from tape.errors import OrderNotKept, ServerUnreachable, SourceError, TapeError
 from tape.pipeline.checkpoints import Checkpoint, bind_checkpoint
+from tape.pipeline.downstream_circuits import DownstreamCircuits
 from tape.pipeline.job_context import JobContext
 from tape.pipeline.message_source import NAME
 from tape.pipeline.options import resolve_store
@@ -32,6 +33,7 @@ from tape.pipeline.subscription_task import REPORT_SCHEMA, ExecutionReport, Subs
 from tape.subscriptions import events
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.holds import HOLD_RETRY
+from tape.subscriptions.dispatch.http import ServerDownstreams
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.runtime.flow_limits import MIN_WAIT_S, FlowLimiter
 
@@ -81,13 +83,18 @@ def run_subscription(
         if options.store
         else partial(ServerRecordWriter, url, token)
     )
+    circuits: DownstreamCircuits | None = None
     try:
         subscription = control.start()
         task = SubscriptionTask(subscription, control.ref, open_writer)
+        circuits = DownstreamCircuits(subscription, control.ref, ServerDownstreams(api, path), control.emit)
+        circuits.start()
         return SubscriptionStream(
-            spark, subscription, control, task, context, options, metrics or Metrics(context.registry)
+            spark, subscription, control, circuits, task, context, options, metrics or Metrics(context.registry)
         ).run()
     finally:
+        if circuits is not None:
+            circuits.close()
         control.close()
         api.close()
 
@@ -100,6 +107,7 @@ class SubscriptionStream:
         spark: SparkSession,
         subscription: Subscription,
         control: SubscriptionControl,
+        circuits: DownstreamCircuits,
         task: SubscriptionTask,
         context: JobContext,
         options: StreamOptions,
@@ -109,6 +117,7 @@ class SubscriptionStream:
         self._subscription = subscription
         self._spec = spec = subscription.spec
         self._control = control
+        self._circuits = circuits
         self._task = task
         self._context = context
         self._options = options
@@ -234,6 +243,7 @@ class SubscriptionStream:
                 self._context.report_count("pauses", 1, "no messages are read until the subscription is resumed")
                 self._context.stop()
             self._context.wait(0.25)
+        self._wait_for_downstreams()
         has_waited = False
         while not self._context.is_stopping:
             allowance = self._limiter.allow(self._batch_limit)
@@ -245,6 +255,18 @@ class SubscriptionStream:
             has_waited = True
             self._context.wait(max(allowance.wait_s or 0.0, MIN_WAIT_S))
         self._stop_batch()
+
+    def _wait_for_downstreams(self) -> None:
+        """Wait while the circuit of a downstream is open: its runs wait, and further ones would wait behind them."""
+        is_reported = False
+        while (names := self._circuits.open) and not self._context.is_stopping and not self._circuits.take_probe():
+            if not is_reported:
+                is_reported = True
+                listed = ", ".join(repr(name) for name in names)
+                self._context.report_count("waits for a downstream", 1, f"{listed} unavailable, no messages are read")
+            if not self._options.follow:
+                self._context.stop()
+            self._context.wait(0.25)
 
     def _stop_batch(self) -> NoReturn:
         self._failure = JobStopped()  # Spark reports exceptions of a micro-batch as text

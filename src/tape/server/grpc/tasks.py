@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tape.engine.executions.retries import RetryFilter, retry_runs
 from tape.engine.reactions import claims, dead_letters, registry, tasks
 from tape.engine.reactions.claims import ANY_SHARD, ClaimRequest
 from tape.engine.reactions.dead_letters import DeadLetterFilter
@@ -19,6 +20,7 @@ from tape.errors import InvalidInput
 from tape.journal.journal import Journal
 from tape.model.entry import check_id
 from tape.model.principal import current_principal
+from tape.model.tenant_names import qualify
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_time
 from tape.server.grpc.messages import to_message
@@ -173,6 +175,17 @@ class TasksService:
         )
         self._task_broker.notify_ready(moved.reaction_ids)
         return pb.RedriveTasksResponse(redriven=moved.count, more=moved.more)
+
+    async def retry_runs(self, request: pb.RetryRunsRequest, context: Context) -> pb.RetryRunsResponse:
+        """Begin failed executions again under their ids."""
+        check_id("subscription", request.subscription)
+        which = RetryFilter(qualify(request.subscription), check_time("ended_after_ms", request.ended_after_ms))
+        run_ids = list(request.run_ids)
+        found = await self._database.write(
+            lambda tx: retry_runs(tx, run_ids=run_ids, which=which, limit=request.limit, is_dry_run=request.dry_run)
+        )
+        self._task_broker.notify_ready(found.reaction_ids)
+        return pb.RetryRunsResponse(runs=[pb.RunRetry(**each._asdict()) for each in found.runs], more=found.more)
 
     async def drop_tasks(self, request: pb.DropTasksRequest, context: Context) -> pb.DropTasksResponse:
         """Mark dead letters as failed, with a reason."""

@@ -117,6 +117,10 @@ class OutcomeFeed:
             return False
         return not self._known.get(name, DownstreamCounts()).is_failing
 
+    def has_waiting(self, name: str) -> bool:
+        """Whether runs waited for a downstream at the last look."""
+        return (self._known or {}).get(name, DownstreamCounts()).has_waiting
+
     async def step(self, limit: int = RELEASED_AT_ONCE) -> None:
         """Read the counts, record what is new, then hold, probe and release as the circuits say."""
         found = await self._downstreams.read()

@@ -280,7 +280,7 @@ def _spark_fits(spec: Node) -> None:
             key_at(node, key).wrong(f"does not go with runtime.target spark: {remedy}")
     spool = block(spec, "spool")
     for key in spool.value if spool.value.get("mode", "off") == "off" else ():
-        if key not in ("mode", "ordering"):
+        if key not in ("mode", "ordering", "circuit"):
             key_at(spool, key).wrong("has no effect with runtime.target spark, which has no spool; leave it out")
 
 
