@@ -44,6 +44,12 @@ class Rig:
         self.opened.append(source)
         return source
 
+    async def open_once(self) -> None:
+        """Connect as a runtime will: an MQTT broker keeps messages for sessions that it knows."""
+        source = open_source(self.name, self.spec)
+        await source.open()
+        await source.close()
+
     async def feed(self, *bodies: bytes, headers: Headers = ()) -> None:
         """Publish messages in order."""
         for body in bodies:

@@ -11,8 +11,9 @@ import pytest
 
 from tape.brokers import SourceSettings, open_source
 from tape.brokers.kafka.connection import security_of
+from tape.brokers.settings import source_hosts
 from tape.brokers.source import Delivery
-from tape.errors import SourceMisconfigured, SourceMissing, SourceUnavailable
+from tape.errors import MissingExtra, SourceMisconfigured, SourceMissing, SourceUnavailable
 from tests.broker_services import KafkaCluster, NatsServer
 from tests.brokers.rigs import kafka_rig, nats_rig
 from tests.certificates import self_signed
@@ -230,6 +231,48 @@ def test_kafka_logs_in_and_encrypts_as_configured(certificate: dict[str, str]) -
             config(spec)
 
 
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("nats", "nats"),
+        ("kafka", "confluent_kafka"),
+        ("mqtt", "paho.mqtt.client"),
+        ("sqs", "botocore.session"),
+        ("amqp", "aiormq"),
+    ],
+)
+def test_a_client_that_is_not_installed_is_named_with_its_extra(
+    source: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=rf"tape\[{source}\]"):
+        open_source(source, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "host"),
+    [
+        ("mqtt", {"url": "mqtt://Broker.example.com", "topic": "t", "client_id": "c"}, "broker.example.com:1883"),
+        ("mqtt", {"url": "mqtts://u:p@broker.example.com/"}, "broker.example.com:8883"),
+        ("amqp", {"url": "amqp://rabbit"}, "rabbit:5672"),
+        ("amqp", {"url": "amqps://rabbit"}, "rabbit:5671"),
+        ("sqs", {"region": "eu-central-1"}, "sqs.eu-central-1.amazonaws.com:443"),
+        ("sqs", {"region": "cn-north-1"}, "sqs.cn-north-1.amazonaws.com.cn:443"),
+        ("sqs", {"region": "eu-central-1", "endpoint": "http://127.0.0.1:5000"}, "127.0.0.1:5000"),
+    ],
+)
+def test_the_hosts_that_a_credential_is_sent_to_are_known_before_it_is_revealed(
+    source: str, spec: dict[str, Any], host: str
+) -> None:
+    assert source_hosts(source, spec) == (host,)
+
+
+def test_a_credential_with_an_address_goes_nowhere_else() -> None:
+    spec = {"url": "mqtt://evil.example.com", "topic": "t", "client_id": "c"}
+    source: Any = open_source("mqtt", spec, {"url": "mqtts://broker.example.com", "user": "u", "password": "p"})
+    assert source._connection.address.shown == "broker.example.com:8883"
+
+
 def test_an_unknown_source_is_rejected() -> None:
-    with pytest.raises(SourceMisconfigured, match="Available: nats, kafka, pubsub"):
+    with pytest.raises(SourceMisconfigured, match="Available: nats, kafka, pubsub, mqtt, sqs, amqp"):
         open_source("webhook", {})

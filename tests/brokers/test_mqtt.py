@@ -47,6 +47,8 @@ async def test_an_outage_is_reported_and_unsettled_messages_come_again_with_thei
         broker.stop()
         with pytest.raises(SourceUnavailable, match="MQTT at 127"):
             await source.poll(1, WAIT_S)
+        with pytest.raises(SourceUnavailable, match="MQTT at 127"):
+            await source.ack([second.receipt])
         with pytest.raises(SourceUnavailable, match="cannot be reached"):
             await source.open()
         broker.start()

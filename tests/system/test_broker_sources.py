@@ -58,13 +58,6 @@ def behind_a_network(request: pytest.FixtureRequest) -> Iterator[tuple[Rig, Faul
         yield rig, between
 
 
-async def open_once(rig: Rig) -> None:
-    """Connect as the runtime will: an MQTT broker keeps messages for sessions that it knows."""
-    source = rig.open()
-    await source.open()
-    await source.close()
-
-
 def publish(rig: Rig, numbers: range) -> None:
     async def send() -> None:
         for number in numbers:
@@ -96,7 +89,7 @@ def test_nothing_is_lost_when_the_runtime_is_killed_and_the_broker_has_an_outage
         control = Control(server.http_url, TOKEN)
         control.register_document(PLAYBOOK)
         control.register_document(json.dumps(document(rig)))
-        asyncio.run(open_once(rig))
+        asyncio.run(rig.open_once())
         publish(rig, range(40))
         with runtime(server):
             wait_for(lambda: runs(store).total() > 0, "some runs")

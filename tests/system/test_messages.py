@@ -131,6 +131,7 @@ async def test_six_messages_become_six_completed_runs(
             rig = await pubsub_rig(request.getfixturevalue("pubsub_server"))
         case "mqtt":
             rig = await mqtt_rig(request.getfixturevalue("mqtt_broker"))
+            await rig.open_once()
         case "sqs":
             rig = await sqs_rig(request.getfixturevalue("sqs_service"))
         case "amqp":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Sequence
@@ -83,12 +84,14 @@ class MqttSource(Source):
         for receipt in receipts:
             self._check_receipt(receipt)
             if (found := self._inbox.settle(receipt)) is None:
-                # Of an earlier connection: acknowledged when the broker redelivers it.
-                self._settled_early[receipt] = None
-                if len(self._settled_early) > _SETTLED_KEPT:
-                    del self._settled_early[next(iter(self._settled_early))]
+                self._settle_early(receipt)
             elif found.metadata["qos"]:
-                self._connection.acknowledge(found.metadata["packet_id"])
+                try:
+                    self._connection.acknowledge(found.metadata["packet_id"])
+                except SourceUnavailable:
+                    self._earlier[found.metadata["packet_id"]] = found
+                    self._settle_early(receipt)
+                    raise
 
     async def nack(self, receipts: Sequence[str], delay_s: float = 0.0) -> None:
         for receipt in receipts:
@@ -102,6 +105,12 @@ class MqttSource(Source):
     async def close(self) -> None:
         await self._connection.close()
         self._inbox.clear()
+
+    def _settle_early(self, receipt: str) -> None:
+        """Note a message of an earlier connection: it is acknowledged when the broker redelivers it."""
+        self._settled_early[receipt] = None
+        if len(self._settled_early) > _SETTLED_KEPT:
+            del self._settled_early[next(iter(self._settled_early))]
 
     def _take(self, message: Any) -> None:
         found = self._delivery(message)
@@ -117,7 +126,8 @@ class MqttSource(Source):
         ):
             if earlier.receipt in self._settled_early:
                 del self._settled_early[earlier.receipt]
-                self._connection.acknowledge(message.mid)
+                with contextlib.suppress(SourceUnavailable):  # lost meanwhile: the next poll reports it
+                    self._connection.acknowledge(message.mid)
                 return
             found = Delivery(
                 earlier.message_id,
