@@ -14,6 +14,7 @@ from tape.journal.journal import Journal
 from tape.journal.pages import EntryQuery, list_entries
 from tape.journal.ranges import Found, read_range
 from tape.journal.reader import read_head
+from tape.journal.verifier import verify
 from tape.model.checksum import COUNT
 from tape.model.entry import COLUMNS, Draft
 from tape.store import Reader, open_database
@@ -171,3 +172,28 @@ async def test_a_page_that_an_index_gives_out_of_order_is_read_anew(journal: Jou
     query = EntryQuery(IdentityFilter(), limit=ENTRIES)
     page = await journal.database.read(lambda reader: list_entries(Disordered(reader), query))
     assert page.entries == whole
+
+
+async def test_verify_names_a_damaged_checksum_of_a_whole_entry(journal: Journal) -> None:
+    await fill(journal)
+    await change(journal.database, "UPDATE tape_journal SET checksum = checksum + 1 WHERE global_seq = ?", VICTIM)
+    await change(journal.database, "UPDATE tape_journal SET checksum = NULL WHERE global_seq = 1")  # from before
+    (finding,) = (await journal.database.read(verify)).findings
+    assert (finding.global_seq, finding.last, finding.problem) == (VICTIM, VICTIM, "altered")
+    assert "its checksum is damaged; the entry is whole" in finding.detail
+
+
+async def test_a_run_is_complete_if_its_index_leads_to_a_number_before_the_journal(journal: Journal) -> None:
+    whole = await fill(journal)
+
+    class Misled(BrokenIndex):
+        def query(self, sql: str, *params: Any) -> list[Row]:
+            if "seq DESC" in sql:
+                return [(1, -70)]
+            rows = self._reader.query(sql, *params)
+            is_lookup = "run_id = ? AND tenant = ? AND seq >= ?" in sql
+            return [row for row in rows if row[0] != 1] if is_lookup else rows
+
+    for name in ("run", "run of a tenant"):
+        found = await journal.database.read(lambda reader: read_all(CURSORS[name](), Misled(reader)))  # noqa: B023
+        assert found.entries == whole, name

@@ -127,9 +127,12 @@ class RunHoles:
             "SELECT seq, global_seq FROM tape_journal WHERE run_id = ? AND tenant = ? AND seq < ? AND global_seq <= ?"
             " ORDER BY seq DESC LIMIT 1"
         )
+        entry = "SELECT run_id, tenant, seq FROM tape_journal WHERE global_seq = ?"
         try:
             reader.damage.check_indexes()
             row = reader.one(sql, self._run_id, tenant, first, after)
+            if row is not None and reader.one(entry, row[1]) != (self._run_id, tenant, row[0]):
+                raise StoreDamaged("The index of runs leads to another entry.")
             if row is None and head.oldest > 1:
                 return None
         except StoreDamaged:  # the index is: the table is searched

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
 
 import msgspec
 
 from tape.journal.appender import read_head
 from tape.journal.chain_walk import ChainWalk
+from tape.journal.checksum_check import checksum_of, compare_checksums
 from tape.journal.damage import DamagedRange, read_damage_between
 from tape.journal.epochs import read_epochs
 from tape.journal.findings import Finding, VerifyReport
 from tape.journal.index_check import find_unindexed
-from tape.journal.salvage import UNAVAILABLE, DamagedRow, fit_window, read_entries, read_windows
-from tape.model.chain import GENESIS, TEXTS
-from tape.model.checksum import checksum
-from tape.model.entry import Entry
+from tape.journal.salvage import DamagedRow, fit_window, read_entries, read_windows
+from tape.model.chain import GENESIS
 from tape.model.gap import GapReason, JournalGap
 from tape.store import Reader
 
 MAX_BYTES = 4 << 20
-_ROW = ("global_seq", "seq", "ts_ms", "schema_version", *TEXTS, "chain")
-_in_order_of_columns = itemgetter(*(_ROW.index(name) for name in Entry.__struct_fields__))
 
 
 class ScrubPosition(msgspec.Struct, frozen=True):
@@ -69,14 +65,14 @@ def scrub_window(reader: Reader, after: ScrubPosition, max_entries: int) -> Scru
         elif not isinstance(row, int):
             size += sum(len(text) for text in row[4:-1] if isinstance(text, str))
             if walk.check(row):
-                proven.append((row[0], checksum(_in_order_of_columns(row))))
+                proven.append((row[0], checksum_of(row)))
     walk.skip_to(last + 1)
     gaps = [_gap(finding) for finding in report.findings if finding.problem != "unproven"]
     unindexed = _merged(_gap(finding) for finding in find_unindexed(reader, first, last))
     oldest = read_head(reader).oldest
     if oldest > first:  # retention removed entries meanwhile, which are not damaged
         gaps, unindexed = ([gap for gap in found if gap.first >= oldest] for found in (gaps, unindexed))
-    missing, wrong = _compare_checksums(reader, proven, first, last)
+    missing, wrong = compare_checksums(reader, proven, first, last)
     known = read_damage_between(reader, first, last)
     return ScrubbedWindow(
         ScrubPosition(last, walk.chain),
@@ -89,28 +85,6 @@ def scrub_window(reader: Reader, after: ScrubPosition, max_entries: int) -> Scru
         list(_subtract(known, [*gaps, *unindexed], first, last)),
         last >= head.global_seq,
     )
-
-
-def _compare_checksums(
-    reader: Reader, proven: Sequence[tuple[int, int]], first: int, last: int
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    try:
-        stored: dict[int, object] = dict(
-            reader.query(
-                "SELECT global_seq, checksum FROM tape_journal WHERE global_seq >= ? AND global_seq <= ?", first, last
-            )
-        )
-    except UNAVAILABLE:
-        raise
-    except Exception:  # a damaged page; its entries are named already
-        return [], []
-    missing: list[tuple[int, int]] = []
-    wrong: list[tuple[int, int]] = []
-    for number, right in proven:
-        found = stored.get(number)
-        if found != right:
-            (missing if found is None else wrong).append((number, right))
-    return missing, wrong
 
 
 def _gap(finding: Finding) -> JournalGap:

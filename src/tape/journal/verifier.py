@@ -9,6 +9,7 @@ import msgspec
 
 from tape.journal.appender import Head
 from tape.journal.chain_walk import ChainWalk
+from tape.journal.checksum_check import checksum_of, compare_checksums
 from tape.journal.epochs import Epoch, read_epochs
 from tape.journal.findings import Finding, Problem, VerifyReport
 from tape.journal.index_check import REMEDY, check_indexes
@@ -69,13 +70,18 @@ def verify(
         report.add(problem)
     walk = ChainWalk(report, head.anchor, epochs)
     total = head.global_seq - head.oldest + 1
+    proven: list[tuple[int, int]] = []
     for row in read_entries(reader, head.oldest, head.global_seq):
         if isinstance(row, int):
+            if proven:
+                for number, _ in compare_checksums(reader, proven, proven[0][0], proven[-1][0])[1]:
+                    report.add(Finding(number, "altered", "its checksum is damaged; the entry is whole"))
+                proven.clear()
             progress(row - head.oldest + 1, total)
         elif isinstance(row, DamagedRow):
             walk.pass_over(row)
-        else:
-            walk.check(row)
+        elif walk.check(row):
+            proven.append((row[0], checksum_of(row)))
     walk.finish(head.global_seq, head.chain)
     for check in (*CHECKS, *checks):
         context = VerifyContext(head.oldest, head.global_seq, walk.chain, epochs, tuple(report.findings))
