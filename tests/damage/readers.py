@@ -22,7 +22,7 @@ from tests.damage.truth import RUNS, SESSION, SUBJECTS
 
 # A reader that gets nothing for so long gets nothing more: one that waits for an entry that was written, and one that
 # cannot know whether there is more.
-WAIT_S, IDLE_S = 12.0, 2.0
+WAIT_S, IDLE_S = 12.0, 6.0
 LIST_LIMIT = 200
 # Kinds of entries that a server writes about its journal and its readers.
 OWN_KINDS = ("journal", "audit")
