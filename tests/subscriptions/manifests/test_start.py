@@ -232,3 +232,21 @@ def test_the_user_of_the_image_can_write_a_volume_as_fsgroup_makes_it() -> None:
         process.kill()
         assert code == 0
         assert (volume / "1.json").stat().st_uid == USER
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--env", "NAME"], "must look like NAME=VALUE"),
+        (["--env", "a b=c"], "must look like NAME=VALUE"),
+        (["--secret-env", "NATS_URL=nats"], "must look like NAME=SECRET/KEY"),
+        (["--target", "cloud-run"], "--server-url"),
+    ],
+)
+def test_options_of_render_that_cannot_be_used_are_refused(flags: list[str], problem: str, tmp_path: Path) -> None:
+    spec = {"source": "nats", "mode": "pull", "url": "nats://nats", "stream": "S", "consumer": "c"}
+    document = {"kind": "Subscription", "metadata": {"path": PATH}, "spec": {**spec, "dispatch": {"playbook": "p"}}}
+    (tmp_path / "orders.yaml").write_text(json.dumps(document))
+    done = tape("subscriptions", "render", "orders.yaml", *flags, cwd=tmp_path)
+    assert done.returncode != 0
+    assert problem in done.stderr
