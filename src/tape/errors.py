@@ -1325,6 +1325,25 @@ class SpoolUnavailable(TapeError):
     retryable = True
 
 
+class InvalidSample(InvalidInput):
+    """A saved HTTP request cannot be read, or cannot be signed here."""
+
+    code = "TAPE-2253"
+
+
+class UnknownDelivery(NotFound):
+    """No such delivery was accepted for this subscription."""
+
+    code = "TAPE-2254"
+
+
+class DeliveryNotKept(TapeError):
+    """The message of a delivery is no longer on the journal, so it cannot be sent again."""
+
+    code = "TAPE-2255"
+    status = "FAILED_PRECONDITION"
+
+
 class ExecutionSkipped(TapeError):
     """An execution of a batch was not tried: one before it in its lane failed."""
 

@@ -140,7 +140,7 @@ NEVER_FOUND = frozenset(
     {
         *("artifacts.get", "catalog.register", "catalog.resource", "credentials.get", "execute", "executions.show"),
         *("ingress.show", "keys.change", "subscriptions.act", "subscriptions.register", "subscriptions.register.alias"),
-        *("subscriptions.events", "subscriptions.show"),
+        *("subscriptions.events", "subscriptions.show", "deliveries.list", "deliveries.resend", "ingress.handshake"),
     }
 )
 

@@ -27,6 +27,7 @@ PANELS: dict[str, dict[str, str]] = {
         "execute": "Start a playbook and print the execution id.",
         "worker": "Claim the executions of a pool and run their playbooks.",
         "subscriptions": "Validate, register, show and control subscriptions.",
+        "ingress": "Test how deliveries are verified; list and resend deliveries.",
         "subscription": "Run a pull subscription.",
         "subscribe": "Run a subscription without a server.",
         "spool": "List, show, drain, requeue and purge spooled messages.",

@@ -66,7 +66,7 @@ def set_(
     secret = _read(alias, is_object=json)
 
     async def work() -> SecretInfo:
-        async with _open(store, wallet_key, may_create=True) as wallet:
+        async with open_wallet(store, wallet_key, may_create=True) as wallet:
             return await wallet.set(name, secret, keep_previous_s=kept_s, by=_me(), hosts=host or ())
 
     held = run(work())
@@ -84,7 +84,7 @@ def list_(
     """List secrets by alias, with version and key; never their values. A tenant's secret is ~TENANT/ALIAS here."""
 
     async def work() -> list[SecretInfo]:
-        async with _open(store, wallet_key) as wallet:
+        async with open_wallet(store, wallet_key) as wallet:
             return [each for each in await wallet.list() if not tenant or tenant_of(each.alias) == tenant]
 
     held = run(work())
@@ -111,7 +111,7 @@ def rotate(
     """
 
     async def work() -> tuple[int, str]:
-        async with _open(store, wallet_key) as wallet:
+        async with open_wallet(store, wallet_key) as wallet:
             return await wallet.rotate(new_master_key=not data_keys_only, by=_me())
 
     count, master_key = run(work())
@@ -131,7 +131,7 @@ def delete(
         typer.confirm(f"Remove the secret {alias} from {store}?", abort=True, err=True)
 
     async def work() -> None:
-        async with _open(store, wallet_key) as wallet:
+        async with open_wallet(store, wallet_key) as wallet:
             await wallet.delete(name_within(tenant, alias), by=_me())
 
     run(work())
@@ -139,7 +139,8 @@ def delete(
 
 
 @asynccontextmanager
-async def _open(store: str, wallet_key: str, *, may_create: bool = False) -> AsyncIterator[Wallet]:
+async def open_wallet(store: str, wallet_key: str, *, may_create: bool = False) -> AsyncIterator[Wallet]:
+    """Open the wallet of a database."""
     from tape.engine.security.keyfile import KeyFile
     from tape.engine.security.wallet import Wallet, master_keys
 

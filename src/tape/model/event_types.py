@@ -238,6 +238,17 @@ EVENTS: tuple[EventType, ...] = (
         },
     ),
     EventType(
+        "subscription.message.resent",
+        "An operator had a delivery dispatched again: a new run with the input of an earlier one.",
+        {
+            **_SUBSCRIPTION,
+            "message_id": "the message",
+            "original_execution_id": "the run whose input it has",
+            "dedup": "`new`: whatever deduplication says; `same`: under the message's own key",
+            "by": "the user who did it",
+        },
+    ),
+    EventType(
         "subscription.handshake",
         "A provider's handshake was verified and answered; it is no message. Equal ones within a second are one event.",
         {**_SUBSCRIPTION, "kind": "which one, like `url_verification` or `ping`", "count": "how many"},

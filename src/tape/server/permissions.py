@@ -108,6 +108,8 @@ ROUTES: Mapping[str, Scopes] = {
     "GET /api/subscriptions": _RUNTIMES,
     "GET /api/subscriptions/": _RUNTIMES,
     "POST /api/subscriptions/{}/": _RUNTIMES,
+    "GET /api/deliveries": _OPERATES,
+    "POST /api/deliveries/resend": _OPERATES,
     "POST /api/events": _RUNTIMES,
     "POST /api/downstreams": _RUNTIMES | _GATEWAYS,
     "POST /api/holds": _RUNTIMES | _GATEWAYS,

@@ -179,6 +179,12 @@ def handshake(ref: SubscriptionRef, kind: str, *, count: int = 1, emitter: str =
     return _event(ref, "handshake", "ANSWERED", emitter, {"kind": kind, "count": count})
 
 
+def resent(ref: SubscriptionRef, message_id: str, original: str, dedup: str, by: str) -> SubscriptionEvent:
+    """An operator had a delivery dispatched again. `dedup` is `new` or `same`."""
+    context = {"message_id": message_id, "original_execution_id": original, "dedup": dedup, "by": by}
+    return _event(ref, "message.resent", "RESENT", "control_plane", context, 0)
+
+
 def received(ref: SubscriptionRef, source: str, message_id: str, headers: dict[str, Any]) -> SubscriptionEvent:
     """A local runtime fetched a message."""
     context = {"subscription": ref.path, "source": source, "message_id": message_id, "headers": headers}

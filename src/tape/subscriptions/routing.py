@@ -119,7 +119,7 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
         payload["idempotency_key"] = key
     if "content_type" in chosen:
         payload["content_type"] = content_type
-    dedup = DedupKey(_storable(key or message.message_id), spec.dedup.window_secs) if spec.dedup.enabled else None
+    dedup = DedupKey(storable_key(key or message.message_id), spec.dedup.window_secs) if spec.dedup.enabled else None
     ordering_key = _ordering_key(message, payload, spec.spool.ordering_key)
     return Plan(
         subscription=subscription.path,
@@ -161,7 +161,7 @@ def _effect(rule: HeaderRule, value: str) -> str | None:
     return value
 
 
-def _storable(key: str) -> str:
+def storable_key(key: str) -> str:
     """A dedup key that the store accepts: the SHA-256 of a key that is too long or contains NUL."""
     encoded = key.encode(errors="replace")
     if len(encoded) <= MAX_ID_BYTES and "\0" not in key:
@@ -194,7 +194,7 @@ def _run_order(ordering: str, ordering_key: str) -> str:
         case "global":
             return "all"
         case "per_key" if ordering_key:
-            return _storable(f"key:{ordering_key}")
+            return storable_key(f"key:{ordering_key}")
         case _:
             return ""
 

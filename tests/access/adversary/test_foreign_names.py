@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 # The address of a listener is public: a delivery without proof gets 401, one to an unknown address 404.
 # The metrics count what all tenants do.
-PUBLIC = frozenset({"POST /ingress/", "GET /metrics"})
+PUBLIC = frozenset({"POST /ingress/", "GET /ingress/", "GET /metrics"})
 
 
 @pytest.mark.parametrize("method", METHODS)

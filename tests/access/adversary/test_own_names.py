@@ -12,6 +12,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 # The server found the thing that the request names. Whether it may change depends on the calls before.
 FOUND = ("OK", "ACCEPTED", "FAILED_PRECONDITION", "ALREADY_EXISTS", "CONFLICT", "SERVICE_UNAVAILABLE", "UNAUTHORIZED")
+# The listener of this world has no handshake that begins with a GET.
+FOUND += ("METHOD_NOT_ALLOWED",)
 # Calls whose request is not valid yet, with the reason.
 PENDING: dict[str, str] = {}
 

@@ -85,6 +85,7 @@ UNKNOWN_IDS: Names = {
     "run": "00000000-0000-4000-8000-00000000dead",
     "task": "00000000-0000-7000-8000-00000000dead",
     "execution": "899999999999999999",
+    "delivery": "899999999999999997",
     "registration": "899999999999999998",
     "catalog": 899_999_999,
     "entry": 899_999_997,
@@ -411,6 +412,9 @@ class _Population:
         registered = await self._http("POST", "/api/subscriptions", {"path": names["subscription"]})
         names["registration"] = registered["subscription_id"]
         await self._http("POST", f"/api/subscriptions/{names['registration']}/activate", {})
+        delivery = {"path": names["path"], "subscription": names["subscription"], "execution_pool": names["pool"]}
+        delivered = await self._http("POST", "/api/execute", delivery | {"payload": json.loads(self._payload)})
+        names["delivery"] = delivered["execution_id"]
         await self._http(
             "POST",
             "/api/taken",

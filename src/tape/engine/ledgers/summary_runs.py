@@ -157,6 +157,21 @@ def parts_of(entry: Entry) -> Sequence[Entry] | None:
     return found
 
 
+def find_command(reader: Reader | Transaction, run_id: str) -> dict[str, Any] | None:
+    """The command that began a run of a playbook, with its payload; None if the journal does not have it any more."""
+    rows = reader.query(f"{SELECT} WHERE run_id = ? AND kind = 'command' ORDER BY global_seq LIMIT 1", run_id)
+    if rows:
+        fields = rows[0][:COUNT]
+        if checksum(fields) != rows[0][COUNT]:
+            raise EntryDamaged(fields[0], fields[0], ALTERED)
+        entry = Entry(*fields)
+        if not entry.payload_json.startswith(MARK):
+            found: dict[str, Any] = msgspec.json.decode(entry.payload_json)
+            return found
+    begun = _find_begin(reader, run_id)
+    return None if begun is None else begun[1].command_of(begun[2], run_id)
+
+
 def _subject(pool: str) -> str:
     return subject.build("run", "summary", PLAYBOOKS, pool)
 

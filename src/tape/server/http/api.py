@@ -8,6 +8,7 @@ from tape.journal.journal import Journal
 from tape.playbooks.document import read_playbook
 from tape.server.http.catalog import CatalogRoutes
 from tape.server.http.credentials import CredentialRoutes
+from tape.server.http.deliveries import DeliveryRoutes
 from tape.server.http.downstreams import DownstreamRoutes, OutcomeRoutes
 from tape.server.http.execute import ExecuteRoutes
 from tape.server.http.holds import HoldRoutes
@@ -46,6 +47,7 @@ class ApiRoutes:
         self._holds = HoldRoutes(journal.database)
         self._outcomes = OutcomeRoutes(journal.database)
         self._subscriptions = SubscriptionRoutes(journal)
+        self._deliveries = DeliveryRoutes(journal)
         self._offsets = OffsetRoutes(journal)
         self._keys = keys
 
@@ -72,6 +74,8 @@ class ApiRoutes:
         add("GET", "/api/subscriptions", self._subscriptions.list)
         add("GET", "/api/subscriptions/", self._subscriptions.show)
         add("POST", "/api/subscriptions/{}/", self._subscriptions.act)
+        add("GET", "/api/deliveries", self._deliveries.list)
+        add("POST", "/api/deliveries/resend", self._deliveries.resend)
         add("POST", "/api/events", self._subscriptions.post_events)
         add("POST", "/api/downstreams", self._downstreams.act)
         add("POST", "/api/holds", self._holds.act)

@@ -15,6 +15,7 @@ from tape.engine.executions.execute import ExecuteRequest
 from tape.model.event_types import EVENTS, EventType
 from tape.server.calls import VARIANTS
 from tape.server.http.catalog import ListDocumentsRequest, ReadDocumentRequest, RegisterDocumentRequest
+from tape.server.http.deliveries import ResendRequest
 from tape.server.http.downstreams import DownstreamRequest, OutcomesRequest
 from tape.server.http.holds import HoldRequest
 from tape.server.http.info import InfoRequest
@@ -41,6 +42,7 @@ _REQUESTS = (
     DownstreamRequest,
     HoldRequest,
     OutcomesRequest,
+    ResendRequest,
     RevokeTokenRequest,
 )
 _DESCRIPTION = """\

@@ -287,6 +287,24 @@ _API: Mapping[str, Operation] = {
         path="/api/subscriptions/{subscription_id}/{action}",
         needs_body=False,
     ),
+    "GET /api/deliveries": Operation(
+        "deliveries.list",
+        "What became of the deliveries of a subscription, newest first; `next` is the cursor of the next page.",
+        _json("Deliveries"),
+        parameters=(
+            parameter("query", "path", "The path of the subscription.", required=True),
+            parameter("query", "before", "Only deliveries before this cursor: the next page.", {"type": "string"}),
+            parameter("query", "limit", "At most so many, 1 to 200.", {"type": "string"}),
+        ),
+        errors=(404, 422, 429, 503),
+    ),
+    "POST /api/deliveries/resend": Operation(
+        "deliveries.resend",
+        "Dispatch a delivery again: a new run with the same input.",
+        _json("ExecutionStarted"),
+        _json("ResendRequest"),
+        errors=_CHANGES,
+    ),
     "POST /api/events": Operation(
         "subscriptions.events",
         "Append an event of a subscription, or a list of them: all or none.",

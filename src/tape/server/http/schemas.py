@@ -222,6 +222,18 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Hold": record({"problems": array(record({"kind": TEXT, "name": TEXT, "reason": TEXT})), "held": array(TEXT)}),
     "Subscriptions": record({"subscriptions": array(ref("Subscription"))}, {"next": ID}),
+    "Deliveries": record({"deliveries": array(ref("DeliveryOutcome"))}, {"next": TEXT}),
+    "DeliveryOutcome": record(
+        {"at": TIME, "outcome": {"enum": ["accepted", "duplicate", "spooled", "rejected", "handshake"]}},
+        {
+            "execution_id": ID,
+            "message_id": TEXT,
+            "status": TEXT,
+            "playbook": TEXT,
+            "reason": TEXT,
+            "count": NUMBER,
+        },
+    ),
     "PostedEvent": record({"status": TEXT, "event_id": NUMBER, "commands_generated": NUMBER}),
     "PostedEvents": record({"events": array(ref("PostedEvent"))}),
     "Key": record(_KEY),

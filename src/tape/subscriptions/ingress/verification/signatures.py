@@ -55,7 +55,7 @@ _FORMER_REASONS = {
 _DIGITS = re.compile(r"[0-9]{1,15}")
 _MILLISECONDS_FROM = 10**11
 _SIZES = {"hmac_sha1": 20, "hmac_sha256": 32, "hmac_sha512": 64, "ed25519": 64}
-_DIGESTS = {"hmac_sha1": "sha1", "hmac_sha256": "sha256", "hmac_sha512": "sha512"}
+DIGESTS = {"hmac_sha1": "sha1", "hmac_sha256": "sha256", "hmac_sha512": "sha512"}
 
 
 def check_former_signature(
@@ -73,7 +73,7 @@ def check_signature(
 ) -> str | DeliveryRejection:
     """The secret that signed the delivery, within the tolerance if the scheme has a timestamp; else the rejection."""
     schemes = schemes_of(ingress.verify)
-    keyed = [(scheme, keys) for scheme in schemes if (keys := _keys(scheme, schemes, secrets))]
+    keyed = [(scheme, keys) for scheme in schemes if (keys := usable_keys(scheme, schemes, secrets))]
     trace.add("secret", bool(keyed), f"{len(secrets)} secrets; {len(keyed)} schemes can use them")
     if not keyed:
         return MISCONFIGURED
@@ -201,7 +201,7 @@ def _from_base64(text: str) -> bytes:
         return b""
 
 
-def _keys(
+def usable_keys(
     scheme: SignatureScheme, schemes: Sequence[SignatureScheme], secrets: Sequence[str]
 ) -> list[tuple[SigningMethod, str]]:
     """The secrets that each method can use, in their order."""
@@ -212,12 +212,12 @@ def _keys(
         for method in scheme.methods:
             is_first_of_standard = method.key_prefix and not prefix and method is scheme.methods[0]
             is_for_it = method.key_prefix == prefix or (is_first_of_standard and len(schemes) == 1)
-            if is_for_it and _key_bytes(method, secret):
+            if is_for_it and key_bytes(method, secret):
                 found.append((method, secret))
     return found
 
 
-def _key_bytes(method: SigningMethod, secret: str) -> bytes:
+def key_bytes(method: SigningMethod, secret: str) -> bytes:
     """The key itself; empty if it cannot be read."""
     text = secret.removeprefix(method.key_prefix)
     is_public = method.algorithm == "ed25519"
@@ -245,7 +245,7 @@ def _find_signer(
     """The secret that made one of the signatures. Every key is tried, also after one that fits."""
     signer = ""
     for number, (method, secret) in enumerate(keys, 1):
-        key = _key_bytes(method, secret)
+        key = key_bytes(method, secret)
         given = [signature for made_by, signature in signatures if made_by == method]
         for text in texts:
             is_good = False
@@ -255,11 +255,13 @@ def _find_signer(
                     is_good |= _is_made_with(key, text, each)
             else:
                 # Not hmac.digest: it releases the GIL even for short bodies and waits to get it back.
-                made = hmac.new(key, text, _DIGESTS[method.algorithm]).digest()
-                expected = shorten(_encode(method, made))
+                made = hmac.new(key, text, DIGESTS[method.algorithm]).digest()
+                expected = shorten(encode_signature(method, made))
                 for each in given:
                     is_good |= hmac.compare_digest(made, each)
-            received = ", ".join(shorten(_encode(method, each)) for each in given) or f"none with {method.prefix!r}"
+            received = (
+                ", ".join(shorten(encode_signature(method, each)) for each in given) or f"none with {method.prefix!r}"
+            )
             trace.add("signature", is_good, f"key {number}, {method.algorithm}: expected {expected}, got {received}")
             if is_good:
                 signer = secret
@@ -291,7 +293,8 @@ def _fresh(
     return None if is_fresh else STALE
 
 
-def _encode(method: SigningMethod, signature: bytes) -> str:
+def encode_signature(method: SigningMethod, signature: bytes) -> str:
+    """A signature as its method writes it, without its prefix."""
     if method.encoding in ("hex", "either"):
         return signature.hex()
     encode = base64.urlsafe_b64encode if method.encoding == "base64url" else base64.b64encode
