@@ -267,9 +267,13 @@ async def _revealed(path: str, aliases: tuple[str, ...], store: str, wallet_key:
 
 def _curl(ingress: IngressSpec, secrets: tuple[str, ...], delivery: PushDelivery, to: str) -> str:
     from tape.subscriptions.ingress.push_message import proof_headers
+    from tape.subscriptions.ingress.verification.delivery import PushDelivery, RequestTarget
     from tape.subscriptions.ingress.verification.scheme import schemes_of
     from tape.subscriptions.ingress.verification.signing import sign_request
 
+    path = f"/ingress/{ingress.listener}"  # what the server will see
+    sent = RequestTarget("POST", path, delivery.target.query)
+    delivery = PushDelivery(delivery.headers, delivery.body, delivery.received_at, sent)
     signed = sign_request(ingress, secrets, delivery)
     added = {name.lower() for name in (*signed.plain, *signed.shell)}
     times = {scheme.timestamp_header.lower() for scheme in schemes_of(ingress.verify)}
@@ -279,7 +283,7 @@ def _curl(ingress: IngressSpec, secrets: tuple[str, ...], delivery: PushDelivery
     if not any(name.lower() == "content-type" for name, _ in kept):
         shown.append("Content-Type: application/json")
     query = f"?{delivery.target.query}" if delivery.target.query else ""
-    parts = ["curl", "-sS", "-X", "POST", shlex.quote(f"{to.rstrip('/')}/ingress/{ingress.listener}{query}")]
+    parts = ["curl", "-sS", "-X", "POST", shlex.quote(f"{to.rstrip('/')}{path}{query}")]
     for header in (*shown, *(f"{name}: {value}" for name, value in signed.plain.items())):
         parts += ["-H", shlex.quote(header)]
     for name, value in signed.shell.items():

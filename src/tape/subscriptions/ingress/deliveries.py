@@ -32,7 +32,7 @@ MAX_LIST = 200
 # Entries of each kind that a page looks at.
 MAX_ENTRIES = 200
 
-# What the journal tells of deliveries that started no run, by the verb of the event.
+# Events about deliveries that started no run, by their verb, and the outcome that each is.
 _OUTCOMES = {
     "message.deduplicated": "duplicate",
     "message.spooled": "spooled",
@@ -114,17 +114,17 @@ def _journaled(
     )
     found = []
     for ts_ms, payload_json in rows:
-        told = msgspec.json.decode(payload_json)
-        if told.get("subscription") != plain_name(path):  # another one with the same last part
+        event = msgspec.json.decode(payload_json)
+        if event.get("subscription") != plain_name(path):  # another one with the same last part
             continue
         found.append(
             DeliveryOutcome(
                 ts_ms,
                 outcome,
-                str(told.get("original_execution_id", "")),
-                str(told.get("message_id", told.get("dedup_key", ""))),
-                reason=str(told.get("reason", told.get("kind", ""))),
-                times=int(told.get("count", 1)),
+                str(event.get("original_execution_id", "")),
+                str(event.get("message_id", event.get("dedup_key", ""))),
+                reason=str(event.get("reason", event.get("kind", ""))),
+                times=int(event.get("count", 1)),
             )
         )
     return found
