@@ -239,7 +239,7 @@ def _secrets(
     subscription: Subscription, ingress: IngressSpec, files: list[Path], store: str, wallet_key: str
 ) -> tuple[str, ...]:
     """The secrets of the document: from files, from TAPE_INGRESS_SECRET, or from the wallet."""
-    from tape.subscriptions.ingress.verification.signing import SECRET_VARIABLE
+    from tape.subscriptions.ingress.verification.request_signer import SECRET_VARIABLE
 
     if files:
         return tuple(_read(file).decode(errors="replace").removesuffix("\n").removesuffix("\r") for file in files)
@@ -268,8 +268,8 @@ async def _revealed(path: str, aliases: tuple[str, ...], store: str, wallet_key:
 def _curl(ingress: IngressSpec, secrets: tuple[str, ...], delivery: PushDelivery, to: str) -> str:
     from tape.subscriptions.ingress.push_message import proof_headers
     from tape.subscriptions.ingress.verification.delivery import PushDelivery, RequestTarget
+    from tape.subscriptions.ingress.verification.request_signer import sign_request
     from tape.subscriptions.ingress.verification.scheme import schemes_of
-    from tape.subscriptions.ingress.verification.signing import sign_request
 
     path = f"/ingress/{ingress.listener}"  # what the server will see
     sent = RequestTarget("POST", path, delivery.target.query)
