@@ -168,7 +168,7 @@ def find_command(reader: Reader | Transaction, run_id: str) -> dict[str, Any] | 
         if not entry.payload_json.startswith(MARK):
             found: dict[str, Any] = msgspec.json.decode(entry.payload_json)
             return found
-    begun = _find_begin(reader, run_id)
+    begun = find_begin(reader, run_id)
     return None if begun is None else begun[1].command_of(begun[2], run_id)
 
 
