@@ -74,11 +74,13 @@ class FaultProxy:
         if self._server is not None:
             self._server.close()
             self._server = None
+        await _take_turns()  # connections that are being accepted become links
         for link in list(self._links):
             link.is_dead = False
             link.reset()
         while self._links and self._state != "refuses":
             await asyncio.sleep(0.01)
+        await _take_turns()  # transports of the last ones are closed
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(writer)
@@ -119,6 +121,12 @@ class FaultProxy:
                 await writer.drain()
         while link.is_dead or self._state == "black hole":  # the end of a connection does not arrive either
             await asyncio.sleep(0.02)
+
+
+async def _take_turns() -> None:
+    """Let the event loop run what it has scheduled."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 class _Link:
