@@ -169,6 +169,7 @@ class PostgresTemplate:
             self._drop(server, name)
 
     def _drop(self, server: CopiedPostgres, name: str) -> None:
+        _wait_until_up(server)  # damage that was read last may have ended a backend
         with psycopg.connect(server.url(), autocommit=True) as admin:
             try:
                 admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
